@@ -1,0 +1,1 @@
+"""Triptych: one transformer, three panels."""

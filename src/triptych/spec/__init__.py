@@ -1,0 +1,1 @@
+"""What a model is, as plain data.  Nothing here imports torch."""

@@ -1,0 +1,209 @@
+"""Who may see whom: a closed, symbolic algebra of masks.
+
+A mask is a predicate on a query and a key, each known by its absolute *position*, its *index* in the row, and
+the *document* it belongs to.  Nothing here is a tensor: `visible` is the definition, written with operators
+alone, so it runs on NumPy arrays, on torch tensors and on plain integers, and `triptych.attention` lowers the
+same objects to whatever its fast paths understand.
+
+Conventions
+    `window(back)` counts the query itself: `window(512)` leaves 512 keys visible.
+    A key at a negative position is an empty cache slot and is never visible; that rule needs no mask.
+    A query that sees nothing gets exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from triptych.errors import InputError
+
+
+@dataclass(frozen=True)
+class Points:
+    """Queries (or keys) as arrays that broadcast against the other side's: `[..., T, 1]` or `[..., 1, S]`."""
+
+    position: Any
+    index: Any = None  # place in the row's storage; the position when absent
+    document: Any = None  # packing boundary; None is one document a row
+    per_row: Callable[[Sequence[int]], Any] = field(default=lambda values: values[0])  # row values -> [B, 1, 1, 1]
+
+    @property
+    def slot(self) -> Any:
+        return self.position if self.index is None else self.index
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Base of the algebra; combine with `&` and `|`."""
+
+    def visible(self, q: Points, k: Points) -> Any:
+        """Boolean array, true where query `q` may see key `k`."""
+        raise NotImplementedError
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(_flat(And, self, other))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(_flat(Or, self, other))
+
+
+@dataclass(frozen=True)
+class Full(Mask):
+    """Everyone sees everyone: an encoder."""
+
+    def visible(self, q: Points, k: Points) -> Any:
+        return (k.position == k.position) & (q.position == q.position)
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Keys at the query's position or before it."""
+
+    def visible(self, q: Points, k: Points) -> Any:
+        return k.position <= q.position
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """Keys fewer than `back` positions behind (self included) and at most `ahead` positions in front."""
+
+    back: int
+    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        if self.back < 1 or self.ahead < 0:
+            raise InputError(f"window({self.back}, ahead={self.ahead}): back must be >= 1 and ahead >= 0")
+
+    def visible(self, q: Points, k: Points) -> Any:
+        distance = q.position - k.position
+        return (distance < self.back) & (distance >= -self.ahead)
+
+
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """The first `lengths` positions of each row, seen by all of it: `causal() | prefix(n)` is a prefix LM."""
+
+    lengths: tuple[int, ...]  # one for all rows, or one a row
+
+    def visible(self, q: Points, k: Points) -> Any:
+        return (k.position < k.per_row(self.lengths)) & (q.position == q.position)
+
+
+@dataclass(frozen=True)
+class SameDocument(Mask):
+    """Keys of the query's own document (packed rows)."""
+
+    def visible(self, q: Points, k: Points) -> Any:
+        if q.document is None or k.document is None:
+            return (k.position == k.position) & (q.position == q.position)
+        return q.document == k.document
+
+
+@dataclass(frozen=True)
+class BlockSparse(Mask):
+    """Fixed block pattern (Child et al. 2019, Zaheer et al. 2020): blocks of `block` positions, query block `i`
+    sees key block `j` when `|i - j| < local`, when `j < first`, or when `every` divides `j + 1`."""
+
+    block: int
+    local: int = 1
+    first: int = 0
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.local < 1 or self.first < 0 or self.every < 0:
+            raise InputError(f"{self}: block and local must be >= 1, first and every >= 0")
+
+    def visible(self, q: Points, k: Points) -> Any:
+        i, j = q.position // self.block, k.position // self.block
+        seen = ((i - j) < self.local) & ((j - i) < self.local)
+        if self.first:
+            seen = seen | (j < self.first)
+        if self.every:
+            seen = seen | ((j + 1) % self.every == 0)
+        return seen
+
+
+@dataclass(frozen=True)
+class Keys(Mask):
+    """Only the first `lengths[b]` stored keys of row `b` exist; the rest is padding."""
+
+    lengths: tuple[int, ...]
+
+    def visible(self, q: Points, k: Points) -> Any:
+        return (k.slot < k.per_row(self.lengths)) & (q.position == q.position)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Mask):
+    """A boolean array `[T, S]`, `[B, T, S]` or `[B, H, T, S]`, true where visible.  For what has no symbol."""
+
+    array: Any
+
+    def visible(self, q: Points, k: Points) -> Any:
+        return self.array
+
+
+@dataclass(frozen=True)
+class And(Mask):
+    parts: tuple[Mask, ...]
+
+    def visible(self, q: Points, k: Points) -> Any:
+        seen = self.parts[0].visible(q, k)
+        for part in self.parts[1:]:
+            seen = seen & part.visible(q, k)
+        return seen
+
+
+@dataclass(frozen=True)
+class Or(Mask):
+    parts: tuple[Mask, ...]
+
+    def visible(self, q: Points, k: Points) -> Any:
+        seen = self.parts[0].visible(q, k)
+        for part in self.parts[1:]:
+            seen = seen | part.visible(q, k)
+        return seen
+
+
+def _flat(kind: type, a: Mask, b: Mask) -> tuple[Mask, ...]:
+    """`(x & y) & z` and `x & (y & z)` are the same three parts; `full` is the unit of `&`."""
+    parts: list[Mask] = []
+    for side in (a, b):
+        for part in side.parts if isinstance(side, (And, Or)) and isinstance(side, kind) else (side,):
+            if part not in parts and not (kind is And and isinstance(part, Full)):
+                parts.append(part)
+    return tuple(parts) or (Full(),)
+
+
+def full() -> Mask:
+    return Full()
+
+
+def causal() -> Mask:
+    return Causal()
+
+
+def window(back: int, ahead: int = 0) -> Mask:
+    return Window(back, ahead)
+
+
+def prefix(n: int | Sequence[int]) -> Mask:
+    return Prefix((n,) if isinstance(n, int) else tuple(n))
+
+
+def same_document() -> Mask:
+    return SameDocument()
+
+
+def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0) -> Mask:
+    return BlockSparse(block, local, first, every)
+
+
+def keys(lengths: int | Sequence[int]) -> Mask:
+    return Keys((lengths,) if isinstance(lengths, int) else tuple(lengths))
+
+
+def dense(array: Any) -> Mask:
+    return Dense(array)

@@ -1,0 +1,137 @@
+"""Position parts, as data.  A position part has three doors and uses the one it needs:
+
+    embed(positions)                 learned, sinusoidal: added to the token embedding
+    rotate(x, positions)             RoPE: turns queries and keys
+    bias(q, k, q_pos, k_pos)         ALiBi, T5 buckets: added to the scores
+
+The arithmetic of each is in `triptych.attention.positions`; this file is torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A table with one vector a position; `offset` rows are skipped at its start (RoBERTa 2, BART 2)."""
+
+    length: int
+    width: int
+    offset: int = 0
+
+    def shapes(self) -> Shapes:
+        return {"weight": (self.length + self.offset, self.width)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinusoidal:
+    """Vaswani et al. 2017, section 3.5.  `interleaved`: sin, cos, sin, cos ...; `halves`: all sines, then all cosines."""
+
+    width: int
+    theta: float = 10_000.0
+    layout: Literal["interleaved", "halves"] = "interleaved"
+
+    def shapes(self) -> Shapes:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Position interpolation: every frequency divided by `factor` (Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTK:
+    """NTK-aware: the base becomes `theta * factor ** (width / (width - 2))`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRN:
+    """Peng et al. 2023: interpolate low frequencies, keep high ones, blend between; scale cos and sin by the
+    attention factor (`0.1 ln(factor) + 1` when None)."""
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3:
+    """Llama 3.1: low frequencies divided by `factor`, high ones kept, a linear blend between the two wavelengths."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope:
+    """Ding et al. 2024 (Phi-3): a factor a frequency, `short` up to `original_length` positions and `long` past it;
+    cos and sin scaled by `attention_factor` (`sqrt(1 + ln(s)/ln(original_length))`, s = max_length/original_length,
+    when None)."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_length: int
+    max_length: int
+    attention_factor: float | None = None
+
+
+Scaling = Linear | NTK | YaRN | Llama3 | LongRope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Su et al. 2021.  The first `width` of each head's dimensions turn (partial rotary when width < head width).
+    `half` pairs dimension i with i + width/2 (HF Llama); `interleaved` pairs 2i with 2i + 1 (the paper, GPT-J)."""
+
+    width: int
+    theta: float = 10_000.0
+    pairing: Literal["half", "interleaved"] = "half"
+    scaling: Scaling | None = None
+
+    def shapes(self) -> Shapes:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alibi:
+    """Press et al. 2021: `-slope[h] * |q_pos - k_pos|`, slopes geometric in the head (their recipe when the number
+    of heads is no power of two)."""
+
+    heads: int
+
+    def shapes(self) -> Shapes:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Buckets:
+    """Raffel et al. 2020: one learned scalar a head and bucket of `k_pos - q_pos`; half the buckets exact, the rest
+    logarithmic up to `max_distance`.  Bidirectional: half of them for keys ahead."""
+
+    heads: int
+    buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def shapes(self) -> Shapes:
+        return {"weight": (self.buckets, self.heads)}
+
+
+Position = Rope | Alibi | T5Buckets  # inside attention: the rotate and bias doors
+Absolute = Learned | Sinusoidal  # at the input: the embed door
