@@ -7,15 +7,13 @@ tensors must tile exactly.  A file that breaks any rule is refused whole, before
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.checkpoints.source import TensorInfo, fault, map_file, shown, view
+from triptych.checkpoints.source import TensorInfo, fault, is_plain_name, json_object, map_file, read_json, shown, view
 from triptych.errors import CheckpointError, nearest
 
 if TYPE_CHECKING:
@@ -119,18 +117,13 @@ def open_sharded(index: Path) -> SafetensorsSource:
 
 def read_index(index: Path) -> dict[str, str]:
     """The `weight_map` of an index, tensor -> shard; every shard is a plain file name in the same directory."""
-    where = _json_object(bytes(map_file(index)), index).get("weight_map")
+    where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where:
         raise fault(index, "has no weight_map of tensor names to shard files")
     for name, file in where.items():
         if not isinstance(file, str) or not is_plain_name(file) or not file.endswith(".safetensors"):
             raise fault(index, f"tensor {shown(name)}: {shown(file)} is not the name of a shard in the same directory")
     return where
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether `name` can only be a visible file in the directory it is joined to."""
-    return bool(name) and name.isprintable() and not name.startswith(".") and not set(name) & set('/\\:*?"<>|')
 
 
 def parse_header(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -144,7 +137,7 @@ def parse_header(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, TensorI
     raw = data[8 : 8 + length]
     if raw[:1] != b"{":
         raise fault(path, "its header is not a JSON object; not a safetensors file")
-    header = _json_object(raw, path)
+    header = json_object(raw, path)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise fault(path, "its __metadata__ is not an object of strings")
@@ -195,29 +188,3 @@ def _check_tiling(infos: Iterable[TensorInfo], path: Path, start: int, total: in
         position += info.nbytes
     if position != total:
         raise fault(path, f"has {total - position} bytes after its last tensor")
-
-
-def _json_object(raw: bytes, path: Path) -> dict[str, Any]:
-    """Strict JSON: an object, each key once, no NaN; whatever the parser trips over is a `CheckpointError`."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            raise fault(path, f"names {shown(twice)} twice")
-        return result
-
-    def constant(text: str) -> NoReturn:
-        raise fault(path, f"holds {text}, which is not JSON")
-
-    try:
-        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_constant=constant)
-    except UnicodeDecodeError as error:
-        raise fault(path, f"its JSON is not UTF-8 (byte {error.start})") from None
-    except RecursionError:
-        raise fault(path, "its JSON is nested too deeply") from None
-    except ValueError as error:
-        raise fault(path, f"its JSON cannot be parsed ({str(error).splitlines()[0][:80]})") from None
-    if not isinstance(value, dict):
-        raise fault(path, "its JSON is not an object")
-    return value

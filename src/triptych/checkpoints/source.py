@@ -7,11 +7,13 @@ here imports torch until a tensor is read.
 
 from __future__ import annotations
 
+import json
 import mmap
 import reprlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from triptych.errors import CheckpointError
 
@@ -78,13 +80,11 @@ def fault(path: Path, problem: str) -> CheckpointError:
 
 def map_file(path: Path) -> mmap.mmap:
     """The bytes of a regular file, mapped copy-on-write; `CheckpointError` when there is nothing to map."""
-    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
-        raise fault(path, "is not a regular file")
     try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise fault(path, "is not a regular file" if path.exists() else "no such file")
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise fault(path, "no such file") from None
     except ValueError:
         raise fault(path, "is empty, not a checkpoint") from None
     except OSError as error:
@@ -101,3 +101,39 @@ def view(data: mmap.mmap, info: TensorInfo, dtype: torch.dtype, shape: tuple[int
     if info.offset % dtype.itemsize:  # old files: kernels want aligned elements, and only a copy has them
         return torch.frombuffer(bytearray(data[info.offset : info.offset + info.nbytes]), dtype=dtype).view(shape)
     return torch.frombuffer(data, dtype=dtype, count=count, offset=info.offset).view(shape)
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` can only be a visible file in the directory it is joined to."""
+    return bool(name) and name.isprintable() and not name.startswith(".") and not set(name) & set('/\\:*?"<>|')
+
+
+def json_object(raw: bytes, path: Path) -> dict[str, Any]:
+    """Strict JSON: an object, each key once, no NaN; whatever the parser trips over is a `CheckpointError`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise fault(path, f"names {shown(twice)} twice")
+        return result
+
+    def constant(text: str) -> NoReturn:
+        raise fault(path, f"holds {text}, which is not JSON")
+
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_constant=constant)
+    except UnicodeDecodeError as error:
+        raise fault(path, f"its JSON is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise fault(path, "its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise fault(path, f"its JSON cannot be parsed ({str(error).splitlines()[0][:80]})") from None
+    if not isinstance(value, dict):
+        raise fault(path, "its JSON is not an object")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file `path`, read as strictly as `json_object`."""
+    return json_object(bytes(map_file(path)), path)
