@@ -5,6 +5,7 @@ Widths: D model, H heads, G key/value heads, K head width, F MLP width, V vocabu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -216,6 +217,17 @@ class Kind(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table(Part):
+    """One vector a row."""
+
+    rows: int
+    width: int
+
+    def tensors(self) -> Shapes:
+        return {"weight": (self.rows, self.width)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Embed(Part):
     """Token ids to vectors: `norm(scale * tokens[id] + position + token_types[type])`."""
 
@@ -227,9 +239,11 @@ class Embed(Part):
     scale: float | None = None
     dropout: float = 0.0
 
-    def tensors(self) -> Shapes:
-        own: Shapes = {"tokens.weight": (self.vocab, self.width)}
-        return own | {"token_types.weight": (self.token_types, self.width)} if self.token_types else own
+    def children(self) -> Iterator[tuple[str, Part]]:
+        yield "tokens", Table(rows=self.vocab, width=self.width)
+        if self.token_types:
+            yield "token_types", Table(rows=self.token_types, width=self.width)
+        yield from super().children()
 
 
 @dataclass(frozen=True, kw_only=True)
