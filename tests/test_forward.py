@@ -6,10 +6,11 @@ Over position parts x masks x layouts, in fp32 and with float64 where exactness 
 from __future__ import annotations
 
 import pytest
-import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import tiny
 from triptych import generate as running
 from triptych import nn
 from triptych.attention import Rows
@@ -31,7 +32,9 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor], within: float = 1e-4) -> 
     return all((x.log_softmax(-1) - y.log_softmax(-1)).abs().max() <= within for x, y in zip(a, b, strict=True))
 
 
-def cached(module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None, chunk: int) -> list[torch.Tensor]:
+def cached(
+    module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None, chunk: int
+) -> list[torch.Tensor]:
     """Every position's logits, `chunk` tokens of each row at a time through a cache."""
     state = running.start(module, rows, sources=source)
     found: list[list[torch.Tensor]] = [[] for _ in rows]

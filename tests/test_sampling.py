@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from triptych.errors import InputError
 from triptych.generate.sampling import Sampling, exponential, keep, penalize, sample
 

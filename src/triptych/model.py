@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triptych import families, nn, text
 from triptych import generate as running
-from triptych.checkpoints import LoadReport, hub, open_source, write_directory
+from triptych.checkpoints import Loaded, LoadReport, local_path, open_source, read_json, write_directory
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.probe import Edit, Plan, Read, Session, Trace
 from triptych.spec import Model as Spec
@@ -184,7 +184,7 @@ class Model:
             token = step[0][1]
             if token in self.end_ids:
                 break
-            held += pieces.push(token)
+            held += pieces.put(token)
             cut = min((held.find(s) for s in stop if s in held), default=-1)
             if cut >= 0:
                 held = held[:cut]
@@ -237,10 +237,8 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Write an HF-layout directory - config, safetensors, tokenizer - whole or not at all."""
-        config, tensors = families.to_source(self.spec, self.hf, dict(self.module.named_parameters()))
-        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
-        files = {} if self.tokenizer is None else self.tokenizer.files()
-        write_directory(Path(path), tensors, config | {"dtype": dtype}, files)
+        tensors, config = to_checkpoint(self.module, self.hf)
+        write_directory(Path(path), tensors, config, {} if self.tokenizer is None else self.tokenizer.files())
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -321,6 +319,22 @@ class Model:
         return self.tokenizer
 
 
+def to_checkpoint(
+    module: nn.Transformer, hf: dict[str, Any] | None
+) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
+
+    A model that came with an HF config is written back with it; one made from parts saves its spec.
+    """
+    parameters = dict(module.named_parameters())
+    dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
+    if hf is None:
+        config = families.to_config(module.spec)
+        return iter([(name, parameters[name].detach()) for name in module.spec.shapes()]), config | {"dtype": dtype}
+    steps = families.save_plan(module.spec)
+    return ((s.source, s.to_source(parameters).detach()) for s in steps), hf | {"dtype": dtype}
+
+
 def load(
     path: str | Path,
     *,
@@ -335,13 +349,16 @@ def load(
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
     """
-    where = hub.resolve(str(path), offline=offline) if str(path).startswith("hub:") else Path(path)
+    where = local_path(path, offline)
     source = open_source(where)
     if source.kind == "gguf":
-        hf, spec = families.read_gguf(source.metadata, {n: i.shape for n, i in source.infos.items()}, where=str(where))
+        shapes = {name: info.shape for name, info in source.infos.items()}
+        hf, spec = families.read_gguf(
+            source.metadata, shapes, read=lambda name: source.read(name).tolist(), ignore=ignore, where=str(where)
+        )
     else:
-        hf = _read_json(where / "config.json")
-        spec = families.read_config(hf, ignore=ignore, where=str(where / "config.json"))
+        hf = read_json(where / "config.json")
+        spec = families.read_config(hf, stored=source.names, ignore=ignore, where=str(where / "config.json"))
         spec = _pooled(spec, where)
     module, report = _fill(spec, source, dtype, torch.device(device), ignore)
     return Model(module, _tokenizer(where, source), hf, where, report)
@@ -356,9 +373,8 @@ def _fill(
     spec: Spec, source: Source, dtype: torch.dtype | None, device: torch.device, ignore: Sequence[str]
 ) -> tuple[nn.Transformer, LoadReport]:
     """The module with every parameter read from `source`, tensor by tensor."""
-    plan = families.load_plan(spec, source.kind, list(source.names), ignore=ignore, where=str(source.path))
-    module = nn.empty(spec)
-    report = LoadReport(ties=dict(spec.ties), ignored=dict(plan.ignored))
+    plan = families.plan(spec, _kind(source), source.names, ignore=ignore, where=str(source.path))
+    module, loaded = nn.empty(spec), []
     for step in plan.loads:
         info = source.infos[step.source]
         if info.shape != step.source_shape:
@@ -367,13 +383,13 @@ def _fill(
             )
         stored = source.read(step.source, _dtype(info.dtype, dtype, device))
         for name, value in step.to_ours(stored).items():
-            if step.duplicate:
-                if not torch.equal(module.get_parameter(name), value.to(device)):
-                    raise CheckpointError(f"{info.file}: {step.source} should equal {name}, to which it is tied")
-            else:
+            if not step.duplicate:
                 nn.assign(module, name, value.to(device).contiguous())
-        report.add(step, info)
-    return nn.finish(module), report
+            elif not torch.equal(module.get_parameter(name), value.to(device)):
+                raise CheckpointError(f"{info.file}: {step.source} differs from {name}, to which it is tied")
+            done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
+            loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
+    return nn.finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored))
 
 
 def _dtype(stored: str, asked: torch.dtype | None, device: torch.device) -> torch.dtype | None:
@@ -387,7 +403,7 @@ def _pooled(spec: Spec, where: Path) -> Spec:
     modules, pooling = where / "modules.json", where / "1_Pooling" / "config.json"
     if not isinstance(spec.head, Pooling) or not pooling.is_file():
         return spec
-    told = _read_json(pooling)
+    told = read_json(pooling)
     mode = "first" if told.get("pooling_mode_cls_token") else "mean"
     if mode == "mean" and not told.get("pooling_mode_mean_tokens", True):
         raise CheckpointError(f"{pooling}: only mean and first-token pooling are understood")
@@ -399,15 +415,3 @@ def _tokenizer(where: Path, source: Source) -> Tokenizer | None:
     if source.kind == "gguf":
         return text.from_gguf(source.metadata, str(where))
     return text.from_directory(where) if (where / "tokenizer.json").is_file() else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: a model directory holds config.json beside its weights") from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(data).__name__}")
-    return data

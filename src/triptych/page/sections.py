@@ -201,7 +201,9 @@ class Attention:
         places = [(item.stack, item.layer) for item in self.maps]
         twice = next((place for place in places if places.count(place) > 1), None)
         if twice:
-            raise InputError(f"attention {self.title!r}: {twice[0]} layer {twice[1]} is given twice; keep one map a layer")
+            raise InputError(
+                f"attention {self.title!r}: {twice[0]} layer {twice[1]} is given twice; keep one map a layer"
+            )
         total = sum(packed_bytes(*item.weights.shape) for item in self.maps)
         if total > MAX_BYTES:
             heads, queries, keys = max((item.weights.shape for item in self.maps), key=math.prod)
