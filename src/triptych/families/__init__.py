@@ -105,7 +105,7 @@ def read_gguf(
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
     keys.finish(ignore, metadata=("model_type", "rope_freqs"))
-    return config, read_config(config, stored=None, where=where)
+    return config, read_config(config, stored=shapes, where=where)
 
 
 def _gguf_keys(
@@ -124,8 +124,9 @@ def _gguf_keys(
         for name, value in metadata.items()
         if name.startswith(start)
     }
-    if "token_embd.weight" in shapes:
-        found["vocab_size"] = shapes["token_embd.weight"][0]
+    for key, tensor in {"vocab_size": "token_embd.weight", "token_types": "token_types.weight"}.items():
+        if tensor in shapes:
+            found[key] = shapes[tensor][0]
     if "rope_freqs.weight" in shapes:
         count = shapes["rope_freqs.weight"][0]
         found["rope_freqs"] = [float(x) for x in (read("rope_freqs.weight") if read else [1.0] * count)]

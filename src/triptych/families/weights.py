@@ -9,8 +9,8 @@
 `{i}` runs over the blocks, `*` over weight and bias; rows of parameters the spec does not have fall away.  Several
 names of ours in brackets are one stored tensor, split along its rows.  `-` in our column is a tensor known and not
 needed, the comment says why; `-` elsewhere, a name that format lacks.  Two rows for one of our names are duplicates:
-the first one present is loaded, the others must equal it, the first is written.  `[Head]` opens rows for models with
-that head only.
+the first one present is loaded, the others must equal it, the first is written.  `[Part]` opens rows for models that
+have such a part.  A format without names for a family needs no column.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Row:
     gguf: str | None
     hf_ops: tuple[str, ...] = ()
     gguf_ops: tuple[str, ...] = ()
-    head: str | None = None  # only for models with this head
+    part: str | None = None  # only for models with such a part
     note: str = ""
 
     def column(self, kind: Kind) -> tuple[str | None, tuple[str, ...]]:
@@ -85,17 +85,17 @@ Table = tuple[Row, ...]
 
 def table(text: str) -> Table:
     """The rows of the three-column text described above."""
-    rows, head = [], None
+    rows, part = [], None
     for line in text.splitlines():
         body, _, note = line.partition("#")
         columns = body.split()
         if len(columns) == 1:
-            head = columns[0].strip("[]")
+            part = columns[0].strip("[]")
         elif columns:
-            ours, hf, gguf = columns
+            ours, hf, gguf = [*columns, "-"][:3]
             (hf_name, *hf_ops), (gguf_name, *gguf_ops) = hf.split("|"), gguf.split("|")
             names = (None if hf_name == "-" else hf_name, None if gguf_name == "-" else gguf_name)
-            rows.append(Row(_several(ours), *names, tuple(hf_ops), tuple(gguf_ops), head, note.strip()))
+            rows.append(Row(_several(ours), *names, tuple(hf_ops), tuple(gguf_ops), part, note.strip()))
     return tuple(rows)
 
 
@@ -230,12 +230,13 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
     shapes = spec.shapes()
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
     heads = _heads(spec)
+    parts = {type(part).__name__ for _, part in spec.walk()}
     if not rows:  # a family of our own: every parameter under its own name
         yield from ((Load((name,), name, (), (shape,)), "") for name, shape in shapes.items())
     depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
     for row in rows:
         name, ops = row.column(kind)
-        if name is None or row.head not in (None, type(spec.head).__name__):
+        if name is None or (row.part and row.part not in parts):
             continue
         stack = row.ours[0].partition(".")[0] if row.ours else ""
         blocks = range(depths.get(stack, max(depths.values()))) if "{i}" in name else range(1)
