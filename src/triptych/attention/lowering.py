@@ -23,7 +23,6 @@ from triptych.spec.masks import (
     Keys,
     Mask,
     Or,
-    Points,
     Prefix,
     SameDocument,
     Window,
@@ -126,6 +125,16 @@ def implies_causal(mask: Mask) -> bool:
 def only_keys(mask: Mask) -> bool:
     """Every query sees the same keys."""
     return all(isinstance(leaf, (Full, Keys, Prefix)) for leaf in leaves(mask))
+
+
+def reads_positions(mask: Mask) -> bool:
+    """Some part compares positions, not places or documents."""
+    return any(isinstance(leaf, (Causal, Window, Prefix, BlockSparse)) for leaf in leaves(mask))
+
+
+def without_causal(mask: Mask) -> Mask:
+    """The same mask where no key is in any query's future."""
+    return rewrite(mask, lambda leaf: FULL if isinstance(leaf, Causal) else leaf)
 
 
 def window_of(mask: Mask) -> tuple[int, int] | None:
