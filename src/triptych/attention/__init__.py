@@ -1,5 +1,6 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
+from triptych.attention.caches import Cache, CrossCache, FullCache, LayerSpec, NullCache, WindowCache
 from triptych.attention.dispatch import PATHS, attend, why
 from triptych.attention.positions import (
     alibi_bias,
@@ -18,11 +19,17 @@ from triptych.attention.rows import FlatKeys, Rows, SlotKeys, attend_rows
 
 __all__ = [
     "PATHS",
+    "Cache",
+    "CrossCache",
     "FlatKeys",
+    "FullCache",
     "Hook",
+    "LayerSpec",
+    "NullCache",
     "Request",
     "Rows",
     "SlotKeys",
+    "WindowCache",
     "alibi_bias",
     "alibi_slopes",
     "attend",
