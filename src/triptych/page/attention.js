@@ -12,7 +12,7 @@ const nameOf = (head) =>
     ? `Alignment · cross-attention layer ${head.layer} · head ${head.head}`
     : `${STACKS[head.stack].label} · layer ${head.layer} · head ${head.head}`;
 
-const bdi = (token) => el("bdi", { class: "token" }, shown(token));
+const bdi = (token) => el("bdi", { class: "token", title: token }, shown(token));
 
 // Panel one: a grid of small maps, layers down, heads across.
 class Gallery {
@@ -22,7 +22,7 @@ class Gallery {
     this.node.addEventListener("keydown", (event) => this.arrow(event));
   }
 
-  show(heads, shade) {
+  show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
     this.columns = columns.length;
     this.node.style.setProperty("--columns", columns.length);
@@ -36,11 +36,11 @@ class Gallery {
       this.node.append(thumb);
       return { head, canvas, thumb };
     });
-    this.paint(shade);
+    this.paint();
   }
 
-  paint(shade) {
-    for (const { head, canvas } of this.thumbs) head.paint(canvas, shade, isDark());
+  paint() {
+    for (const { head, canvas } of this.thumbs) head.thumbnail(canvas, 48, isDark());
   }
 
   mark(head) {
@@ -103,21 +103,28 @@ class Plot {
     return clamp(Math.floor(room / this.head.keys.length), 1, 34);
   }
 
+  // A row to begin with: the last that shows, and whose diagonal shows too.
+  lastInView() {
+    const across = this.node.clientWidth - this.side.offsetWidth;
+    const down = this.node.clientHeight - this.top.offsetHeight;
+    return clamp(Math.floor(Math.min(across, down) / this.cell) - 1, 0, this.head.queries.length - 1);
+  }
+
   layOut() {
     const { queries, keys } = this.head;
-    this.labels = { queries: this.axis(this.side, queries, LEGIBLE), keys: this.axis(this.top, keys, LEGIBLE) };
+    this.grid.style.setProperty("--type", "13px");
+    this.axis(this.side, queries, 1); // in full, so that fit() knows how wide it is
     this.cell = this.wanted ?? Math.max(this.fit(), LEGIBLE);
     const every = Math.ceil(11 / this.cell); // cells too small for a token each: name every n-th
-    if (every > 1) this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
-    else this.labels = { queries: this.axis(this.side, queries, 1), keys: this.axis(this.top, keys, 1) };
     this.grid.style.setProperty("--cell", `${this.cell}px`);
     this.grid.style.setProperty("--type", `${clamp(this.cell * every - 3, 9, 13)}px`);
+    this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
     this.heat.style.width = `${keys.length * this.cell}px`;
     this.heat.style.height = `${queries.length * this.cell}px`;
   }
 
   axis(place, tokens, every) {
-    const labels = tokens.map((token, index) => (index % every ? null : el("span", { title: token }, bdi(token))));
+    const labels = tokens.map((token, index) => (index % every ? null : el("span", {}, bdi(token))));
     place.style.setProperty("--every", every);
     place.replaceChildren(...labels.filter((label) => label));
     return labels;
@@ -224,8 +231,8 @@ class AttentionView {
     this.stack = stack;
     this.heads[stack] ??= await this.unpacked(stack);
     if (this.stack !== stack) return; // another was picked while this one unpacked
-    this.gallery.show(this.heads[stack], this.shade);
-    this.panels.classList.toggle("many", this.gallery.columns > 8);
+    this.gallery.show(this.heads[stack]);
+    this.panels.classList.toggle("many", this.gallery.columns > 6);
     this.chosen = null;
     this.open(this.heads[stack][0]);
   }
@@ -236,9 +243,8 @@ class AttentionView {
     this.title.textContent = nameOf(head);
     this.plot.show(head, this.shade, this.cell);
     this.showScale();
-    const last = head.queries.length - 1;
-    const [t, s] = this.chosen ?? [last, argmax(head.row(last))];
-    this.choose(t, s, false);
+    const row = this.plot.lastInView();
+    this.choose(...(this.chosen ?? [row, argmax(head.row(row))]), false);
   }
 
   choose(t, s, scroll) {
@@ -259,7 +265,7 @@ class AttentionView {
 
   repaint() {
     if (!this.head) return;
-    this.gallery.paint(this.shade);
+    this.gallery.paint();
     this.plot.paint(this.shade);
     this.showScale();
   }

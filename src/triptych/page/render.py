@@ -58,7 +58,9 @@ def write(path: str | os.PathLike[str], html: str) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise TriptychError(f"cannot write the page {path}: {error.strerror}; free the place or choose another") from error
+        raise TriptychError(
+            f"cannot write the page {path}: {error.strerror}; free the place or choose another"
+        ) from error
 
 
 @cache

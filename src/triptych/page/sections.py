@@ -115,10 +115,8 @@ class Table:
     @property
     def numeric(self) -> list[bool]:
         """For each column, whether it holds numbers only."""
-        return [bool(column) and all(map(NUMERIC.fullmatch, column)) for column in map(list, self._columns())]
-
-    def _columns(self) -> list[Sequence[str]]:
-        return [[row[index] for row in self.rows] for index in range(len(self.header))]
+        columns = range(len(self.header))
+        return [bool(self.rows) and all(NUMERIC.fullmatch(row[column]) for row in self.rows) for column in columns]
 
     def data(self) -> Json:
         return {"header": list(self.header), "rows": [list(row) for row in self.rows]}
@@ -201,7 +199,9 @@ class Attention:
         places = [(item.stack, item.layer) for item in self.maps]
         twice = next((place for place in places if places.count(place) > 1), None)
         if twice:
-            raise InputError(f"attention {self.title!r}: {twice[0]} layer {twice[1]} is given twice; keep one map a layer")
+            raise InputError(
+                f"attention {self.title!r}: {twice[0]} layer {twice[1]} is given twice; keep one map a layer"
+            )
         total = sum(packed_bytes(*item.weights.shape) for item in self.maps)
         if total > MAX_BYTES:
             heads, queries, keys = max((item.weights.shape for item in self.maps), key=math.prod)
