@@ -9,12 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_page import NASTY, Reader, every_section, pattern
 
+from test_page import NASTY, Reader, every_section, pattern
 from triptych.page import Attention, AttentionMap, render, write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync".split()
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+]
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 

@@ -191,7 +191,7 @@ class AttentionView {
     place.append(this.build());
     this.keyboard();
     repaints.push(() => this.repaint());
-    new ResizeObserver(() => this.resize()).observe(this.plot.node);
+    onwidth(this.plot.node, () => this.resize());
     this.pick(this.stacks[0]);
   }
 
