@@ -144,7 +144,8 @@ class Plot {
     this.columnBand.style.transform = `translateX(${s * cell}px)`;
     this.cellBand.style.transform = `translate(${s * cell}px, ${t * cell}px)`;
     this.tip.textContent = three(this.head.at(t, s));
-    const flip = s > this.head.keys.length * 0.7 ? "calc(-100% - 6px)" : `${cell + 6}px`;
+    const across = this.side.offsetWidth + s * cell - this.node.scrollLeft;
+    const flip = across > this.node.clientWidth * 0.7 ? "calc(-100% - 6px)" : `${cell + 6}px`;
     this.tip.style.transform = `translate(${s * cell}px, ${t * cell}px) translate(${flip}, calc(-100% - 4px))`;
     for (const label of this.marked ?? []) label?.classList.remove("on");
     this.marked = [this.labels.queries[t], this.labels.keys[s]];
@@ -260,7 +261,8 @@ class AttentionView {
     const stops = colours(isDark()).filter((_, index) => index % 15 === 0).map(css);
     this.bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
     const { label, top } = SHADES[this.shade];
-    this.top.textContent = `${top(this.head.max).toFixed(3)} · ${label}`;
+    const marked = this.stack === "cross" ? " · ○ strongest source of each output" : "";
+    this.top.textContent = `${top(this.head.max).toFixed(3)} · ${label}${marked}`;
   }
 
   repaint() {
