@@ -43,10 +43,10 @@ class Mask:
         raise NotImplementedError
 
     def __and__(self, other: Mask) -> Mask:
-        return And(_flat(And, self, other))
+        return _join(And, self, other)
 
     def __or__(self, other: Mask) -> Mask:
-        return Or(_flat(Or, self, other))
+        return _join(Or, self, other)
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,17 @@ class Or(Mask):
         return seen
 
 
-def _flat(kind: type, a: Mask, b: Mask) -> tuple[Mask, ...]:
-    """`(x & y) & z` and `x & (y & z)` are the same three parts; `full` is the unit of `&`."""
+def _join(kind: type[And] | type[Or], a: Mask, b: Mask) -> Mask:
+    """`(x & y) & z` and `x & (y & z)` are the same three parts, `x & x` is `x`; `full` is the unit of `&` and absorbs
+    `|`."""
     parts: list[Mask] = []
     for side in (a, b):
-        for part in side.parts if isinstance(side, (And, Or)) and isinstance(side, kind) else (side,):
+        for part in side.parts if isinstance(side, kind) else (side,):
             if part not in parts and not (kind is And and isinstance(part, Full)):
                 parts.append(part)
-    return tuple(parts) or (Full(),)
+    if not parts or (kind is Or and Full() in parts):
+        return Full()
+    return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
 def full() -> Mask:

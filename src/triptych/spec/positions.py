@@ -12,49 +12,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Shapes = dict[str, tuple[int, ...]]
+from triptych.spec.part import Part, Shapes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class Learned(Part):
     """A table with one vector a position; `offset` rows are skipped at its start (RoBERTa 2, BART 2)."""
 
     length: int
     width: int
     offset: int = 0
 
-    def shapes(self) -> Shapes:
+    def tensors(self) -> Shapes:
         return {"weight": (self.length + self.offset, self.width)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sinusoidal:
-    """Vaswani et al. 2017, section 3.5.  `interleaved`: sin, cos, sin, cos ...; `halves`: all sines, then all cosines."""
+class Sinusoidal(Part):
+    """Vaswani et al. 2017, section 3.5.  `interleaved`: sin, cos, sin, cos; `halves`: all sines, then all cosines."""
 
     width: int
     theta: float = 10_000.0
     layout: Literal["interleaved", "halves"] = "interleaved"
 
-    def shapes(self) -> Shapes:
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class Interpolate(Part):
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023)."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class NTK:
+class NTK(Part):
     """NTK-aware: the base becomes `theta * factor ** (width / (width - 2))`."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class YaRN:
+class YaRN(Part):
     """Peng et al. 2023: interpolate low frequencies, keep high ones, blend between; scale cos and sin by the
     attention factor (`0.1 ln(factor) + 1` when None)."""
 
@@ -69,7 +66,7 @@ class YaRN:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3:
+class Llama3(Part):
     """Llama 3.1: low frequencies divided by `factor`, high ones kept, a linear blend between the two wavelengths."""
 
     factor: float
@@ -79,7 +76,7 @@ class Llama3:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRope:
+class LongRope(Part):
     """Ding et al. 2024 (Phi-3): a factor a frequency, `short` up to `original_length` positions and `long` past it;
     cos and sin scaled by `attention_factor` (`sqrt(1 + ln(s)/ln(original_length))`, s = max_length/original_length,
     when None)."""
@@ -91,11 +88,11 @@ class LongRope:
     attention_factor: float | None = None
 
 
-Scaling = Linear | NTK | YaRN | Llama3 | LongRope
+Scaling = Interpolate | NTK | YaRN | Llama3 | LongRope
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rope:
+class Rope(Part):
     """Su et al. 2021.  The first `width` of each head's dimensions turn (partial rotary when width < head width).
     `half` pairs dimension i with i + width/2 (HF Llama); `interleaved` pairs 2i with 2i + 1 (the paper, GPT-J)."""
 
@@ -104,23 +101,17 @@ class Rope:
     pairing: Literal["half", "interleaved"] = "half"
     scaling: Scaling | None = None
 
-    def shapes(self) -> Shapes:
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Alibi:
+class Alibi(Part):
     """Press et al. 2021: `-slope[h] * |q_pos - k_pos|`, slopes geometric in the head (their recipe when the number
     of heads is no power of two)."""
 
     heads: int
 
-    def shapes(self) -> Shapes:
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True)
-class T5Buckets:
+class T5Buckets(Part):
     """Raffel et al. 2020: one learned scalar a head and bucket of `k_pos - q_pos`; half the buckets exact, the rest
     logarithmic up to `max_distance`.  Bidirectional: half of them for keys ahead."""
 
@@ -129,7 +120,7 @@ class T5Buckets:
     max_distance: int = 128
     bidirectional: bool = True
 
-    def shapes(self) -> Shapes:
+    def tensors(self) -> Shapes:
         return {"weight": (self.buckets, self.heads)}
 
 

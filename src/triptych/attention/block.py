@@ -1,0 +1,71 @@
+"""Block-sparse attention in O(T · visible blocks): each block of queries gathers the key blocks it may see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from triptych.attention import folding, lowering
+from triptych.attention.request import Request
+from triptych.spec.masks import BlockSparse, Points
+
+
+def cannot(request: Request) -> list[str]:
+    reasons = folding.refusals(request)
+    if lowering.blocks_of(request.mask) is None:
+        reasons.append("no block pattern in the mask")
+    return reasons
+
+
+def saves(request: Request) -> bool:
+    """No query block reads more than half of the keys."""
+    pattern = lowering.blocks_of(request.mask)
+    if pattern is None:
+        return False
+    return 2 * _candidates(request, pattern).shape[1] * pattern.block <= request.keys
+
+
+def run(request: Request) -> Tensor:
+    pattern = lowering.blocks_of(request.mask)
+    assert pattern is not None
+    size, device = pattern.block, request.q.device
+    first = request.keys - request.queries
+    lead = first % size  # the first block may hold keys before the first query
+    candidates = _candidates(request, pattern).to(device)  # [n, m] key blocks, -1 for none
+    n, m = candidates.shape
+    total = -(-request.keys // size)
+    index = candidates.clamp(min=0).flatten()
+
+    def gathered(x: Tensor) -> Tensor:
+        """`[B, G, n, m * size, K]`."""
+        padded = folding.pad_to(x, 0, total * size - request.keys).unflatten(2, (total, size))
+        return padded.index_select(2, index).view(*x.shape[:2], n, m * size, x.shape[3])
+
+    within = torch.arange(size, device=device)
+    k_pos = candidates[:, :, None] * size + within
+    k_pos = k_pos.masked_fill((candidates[:, :, None] < 0) | (k_pos >= request.keys), -1)
+    padded = folding.pad_to(request.q, lead, n * size - lead - request.queries)
+    blocks = folding.Blocks(
+        q=padded.unflatten(2, (n, size)),
+        k=gathered(request.k),
+        v=gathered(request.v),
+        q_pos=first - lead + torch.arange(n * size, device=device).view(n, size),
+        k_pos=k_pos.view(n, m * size),
+    )
+    return folding.attend(request, blocks)[:, :, lead : lead + request.queries]
+
+
+def _candidates(request: Request, pattern: BlockSparse) -> Tensor:
+    """Key blocks that each query block may see, `[n, m]` on the host, -1 where a block sees fewer than m."""
+    size = pattern.block
+    first = request.keys - request.queries
+    q = torch.arange(first // size, -(-request.keys // size))[:, None]
+    k = torch.arange(-(-request.keys // size))[None, :]
+    seen = replace(pattern, block=1).visible(Points(q), Points(k))
+    if lowering.implies_causal(request.mask):
+        seen = seen & (k <= q)
+    m = max(1, int(seen.sum(1).max()))
+    order = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :m]
+    return order.masked_fill(~seen.gather(1, order), -1)

@@ -1,0 +1,155 @@
+"""From symbolic masks to what kernels understand.  The one place that knows both.
+
+`simplify` drops what a mask does not forbid in a request of known size, so `causal() & window(4096)` over 300 keys
+is plain causality and one query after a cache sees everything.  `lower` writes what is left as a boolean tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.spec.masks import (
+    And,
+    BlockSparse,
+    Causal,
+    Dense,
+    Full,
+    Keys,
+    Mask,
+    Or,
+    Prefix,
+    SameDocument,
+    Window,
+)
+
+FULL, CAUSAL = Full(), Causal()
+
+
+def rewrite(mask: Mask, leaf: Callable[[Mask], Mask]) -> Mask:
+    """The same tree with every leaf replaced."""
+    if not isinstance(mask, (And, Or)):
+        return leaf(mask)
+    parts = [rewrite(part, leaf) for part in mask.parts]
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = (joined & part) if isinstance(mask, And) else (joined | part)
+    return joined
+
+
+def leaves(mask: Mask) -> list[Mask]:
+    """Every leaf of the tree."""
+    if isinstance(mask, (And, Or)):
+        return [leaf for part in mask.parts for leaf in leaves(part)]
+    return [mask]
+
+
+def conjuncts(mask: Mask) -> tuple[Mask, ...]:
+    """The parts that all must hold."""
+    return mask.parts if isinstance(mask, And) else (mask,)
+
+
+def adopt(mask: Any, device: torch.device) -> Mask:
+    """A mask as given: a `Mask`, a boolean array (true where visible), or None for everything.
+
+    Arrays become tensors that broadcast against `[B, H, T, S]`.
+    """
+    if mask is None:
+        return FULL
+    return rewrite(mask if isinstance(mask, Mask) else Dense(mask), lambda leaf: _place(leaf, device))
+
+
+def _place(leaf: Mask, device: torch.device) -> Mask:
+    if not isinstance(leaf, Dense):
+        return leaf
+    array = torch.as_tensor(leaf.array, device=device)
+    if array.dtype != torch.bool or not 1 <= array.dim() <= 4:
+        raise InputError(
+            f"mask of {array.dtype} and shape {list(array.shape)}: give booleans [T, S], [B, T, S] or [B, H, T, S], "
+            "true where visible (what is added to scores is `bias`)"
+        )
+    array = array[:, None] if array.dim() == 3 else array
+    return Dense(array[(None,) * (4 - array.dim())])
+
+
+def for_rows(mask: Mask, rows: Sequence[int]) -> Mask:
+    """The mask of some rows of a batch: per-row lengths and arrays are taken along."""
+
+    def taken(leaf: Mask) -> Mask:
+        if isinstance(leaf, (Keys, Prefix)) and len(leaf.lengths) > 1:
+            return replace(leaf, lengths=tuple(leaf.lengths[row] for row in rows))
+        if isinstance(leaf, Dense) and leaf.array.shape[0] > 1:
+            return Dense(leaf.array[list(rows)])
+        return leaf
+
+    return rewrite(mask, taken)
+
+
+def simplify(mask: Mask, queries: int, keys: int, *, documents: bool, aligned: bool) -> Mask:
+    """Drop what forbids nothing.  `aligned`: keys stand at 0..S-1 and queries at the last T of them."""
+
+    def leaf(part: Mask) -> Mask:
+        match part:
+            case SameDocument() if not documents:
+                return FULL
+            case Keys(lengths) if min(lengths) >= keys:
+                return FULL
+            case Causal() if aligned and queries == 1:
+                return FULL
+            case Window(back, ahead) if aligned and back >= keys:
+                return FULL if ahead >= queries - 1 else part if ahead else CAUSAL
+            case _:
+                return part
+
+    return rewrite(mask, leaf)
+
+
+def is_full(mask: Mask) -> bool:
+    return isinstance(mask, Full)
+
+
+def is_causal(mask: Mask) -> bool:
+    return isinstance(mask, Causal)
+
+
+def implies_causal(mask: Mask) -> bool:
+    """No query sees a later position."""
+    return CAUSAL in conjuncts(mask) or any(isinstance(p, Window) and p.ahead == 0 for p in conjuncts(mask))
+
+
+def only_keys(mask: Mask) -> bool:
+    """Every query sees the same keys."""
+    return all(isinstance(leaf, (Full, Keys, Prefix)) for leaf in leaves(mask))
+
+
+def window_of(mask: Mask) -> tuple[int, int] | None:
+    """`(back, ahead)`: a query sees no key `back` or more positions behind it, none more than `ahead` in front.
+
+    None when the mask promises no such band.
+    """
+    windows = [part for part in conjuncts(mask) if isinstance(part, Window)]
+    if not windows:
+        return None
+    ahead = 0 if CAUSAL in conjuncts(mask) else min(part.ahead for part in windows)
+    return min(part.back for part in windows), ahead
+
+
+def blocks_of(mask: Mask) -> BlockSparse | None:
+    """The block pattern that bounds the mask, if one does."""
+    return next((part for part in conjuncts(mask) if isinstance(part, BlockSparse)), None)
+
+
+def per_row(rows: int, device: torch.device) -> Callable[[Sequence[int]], Tensor]:
+    """How a mask asks for one number a row: as `[B, 1, 1, 1]`."""
+
+    def place(values: Sequence[int]) -> Tensor:
+        if len(values) not in (1, rows):
+            raise InputError(f"mask: {len(values)} lengths for {rows} rows; give one, or one a row")
+        return torch.tensor(list(values), device=device).view(-1, 1, 1, 1)
+
+    return place

@@ -1,0 +1,60 @@
+"""Sliding-window attention in O(T · window): each block of queries meets the band of keys around it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triptych.attention import folding, lowering
+from triptych.attention.request import Request
+
+
+def cannot(request: Request) -> list[str]:
+    reasons = folding.refusals(request)
+    if lowering.window_of(request.mask) is None:
+        reasons.append("no window in the mask: every key may be seen")
+    return reasons
+
+
+def saves(request: Request) -> bool:
+    """The bands together are less than half of all pairs."""
+    band = lowering.window_of(request.mask)
+    if band is None:
+        return False
+    block = _block(request.queries, *band)
+    return 2 * (sum(band) - 1 + block) <= request.keys
+
+
+def run(request: Request) -> Tensor:
+    """Queries in blocks of `c`; block i reads the `back - 1 + c + ahead` keys that any of its queries may see."""
+    band = lowering.window_of(request.mask)
+    assert band is not None
+    back, ahead = band
+    c = _block(request.queries, back, ahead)
+    n = -(-request.queries // c)
+    width = back - 1 + c + ahead
+    first = request.keys - request.queries  # position of the first query
+    begin, end = first - back + 1, first + n * c + ahead  # keys any block reads, [begin, end)
+    taken = slice(max(begin, 0), min(end, request.keys))
+    pads = (max(-begin, 0), max(end - request.keys, 0))
+
+    def banded(x: Tensor) -> Tensor:
+        """`[B, G, n, width, K]`, blocks overlapping in memory."""
+        return folding.pad_to(x[:, :, taken], *pads).unfold(2, width, c).mT
+
+    device = request.q.device
+    starts = torch.arange(n, device=device)[:, None] * c
+    k_pos = begin + starts + torch.arange(width, device=device)
+    blocks = folding.Blocks(
+        q=folding.pad_to(request.q, 0, n * c - request.queries).unflatten(2, (n, c)),
+        k=banded(request.k),
+        v=banded(request.v),
+        q_pos=first + starts + torch.arange(c, device=device),
+        k_pos=k_pos.masked_fill((k_pos < 0) | (k_pos >= request.keys), -1),
+    )
+    return folding.attend(request, blocks)[:, :, : request.queries]
+
+
+def _block(queries: int, back: int, ahead: int) -> int:
+    """A quarter of the band wastes little of it and still fills a matrix product."""
+    return max(1, min(queries, max(32, min((back + ahead) // 4, 512))))

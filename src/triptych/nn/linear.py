@@ -1,0 +1,106 @@
+"""Linear maps, norms and activations: what acts on one token at a time, `[N, D] -> [N, D']`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from triptych.nn.part import Module
+from triptych.nn.taps import Taps
+from triptych.spec import parts
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+class Linear(Module, of=parts.Linear):
+    """`x @ weight.T + bias`.  A slot: LoRA, packed weights and others take its place by the same call."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, spec: parts.Linear) -> None:
+        super().__init__(spec)
+        if not spec.bias:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNorm(Module, of=parts.LayerNorm):
+    """Statistics in fp32 or better whatever the dtype of `x`; divides by sqrt(var + eps), not by (std + eps)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, spec: parts.LayerNorm) -> None:
+        super().__init__(spec)
+        if not spec.bias:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x.to(wide), x.shape[-1:], self.weight.to(wide), bias, self.spec.eps).to(x.dtype)
+
+
+class RMSNorm(Module, of=parts.RMSNorm):
+    """Mean square in fp32 or better whatever the dtype of `x`."""
+
+    weight: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = self.weight.to(wide)
+        if self.spec.offset:
+            weight = weight + self.spec.offset
+        return F.rms_norm(x.to(wide), x.shape[-1:], weight, self.spec.eps).to(x.dtype)
+
+
+class Norms(Module, of=parts.Norms):
+    """The norms around one sublayer; an empty slot passes its input on."""
+
+    def __init__(self, spec: parts.Norms) -> None:
+        super().__init__(spec)
+        for slot in ("pre", "out", "post"):
+            if getattr(spec, slot) is None:
+                setattr(self, slot, _same)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+class MLP(Module, of=parts.MLP):
+    """`down(act(up(x)))`."""
+
+    up: Linear
+    down: Linear
+
+    def forward(self, x: Tensor, rows: object, taps: Taps) -> Tensor:
+        up = taps("up", self.up(x), rows)  # type: ignore[arg-type]
+        hidden = taps("act", ACTIVATIONS[self.spec.act](up), rows)  # type: ignore[arg-type]
+        return self.down(F.dropout(hidden, self.spec.dropout, self.training))  # type: ignore[no-any-return]
+
+
+class GLU(Module, of=parts.GLU):
+    """`down(act(gate(x)) * up(x))`; the site `act` is the product that enters `down`."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    def forward(self, x: Tensor, rows: object, taps: Taps) -> Tensor:
+        gate = taps("gate", self.gate(x), rows)  # type: ignore[arg-type]
+        up = taps("up", self.up(x), rows)  # type: ignore[arg-type]
+        hidden = taps("act", ACTIVATIONS[self.spec.act](gate) * up, rows)  # type: ignore[arg-type]
+        return self.down(F.dropout(hidden, self.spec.dropout, self.training))  # type: ignore[no-any-return]

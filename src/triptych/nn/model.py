@@ -1,0 +1,132 @@
+"""The three layouts: an encoder, a decoder, or both, under one head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.attention import CrossCache, Rows
+from triptych.errors import InputError
+from triptych.nn.part import Module, assign, build, tie
+from triptych.nn.positions import check_context
+from triptych.nn.stack import Stack
+from triptych.nn.taps import NO_TAPS, Taps
+from triptych.spec import model as spec
+from triptych.spec.parts import LayerNorm, Linear, RMSNorm
+
+
+class Transformer(Module, of=spec.Model):
+    """`head(stack(ids))`; with both stacks, the decoder reads the encoder's output through its cross slots."""
+
+    spec: spec.Model
+    encoder: Stack | None
+    decoder: Stack | None
+    head: Callable[[Tensor, Rows], Tensor] | None
+
+    def __init__(self, model: spec.Model) -> None:
+        super().__init__(model)
+        tie(self, model.ties)
+
+    def encode(self, ids: Tensor, rows: Rows, *, token_types: Tensor | None = None, taps: Taps = NO_TAPS) -> Tensor:
+        """[M] source ids -> [M, D] of the encoder."""
+        assert self.encoder is not None
+        check_context(rows, self.spec.context, "source" if self.decoder is not None else "input")
+        return self.encoder(ids, rows, token_types=token_types, taps=taps.at(self._prefix("encoder")))  # type: ignore[no-any-return]
+
+    def remember(self, memory: Tensor, rows: Rows) -> tuple[Tensor, CrossCache]:
+        """What a decoder needs of an encoder's output: pass it to `decode` as `source=`."""
+        assert self.decoder is not None
+        return memory, CrossCache(len(self.decoder.blocks), rows)
+
+    def decode(
+        self,
+        ids: Tensor,
+        rows: Rows,
+        *,
+        cache: Any = None,
+        source: tuple[Tensor, CrossCache] | None = None,
+        taps: Taps = NO_TAPS,
+    ) -> Tensor:
+        """[N] ids -> [N, D] of the decoder; with a cache they continue the rows it holds."""
+        assert self.decoder is not None
+        if (source is None) != (self.encoder is None):
+            raise InputError("a decoder beside an encoder needs a source, and a decoder alone takes none")
+        check_context(rows, self.spec.context, "input")
+        memory, cross = (None, None) if source is None else source
+        taps = taps.at(self._prefix("decoder"))
+        return self.decoder(ids, rows, cache=cache, memory=memory, cross=cross, taps=taps)  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS) -> Tensor:
+        """[N, D] -> what the head makes of it, usually [N, V]."""
+        if self.head is None:
+            raise InputError(f"this {self.spec.family} model has no head")
+        return taps("logits", self.head(x, rows), rows)
+
+    def forward(
+        self,
+        ids: Tensor,
+        rows: Rows,
+        *,
+        source: tuple[Tensor, Rows] | None = None,
+        token_types: Tensor | None = None,
+        taps: Taps = NO_TAPS,
+    ) -> Tensor:
+        """One uncached pass of whole rows: `ids` [N] are the decoder's where there is one; `source` (ids, rows)."""
+        if self.decoder is None:
+            return self.logits(self.encode(ids, rows, token_types=token_types, taps=taps), rows, taps)
+        held = None
+        if source is not None:
+            held = self.remember(self.encode(*source, taps=taps), source[1])
+        return self.logits(self.decode(ids, rows, source=held, taps=taps), rows, taps)
+
+    def _prefix(self, stack: str) -> str:
+        """Sites carry the stack's name only where there are two."""
+        return stack if self.spec.layout == "encoder-decoder" else ""
+
+
+def empty(model: spec.Model) -> Transformer:
+    """The module on the meta device: shapes and no storage, to be filled by `assign` tensor by tensor."""
+    with torch.device("meta"):
+        module = build(model)
+    assert isinstance(module, Transformer)
+    return module
+
+
+def finish(module: Transformer) -> Transformer:
+    """After every stored parameter was assigned: restore the ties, evaluation mode, nothing left on meta."""
+    tie(module, module.spec.ties)
+    left = [name for name, p in module.named_parameters() if p.is_meta]
+    assert not left, left
+    return module.eval()
+
+
+def new(model: spec.Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
+    """A fresh model: normal weights of `init_std`, those that write to the residual stream divided by
+    sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0."""
+    module = empty(model)
+    random = torch.Generator().manual_seed(seed)
+    for name, part in model.walk():
+        for leaf, shape in part.tensors().items():
+            full = f"{name}.{leaf}"
+            if full in model.ties:
+                continue
+            if leaf == "bias" or leaf == "sinks":
+                value = torch.zeros(shape, dtype=dtype)
+            elif isinstance(part, LayerNorm | RMSNorm):
+                value = torch.full(shape, 1.0 - getattr(part, "offset", 0.0), dtype=dtype)
+            else:
+                value = torch.empty(shape).normal_(0, _std(model, name, part), generator=random).to(dtype)
+            assign(module, full, value)
+    return finish(module)
+
+
+def _std(model: spec.Model, name: str, part: object) -> float:
+    writes = isinstance(part, Linear) and name.endswith((".attn.out", ".cross.out", ".mlp.down"))
+    if not writes:
+        return model.init_std
+    stack = model.stacks[name.split(".")[0]]
+    sublayers = sum(2 if block.cross is None else 3 for block in stack.blocks)
+    return float(model.init_std / sublayers**0.5)

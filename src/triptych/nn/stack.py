@@ -1,0 +1,159 @@
+"""Embed, Block and Stack: the residual stream from token ids to the final norm, on the flat batch `[N, D]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from triptych.attention import CrossCache, NullCache, Rows
+from triptych.nn.attention import Attention, CrossView, SelfView
+from triptych.nn.linear import GLU, MLP, Norms
+from triptych.nn.part import Module
+from triptych.nn.positions import Position
+from triptych.nn.taps import NO_TAPS, Taps
+from triptych.spec import parts
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a forward knows beside its vectors, made once: the rows, the caches, the encoder's output.
+
+    `kinds` holds, for each kind of attention, the mask, rotation and bias its layers share.
+    """
+
+    rows: Rows
+    kinds: dict[str, dict[str, Any]]
+    cache: Any = field(default_factory=NullCache)
+    memory: Tensor | None = None  # [M, D]
+    cross: CrossCache | None = None
+
+    def own(self, kind: str, layer: int) -> SelfView:
+        return SelfView(rows=self.rows, cache=self.cache, layer=layer, **self.kinds[kind])
+
+    def other(self, layer: int) -> CrossView:
+        assert self.cross is not None
+        return CrossView(rows=self.rows, memory=self.memory, cache=self.cross, layer=layer)
+
+
+class Table(Module, of=parts.Table):
+    """One vector a row."""
+
+    weight: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class Embed(Module, of=parts.Embed):
+    """`norm(scale * tokens[id] + position + token_types[type])`."""
+
+    tokens: Table
+    token_types: Table
+    position: Position | None
+    norm: Callable[[Tensor], Tensor] | None
+
+    def forward(self, ids: Tensor, rows: Rows, token_types: Tensor | None) -> Tensor:
+        x = self.tokens(ids)  # [N, D]
+        if self.spec.scale is not None:
+            x = x * self.spec.scale
+        if self.spec.token_types:
+            x = x + self.token_types(torch.zeros_like(ids) if token_types is None else token_types)
+        if self.position is not None:
+            x = x + self.position.embed(rows.positions(ids.device)).to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        return F.dropout(x, self.spec.dropout, self.training)
+
+
+class Kind(Module, of=parts.Kind):
+    """What the layers of one kind share."""
+
+    position: Position | None
+
+    def state(self, rows: Rows, device: torch.device) -> dict[str, Any]:
+        if self.position is None:
+            return {"mask": self.spec.mask, "rotate": _same, "bias": None}
+        rotate, bias = self.position.rotation(rows, device), self.position.bias()
+        return {"mask": self.spec.mask, "rotate": rotate, "bias": bias}
+
+
+class Block(Module, of=parts.Block):
+    """Self-attention, cross-attention if the slot is filled, MLP."""
+
+    attn: Attention
+    attn_norm: Norms
+    cross: Attention | None
+    cross_norm: Norms
+    mlp: MLP | GLU
+    mlp_norm: Norms
+
+    def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
+        rows = ctx.rows
+        x = taps("resid_pre", x, rows)
+
+        h = taps("attn.in", self.attn_norm.pre(x), rows)
+        h = self.attn_norm.out(self.attn(h, ctx.own(self.spec.attn.kind, layer), taps.at("attn")))
+        x = self.attn_norm.post(x + self.drop(taps("attn.out", h, rows)))
+
+        if self.cross is not None:
+            h = taps("cross.in", self.cross_norm.pre(x), rows)
+            h = self.cross_norm.out(self.cross(h, ctx.other(layer), taps.at("cross")))
+            x = self.cross_norm.post(x + self.drop(taps("cross.out", h, rows)))
+
+        x = taps("resid_mid", x, rows)
+        h = taps("mlp.in", self.mlp_norm.pre(x), rows)
+        h = self.mlp_norm.out(self.mlp(h, rows, taps.at("mlp")))
+        x = self.mlp_norm.post(x + self.drop(taps("mlp.out", h, rows)))
+        return taps("resid_post", x, rows)
+
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.spec.dropout, self.training)
+
+
+class Stack(Module, of=parts.Stack):
+    """Embedding, blocks, final norm.
+
+    `recompute` drops each block's activations in training and computes them again in the backward pass
+    (Chen et al. 2016): less memory, one more forward.
+    """
+
+    embed: Embed
+    kinds: nn.ModuleDict
+    blocks: nn.ModuleList
+    final_norm: Callable[[Tensor], Tensor] | None
+    recompute: bool = False
+
+    def forward(
+        self,
+        ids: Tensor,
+        rows: Rows,
+        *,
+        cache: Any = None,
+        memory: Tensor | None = None,
+        cross: CrossCache | None = None,
+        token_types: Tensor | None = None,
+        taps: Taps = NO_TAPS,
+    ) -> Tensor:
+        """[N] token ids of `rows` -> [N, D] after the final norm.  With a cache, the ids continue what it holds."""
+        kinds = {name: kind.state(rows, ids.device) for name, kind in self.kinds.items()}
+        ctx = Context(rows, kinds, NullCache() if cache is None else cache, memory, cross)
+        x = taps("embed", self.embed(ids, rows, token_types), rows)
+        for i, block in enumerate(self.blocks):
+            if self.recompute and self.training:
+                x = checkpoint(block, x, ctx, i, taps.at(f"blocks.{i}"), use_reentrant=False)
+            else:
+                x = block(x, ctx, i, taps.at(f"blocks.{i}"))
+        ctx.cache.advance(rows)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return taps("final", F.dropout(x, self.spec.dropout, self.training), rows)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

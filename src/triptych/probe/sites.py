@@ -1,0 +1,106 @@
+"""The places a forward can be read and edited, the same names in every family and layout.
+
+    embed                                the embedding that enters block 0
+    blocks.i.resid_pre                   the residual stream entering block i
+    blocks.i.attn.in                     what q, k and v are projected from
+    blocks.i.attn.{q, k, v}              projections, before any norm over heads       [T, H|G, K]
+    blocks.i.attn.{q_rot, k_rot}         normalized and rotated; k_rot is what the cache keeps
+    blocks.i.attn.{k_ctx, v_ctx}         all keys and values this forward reads, the cache's included; an edit here
+                                         is never written to the cache
+    blocks.i.attn.scores                 exactly what enters the softmax                [H, T, S]
+    blocks.i.attn.pattern                the softmax of it, each row summing to 1       [H, T, S]
+    blocks.i.attn.z                      pattern @ v_ctx                                [T, H, Kv]
+    blocks.i.attn.out                    what attention adds to the residual stream
+    blocks.i.cross.*                     the same, where k and v come from the encoder
+    blocks.i.resid_mid                   the residual stream entering the MLP
+    blocks.i.mlp.{in, gate, up, act, out}   act is what enters the down projection
+    blocks.i.resid_post                  the residual stream leaving block i
+    final                                after the final norm
+    logits                               what the head gives
+
+With two stacks every name begins with `encoder.` or `decoder.`, except `logits`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+from triptych.errors import ProbeError, nearest
+from triptych.spec.model import Model
+from triptych.spec.parts import GLU, Attention, Block, Stack
+
+CONTEXT_SITES = ("k_ctx", "v_ctx")
+MATRIX_SITES = ("scores", "pattern")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place: how many numbers a token keeps there (per key, for scores and pattern), and how many heads it has."""
+
+    name: str
+    width: int
+    heads: int | None = None
+    per_key: bool = False
+    of_source: bool = False  # one vector a source token: keys and values of cross-attention
+
+    @property
+    def leaf(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+def sites(model: Model) -> dict[str, Site]:
+    """Every site of a model, in the order in which they fire."""
+    found: list[Site] = []
+    for name, stack in model.stacks.items():
+        found += _stack(stack, f"{name}." if model.layout == "encoder-decoder" else "")
+    if model.head is not None:
+        found.append(Site("logits", model.vocab))
+    return {site.name: site for site in found}
+
+
+def match(pattern: str, model: Model, known: dict[str, Site]) -> list[Site]:
+    """The sites a glob names (`blocks.*.attn.pattern`).  Raises ProbeError with near names when there is none."""
+    stacks = list(model.stacks)
+    if len(stacks) == 1 and pattern.startswith(f"{stacks[0]}."):
+        pattern = pattern.removeprefix(f"{stacks[0]}.")
+    found = [site for name, site in known.items() if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        raise ProbeError(f"no site {pattern!r} in this {model.family} model{nearest(pattern, known)}")
+    return found
+
+
+def _stack(stack: Stack, prefix: str) -> list[Site]:
+    found = [Site(f"{prefix}embed", stack.width)]
+    for i, block in enumerate(stack.blocks):
+        found += _block(block, stack.width, f"{prefix}blocks.{i}.")
+    return [*found, Site(f"{prefix}final", stack.width)]
+
+
+def _block(block: Block, width: int, prefix: str) -> list[Site]:
+    found = [Site(f"{prefix}resid_pre", width), *_attention(block.attn, width, f"{prefix}attn.", cross=False)]
+    if block.cross is not None:
+        found += _attention(block.cross, width, f"{prefix}cross.", cross=True)
+    found += [Site(f"{prefix}resid_mid", width), Site(f"{prefix}mlp.in", width)]
+    if isinstance(block.mlp, GLU):
+        found.append(Site(f"{prefix}mlp.gate", block.mlp.gate.outputs))
+    found += [Site(f"{prefix}mlp.up", block.mlp.up.outputs), Site(f"{prefix}mlp.act", block.mlp.down.inputs)]
+    return [*found, Site(f"{prefix}mlp.out", width), Site(f"{prefix}resid_post", width)]
+
+
+def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list[Site]:
+    h, g, k, v = attn.heads, attn.kv_heads, attn.head_width, attn.value_width
+    return [
+        Site(f"{prefix}in", width),
+        Site(f"{prefix}q", h * k, h),
+        Site(f"{prefix}q_rot", h * k, h),
+        Site(f"{prefix}k", g * k, g, of_source=cross),
+        Site(f"{prefix}v", g * v, g, of_source=cross),
+        Site(f"{prefix}k_rot", g * k, g, of_source=cross),
+        Site(f"{prefix}k_ctx", g * k, g, of_source=cross),
+        Site(f"{prefix}v_ctx", g * v, g, of_source=cross),
+        Site(f"{prefix}scores", h, h, per_key=True),
+        Site(f"{prefix}pattern", h, h, per_key=True),
+        Site(f"{prefix}z", h * v, h),
+        Site(f"{prefix}out", width),
+    ]

@@ -1,0 +1,123 @@
+"""Heads and the whole model, as data.
+
+The three layouts are one definition: an encoder, a decoder, or both, and a head.  They differ only by the masks of
+their kinds and by whether the blocks have a cross slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from triptych.errors import ConfigError
+from triptych.spec.part import Part, Shapes
+from triptych.spec.parts import Activation, Linear, Norm, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMHead(Part):
+    """Next-token logits: `softcap(scale * proj(x))`."""
+
+    proj: Linear
+    scale: float | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMHead(Part):
+    """BERT's: `proj(norm(act(dense(x))))`."""
+
+    dense: Linear
+    act: Activation
+    norm: Norm
+    proj: Linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassHead(Part):
+    """One label a row, from the first token: `classes(tanh(dense(x[0])))`."""
+
+    dense: Linear | None
+    classes: Linear
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenHead(Part):
+    """One label a token: `classes(x)`."""
+
+    classes: Linear
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling(Part):
+    """One vector a row: the mean of its tokens, its first token, or `tanh(dense(first))` (BERT's pooler).
+
+    A `dense` that the mode does not use is carried so that the checkpoint stays whole.
+    """
+
+    mode: Literal["mean", "first", "dense"] = "mean"
+    normalize: bool = False
+    dense: Linear | None = None
+
+
+Head = LMHead | MaskedLMHead | ClassHead | TokenHead | Pooling
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialIds:
+    """Token ids with a meaning; `start` is what a decoder of an encoder-decoder begins with."""
+
+    pad: int | None = None
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    start: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Part):
+    """A whole transformer.
+
+    `ties` maps an aliased parameter to the one it shares storage with; the alias has no tensor of its own.
+    `context` is the longest row the positions were made for, None when they have no end.
+    """
+
+    family: str
+    encoder: Stack | None = None
+    decoder: Stack | None = None
+    head: Head | None = None
+    ties: dict[str, str] = field(default_factory=dict)
+    ids: SpecialIds = SpecialIds()
+    context: int | None = None
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.encoder is None and self.decoder is None:
+            raise ConfigError("model: needs an encoder, a decoder or both")
+        crossed = self.decoder is not None and all(block.cross is not None for block in self.decoder.blocks)
+        if self.encoder is not None and self.decoder is not None and not crossed:
+            raise ConfigError("model: a decoder beside an encoder needs cross-attention in every block")
+        known = super().shapes()
+        for alias, source in self.ties.items():
+            if known.get(alias) is None or known.get(alias) != known.get(source):
+                raise ConfigError(f"tie {alias} = {source}: {known.get(alias)} against {known.get(source)}")
+
+    @property
+    def layout(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
+        if self.encoder is not None and self.decoder is not None:
+            return "encoder-decoder"
+        return "encoder" if self.decoder is None else "decoder"
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
+
+    @property
+    def vocab(self) -> int:
+        return (self.decoder or next(iter(self.stacks.values()))).embed.vocab
+
+    def shapes(self) -> Shapes:
+        """Every stored parameter, ties counted once."""
+        return {name: shape for name, shape in super().shapes().items() if name not in self.ties}

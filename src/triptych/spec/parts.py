@@ -1,0 +1,266 @@
+"""The parts a block is made of, as data.  A variant is a part put in a slot; an absent part is `None`.
+
+Widths: D model, H heads, G key/value heads, K head width, F MLP width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from triptych.errors import ConfigError
+from triptych.spec.masks import Mask
+from triptych.spec.part import Part, Shapes
+from triptych.spec.positions import Absolute, Position
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Part):
+    """`x @ weight.T + bias`."""
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    def tensors(self) -> Shapes:
+        own: Shapes = {"weight": (self.outputs, self.inputs)}
+        return own | {"bias": (self.outputs,)} if self.bias else own
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Part):
+    """Ba et al. 2016: `(x - mean) / sqrt(var + eps) * weight + bias`."""
+
+    width: int
+    eps: float = 1e-5
+    bias: bool = True
+
+    def tensors(self) -> Shapes:
+        own: Shapes = {"weight": (self.width,)}
+        return own | {"bias": (self.width,)} if self.bias else own
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm(Part):
+    """Zhang & Sennrich 2019: `x / sqrt(mean(x^2) + eps) * (offset + weight)`; Gemma's offset is 1."""
+
+    width: int
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def tensors(self) -> Shapes:
+        return {"weight": (self.width,)}
+
+
+Norm = LayerNorm | RMSNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms(Part):
+    """Where norms sit around one sublayer: `x = post(x + out(sublayer(pre(x))))`.
+
+    Pre-norm fills `pre` (GPT-2, Llama), post-norm `post` (the original, BERT), sandwich `pre` and `out` (Gemma 2).
+    """
+
+    pre: Norm | None = None
+    out: Norm | None = None
+    post: Norm | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Part):
+    """Multi-head attention: H query heads read G key/value heads, head h reading group h*G//H.
+
+    `q` gives H*K, `k` G*K, `v` G*Kv, `out` takes H*Kv: the head width is free of D/H and the value width of the key
+    width.  `q_norm` and `k_norm` act on each head's K dimensions before rotation.  `scale` is 1/sqrt(K) when None.
+    """
+
+    heads: int
+    kv_heads: int
+    q: Linear
+    k: Linear
+    v: Linear
+    out: Linear
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    kind: str = "self"
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ConfigError(f"attention: {self.heads} heads do not divide into {self.kv_heads} key/value heads")
+        if self.q.outputs % self.heads or self.k.outputs != self.kv_heads * self.head_width:
+            raise ConfigError(
+                f"attention: q gives {self.q.outputs} and k {self.k.outputs} dimensions, "
+                f"which {self.heads} heads and {self.kv_heads} key/value heads cannot share"
+            )
+        if self.v.outputs % self.kv_heads or self.out.inputs != self.heads * self.value_width:
+            raise ConfigError(
+                f"attention: out takes {self.out.inputs} dimensions, {self.heads} heads of v give "
+                f"{self.heads * self.value_width}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.q.outputs // self.heads
+
+    @property
+    def value_width(self) -> int:
+        return self.v.outputs // self.kv_heads
+
+    def tensors(self) -> Shapes:
+        return {"sinks": (self.heads,)} if self.sinks else {}
+
+
+def attention(
+    width: int,
+    heads: int,
+    *,
+    kv_heads: int | None = None,
+    head_width: int | None = None,
+    value_width: int | None = None,
+    kv_inputs: int | None = None,
+    bias: bool = False,
+    out_bias: bool | None = None,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    kind: str = "self",
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    dropout: float = 0.0,
+) -> Attention:
+    """An `Attention` from the numbers a config gives: `bias` is that of q, k and v, `out_bias` follows it."""
+    if head_width is None and (heads < 1 or width % heads):
+        raise ConfigError(f"attention: width {width} does not divide into {heads} heads and no head width is given")
+    groups, inner = kv_heads or heads, head_width or width // heads
+    values, source = value_width or inner, kv_inputs or width
+    return Attention(
+        heads=heads,
+        kv_heads=groups,
+        q=Linear(inputs=width, outputs=heads * inner, bias=bias),
+        k=Linear(inputs=source, outputs=groups * inner, bias=bias),
+        v=Linear(inputs=source, outputs=groups * values, bias=bias),
+        out=Linear(inputs=heads * values, outputs=width, bias=bias if out_bias is None else out_bias),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        kind=kind,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP(Part):
+    """`down(act(up(x)))`."""
+
+    up: Linear
+    down: Linear
+    act: Activation
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLU(Part):
+    """Shazeer 2020: `down(act(gate(x)) * up(x))`; SwiGLU with silu, GeGLU with gelu."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    act: Activation
+    dropout: float = 0.0
+
+
+def mlp(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> MLP:
+    """An `MLP` of width D and hidden width F."""
+    up, down = Linear(inputs=width, outputs=hidden, bias=bias), Linear(inputs=hidden, outputs=width, bias=bias)
+    return MLP(up=up, down=down, act=act, dropout=dropout)
+
+
+def glu(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> GLU:
+    """A `GLU` of width D and hidden width F."""
+    up, down = Linear(inputs=width, outputs=hidden, bias=bias), Linear(inputs=hidden, outputs=width, bias=bias)
+    return GLU(gate=up, up=up, down=down, act=act, dropout=dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(Part):
+    """Self-attention, cross-attention or none, and an MLP, each on the residual stream through its norms."""
+
+    attn: Attention
+    mlp: MLP | GLU
+    attn_norm: Norms
+    mlp_norm: Norms
+    cross: Attention | None = None
+    cross_norm: Norms | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.cross is None) != (self.cross_norm is None):
+            raise ConfigError("block: cross and cross_norm come together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(Part):
+    """What the layers of one kind share: who sees whom, and the position part inside attention."""
+
+    mask: Mask
+    position: Position | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Part):
+    """One vector a row."""
+
+    rows: int
+    width: int
+
+    def tensors(self) -> Shapes:
+        return {"weight": (self.rows, self.width)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed(Part):
+    """Token ids to vectors: `norm(scale * tokens[id] + position + token_types[type])`."""
+
+    vocab: int
+    width: int
+    position: Absolute | None = None
+    token_types: int = 0
+    norm: Norm | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        yield "tokens", Table(rows=self.vocab, width=self.width)
+        if self.token_types:
+            yield "token_types", Table(rows=self.token_types, width=self.width)
+        yield from super().children()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Part):
+    """Embedding, blocks, final norm.  `kinds` names the kinds of attention its blocks use; `cross` needs no entry."""
+
+    embed: Embed
+    kinds: dict[str, Kind]
+    blocks: tuple[Block, ...]
+    final_norm: Norm | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for i, block in enumerate(self.blocks):
+            if block.attn.kind not in self.kinds:
+                raise ConfigError(f"blocks.{i}.attn: kind {block.attn.kind!r} is not one of {sorted(self.kinds)}")
+
+    @property
+    def width(self) -> int:
+        return self.embed.width
