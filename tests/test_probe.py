@@ -1,4 +1,4 @@
-"""Reading never changes a bit; an edit means the same in cached generation and in one full forward; nothing is silent."""
+"""Reading never changes a bit, an edit means the same cached and whole, and nothing is silent."""
 
 from __future__ import annotations
 

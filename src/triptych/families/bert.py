@@ -6,7 +6,7 @@ Reference: transformers `models/bert`; its class says which head sits on top.  G
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from triptych import spec
 from triptych.families.keys import Keys
@@ -80,7 +80,9 @@ def config(keys: Keys) -> spec.Model:
     )
     blocks = (block,) * keys.count("num_hidden_layers")
     head = _head(keys, width, vocab, act, norm, dropout)
-    tied = keys.bool("tie_word_embeddings", default=True) and isinstance(head, spec.MaskedLMHead)
+    tied = isinstance(head, spec.MaskedLMHead)
+    if not keys.bool("tie_word_embeddings", default=True) and tied:
+        raise keys.error("tie_word_embeddings is false: such heads store two biases of which the reference adds one")
     return spec.Model(
         family="bert",
         encoder=spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.full())}, blocks=blocks),
@@ -114,9 +116,7 @@ def _head(
         return spec.MaskedLMHead(dense=dense, act=act, norm=norm, proj=proj)
     if kind is spec.Pooling:  # whether BertModel was saved with its pooler is written in no config
         pooler = keys.has_tensor("pooler.dense.weight", default=True)
-        modes: dict[str, Literal["mean", "first"]] = {"mean": "mean", "first": "first"}
-        mode = keys.choice("triptych_pooling", modes, default="mean")  # ours: HF has no key for it
-        return spec.Pooling(mode=mode, dense=dense if pooler else None)
+        return spec.Pooling(dense=dense if pooler else None)
     classes = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
     if kind is spec.ClassHead:
         return spec.ClassHead(dense=dense, classes=classes, dropout=last)
@@ -139,5 +139,5 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "type_vocab_size": keys.int("token_types", default=0, low=0),
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "hidden_act": "gelu",
-        "triptych_pooling": _GGUF_POOLING[keys.int("pooling_type", default=1, low=1, high=2)],
+        "triptych_pooling": {"mode": _GGUF_POOLING[keys.int("pooling_type", default=1, low=1, high=2)]},
     }
