@@ -90,15 +90,15 @@ def test_heads_cost_scores_and_nothing_else() -> None:
 
 
 def test_flops_by_hand() -> None:
-    found = one_layer(6, 2).flops(5, cached=7, logits=1)
-    assert found == {
-        "projections": 4 * 2 * 5 * 6 * 6,
-        "scores": 2 * 2 * 5 * 12 * 6,
-        "mlp": 3 * 2 * 5 * 6 * 1,
-        "head": 2 * 1 * 6 * 3,
+    layer = one_layer(12, 2)
+    assert layer.flops(5, cached=8, logits=1) == {
+        "projections": 4 * 2 * 5 * 12 * 12,
+        "scores": 2 * 2 * 5 * 13 * 12,
+        "mlp": 3 * 2 * 5 * 12 * 1,
+        "head": 2 * 1 * 12 * 3,
     }
-    assert one_layer(6, 2).training_flops(5) == 3 * sum(one_layer(6, 2).flops(5).values())
-    assert one_layer(6, 2).decode_flops(11) == sum(one_layer(6, 2).flops(1, cached=11).values())
+    assert layer.training_flops(5) == 3 * sum(layer.flops(5).values())
+    assert layer.decode_flops(11) == sum(layer.flops(1, cached=11).values())
 
 
 def test_windows_bound_cache_and_scores() -> None:
@@ -123,8 +123,8 @@ def test_layouts_and_caches() -> None:
 def test_weight_bytes() -> None:
     assert qwen().weight_bytes("fp32") == 4 * 4_022_468_096
     assert qwen().weight_bytes("q4_0") == 4_022_468_096 * 18 // 32
-    with pytest.raises(InputError, match=r"'q4_o' is not one of .* \(did you mean 'q4_0'\?\)"):
-        qwen().weight_bytes("q4_o")
+    with pytest.raises(InputError, match=r"'bf61' is not one of .* \(did you mean 'bf16'\?\)"):
+        qwen().weight_bytes("bf61")
 
 
 def test_value_width_free_of_key_width() -> None:
