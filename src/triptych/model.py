@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -286,7 +286,7 @@ class Model:
             into, where_into = running.flat(self.ids(target, target_mask), self.device)
             out = self.module(into, where_into, source=(ids, where), taps=taps)
             where = where_into
-        return list(out.split(list(where.lengths))) if out.shape[0] == where.total else list(out)
+        return where.split(out) if out.shape[0] == where.total else list(out)
 
     def _prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], list[list[int]] | None]:
         rows = self.ids(prompts)
@@ -373,7 +373,7 @@ def _fill(
     spec: Spec, source: Source, dtype: torch.dtype | None, device: torch.device, ignore: Sequence[str]
 ) -> tuple[nn.Transformer, LoadReport]:
     """The module with every parameter read from `source`, tensor by tensor."""
-    plan = families.plan(spec, source.kind, source.names, ignore=ignore, where=str(source.path))
+    plan = families.plan(spec, "gguf" if source.kind == "gguf" else "hf", source.names, ignore=ignore, where=str(source.path))
     module, loaded = nn.empty(spec), []
     for step in plan.loads:
         info = source.infos[step.source]
@@ -404,7 +404,7 @@ def _pooled(spec: Spec, where: Path) -> Spec:
     if not isinstance(spec.head, Pooling) or not pooling.is_file():
         return spec
     told = read_json(pooling)
-    mode = "first" if told.get("pooling_mode_cls_token") else "mean"
+    mode: Literal["first", "mean"] = "first" if told.get("pooling_mode_cls_token") else "mean"
     if mode == "mean" and not told.get("pooling_mode_mean_tokens", True):
         raise CheckpointError(f"{pooling}: only mean and first-token pooling are understood")
     types = [str(m.get("type", "")) for m in json.loads(modules.read_text())] if modules.is_file() else []
