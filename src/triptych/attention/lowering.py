@@ -23,7 +23,6 @@ from triptych.spec.masks import (
     Keys,
     Mask,
     Or,
-    Points,
     Prefix,
     SameDocument,
     Window,

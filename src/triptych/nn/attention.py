@@ -17,6 +17,8 @@ from triptych.nn.taps import Taps
 from triptych.spec import parts
 from triptych.spec.masks import Full, Mask
 
+_EVERYTHING = Full()
+
 
 @dataclass(frozen=True)
 class SelfView:
@@ -43,7 +45,7 @@ class CrossView:
     memory: Tensor | None  # [M, D]; needed until the cache is filled
     cache: CrossCache
     layer: int
-    mask: Mask = Full()
+    mask: Mask = _EVERYTHING
     bias: Bias | None = None
 
     def rotate(self, x: Tensor) -> Tensor:
