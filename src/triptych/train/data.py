@@ -1,4 +1,4 @@
-"""Which rows a step trains on: a pure function of (seed, epoch, step), so stopping, batching and workers change nothing.
+"""Which rows a step trains on: a pure function of (seed, epoch, step), so that stopping and batching change nothing.
 
 A *draw* gives the rows of one optimizer step.  Micro-batches are slices of it, so accumulating 8 of 1 row sees what 1
 of 8 rows sees.  Random numbers come from Philox, a counter-based generator, keyed by the seed, what they are for, and
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -71,7 +72,7 @@ class Stream:
         stop = min(start + length, len(self))
         first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
         edges = [start, *self.ends[first:last].tolist(), stop]
-        return [tuple(a[i:j] for a in self.arrays) for i, j in zip(edges, edges[1:], strict=False)]
+        return [tuple(a[i:j] for a in self.arrays) for i, j in pairwise(edges)]
 
     def draw(self, seed: int, step: int, rows: int, length: int) -> list[list[tuple[Ids, ...]]]:
         """`rows` windows of `length` tokens (all there are, if fewer) from random places."""
@@ -166,8 +167,8 @@ class Pairs:
         if longest > length:
             over = sum(max(len(source), len(target)) > length for source, target in pairs)
             raise InputError(
-                f"{over} of {len(pairs)} pairs are longer than run.length = {length} tokens (the longest has {longest}); "
-                "raise run.length or leave them out"
+                f"{over} of {len(pairs)} pairs are longer than run.length = {length} tokens, the longest has {longest}; "
+                "raise run.length, or leave them out with data.drop_longer = true"
             )
         return Pairs(tuple(seq2seq(source, target, start) for source, target in pairs))
 
@@ -190,7 +191,7 @@ class Pairs:
 def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:
     """The rows of a step in `parts` slices of nearly equal numbers of rows."""
     edges = [round(i * len(examples) / parts) for i in range(parts + 1)]
-    return [examples[i:j] for i, j in zip(edges, edges[1:], strict=False) if j > i]
+    return [examples[i:j] for i, j in pairwise(edges) if j > i]
 
 
 def check(data: Data, end: int | None, ends: bool) -> None:

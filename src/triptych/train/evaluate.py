@@ -79,9 +79,7 @@ class HeldOut:
 
 
 @torch.no_grad()
-def evaluate(
-    module: Transformer, held: HeldOut, context: AbstractContextManager[object] | None = None
-) -> Score:
+def evaluate(module: Transformer, held: HeldOut, context: AbstractContextManager[object] | None = None) -> Score:
     """The score of `module`, in evaluation mode, over all batches of `held`."""
     training = module.training
     module.eval()

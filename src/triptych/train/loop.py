@@ -11,11 +11,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, model_validator
 
-from triptych.errors import InputError
 from triptych.nn import Transformer
 from triptych.train import objectives
 from triptych.train.data import Data, Use, micro_batches, stream
@@ -24,31 +24,46 @@ from triptych.train.nonfinite import DivergedError, first_nonfinite
 from triptych.train.objectives import Batch, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast
+from triptych.train.settings import Positive, Rate, Section, Share
 
 
-@dataclass(frozen=True)
-class Budget:
-    """When a run ends: after `steps`, after `seconds`, or whichever comes first."""
+class RunSettings(Section):
+    """`rows` of at most `length` tokens a step, in `accumulate` parts, until `steps` or `seconds` are over, whichever
+    comes first.  `evaluate_every`, `save_every` and `sample_every` are shares of the run, so that they mean the same
+    under both; 0 is never.  `recompute` trades one more forward for the memory of activations."""
 
-    steps: int | None = None
-    seconds: float | None = None
+    rows: Positive
+    length: Annotated[int, Field(gt=1)]
+    steps: Positive | None = None
+    seconds: Rate | None = None
+    accumulate: Positive = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    precision: Precision = "auto"
+    compile: bool = False
+    recompute: bool = False
+    device: str = "cpu"
+    evaluate_every: Share = 0.1
+    save_every: Share = 0.1
+    sample_every: Share = 0.2
+    out: str | None = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _ends(self) -> RunSettings:
         if self.steps is None and self.seconds is None:
-            raise InputError("a run needs an end: give run.steps, run.seconds or both")
+            raise ValueError("needs an end; give run.steps, run.seconds or both")
+        return self
 
     def progress(self, step: int, elapsed: float) -> float:
-        """The share of the run that is done, in [0, 1]."""
+        """The share of the run that is done after `step` steps and `elapsed` seconds, in [0, 1]."""
         by_step = step / self.steps if self.steps else 0.0
         by_time = elapsed / self.seconds if self.seconds else 0.0
         return min(1.0, max(by_step, by_time))
 
     def left(self, step: int, elapsed: float) -> float:
         """Seconds still to go at the pace so far."""
-        if self.steps is None or not step:
-            return math.inf if self.seconds is None else max(0.0, self.seconds - elapsed)
-        by_step = (self.steps - step) * elapsed / step
-        return max(0.0, by_step if self.seconds is None else min(by_step, self.seconds - elapsed))
+        by_time = math.inf if self.seconds is None else self.seconds - elapsed
+        by_step = math.inf if self.steps is None or not step else (self.steps - step) * elapsed / step
+        return max(0.0, min(by_time, by_step))
 
 
 @dataclass(frozen=True)
@@ -64,21 +79,6 @@ class Event:
     lr: float
     norm: float
     score: Score | None = None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """`rows` a step in `accumulate` slices.  Every `evaluate_every`, `save_every` and `sample_every` are shares of
-    the run, so they mean the same under both budgets."""
-
-    rows: int
-    accumulate: int = 1
-    seed: int = 0
-    precision: Precision = "auto"
-    compile: bool = False
-    evaluate_every: float = 0.1
-    save_every: float = 0.1
-    sample_every: float = 0.2
 
 
 @dataclass
@@ -104,27 +104,27 @@ class Trainer:
         data: Data,
         optimizer: Optimizer,
         schedule: Schedule,
-        budget: Budget,
-        settings: Settings,
+        run: RunSettings,
         held: HeldOut | None = None,
         at: Progress | None = None,
     ) -> None:
         self.module, self.data, self.optimizer, self.schedule = module, data, optimizer, schedule
-        self.budget, self.settings, self.held = budget, settings, held
+        self.settings, self.held = run, held
         self.at = at or Progress()
         self.device = next(module.parameters()).device
         self.on_step: Callable[[Event], None] = _ignore
         self.on_save: Callable[[Trainer], None] = _ignore
         self.on_sample: Callable[[Trainer], None] = _ignore
-        autocast(settings.precision, self.device)  # refuse a precision the device lacks before the first step
-        if settings.compile:
-            for stack in (module.encoder, module.decoder):
-                for block in stack.blocks if stack is not None else ():
+        autocast(run.precision, self.device)  # refuse a precision the device lacks before the first step
+        for stack in filter(None, (module.encoder, module.decoder)):
+            stack.recompute = run.recompute
+            if run.compile:
+                for block in stack.blocks:
                     block.compile()
 
     @property
     def done(self) -> float:
-        return self.budget.progress(self.at.step, self.at.elapsed)
+        return self.settings.progress(self.at.step, self.at.elapsed)
 
     def run(self, until: int | None = None) -> None:
         """Train to the end of the budget, or stop early after step `until`, as if interrupted there.
@@ -144,7 +144,7 @@ class Trainer:
             self.at.elapsed = now - began
             pace = (self.at.tokens - tokens) / max(now - since, 1e-9)
             score = self._evaluate(before)
-            left = self.budget.left(self.at.step, self.at.elapsed)
+            left = self.settings.left(self.at.step, self.at.elapsed)
             self._record(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
             if self._due(before, self.settings.sample_every):
                 self._aside(self.on_sample)
@@ -155,8 +155,8 @@ class Trainer:
 
     def step(self) -> tuple[float, float, float]:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
-        settings, seed, step = self.settings, self.settings.seed, self.at.step
-        parts = micro_batches(self.data.draw(seed, step, settings.rows), settings.accumulate)
+        run, seed, step = self.settings, self.settings.seed, self.at.step
+        parts = micro_batches(self.data.draw(seed, step, run.rows), run.accumulate)
         batches = [collate(part, self.device) for part in parts]
         total, nats = sum(batch.trained for batch in batches), 0.0
         with torch.random.fork_rng():
@@ -166,7 +166,7 @@ class Trainer:
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
             raise self._diverged("a gradient", batches)
-        factor = self.schedule.factor(self.budget.progress(step + 1, self.at.elapsed))
+        factor = self.schedule.factor(run.progress(step + 1, self.at.elapsed))
         self.optimizer.step(factor)
         self.at.step += 1
         self.at.tokens += sum(batch.tokens for batch in batches)

@@ -22,9 +22,7 @@ def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
         if not torch.isfinite(parameter).all():
             return f"parameter {name} holds inf or NaN"
     found: list[str] = []
-    handles = [
-        part.register_forward_hook(_watch(name, found)) for name, part in module.named_modules() if name
-    ]
+    handles = [part.register_forward_hook(_watch(name, found)) for name, part in module.named_modules() if name]
     try:
         forward()
     finally:
@@ -32,9 +30,7 @@ def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
             handle.remove()
     if found:
         return f"{found[0]} was the first to give inf or NaN"
-    broken = [
-        name for name, p in module.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()
-    ]
+    broken = [name for name, p in module.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
     return f"the forward pass is finite, the gradient of {broken[-1]} is not" if broken else "the logits overflowed"
 
 

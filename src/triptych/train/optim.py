@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.optim import AdamW, Muon
 
@@ -15,6 +15,7 @@ from triptych.errors import CheckpointError
 from triptych.nn import Transformer
 from triptych.spec import model as spec
 from triptych.spec.parts import Linear
+from triptych.train.settings import Rate, Section, Share
 
 Role = Literal["matrix", "head", "other"]
 
@@ -30,26 +31,26 @@ def roles(model: spec.Model) -> dict[str, Role]:
     return found
 
 
-@dataclass(frozen=True)
-class Settings:
+class OptimizerSettings(Section):
     """`muon` trains matrices by orthogonalized momentum (Jordan et al. 2024) at `muon_lr`, times 0.2 sqrt(max(rows,
     columns)) so that the update's size matches AdamW's (Liu et al. 2025), and the rest by AdamW at `lr`; `adamw`
-    trains everything by AdamW (Loshchilov & Hutter 2019)."""
+    trains everything by AdamW (Loshchilov & Hutter 2019).  Gradients are clipped to a global norm of `clip`, 0 for
+    never."""
 
     name: Literal["muon", "adamw"] = "muon"
-    lr: float = 3e-3
-    muon_lr: float = 1e-2
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    momentum: float = 0.95
-    weight_decay: float = 0.1
-    clip: float | None = 1.0
+    lr: Rate = 3e-3
+    muon_lr: Rate = 1e-2
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: Rate = 1e-8
+    momentum: Share = 0.95
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    clip: Annotated[float, Field(ge=0.0)] = 1.0
 
 
 class Optimizer:
     """The optimizers of a module as one: step, clip, and state as named tensors."""
 
-    def __init__(self, module: Transformer, settings: Settings) -> None:
+    def __init__(self, module: Transformer, settings: OptimizerSettings) -> None:
         self.settings = settings
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         by_role = roles(module.spec)
@@ -89,7 +90,7 @@ class Optimizer:
 
     def clip(self) -> float:
         """Scale the gradients to a global norm of at most `clip`; the norm they had."""
-        limit = math.inf if self.settings.clip is None else self.settings.clip
+        limit = self.settings.clip or math.inf
         return float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), limit))
 
     def zero(self) -> None:
@@ -124,8 +125,7 @@ class Optimizer:
             yield from part.param_groups
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(Section):
     """The learning rate as a share of its peak, from the progress of the run in [0, 1].
 
     It rises linearly over the first `warmup` of the run, then falls to `floor`: along half a cosine (Loshchilov &
@@ -133,8 +133,8 @@ class Schedule:
     """
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: float = 0.02
-    floor: float = 0.0
+    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
+    floor: Share = 0.0
 
     def factor(self, progress: float) -> float:
         progress = min(max(progress, 0.0), 1.0)

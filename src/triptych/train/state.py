@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from torch import Tensor
 from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
 from triptych.errors import CheckpointError
 from triptych.families import plan, read_config, save_plan
+from triptych.families.triptych import to_config
 from triptych.nn import Transformer, assign, empty, finish
 from triptych.text import Tokenizer, from_directory
 from triptych.train.loop import Progress, Trainer
@@ -52,7 +54,7 @@ class Checkpoints:
         self.directory, self.keep = Path(directory), keep
 
     def save(
-        self, trainer: Trainer, hf: Mapping[str, Any], tokenizer: Tokenizer, recipe: Mapping[str, Any]
+        self, trainer: Trainer, hf: Mapping[str, Any] | None, tokenizer: Tokenizer, recipe: Mapping[str, Any]
     ) -> Path:
         """Write the trainer's present state.  Raises CheckpointError, with what was there before still whole."""
         at = trainer.at
@@ -69,14 +71,17 @@ class Checkpoints:
                 _STATE: json.dumps(state, allow_nan=False),
                 _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
             }
-            write_directory(build, hf_tensors(trainer.module), hf, files)
+            write_directory(build, *to_checkpoint(trainer.module, hf), files)
             atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
             if path.exists():  # left behind broken
                 path.rename(self.directory / f".{path.name}.broken")
             build.rename(path)
+            _sync_directory(self.directory)
             self._drop_old()
         except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror or error}; older checkpoints are whole") from None
+            raise CheckpointError(
+                f"cannot write {path}: {error.strerror or error}; older checkpoints are whole"
+            ) from None
         return path
 
     def newest(self) -> Saved:
@@ -154,11 +159,27 @@ def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
     return finish(module), from_directory(path), hf
 
 
-def hf_tensors(module: Transformer) -> Iterator[tuple[str, Tensor]]:
-    """The parameters under their HF names and layouts."""
-    stored = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    for load in save_plan(module.spec):
-        yield load.source, load.to_source({name: stored[name] for name in load.ours})
+def to_checkpoint(
+    module: Transformer, hf: Mapping[str, Any] | None
+) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
+
+    A model that came with an HF config is written back with it; one made from parts saves its spec.
+    """
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    dtype = {"dtype": str(next(iter(parameters.values())).dtype).removeprefix("torch.")}
+    if hf is None:
+        return ((name, parameters[name]) for name in module.spec.shapes()), to_config(module.spec) | dtype
+    return ((load.source, load.to_source(parameters)) for load in save_plan(module.spec)), {**hf, **dtype}
+
+
+def _sync_directory(path: Path) -> None:
+    """Force the renames inside `path` to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _manifest(path: Path) -> dict[str, Any]:
