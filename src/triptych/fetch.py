@@ -49,7 +49,7 @@ def _download(name: str, version: str, sha256: str, into: Path) -> Path:
     wanted = into / "requirement.txt"
     wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
     target = into / "download"
-    options = ["--no-deps", "--require-hashes", "--no-input", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps", "--require-hashes", "--no-input", "--quiet", "--retries=2", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(target), "--requirement", str(wanted)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     files = sorted(target.glob("*")) if run.returncode == 0 else []

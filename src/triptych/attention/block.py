@@ -40,15 +40,16 @@ def run(request: Request) -> Tensor:
 
     def gathered(x: Tensor) -> Tensor:
         """`[B, G, n, m * size, K]`."""
-        padded = folding.pad_to(x, 0, total * size - request.keys).unflatten(2, (total, size))
-        return padded.index_select(2, index).view(*x.shape[:2], n, m * size, x.shape[3])
+        padded = folding.pad_to(x, 0, total * size - request.keys)
+        parts = padded.reshape(*x.shape[:2], total, size, x.shape[3])
+        return parts.index_select(2, index).view(*x.shape[:2], n, m * size, x.shape[3])
 
     within = torch.arange(size, device=device)
     k_pos = candidates[:, :, None] * size + within
     k_pos = k_pos.masked_fill((candidates[:, :, None] < 0) | (k_pos >= request.keys), -1)
     padded = folding.pad_to(request.q, lead, n * size - lead - request.queries)
     blocks = folding.Blocks(
-        q=padded.unflatten(2, (n, size)),
+        q=folding.cut(padded, n),
         k=gathered(request.k),
         v=gathered(request.v),
         q_pos=first - lead + torch.arange(n * size, device=device).view(n, size),
@@ -63,7 +64,7 @@ def _candidates(request: Request, pattern: BlockSparse) -> Tensor:
     first = request.keys - request.queries
     q = torch.arange(first // size, -(-request.keys // size))[:, None]
     k = torch.arange(-(-request.keys // size))[None, :]
-    seen = replace(pattern, block=1).visible(Points(q), Points(k))
+    seen: Tensor = replace(pattern, block=1).visible(Points(q), Points(k))
     if lowering.implies_causal(request.mask):
         seen = seen & (k <= q)
     m = max(1, int(seen.sum(1).max()))

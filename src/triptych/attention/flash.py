@@ -63,9 +63,9 @@ def _dense_rows(x: Tensor) -> Tensor:
 
 def _lowered(request: Request) -> tuple[bool, Tensor | None]:
     """`(is_causal, mask)`."""
-    if request.aligned and request.queries == request.keys and lowering.is_causal(request.mask):
-        if request.bias is None:
-            return True, None
+    square = request.aligned and request.queries == request.keys
+    if square and lowering.is_causal(request.mask) and request.bias is None:
+        return True, None
     visible = request.visible
     if request.bias is None:
         if visible is not None and visible.shape[2] != request.queries:

@@ -78,7 +78,8 @@ def _visible(request: Request, blocks: Blocks) -> Tensor:
         per_row=number,
     )
     k = Points(blocks.k_pos[None, :, None, :], document=_documents(request.k_doc, blocks.k_pos, -2), per_row=number)
-    return request.mask.visible(q, k) & (k.position >= 0)
+    seen: Tensor = request.mask.visible(q, k) & (k.position >= 0)
+    return seen
 
 
 def _documents(labels: Tensor | None, index: Tensor, dim: int) -> Tensor | None:
@@ -109,3 +110,8 @@ def _pieces(inner: Request) -> Iterator[Request]:
 def pad_to(x: Tensor, before: int, after: int) -> Tensor:
     """Zeros before and after along the sequence, the last dimension but one."""
     return F.pad(x, (0, 0, before, after)) if before or after else x
+
+
+def cut(x: Tensor, blocks: int) -> Tensor:
+    """`[B, H, n * c, K]` as `[B, H, n, c, K]`."""
+    return x.reshape(*x.shape[:2], blocks, -1, x.shape[3])

@@ -127,6 +127,16 @@ def only_keys(mask: Mask) -> bool:
     return all(isinstance(leaf, (Full, Keys, Prefix)) for leaf in leaves(mask))
 
 
+def reads_positions(mask: Mask) -> bool:
+    """Some part compares positions, not places or documents."""
+    return any(isinstance(leaf, (Causal, Window, Prefix, BlockSparse)) for leaf in leaves(mask))
+
+
+def without_causal(mask: Mask) -> Mask:
+    """The same mask where no key is in any query's future."""
+    return rewrite(mask, lambda leaf: FULL if isinstance(leaf, Causal) else leaf)
+
+
 def window_of(mask: Mask) -> tuple[int, int] | None:
     """`(back, ahead)`: a query sees no key `back` or more positions behind it, none more than `ahead` in front.
 

@@ -76,7 +76,7 @@ def adjust(scores: Tensor, request: Request) -> Tensor:
 
 def pattern_of(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Softmax over the last dimension, a sink logit a head beside it; 0 where everything is -inf."""
-    empty = scores.amax(-1, keepdim=True) == -torch.inf
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
     scores = scores.masked_fill(empty, 0.0)  # softmax of -inf alone is NaN, and so would its gradient be
     if sinks is not None:
         column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)

@@ -102,26 +102,29 @@ class Request:
             seen = filled if seen is None else seen & filled
         if seen is None:
             return None
-        try:
-            shape = torch.broadcast_shapes(seen.shape, (self.rows, self.heads, self.queries, self.keys))
-        except RuntimeError:
-            shape = None
-        if shape != (self.rows, self.heads, self.queries, self.keys):
-            raise InputError(
-                f"mask of shape {list(seen.shape)} does not fit scores "
-                f"{[self.rows, self.heads, self.queries, self.keys]}"
-            )
+        scores = (self.rows, self.heads, self.queries, self.keys)
+        if not fits(seen, scores):
+            raise InputError(f"mask of shape {list(seen.shape)} does not fit scores [B,H,T,S] {list(scores)}")
         return seen
+
+
+def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
+    """`x` broadcasts to `shape`, dimension by dimension."""
+    return x.dim() == len(shape) and all(size in (1, whole) for size, whole in zip(x.shape, shape, strict=True))
+
+
+def _by_row(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x[None]
 
 
 def _column(x: Tensor | None) -> Any:
     """`[T]` or `[B, T]` as `[., 1, T, 1]`."""
-    return None if x is None else x.reshape(-1, 1, x.shape[-1], 1)
+    return None if x is None else _by_row(x)[:, None, :, None]
 
 
 def _line(x: Tensor | None) -> Any:
     """`[S]` or `[B, S]` as `[., 1, 1, S]`."""
-    return None if x is None else x.reshape(-1, 1, 1, x.shape[-1])
+    return None if x is None else _by_row(x)[:, None, None, :]
 
 
 def prepare(
@@ -197,11 +200,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float
 
 def _fit_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     bias = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
-    try:
-        fits = torch.broadcast_shapes(bias.shape, shape) == torch.Size(shape)
-    except RuntimeError:
-        fits = False
-    if not fits or not bias.is_floating_point():
+    if not fits(bias, shape) or not bias.is_floating_point():
         raise InputError(f"bias {bias.dtype} {list(bias.shape)} cannot be added to scores [B,H,T,S] {list(shape)}")
     return bias
 

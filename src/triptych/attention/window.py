@@ -46,7 +46,7 @@ def run(request: Request) -> Tensor:
     starts = torch.arange(n, device=device)[:, None] * c
     k_pos = begin + starts + torch.arange(width, device=device)
     blocks = folding.Blocks(
-        q=folding.pad_to(request.q, 0, n * c - request.queries).unflatten(2, (n, c)),
+        q=folding.cut(folding.pad_to(request.q, 0, n * c - request.queries), n),
         k=banded(request.k),
         v=banded(request.v),
         q_pos=first + starts + torch.arange(c, device=device),

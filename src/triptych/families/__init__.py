@@ -16,19 +16,22 @@ of which only `hf_types`, `config` and `weights` are needed.
 from __future__ import annotations
 
 import pkgutil
+import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from triptych.errors import ConfigError, nearest
 from triptych.families import weights
-from triptych.families.keys import Keys
+from triptych.families.keys import Keys, shown
+from triptych.families.triptych import to_config
 from triptych.families.weights import Load, Plan
-from triptych.spec import Model
+from triptych.spec import Model, Pooling
 
-__all__ = ["Keys", "Load", "Plan", "find", "find_gguf", "plan", "read_config", "read_gguf", "save_plan"]
+__all__ = ["Keys", "Load", "Plan", "find", "find_gguf", "plan", "read_config", "read_gguf", "save_plan", "to_config"]
 
 
 @cache
@@ -39,20 +42,20 @@ def modules() -> tuple[ModuleType, ...]:
     return tuple(module for module in modules if hasattr(module, "hf_types"))
 
 
-def find(model_type: str) -> ModuleType:
+def find(model_type: str, where: str = "config.json") -> ModuleType:
     """The family that reads HF configs of this `model_type`.  Raises ConfigError with the nearest name."""
-    return _find(model_type, "hf_types", "model_type")
+    return _find(model_type, "hf_types", f"{where}: model_type")
 
 
-def find_gguf(arch: str) -> ModuleType:
+def find_gguf(arch: str, where: str = "GGUF") -> ModuleType:
     """The family that reads GGUF files of this architecture.  Raises ConfigError with the nearest name."""
-    return _find(arch, "gguf_archs", "GGUF architecture")
+    return _find(arch, "gguf_archs", f"{where}: architecture")
 
 
 def _find(name: str, attribute: str, what: str) -> ModuleType:
     known = {key: module for module in modules() for key in getattr(module, attribute, ())}
     if name not in known:
-        raise ConfigError(f"{what} {name!r} is not one of {', '.join(sorted(known))}{nearest(name, known)}")
+        raise ConfigError(f"{what} {shown(name)} is not one of {', '.join(sorted(known))}{nearest(name, known)}")
     return known[name]
 
 
@@ -72,13 +75,29 @@ def read_config(
     if not isinstance(hf, Mapping):
         raise ConfigError(f"{where}: must be a JSON object")
     keys = Keys(hf, where, stored)
-    family = find(keys.str("model_type"))
+    family = find(keys.str("model_type"), where)
     try:
         spec: Model = family.config(keys)
     except ConfigError as error:  # a part's own complaint does not know the file
         raise (error if str(error).startswith(where) else keys.error(str(error))) from None
+    if isinstance(spec.head, Pooling):
+        spec = replace(spec, head=_pooling(keys, spec.head))
     keys.finish({*ignore, *getattr(family, "ignore", ())})
     return spec
+
+
+def _pooling(keys: Keys, head: Pooling) -> Pooling:
+    """How a bare encoder pools.  HF has no key for it and keeps unknown ones, so ours travels in its config."""
+    given = keys.table("triptych_pooling")
+    if given is None:
+        return head
+    modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
+    mode = given.choice("mode", modes, default="mean")
+    if mode == "dense" and head.dense is None:
+        raise given.error("mode 'dense' needs the pooler, which this checkpoint lacks")
+    normalize = given.bool("normalize", default=False)
+    given.finish()
+    return replace(head, mode=mode, normalize=normalize)
 
 
 def read_gguf(
@@ -97,8 +116,8 @@ def read_gguf(
     """
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str):
-        raise ConfigError(f"{where}: general.architecture must be a string, not {arch!r}")
-    family = find_gguf(arch)
+        raise ConfigError(f"{where}: general.architecture must be a string, not {shown(arch)}")
+    family = find_gguf(arch, where)
     keys = Keys(_gguf_keys(metadata, arch, shapes, read), where, shapes)
     vocab = keys.int("vocab_size")
     config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
@@ -114,13 +133,10 @@ def _gguf_keys(
     shapes: Mapping[str, Sequence[int]],
     read: Callable[[str], Sequence[float]] | None,
 ) -> dict[str, Any]:
-    """The keys under the architecture's prefix, without it; floats as the decimals somebody wrote: 1e-5, which
-    is stored as the float32 0.00000999999974737875163555145263671875."""
-    import numpy
-
+    """The keys under the architecture's prefix, without it, and what only the tensors tell."""
     start = f"{arch}."
     found: dict[str, Any] = {
-        name.removeprefix(start): float(str(numpy.float32(value))) if isinstance(value, float) else value
+        name.removeprefix(start): _decimal(value) if isinstance(value, float) else value
         for name, value in metadata.items()
         if name.startswith(start)
     }
@@ -131,6 +147,12 @@ def _gguf_keys(
         count = shapes["rope_freqs.weight"][0]
         found["rope_freqs"] = [float(x) for x in (read("rope_freqs.weight") if read else [1.0] * count)]
     return found | {"model_type": arch}
+
+
+def _decimal(value: float) -> float:
+    """The shortest decimal that is stored as the same float32: 1e-5 for 0.0000099999997473787516."""
+    single = struct.pack("<f", value)
+    return next(short for n in range(1, 18) if struct.pack("<f", short := float(f"{value:.{n}g}")) == single)
 
 
 def plan(
@@ -161,4 +183,5 @@ def plan(
 def save_plan(spec: Model, kind: weights.Kind = "hf") -> tuple[Load, ...]:
     """Under which names, and how, the parameters of `spec` are written; see `triptych.families.weights.save_plan`."""
     family = find(spec.family)
-    return weights.save_plan(spec, family.weights, kind, prefix=getattr(family, "prefix", "") if kind == "hf" else "")
+    prefix = getattr(family, "prefix", "") if kind == "hf" else ""
+    return weights.save_plan(spec, family.weights, kind, prefix=prefix)

@@ -6,7 +6,7 @@ Reference: transformers `models/bert`; its class says which head sits on top.  G
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from triptych import spec
 from triptych.families.keys import Keys
@@ -114,9 +114,7 @@ def _head(
         return spec.MaskedLMHead(dense=dense, act=act, norm=norm, proj=proj)
     if kind is spec.Pooling:  # whether BertModel was saved with its pooler is written in no config
         pooler = keys.has_tensor("pooler.dense.weight", default=True)
-        modes: dict[str, Literal["mean", "first"]] = {"mean": "mean", "first": "first"}
-        mode = keys.choice("triptych_pooling", modes, default="mean")  # ours: HF has no key for it
-        return spec.Pooling(mode=mode, dense=dense if pooler else None)
+        return spec.Pooling(dense=dense if pooler else None)
     classes = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
     if kind is spec.ClassHead:
         return spec.ClassHead(dense=dense, classes=classes, dropout=last)
@@ -139,5 +137,5 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "type_vocab_size": keys.int("token_types", default=0, low=0),
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "hidden_act": "gelu",
-        "triptych_pooling": _GGUF_POOLING[keys.int("pooling_type", default=1, low=1, high=2)],
+        "triptych_pooling": {"mode": _GGUF_POOLING[keys.int("pooling_type", default=1, low=1, high=2)]},
     }

@@ -84,7 +84,7 @@ class Keys:
     def _typed(self, name: Str, kind: type[T] | tuple[type, ...], default: Any, expected: Str) -> Any:
         value = self.get(name, default)
         if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise self.error(f"{name} must be {expected}, not {_shown(value)}")
+            raise self.error(f"{name} must be {expected}, not {shown(value)}")
         return value
 
     def int(self, name: Str, default: Any = REQUIRED, low: Int = 1, high: Int = SIZE) -> Int:
@@ -150,7 +150,7 @@ class Keys:
         """A nested dict as keys of its own, or None when absent, null or empty."""
         value = self.get(name, None)
         if value is not None and not isinstance(value, Mapping):
-            raise self.error(f"{name} must be a table or null, not {_shown(value)}")
+            raise self.error(f"{name} must be a table or null, not {shown(value)}")
         return Keys(value, f"{self.where}: {name}") if value else None
 
     def architecture(self, known: Mapping[Str, T], default: Str) -> T:
@@ -171,7 +171,7 @@ class Keys:
         """How many classes a classifying head has: HF keeps them as `id2label`, or as `num_labels`, or means 2."""
         names = self.get("id2label", None)
         if names is not None and not isinstance(names, Mapping):
-            raise self.error(f"id2label must be a table, not {_shown(names)}")
+            raise self.error(f"id2label must be a table, not {shown(names)}")
         return len(names) if names else self.int("num_labels", default=2)
 
     def special_ids(self, vocab: Int, start: Int | None = None) -> SpecialIds:
@@ -200,7 +200,7 @@ class Keys:
         for key in left:
             if key not in REFUSED:
                 close = nearest(key, self.read - self.data.keys())
-                raise self.error(f"{key!r} (= {_shown(self.data[key])}) is not understood{close}; {_way_out(key)}")
+                raise self.error(f"{key!r} (= {shown(self.data[key])}) is not understood{close}; {_way_out(key)}")
 
     def error(self, problem: Str) -> ConfigError:
         """A ConfigError that begins with the file's name."""
@@ -211,6 +211,7 @@ def _way_out(key: str) -> str:
     return f"if it cannot matter, load with ignore=[{key!r}]"
 
 
-def _shown(value: Any, limit: int = 60) -> str:
+def shown(value: Any, limit: int = 60) -> str:
+    """`repr(value)` on one line and short: nothing out of a file breaks a message."""
     text = re.sub(r"\s+", " ", repr(value))
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from triptych.families.keys import Keys
@@ -21,9 +22,9 @@ def config(keys: Keys) -> Model:
     spec = from_json(keys.get("spec"), f"{keys.where}: spec")
     if not isinstance(spec, Model):
         raise keys.error("spec is not a whole model")
-    return spec
+    return replace(spec, family="triptych")
 
 
 def to_config(spec: Model) -> dict[str, Any]:
-    """The `config.json` of `spec`."""
-    return {"model_type": "triptych", "triptych_version": VERSION, "spec": to_json(spec)}
+    """The `config.json` of `spec`, whatever family it began in: what was changed since has no other name."""
+    return {"model_type": "triptych", "triptych_version": VERSION, "spec": to_json(replace(spec, family="triptych"))}

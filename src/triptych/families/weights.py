@@ -16,12 +16,14 @@ have such a part.  A format without names for a family needs no column.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from triptych.errors import CheckpointError, nearest
+from triptych.families.keys import shown
 from triptych.spec import Attention, Model, Pooling
 
 Kind = Literal["hf", "gguf"]
@@ -149,9 +151,8 @@ class Load:
         """The stored tensor from parameters: the inverse of `to_ours`."""
         x = parameters[self.ours[0]]
         if len(self.ours) > 1:
-            import torch
-
-            x = torch.cat([parameters[name] for name in self.ours])
+            library = sys.modules[type(x).__module__.partition(".")[0]]  # torch's or NumPy's, neither imported here
+            x = library.concatenate([parameters[name] for name in self.ours])
         for op in reversed(self.ops):
             x = op.to_source(x)
         return x
@@ -288,4 +289,4 @@ def _mismatch(where: str, missing: list[str], extra: list[str]) -> CheckpointErr
 
 
 def _listed(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(map(shown, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

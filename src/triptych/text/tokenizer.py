@@ -18,7 +18,7 @@ from triptych.errors import InputError, TextError
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.detokenize import Stream
 from triptych.text.pieces import PieceReader
-from triptych.text.specials import Specials, frame
+from triptych.text.specials import Specials
 
 #: Between a word character and a line break no pre-tokenizer we know makes one token, so a corpus may be cut there.
 _SAFE_CUT = re.compile(r"(?<=\w)(?=\n)")
@@ -148,7 +148,8 @@ def from_directory(path: Path | str, stop_ids: Iterable[int] = ()) -> Tokenizer:
     """The tokenizer of a Hugging Face directory: `tokenizer.json` with what the files beside it add.
 
     `tokenizer_config.json` and `special_tokens_map.json` name the special tokens, the chat template is read from
-    `chat_template.jinja` or the config.  `stop_ids` are ends of generation beside EOS (`generation_config.json`).
+    `chat_template.jinja` or the config.  How a text is framed is what `tokenizer.json` says: the config's `add_bos_token` and
+    `add_eos_token` are for tokenizers that have no such file.  `stop_ids` are ends of generation beside EOS (`generation_config.json`).
     Code that a config points to is never run.
 
     Raises TextError if there is no `tokenizer.json` or one of the files cannot be read.
@@ -161,13 +162,6 @@ def from_directory(path: Path | str, stop_ids: Iterable[int] = ()) -> Tokenizer:
     backend = _parse(file)
     _add_listed(backend, config.get("added_tokens_decoder", {}), path)
     specials = Specials.from_config(config)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        # These two, where a config has them, overrule the frame written into tokenizer.json.
-        frame(
-            backend,
-            specials.bos if config.get("add_bos_token") else None,
-            specials.eos if config.get("add_eos_token") else None,
-        )
     source = _chat_source(path, config)
     chat = None if source is None else ChatTemplate(source, specials.config())
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}

@@ -1,0 +1,179 @@
+"""The arithmetic of `triptych.spec.positions`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, Rope, Sinusoidal, YaRN
+
+
+def sinusoidal(positions: Int[Tensor, " N"], spec: Sinusoidal) -> Float[Tensor, "N D"]:
+    """Vaswani et al. 2017, section 3.5: `sin(p / theta^(2i/D))` and `cos` of the same, fp32."""
+    angles = positions[:, None].float() * _inverse(spec.theta, spec.width).float().to(positions.device)
+    pair = (angles.sin(), angles.cos())
+    return torch.stack(pair, -1).flatten(1) if spec.layout == "interleaved" else torch.cat(pair, 1)
+
+
+def rope_angles(
+    spec: Rope, positions: Int[Tensor, " N"], length: int | Int[Tensor, " N"] | None = None
+) -> tuple[Float[Tensor, "N half"], Float[Tensor, "N half"]]:
+    """cos and sin `[N, width / 2]` in fp32, with the scaling's attention factor multiplied in.
+
+    length   total length of the row, or of each token's row; LongRope alone asks for it.
+
+    Raises InputError for LongRope without a length.
+    """
+    frequencies = inverse_frequencies(spec, length).float().to(positions.device)
+    angles = positions[:, None].float() * frequencies
+    factor = attention_factor(spec)
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def inverse_frequencies(spec: Rope, length: int | Int[Tensor, " N"] | None = None) -> Float[Tensor, "*N half"]:
+    """Radians per position of each pair, fp64 on the host: `[width / 2]`, or `[N, width / 2]` for a length a token."""
+    base = _inverse(spec.theta, spec.width)
+    match spec.scaling:
+        case None:
+            return base
+        case Interpolate(factor=factor):
+            return base / factor
+        case NTK(factor=factor):
+            return _inverse(spec.theta * factor ** (spec.width / (spec.width - 2)), spec.width)
+        case YaRN():
+            return _yarn(base, spec, spec.scaling)
+        case Llama3():
+            return _llama3(base, spec.scaling)
+        case LongRope():
+            return _longrope(base, spec.scaling, length)
+
+
+def attention_factor(spec: Rope) -> float:
+    """What cos and sin are multiplied by; 1 unless YaRN or LongRope."""
+    match spec.scaling:
+        case YaRN(attention_factor=None) as yarn:
+            if yarn.mscale and yarn.mscale_all_dim:
+                return _mscale(yarn.factor, yarn.mscale) / _mscale(yarn.factor, yarn.mscale_all_dim)
+            return _mscale(yarn.factor, 1.0)
+        case LongRope(attention_factor=None) as longrope:
+            stretch = longrope.max_length / longrope.original_length
+            return math.sqrt(1 + math.log(stretch) / math.log(longrope.original_length)) if stretch > 1 else 1.0
+        case YaRN(attention_factor=float(given)) | LongRope(attention_factor=float(given)):
+            return given
+        case _:
+            return 1.0
+
+
+def rotate(
+    x: Float[Tensor, "N H K"], cos: Float[Tensor, "N half"], sin: Float[Tensor, "N half"], pairing: str = "half"
+) -> Float[Tensor, "N H K"]:
+    """Turn the first `2 * half` dimensions of each head (Su et al. 2021); the rest pass.  In fp32 or better, returned
+    in the dtype of `x`.
+
+    pairing   `half` pairs dimension i with i + half; `interleaved` pairs 2i with 2i + 1.
+    """
+    half = cos.shape[1]
+    exact = x[..., : 2 * half].to(torch.promote_types(x.dtype, torch.float32))
+    cos, sin = cos[:, None], sin[:, None]
+    if pairing == "half":
+        a, b = exact[..., :half], exact[..., half:]
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    else:
+        a, b = exact[..., 0::2], exact[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(2)
+    turned = turned.to(x.dtype)
+    return turned if x.shape[2] == 2 * half else torch.cat((turned, x[..., 2 * half :]), -1)
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, " H"]:
+    """Press et al. 2021: `2^(-8i/H)` for H a power of two; otherwise those of the power below, then every other one
+    of the power above."""
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)][: heads - power]
+    return torch.tensor(slopes, dtype=torch.float32)
+
+
+def alibi_bias(heads: int, q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"]) -> Float[Tensor, "*B H T S"]:
+    """`-slope[h] * |q_pos - k_pos|`, fp32: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
+    distance = (q_pos[..., :, None] - k_pos[..., None, :]).abs().float()
+    return -alibi_slopes(heads).to(q_pos.device)[:, None, None] * distance[..., None, :, :]
+
+
+def t5_bucket(
+    relative: Int[Tensor, ...], *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> Int[Tensor, ...]:
+    """The bucket of `k_pos - q_pos` (Raffel et al. 2020): half of them exact, the rest logarithmic up to
+    `max_distance` and shared beyond.  Bidirectional: the upper half for keys ahead; otherwise those share bucket 0."""
+    if bidirectional:
+        buckets //= 2
+        ahead = (relative > 0).long() * buckets
+        distance = relative.abs()
+    else:
+        ahead = torch.zeros_like(relative, dtype=torch.long)
+        distance = (-relative).clamp(min=0)
+    exact = buckets // 2
+    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return ahead + torch.where(distance < exact, distance, far)
+
+
+def t5_bias(
+    weight: Float[Tensor, "buckets H"],
+    q_pos: Int[Tensor, "... T"],
+    k_pos: Int[Tensor, "... S"],
+    *,
+    max_distance: int = 128,
+    bidirectional: bool = True,
+) -> Float[Tensor, "*B H T S"]:
+    """The learned scalar of each head and bucket: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
+    relative = k_pos[..., None, :] - q_pos[..., :, None]
+    bucket = t5_bucket(relative, buckets=weight.shape[0], max_distance=max_distance, bidirectional=bidirectional)
+    return torch.nn.functional.embedding(bucket, weight).movedim(-1, -3)
+
+
+def _inverse(theta: float, width: int) -> Tensor:
+    """`theta^(-2i/width)`, fp64."""
+    return torch.pow(theta, -torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+def _yarn(base: Tensor, spec: Rope, yarn: YaRN) -> Tensor:
+    """Peng et al. 2023, section 3.2: pairs that turn more than beta_fast times in the original length keep their
+    frequency, those that turn less than beta_slow times are interpolated, a ramp between."""
+
+    def pair_turning(times: float) -> float:
+        return spec.width * math.log(yarn.original_length / (times * 2 * math.pi)) / (2 * math.log(spec.theta))
+
+    low, high = pair_turning(yarn.beta_fast), pair_turning(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.width - 1)
+    span = high - low or 0.001  # the published code's guard
+    interpolated = ((torch.arange(base.shape[0], dtype=torch.float64) - low) / span).clamp(0, 1)
+    return base / yarn.factor * interpolated + base * (1 - interpolated)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _llama3(base: Tensor, llama: Llama3) -> Tensor:
+    """Llama 3.1: by how often a pair turns in the original length, interpolated below low_freq_factor, kept above
+    high_freq_factor, blended between."""
+    turns = llama.original_length * base / (2 * math.pi)
+    kept = ((turns - llama.low_freq_factor) / (llama.high_freq_factor - llama.low_freq_factor)).clamp(0, 1)
+    return base * kept + base / llama.factor * (1 - kept)
+
+
+def _longrope(base: Tensor, longrope: LongRope, length: int | Tensor | None) -> Tensor:
+    if length is None:
+        raise InputError("longrope: the row's length decides between its short and long factors; give `length`")
+    short = base / torch.tensor(longrope.short, dtype=torch.float64)
+    long = base / torch.tensor(longrope.long, dtype=torch.float64)
+    if isinstance(length, int):
+        return long if length > longrope.original_length else short
+    return torch.where((length.cpu() > longrope.original_length)[:, None], long, short)

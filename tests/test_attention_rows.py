@@ -1,0 +1,223 @@
+"""Rows of a flat batch through attention: every way they are laid out gives what each row gives alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from triptych.attention import FlatKeys, Rows, SlotKeys, alibi_bias, attend, attend_reference, attend_rows
+from triptych.errors import InputError
+from triptych.spec.masks import Mask, block_sparse, causal, full, keys, prefix, window
+
+H, G, K, KV = 6, 2, 8, 5
+MASKS = {
+    "full": full(),
+    "causal": causal(),
+    "window": causal() & window(3),
+    "around": window(3, 2),
+    "prefix": causal() | prefix([3, 2, 5, 1]),
+    "keys": keys([3, 9, 1, 4]),
+    "blocks": causal() & block_sparse(4, first=1),
+}
+LENGTHS = [(7, 7, 7, 7), (7, 11, 2, 5), (7, 0, 2, 7), (1, 1, 1, 1)]
+
+
+def tokens(rows: Rows, *shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(rows.total, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def alone(q, k, v, q_past, mask, row, bias=None, **options):
+    """One row by the definition: q [T, H, K] at q_past.., k [S, G, K] at 0.."""
+    q_pos, k_pos = torch.arange(len(q)) + q_past, torch.arange(len(k))
+    if bias is not None:
+        options["bias"] = bias(q_pos, k_pos)
+    one = single(mask, row)
+    args = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return attend_reference(*args, mask=one, q_pos=q_pos, k_pos=k_pos, **options)[0].transpose(0, 1)
+
+
+def single(mask: Mask, row: int) -> Mask:
+    """The mask of one row, written out."""
+    if mask == MASKS["prefix"]:
+        return causal() | prefix([3, 2, 5, 1][row])
+    return keys([3, 9, 1, 4][row]) if mask == MASKS["keys"] else mask
+
+
+def slots(rows: Rows, held: tuple[int, ...], capacity: int, seed: int):
+    made = torch.Generator().manual_seed(seed)
+    return SlotKeys(
+        torch.randn(len(rows), G, capacity, K, generator=made),
+        torch.randn(len(rows), G, capacity, KV, generator=made),
+        held,
+    )
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_self_attention_of_rows_is_each_row_alone(name, lengths, with_bias):
+    rows, mask = Rows(lengths), MASKS[name]
+    q, k, v = tokens(rows, H, K, seed=1), tokens(rows, G, K, seed=2), tokens(rows, G, KV, seed=3)
+    bias = (lambda a, b: alibi_bias(H, a, b)) if with_bias else None
+    z = attend_rows(q, FlatKeys(k, v, rows), rows, mask=mask, bias=bias, softcap=None)
+    for row, (zb, qb, kb, vb) in enumerate(zip(*(rows.split(x) for x in (z, q, k, v)), strict=True)):
+        torch.testing.assert_close(zb, alone(qb, kb, vb, 0, mask, row, bias), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_cross_attention_over_ragged_sources(lengths):
+    rows, source = Rows((3, 3, 3, 3)), Rows(lengths)
+    q, k, v = tokens(rows, H, K, seed=1), tokens(source, G, K, seed=2), tokens(source, G, KV, seed=3)
+    z = attend_rows(q, FlatKeys(k, v, source), rows, mask=full())
+    for row, (zb, qb, kb, vb) in enumerate(
+        zip(rows.split(z), rows.split(q), source.split(k), source.split(v), strict=True)
+    ):
+        torch.testing.assert_close(zb, alone(qb, kb, vb, 0, full(), row), atol=1e-5, rtol=1e-5)
+    assert all((rows.split(z)[row] == 0).all() for row, length in enumerate(lengths) if length == 0)
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "window", "prefix", "blocks"])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("past", [(4, 4, 4, 4), (4, 9, 0, 2)])
+@pytest.mark.parametrize("limit", [1 << 18, 0])
+def test_slots_hold_rows_of_any_length(name, lengths, past, limit, monkeypatch):
+    """`limit` 0 sends ragged chunks through rows-of-one-shape instead of one padded call."""
+    monkeypatch.setattr("triptych.attention.rows.PADDED", limit)
+    rows, mask = Rows(lengths, past), MASKS[name]
+    held = slots(rows, rows.ends, 23, seed=5)
+    q = tokens(rows, H, K, seed=1)
+    bias = lambda a, b: alibi_bias(H, a, b)  # noqa: E731
+    z = attend_rows(q, held, rows, mask=mask, bias=bias)
+    for row, (zb, qb) in enumerate(zip(rows.split(z), rows.split(q), strict=True)):
+        kb, vb = (x[row, :, : rows.ends[row]].transpose(0, 1) for x in (held.k, held.v))
+        torch.testing.assert_close(zb, alone(qb, kb, vb, past[row], mask, row, bias), atol=1e-5, rtol=1e-5)
+
+
+def test_slots_with_positions_in_any_order():
+    rows = Rows((2, 2), (5, 3))
+    order = torch.tensor([[6, 0, 3, 1, 2, 5, 4, -1], [4, -1, 0, -1, 2, 1, 3, -1]])
+    held = slots(rows, (8, 8), 8, seed=5)
+    held = SlotKeys(held.k, held.v, held.lengths, order)
+    q = tokens(rows, H, K, seed=1)
+    seen = []
+    z = attend_rows(q, held, rows, mask=causal() & window(4))
+    hooked = attend_rows(
+        q, held, rows, mask=causal() & window(4), hook=lambda n, x, r: seen.append((n, x.shape, r)) or x
+    )
+    torch.testing.assert_close(z, hooked, atol=1e-5, rtol=1e-5)
+    assert [s for s in seen if s[0] == "pattern"] == [("pattern", (H, 2, 7), 0), ("pattern", (H, 2, 5), 1)]
+    for row, (zb, qb) in enumerate(zip(rows.split(z), rows.split(q), strict=True)):
+        there = order[row].argsort()[(order[row] < 0).sum() :]
+        kb, vb = (x[row, :, there].transpose(0, 1) for x in (held.k, held.v))
+        one = alone(qb, kb, vb, rows.past[row], causal() & window(4), row)
+        torch.testing.assert_close(zb, one, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [(7, 7), (7, 11)])
+def test_hook_reads_and_edits_row_by_row(lengths):
+    rows = Rows(lengths)
+    q, k, v = tokens(rows, H, K, seed=1), tokens(rows, G, K, seed=2), tokens(rows, G, KV, seed=3)
+    seen = {}
+
+    def first_key_only(name, x, row):
+        seen[name, row] = x
+        return torch.zeros_like(x).index_fill(2, torch.tensor([0]), 1.0) if name == "pattern" else x
+
+    plain = attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal())
+    read = attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal(), hook=lambda name, x, row: x)
+    edited = attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal(), hook=first_key_only)
+    torch.testing.assert_close(plain, read, atol=1e-5, rtol=1e-5)
+    for row, zb in enumerate(rows.split(edited)):
+        first = rows.split(v)[row][0].repeat_interleave(H // G, 0)
+        torch.testing.assert_close(zb, first.expand_as(zb))
+        assert seen["scores", row].shape == (H, lengths[row], lengths[row])
+        assert (seen["scores", row].triu(1) == -torch.inf).sum() == H * lengths[row] * (lengths[row] - 1) / 2
+
+
+@pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 11, 5), (67, 71, 5)])
+def test_a_changed_future_token_leaves_the_past_bit_identical(lengths):
+    rows = Rows(lengths)
+    q, k, v = tokens(rows, H, K, seed=1), tokens(rows, G, K, seed=2), tokens(rows, G, KV, seed=3)
+    z = attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal())
+    for x in (q, k, v):
+        x[rows.starts[1] + 4] += 1.0
+    again = attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal())
+    past = torch.ones(rows.total, dtype=torch.bool)
+    past[rows.starts[1] + 4 : rows.starts[2]] = False
+    assert torch.equal(z[past], again[past])
+    assert not torch.isclose(z[~past], again[~past]).all(-1).all(-1).any()
+
+
+def test_gradients_reach_every_row():
+    for lengths in [(7, 7), (7, 3)]:
+        rows = Rows(lengths)
+        leaves = [tokens(rows, n, w, seed=i).requires_grad_() for i, (n, w) in enumerate([(H, K), (G, K), (G, KV)])]
+        for mask in (causal(), full()):
+            z = attend_rows(leaves[0], FlatKeys(leaves[1], leaves[2], rows), rows, mask=mask)
+            got = torch.autograd.grad(z.square().sum(), leaves)
+            parts = [rows.split(x) for x in leaves]
+            ref = sum(alone(*(p[r] for p in parts), 0, mask, r).square().sum() for r in range(2))
+            for a, b in zip(got, torch.autograd.grad(ref, leaves), strict=True):
+                torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_equal_rows_are_views(monkeypatch):
+    rows = Rows((5, 5))
+    q, k, v = tokens(rows, H, K, seed=1), tokens(rows, G, K, seed=2), tokens(rows, G, K, seed=3)
+    caught = []
+    monkeypatch.setattr(
+        "triptych.attention.dispatch.run", lambda request: caught.append(request) or torch.zeros(2, H, 5, K)
+    )
+    attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal())
+    assert caught[0].q.data_ptr() == q.data_ptr()
+    assert caught[0].aligned
+    assert caught[0].k.data_ptr() == k.data_ptr()
+
+
+def test_decode_of_even_rows_needs_no_mask(monkeypatch):
+    caught = []
+    monkeypatch.setattr(
+        "triptych.attention.dispatch.run", lambda request: caught.append(request) or torch.zeros(2, H, 1, KV)
+    )
+    even = Rows((1, 1), (6, 6))
+    attend_rows(tokens(even, H, K, seed=1), slots(even, even.ends, 16, 2), even, mask=causal())
+    ragged = Rows((1, 1), (6, 3))
+    attend_rows(tokens(ragged, H, K, seed=1), slots(ragged, ragged.ends, 16, 2), ragged, mask=causal())
+    assert caught[0].visible is None
+    assert caught[1].visible.shape == (2, 1, 1, 7)
+    assert caught[1].q_pos is None
+
+
+def test_rows_know_their_places():
+    rows = Rows((3, 0, 2), (5, 9, 0))
+    assert (rows.starts, rows.total, rows.ends, rows.equal) == ((0, 3, 3), 5, (8, 9, 2), False)
+    assert rows.positions().tolist() == [5, 6, 7, 0, 1]
+    assert rows.row_of().tolist() == [0, 0, 0, 2, 2]
+    with torch.inference_mode():
+        made = Rows((3, 2)).positions()
+    assert not made.is_inference()
+    with pytest.raises(InputError, match="3 rows but 2"):
+        Rows((1, 2, 3), (0, 0))
+
+
+def test_nothing_at_all():
+    empty = Rows(())
+    assert attend_rows(
+        torch.zeros(0, H, K), FlatKeys(torch.zeros(0, G, K), torch.zeros(0, G, KV), empty), empty, mask=causal()
+    ).shape == (0, H, KV)
+    hollow = Rows((0, 0))
+    assert attend_rows(
+        torch.zeros(0, H, K), FlatKeys(torch.zeros(0, G, K), torch.zeros(0, G, KV), hollow), hollow, mask=causal()
+    ).shape == (0, H, KV)
+    assert attend(torch.zeros(2, H, 3, K), torch.zeros(2, G, 0, K), torch.zeros(2, G, 0, KV)).tolist() == (
+        torch.zeros(2, H, 3, KV).tolist()
+    )
+
+
+def test_refusals():
+    rows = Rows((3, 2))
+    q, k, v = tokens(rows, H, K, seed=1), tokens(rows, G, K, seed=2), tokens(rows, G, KV, seed=3)
+    with pytest.raises(InputError, match="rows of one length"):
+        attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal(), bias=torch.zeros(H, 3, 3))
+    with pytest.raises(InputError, match="in 1 rows"):
+        attend_rows(q, FlatKeys(k, v, rows), Rows((5,)), mask=causal())
