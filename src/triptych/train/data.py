@@ -167,7 +167,7 @@ class Pairs:
         if longest > length:
             over = sum(max(len(source), len(target)) > length for source, target in pairs)
             raise InputError(
-                f"{over} of {len(pairs)} pairs are longer than run.length = {length} tokens, the longest has {longest}; "
+                f"{over} of {len(pairs)} pairs are longer than run.length = {length} tokens, one has {longest}; "
                 "raise run.length, or leave them out with data.drop_longer = true"
             )
         return Pairs(tuple(seq2seq(source, target, start) for source, target in pairs))
