@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,13 +34,16 @@ def stream(seed: int, use: Use, counter: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, use], dtype=np.uint64), counter=[0, 0, 0, counter]))
 
 
+@runtime_checkable
 class Data(Protocol):
-    """Training rows.  `epoch(step)` counts passes; `held` are the same rows every time, for evaluation."""
+    """Rows to train or to evaluate on."""
 
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]: ...
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        """The rows of step `step`, counted from 0: the same for the same arguments, whatever was drawn before."""
+        ...
 
     def held(self) -> Iterator[Example]:
-        """Every token once, in order."""
+        """Every token once, in order, the same rows every time."""
         ...
 
     def targets(self) -> Ids:
@@ -173,8 +176,8 @@ class Pairs:
         return Pairs(tuple(seq2seq(source, target, start) for source, target in pairs))
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        count, found = len(self.examples), []
-        at = step * rows
+        count, at = len(self.examples), step * rows
+        found: list[Example] = []
         while len(found) < rows:
             epoch, place = divmod(at + len(found), count)
             order = stream(seed, Use.ORDER, epoch).permutation(count)

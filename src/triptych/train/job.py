@@ -14,9 +14,18 @@ from triptych import nn
 from triptych.errors import ConfigError, TriptychError, nearest
 from triptych.families import read_config
 from triptych.spec import LMHead, MaskedLMHead
-from triptych.text import ENCODER, SEQ2SEQ, Tokenizer, from_directory
-from triptych.text.build import bpe_tokenizer, byte_tokenizer, character_tokenizer, wordpiece_tokenizer
-from triptych.text.specials import DECODER, Specials
+from triptych.text import (
+    DECODER,
+    ENCODER,
+    SEQ2SEQ,
+    Layout,
+    Tokenizer,
+    bpe_tokenizer,
+    byte_tokenizer,
+    character_tokenizer,
+    from_directory,
+    wordpiece_tokenizer,
+)
 from triptych.train import sources
 from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
 from triptych.train.evaluate import HeldOut
@@ -28,7 +37,7 @@ from triptych.train.state import Checkpoints, read_model, read_optimizer, read_p
 
 Name = Literal["causal", "masked", "seq2seq"]
 _LAYOUT = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
-_SPECIALS: dict[Name, Specials] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
+_FRAMES: dict[Name, Layout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
 
 
 @dataclass(eq=False)
@@ -57,7 +66,11 @@ class Job:
             checkpoints = Checkpoints(out)
             if trainer.at.step == 0 and checkpoints.exist():
                 raise ConfigError(f"{out} already holds a run; resume it, or give another run.out")
-            trainer.on_save = lambda t: checkpoints.save(t, self.hf, self.tokenizer, self.recipe.model_dump())
+
+            def save(trainer: Trainer) -> None:
+                checkpoints.save(trainer, self.hf, self.tokenizer, self.recipe.model_dump())
+
+            trainer.on_save = save
         trainer.run(until)
 
 
@@ -143,14 +156,14 @@ def _tokenizer(recipe: Recipe, train: list[Any]) -> Tokenizer:
     """The tokenizer a recipe names, made from the training texts where it has to be."""
     seq2seq = recipe.objective.name == "seq2seq"
     name, _, size = (recipe.tokenizer or "").partition(":")
-    specials = _SPECIALS[recipe.objective.name]
+    layout = _FRAMES[recipe.objective.name]
     seen = [text for pair in train for text in pair] if seq2seq else train
     if name == "byte":
-        return byte_tokenizer(specials)
+        return byte_tokenizer(layout)
     if name == "characters":
-        return character_tokenizer("".join(seen), specials)
+        return character_tokenizer("".join(seen), layout)
     if name in ("bpe", "wordpiece") and size.isdecimal():
-        return (bpe_tokenizer if name == "bpe" else wordpiece_tokenizer)(seen, int(size), specials)
+        return (bpe_tokenizer if name == "bpe" else wordpiece_tokenizer)(seen, int(size), layout)
     if Path(recipe.tokenizer or "").is_dir():
         return from_directory(recipe.tokenizer or "")
     known = ("byte", "characters", "bpe:4096", "wordpiece:4096")

@@ -183,11 +183,12 @@ class Trainer:
         return value
 
     def _diverged(self, what: str, batches: list[Batch]) -> DivergedError:
-        def forward(batch: Batch) -> None:
+        def forward() -> None:
             with torch.no_grad(), autocast(self.settings.precision, self.device):
-                objectives.loss(self.module, batch)
+                for batch in batches:
+                    objectives.loss(self.module, batch)
 
-        where = first_nonfinite(self.module, lambda: [forward(batch) for batch in batches])
+        where = first_nonfinite(self.module, forward)
         self.optimizer.zero()
         return DivergedError(
             f"step {self.at.step + 1}: {what} is not finite; {where}; "

@@ -158,7 +158,7 @@ def loss(module: Transformer, batch: Batch) -> tuple[Tensor, int]:
     if part >= batch.trained:
         return _nats(module, batch.rows, x, batch.targets), batch.trained
     total = x.new_zeros((), dtype=torch.float32)
-    for vectors, targets in zip(x.split(part), batch.targets.split(part), strict=True):
+    for vectors, targets in zip(torch.split(x, part), torch.split(batch.targets, part), strict=True):
         total = total + checkpoint(_nats, module, batch.rows, vectors, targets, use_reentrant=False)
     return total, batch.trained
 

@@ -16,7 +16,7 @@ def has_bf16(device: torch.device) -> bool:
     """Whether matrix products in bf16 run in hardware; emulated, they are slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()  # type: ignore[attr-defined]
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
