@@ -373,7 +373,7 @@ def _fill(
     spec: Spec, source: Source, dtype: torch.dtype | None, device: torch.device, ignore: Sequence[str]
 ) -> tuple[nn.Transformer, LoadReport]:
     """The module with every parameter read from `source`, tensor by tensor."""
-    plan = families.plan(spec, _kind(source), source.names, ignore=ignore, where=str(source.path))
+    plan = families.plan(spec, source.kind, source.names, ignore=ignore, where=str(source.path))
     module, loaded = nn.empty(spec), []
     for step in plan.loads:
         info = source.infos[step.source]
@@ -413,5 +413,5 @@ def _pooled(spec: Spec, where: Path) -> Spec:
 
 def _tokenizer(where: Path, source: Source) -> Tokenizer | None:
     if source.kind == "gguf":
-        return text.from_gguf(source.metadata, str(where))
+        return text.from_gguf(source.metadata)
     return text.from_directory(where) if (where / "tokenizer.json").is_file() else None

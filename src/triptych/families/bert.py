@@ -80,7 +80,9 @@ def config(keys: Keys) -> spec.Model:
     )
     blocks = (block,) * keys.count("num_hidden_layers")
     head = _head(keys, width, vocab, act, norm, dropout)
-    tied = keys.bool("tie_word_embeddings", default=True) and isinstance(head, spec.MaskedLMHead)
+    tied = isinstance(head, spec.MaskedLMHead)
+    if not keys.bool("tie_word_embeddings", default=True) and tied:
+        raise keys.error("tie_word_embeddings is false: such heads store two biases of which the reference adds one")
     return spec.Model(
         family="bert",
         encoder=spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.full())}, blocks=blocks),

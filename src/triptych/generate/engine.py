@@ -12,7 +12,6 @@ from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate.sampling import Sampling, sample
 from triptych.nn import NO_TAPS, Taps, Transformer
-from triptych.nn.caches import cache_for
 from triptych.probe import Session
 
 Stop = Callable[[int, list[int]], bool]  # (row of the batch, its new tokens) -> has it ended?
@@ -25,7 +24,7 @@ class State:
     module: Transformer
     rows: list[list[int]]
     cache: Cache
-    source: tuple[Tensor, CrossCache] | None = None
+    cross: CrossCache | None = None
     requests: list[int] = field(default_factory=list)
     session: Session | None = None
 
@@ -40,8 +39,8 @@ class State:
         self.rows = [list(self.rows[i]) for i in live]
         self.requests = [self.requests[i] for i in live]
         self.cache.filter(live)
-        if self.source is not None:
-            self.source[1].filter(live)
+        if self.cross is not None:
+            self.cross.filter(live)
         if self.session is not None:
             self.session.keep_rows(live)
 
@@ -65,7 +64,7 @@ class State:
         rows = Rows(tuple(len(part) for part in parts), tuple(self.cache.lengths))
         device = next(self.module.parameters()).device
         ids = torch.tensor([token for part in parts for token in part], dtype=torch.long, device=device)
-        return self.module.decode(ids, rows, cache=self.cache, source=self.source, taps=self.taps), rows
+        return self.module.decode(ids, rows, cache=self.cache, cross=self.cross, taps=self.taps), rows
 
 
 def start(
@@ -83,7 +82,7 @@ def start(
             raise InputError(f"prompt {i} is empty: give it at least one token")
     if module.decoder is None:
         raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
-    source = None
+    cross = None
     if module.encoder is not None:
         if sources is None or len(sources) != len(prompts):
             raise InputError("an encoder-decoder generates from a source for each row")
@@ -91,11 +90,9 @@ def start(
         device = next(module.parameters()).device
         ids = torch.tensor([token for row in sources for token in row], dtype=torch.long, device=device)
         taps = NO_TAPS if session is None else session.taps
-        source = module.remember(module.encode(ids, rows, taps=taps), rows)
-    cache = cache_for(module, len(prompts), dtype=cache_dtype)
-    if session is not None:
-        cache.provenance = session.plan.provenance
-    return State(module, [list(row) for row in prompts], cache, source, list(range(len(prompts))), session)
+        cross = module.remember(module.encode(ids, rows, taps=taps), rows, taps=taps)
+    cache = module.decoder.cache(len(prompts), dtype=cache_dtype)
+    return State(module, [list(row) for row in prompts], cache, cross, list(range(len(prompts))), session)
 
 
 @torch.inference_mode()

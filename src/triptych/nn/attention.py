@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from triptych.attention import CrossCache, FlatKeys, Rows, SlotKeys, attend_rows
+from triptych.attention import FlatKeys, Rows, SlotKeys, attend_rows
 from triptych.nn.linear import Linear
 from triptych.nn.part import Module
 from triptych.nn.positions import Bias, Rotation
@@ -39,12 +39,10 @@ class SelfView:
 
 @dataclass(frozen=True)
 class CrossView:
-    """One layer's keys when a row attends to an encoder's output: projected once, then kept."""
+    """One layer's keys when a row attends to an encoder's output: projected once, before the first step."""
 
     rows: Rows
-    memory: Tensor | None  # [M, D]; needed until the cache is filled
-    cache: CrossCache
-    layer: int
+    held: FlatKeys | SlotKeys
     mask: Mask = _EVERYTHING
     bias: Bias | None = None
 
@@ -52,11 +50,7 @@ class CrossView:
         return x
 
     def keys(self, attn: Attention, x: Tensor, taps: Taps) -> FlatKeys | SlotKeys:
-        if not self.cache.filled(self.layer):
-            assert self.memory is not None
-            k, v = attn.project(self.memory, self.cache.rows, taps)
-            self.cache.fill(self.layer, taps("k_rot", k, self.cache.rows), v)
-        return self.cache.keys(self.layer)
+        return self.held
 
 
 class Attention(Module, of=parts.Attention):

@@ -12,7 +12,7 @@ const nameOf = (head) =>
     ? `Alignment · cross-attention layer ${head.layer} · head ${head.head}`
     : `${STACKS[head.stack].label} · layer ${head.layer} · head ${head.head}`;
 
-const bdi = (token) => el("bdi", { class: "token" }, shown(token));
+const bdi = (token) => el("bdi", { class: "token", title: token }, shown(token));
 
 // Panel one: a grid of small maps, layers down, heads across.
 class Gallery {
@@ -22,7 +22,7 @@ class Gallery {
     this.node.addEventListener("keydown", (event) => this.arrow(event));
   }
 
-  show(heads, shade) {
+  show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
     this.columns = columns.length;
     this.node.style.setProperty("--columns", columns.length);
@@ -36,11 +36,11 @@ class Gallery {
       this.node.append(thumb);
       return { head, canvas, thumb };
     });
-    this.paint(shade);
+    this.paint();
   }
 
-  paint(shade) {
-    for (const { head, canvas } of this.thumbs) head.paint(canvas, shade, isDark());
+  paint() {
+    for (const { head, canvas } of this.thumbs) head.thumbnail(canvas, 48, isDark());
   }
 
   mark(head) {
@@ -103,21 +103,28 @@ class Plot {
     return clamp(Math.floor(room / this.head.keys.length), 1, 34);
   }
 
+  // A row to begin with: the last that shows, and whose diagonal shows too.
+  lastInView() {
+    const across = this.node.clientWidth - this.side.offsetWidth;
+    const down = this.node.clientHeight - this.top.offsetHeight;
+    return clamp(Math.floor(Math.min(across, down) / this.cell) - 1, 0, this.head.queries.length - 1);
+  }
+
   layOut() {
     const { queries, keys } = this.head;
-    this.labels = { queries: this.axis(this.side, queries, LEGIBLE), keys: this.axis(this.top, keys, LEGIBLE) };
+    this.grid.style.setProperty("--type", "13px");
+    this.axis(this.side, queries, 1); // in full, so that fit() knows how wide it is
     this.cell = this.wanted ?? Math.max(this.fit(), LEGIBLE);
     const every = Math.ceil(11 / this.cell); // cells too small for a token each: name every n-th
-    if (every > 1) this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
-    else this.labels = { queries: this.axis(this.side, queries, 1), keys: this.axis(this.top, keys, 1) };
     this.grid.style.setProperty("--cell", `${this.cell}px`);
     this.grid.style.setProperty("--type", `${clamp(this.cell * every - 3, 9, 13)}px`);
+    this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
     this.heat.style.width = `${keys.length * this.cell}px`;
     this.heat.style.height = `${queries.length * this.cell}px`;
   }
 
   axis(place, tokens, every) {
-    const labels = tokens.map((token, index) => (index % every ? null : el("span", { title: token }, bdi(token))));
+    const labels = tokens.map((token, index) => (index % every ? null : el("span", {}, bdi(token))));
     place.style.setProperty("--every", every);
     place.replaceChildren(...labels.filter((label) => label));
     return labels;
@@ -137,7 +144,8 @@ class Plot {
     this.columnBand.style.transform = `translateX(${s * cell}px)`;
     this.cellBand.style.transform = `translate(${s * cell}px, ${t * cell}px)`;
     this.tip.textContent = three(this.head.at(t, s));
-    const flip = s > this.head.keys.length * 0.7 ? "calc(-100% - 6px)" : `${cell + 6}px`;
+    const across = this.side.offsetWidth + s * cell - this.node.scrollLeft;
+    const flip = across > this.node.clientWidth * 0.7 ? "calc(-100% - 6px)" : `${cell + 6}px`;
     this.tip.style.transform = `translate(${s * cell}px, ${t * cell}px) translate(${flip}, calc(-100% - 4px))`;
     for (const label of this.marked ?? []) label?.classList.remove("on");
     this.marked = [this.labels.queries[t], this.labels.keys[s]];
@@ -184,7 +192,7 @@ class AttentionView {
     place.append(this.build());
     this.keyboard();
     repaints.push(() => this.repaint());
-    new ResizeObserver(() => this.resize()).observe(this.plot.node);
+    onwidth(this.plot.node, () => this.resize());
     this.pick(this.stacks[0]);
   }
 
@@ -224,8 +232,8 @@ class AttentionView {
     this.stack = stack;
     this.heads[stack] ??= await this.unpacked(stack);
     if (this.stack !== stack) return; // another was picked while this one unpacked
-    this.gallery.show(this.heads[stack], this.shade);
-    this.panels.classList.toggle("many", this.gallery.columns > 8);
+    this.gallery.show(this.heads[stack]);
+    this.panels.classList.toggle("many", this.gallery.columns > 6);
     this.chosen = null;
     this.open(this.heads[stack][0]);
   }
@@ -236,9 +244,8 @@ class AttentionView {
     this.title.textContent = nameOf(head);
     this.plot.show(head, this.shade, this.cell);
     this.showScale();
-    const last = head.queries.length - 1;
-    const [t, s] = this.chosen ?? [last, argmax(head.row(last))];
-    this.choose(t, s, false);
+    const row = this.plot.lastInView();
+    this.choose(...(this.chosen ?? [row, argmax(head.row(row))]), false);
   }
 
   choose(t, s, scroll) {
@@ -254,12 +261,13 @@ class AttentionView {
     const stops = colours(isDark()).filter((_, index) => index % 15 === 0).map(css);
     this.bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
     const { label, top } = SHADES[this.shade];
-    this.top.textContent = `${top(this.head.max).toFixed(3)} · ${label}`;
+    const marked = this.stack === "cross" ? " · ○ strongest source of each output" : "";
+    this.top.textContent = `${top(this.head.max).toFixed(3)} · ${label}${marked}`;
   }
 
   repaint() {
     if (!this.head) return;
-    this.gallery.paint(this.shade);
+    this.gallery.paint();
     this.plot.paint(this.shade);
     this.showScale();
   }

@@ -37,6 +37,16 @@ function choice(name, entries, picked, pick) {
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
+// Calls `act` now and whenever the width of `node` changes.  Only the width: most who ask set the height themselves.
+function onwidth(node, act) {
+  let width;
+  new ResizeObserver(() => {
+    if (node.clientWidth === width) return;
+    width = node.clientWidth;
+    requestAnimationFrame(act);
+  }).observe(node);
+}
+
 // Keeps arrow keys and the like for a widget: keys maps a key name to what it does.
 function onkeys(node, keys) {
   node.addEventListener("keydown", (event) => {

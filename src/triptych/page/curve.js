@@ -140,5 +140,5 @@ mounts.curve = (section, place) => {
     Home: () => move(0),
     End: () => move(stops.length - 1),
   });
-  new ResizeObserver(draw).observe(place);
+  onwidth(place, draw);
 };

@@ -38,6 +38,19 @@ const SHADES = {
   one: { label: "0–1", hint: "The same scale for every head, 0 to 1", top: () => 1, shade: (w) => w },
 };
 
+function paintSteps(canvas, values, width, shade, dark) {
+  canvas.width = width;
+  canvas.height = values.length / width;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(canvas.width, canvas.height);
+  const table = colours(dark);
+  for (let i = 0; i < values.length; i++) {
+    const [r, g, b] = table[Math.round(shade(values[i]) * 255)];
+    image.data.set([r, g, b, 255], i * 4);
+  }
+  context.putImageData(image, 0, 0);
+}
+
 // One head's weights; `at(t, s)` is in [0, 1].
 class Head {
   constructor(map, index, values, tokens, steps) {
@@ -62,16 +75,24 @@ class Head {
 
   // One pixel a weight; whoever shows it scales it up.
   paint(canvas, shade, dark) {
-    const { max, steps, values } = this;
-    canvas.width = this.keys.length;
-    canvas.height = this.queries.length;
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(canvas.width, canvas.height);
-    const table = colours(dark);
-    const pixels = new Uint32Array(image.data.buffer);
-    const packed = Uint32Array.from(table, ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0);
-    for (let i = 0; i < values.length; i++) pixels[i] = packed[Math.round(SHADES[shade].shade(values[i] / steps, max) * 255)];
-    context.putImageData(image, 0, 0);
+    paintSteps(canvas, this.values, this.keys.length, (step) => SHADES[shade].shade(step / this.steps, this.max), dark);
+  }
+
+  // At most `side` pixels across, each the largest weight it stands for, in root scale: thin diagonals and single
+  // bright cells must not vanish in a small picture.
+  thumbnail(canvas, side, dark) {
+    const [rows, columns] = [this.queries.length, this.keys.length];
+    const each = Math.ceil(Math.max(rows, columns) / side);
+    const width = Math.ceil(columns / each);
+    const small = new Uint16Array(width * Math.ceil(rows / each));
+    for (let t = 0, i = 0; t < rows; t++) {
+      const start = Math.floor(t / each) * width;
+      for (let s = 0; s < columns; s++, i++) {
+        const place = start + Math.floor(s / each);
+        if (this.values[i] > small[place]) small[place] = this.values[i];
+      }
+    }
+    paintSteps(canvas, small, width, (step) => SHADES.root.shade(step / this.steps, this.max), dark);
   }
 }
 

@@ -115,10 +115,8 @@ class Table:
     @property
     def numeric(self) -> list[bool]:
         """For each column, whether it holds numbers only."""
-        return [bool(column) and all(map(NUMERIC.fullmatch, column)) for column in map(list, self._columns())]
-
-    def _columns(self) -> list[Sequence[str]]:
-        return [[row[index] for row in self.rows] for index in range(len(self.header))]
+        columns = range(len(self.header))
+        return [bool(self.rows) and all(NUMERIC.fullmatch(row[column]) for row in self.rows) for column in columns]
 
     def data(self) -> Json:
         return {"header": list(self.header), "rows": [list(row) for row in self.rows]}

@@ -94,6 +94,7 @@ class LiveTaps(Taps):
 
     def __init__(self, session: Session, prefix: str) -> None:
         self.session, self.prefix, self.plan = session, prefix, session.plan
+        self.provenance = session.plan.provenance
 
     def at(self, name: str) -> Taps:
         if not name:
