@@ -12,9 +12,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from triptych.errors import FetchError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 _CHUNK = 1 << 20
 
@@ -121,7 +124,7 @@ def _inside(root: Path, name: str, archive: Path) -> Path:
     return root.joinpath(*parts)
 
 
-def _copy(stream: IO[bytes], to: Path, room: int, archive: Path) -> int:
+def _copy(stream: SupportsRead[bytes], to: Path, room: int, archive: Path) -> int:
     """Write `stream` to the file `to`, at most `room` bytes; how many there were."""
     to.parent.mkdir(parents=True, exist_ok=True)
     size = 0
