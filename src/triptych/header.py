@@ -41,9 +41,7 @@ class Header:
         return text.from_directory(self.path) if (self.path / "tokenizer.json").is_file() else None
 
 
-def read_header(
-    model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False, bare: bool = False
-) -> Header:
+def read_header(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False, bare: bool = False) -> Header:
     """The header of a directory, a `.gguf` file or `hub:org/name`.
 
     With `bare`, a directory that holds `config.json` and no weights will do, and so will a `.json` file.  Raises
