@@ -290,4 +290,11 @@ def test_keys_written_under_edits_are_not_read_without_them() -> None:
     module = tiny.decoder()
     session = Session(Plan.of(module.spec, [], [zero("blocks.0.attn.z")]))
     state = running.start(module, ROWS, session=session)
-    assert state.cache.provenance == session.plan.provenance != ""
+    with torch.inference_mode():
+        state.advance()
+        assert state.cache.provenance == session.plan.provenance != ""
+        state.session = None
+        for row in state.rows:
+            row.append(1)
+        with pytest.raises(ProbeError, match="written under edits"):
+            state.advance()

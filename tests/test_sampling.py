@@ -66,7 +66,9 @@ def test_noise_is_a_function_of_seed_request_and_position() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_k": -1}, {"min_p": 2.0}], ids=str
+    "bad",
+    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_k": -1}, {"min_p": 2.0}],
+    ids=str,
 )
 def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triptych.attention import attend, attend_reference
     from triptych.errors import (
         CheckpointError,
         ConfigError,
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
         TextError,
         TriptychError,
     )
+    from triptych.model import Generation, Model, create, load
+    from triptych.probe import Edit, Read, Trace
     from triptych.spec.masks import (
         Mask,
         block_sparse,
@@ -36,24 +39,36 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "Edit",
     "FetchError",
+    "Generation",
     "InputError",
     "Mask",
+    "Model",
     "ProbeError",
+    "Read",
     "TextError",
+    "Trace",
     "TriptychError",
     "__version__",
+    "attend",
+    "attend_reference",
     "block_sparse",
     "causal",
+    "create",
     "dense",
     "full",
     "keys",
+    "load",
     "prefix",
     "same_document",
     "window",
 ]
 
 _HOME = {
+    "triptych.model": ("load", "create", "Model", "Generation"),
+    "triptych.attention": ("attend", "attend_reference"),
+    "triptych.probe": ("Read", "Edit", "Trace"),
     "triptych.errors": (
         "TriptychError",
         "InputError",

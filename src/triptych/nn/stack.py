@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from triptych.attention import Cache, CrossCache, LayerSpec, NullCache, Rows, window_of
+from triptych.attention import Cache, CrossCache, LayerSpec, NullCache, Rows
+from triptych.attention.lowering import window_of
 from triptych.nn.attention import Attention, CrossView, SelfView
 from triptych.nn.linear import GLU, MLP, Norms
 from triptych.nn.part import Module
@@ -134,8 +135,11 @@ class Stack(Module, of=parts.Stack):
         layers = []
         for block in self.blocks:
             attn = block.attn.spec
-            back = window_of(self.kinds[attn.kind].spec.mask)
-            layers.append(LayerSpec(groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width, window=back))
+            band = window_of(self.kinds[attn.kind].spec.mask)
+            back = None if band is None else band[0]
+            layers.append(
+                LayerSpec(groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width, window=back)
+            )
         return Cache(layers, slots, dtype=dtype or weight.dtype, device=weight.device)
 
     def remember(self, memory: Tensor, rows: Rows, taps: Taps = NO_TAPS) -> CrossCache:
