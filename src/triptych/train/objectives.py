@@ -139,10 +139,10 @@ def final(module: Transformer, batch: Batch) -> Tensor:
     if module.decoder is None:
         x = module.encode(batch.ids, batch.rows)
     else:
-        held = None
+        cross = None
         if batch.source is not None:
-            held = module.remember(module.encode(*batch.source), batch.source[1])
-        x = module.decode(batch.ids, batch.rows, source=held)
+            cross = module.remember(module.encode(*batch.source), batch.source[1])
+        x = module.decode(batch.ids, batch.rows, cross=cross)
     return x if batch.trained == len(x) else x[batch.at]
 
 
