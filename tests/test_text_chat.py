@@ -122,8 +122,8 @@ def test_a_template_that_fails_says_why_in_one_line(source: str, message: str) -
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.__init__.__globals__ }}",
         "{{ raise_exception.__globals__['sys'] }}",
-        "{{ strftime_now.__code__ }}",
-        "{{ ('%s' | attr('format')).__globals__ }}",
+        "{{ strftime_now.__code__.co_name }}",
+        "{{ ('%s' | attr('format')).__globals__.x }}",
         "{{ ''['__cla' + 'ss__']['__mro__'] }}",
         "{{ '{0.__class__.__mro__}'.format(messages) }}",
         "{{ messages.append(1) }}",
@@ -137,9 +137,10 @@ def test_a_template_that_fails_says_why_in_one_line(source: str, message: str) -
 )
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(TextError):
-        print(ChatTemplate(source).render(TALK).text)
+        ChatTemplate(source).render(TALK)
 
 
+DOUBLED = "{% set n = namespace(s='a' * 99) %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
 NESTED = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
 
 
@@ -147,13 +148,10 @@ NESTED = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
     ("source", "message"),
     [
         (NESTED, "more than 0.5 s"),
-        ("{{ 9**9**9**9 }}", "more than 0.5 s|too much memory"),
+        ("{{ 9 ** (9 ** (9 ** 9)) }}", "more than 0.5 s|too much memory"),
         ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "passed 16777216 characters"),
         ("{{ 'a' * 10**10 }}", "memory"),
-        (
-            "{% set n = namespace(s='a' * 99) %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-            "memory|0.5 s",
-        ),
+        (DOUBLED, "memory|0.5 s"),
         ("{{ range(10**9) | list }}", "[Rr]ange too big"),
         ("{% if " + "(" * 5000 + "1" + ")" * 5000 + " %}{% endif %}", "nested too deeply"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),

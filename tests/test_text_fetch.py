@@ -14,7 +14,7 @@ from triptych.errors import FetchError
 from triptych.fetch import cache_directory, digest, fetch_package, unpack
 from triptych.text import shakespeare
 
-SETUP = "import pathlib, setuptools\npathlib.Path({marker!r}).write_text('ran')\nsetuptools.setup(name='tiny', version='1.0')\n"
+SETUP = "import pathlib, setuptools\npathlib.Path({marker!r}).touch()\nsetuptools.setup(name='tiny', version='1.0')\n"
 
 
 @pytest.fixture

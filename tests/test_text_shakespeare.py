@@ -26,7 +26,9 @@ def plays() -> dict[str, Play]:
 def test_all_works_are_there_and_clean(plays: dict[str, Play]) -> None:
     assert len(plays) == 42
     assert sum(play.folio is not None for play in plays.values()) == 35
-    leftovers = re.compile(r"(?i)gutenberg|etext|e-text|copyright|small print|transcrib|http|by william shakespeare")
+    leftovers = re.compile(
+        r"(?i)gutenberg|\betext|\be-text|copyright|small print|transcrib|http|by william shakespeare"
+    )
     for name, play in plays.items():
         for text in (play.modern, play.folio or ""):
             assert not leftovers.search(text), name
