@@ -104,7 +104,7 @@ def test_the_recipes_we_ship_are_recipes(path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"name": "masked"}}, "objective masked is for the layout encoder; model llama is of layout decoder"),
+        ({"objective": {"name": "masked"}}, "objective masked needs the layout encoder; llama is of layout decoder"),
         ({"run": {"length": 33}}, r"run\.length = 33 is more than the 32 positions"),
         ({"tokenizer": "bytes"}, r"tokenizer = 'bytes' is not a directory .* \(did you mean 'byte'\?\)"),
         ({"model": {"vocab_size": 100}}, "tokenizer has 257 tokens and the model 100"),
