@@ -241,7 +241,9 @@ def _reading(case: _Case) -> None:
     session = Session(Plan.of(case.model.spec, names))
     read = case.run(slice(1), session.taps)
     session.close()
-    case.found("reading inside leaves the output", apart(read, case.run(slice(1))), 0.0, f"{len(names)} sites, bit-equal")
+    case.found(
+        "reading inside leaves the output", apart(read, case.run(slice(1))), 0.0, f"{len(names)} sites, bit-equal"
+    )
 
 
 def _saved(case: _Case) -> None:

@@ -86,8 +86,7 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
 
 def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[Tensor, ...], dict[str, str]]:
     assert header.source is not None
-    kind = "gguf" if header.source.kind == "gguf" else "hf"
-    plan = families.plan(header.spec, kind, header.source.names, ignore=ignore, where=str(header.path))
+    plan = families.plan(header.spec, header.source.kind, header.source.names, ignore=ignore, where=str(header.path))
     found = []
     for step in plan.loads:
         info = header.source.infos[step.source]

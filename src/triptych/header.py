@@ -37,13 +37,11 @@ class Header:
         from triptych import text
 
         if self.source is not None and self.source.kind == "gguf":
-            return text.from_gguf(self.source.metadata, str(self.path))
+            return text.from_gguf(self.source.metadata)
         return text.from_directory(self.path) if (self.path / "tokenizer.json").is_file() else None
 
 
-def read_header(
-    model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False, bare: bool = False
-) -> Header:
+def read_header(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False, bare: bool = False) -> Header:
     """The header of a directory, a `.gguf` file or `hub:org/name`.
 
     With `bare`, a directory that holds `config.json` and no weights will do, and so will a `.json` file.  Raises

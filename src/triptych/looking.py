@@ -93,9 +93,7 @@ def _names(model: Model, site: str | None, layer: int | None) -> list[str]:
     return names
 
 
-def _target(
-    model: Model, rows: list[list[int]], target: str | None
-) -> tuple[str | None, list[list[int]] | None]:
+def _target(model: Model, rows: list[list[int]], target: str | None) -> tuple[str | None, list[list[int]] | None]:
     """What an encoder-decoder's decoder reads, as text and as ids."""
     if model.spec.layout != "encoder-decoder":
         if target is not None:

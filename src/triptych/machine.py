@@ -111,7 +111,9 @@ def device(name: str) -> torch.device:
     if found.type == "cuda" and (why := _no_gpu(torch)):
         raise InputError(f"device {name!r} cannot be used: {why}")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {name!r} is not there; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+        raise InputError(
+            f"device {name!r} is not there; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from triptych import families, nn, text
+from triptych import families, nn
 from triptych import generate as running
-from triptych.checkpoints import Loaded, LoadReport, local_path, open_source, read_json, write_directory
+from triptych.checkpoints import Loaded, LoadReport, write_directory
 from triptych.errors import CheckpointError, InputError, TextError
+from triptych.header import read_header
 from triptych.probe import Edit, Plan, Read, Session, Trace
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
@@ -163,7 +163,13 @@ class Model:
         trace = None if session is None else session.close()
         return [self._generation(ids, stop, trace) for ids in new]
 
-    def stream(self, prompt: str | RenderedPrompt | Sequence[int], **options: Any) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: str | RenderedPrompt | Sequence[int],
+        *,
+        on_token: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Iterator[str]:
         """The text of one generation, piece by piece as it becomes certain; options as in `generate`."""
         tokenizer, stop = self._tokenizer(), options.pop("stop", ())
         max_new_tokens, chunk = options.pop("max_new_tokens", 64), options.pop("chunk", None)
@@ -182,6 +188,8 @@ class Model:
         longest = max((len(s) for s in stop), default=0)
         for step in steps:
             token = step[0][1]
+            if on_token is not None:
+                on_token(0, token)
             if token in self.end_ids:
                 break
             held += pieces.put(token)
@@ -349,19 +357,10 @@ def load(
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
     """
-    where = local_path(path, offline)
-    source = open_source(where)
-    if source.kind == "gguf":
-        shapes = {name: info.shape for name, info in source.infos.items()}
-        hf, spec = families.read_gguf(
-            source.metadata, shapes, read=lambda name: source.read(name).tolist(), ignore=ignore, where=str(where)
-        )
-    else:
-        hf = read_json(where / "config.json")
-        spec = families.read_config(hf, stored=source.names, ignore=ignore, where=str(where / "config.json"))
-        spec = _pooled(spec, where)
-    module, report = _fill(spec, source, dtype, torch.device(device), ignore)
-    return Model(module, _tokenizer(where, source), hf, where, report)
+    header = read_header(path, ignore=ignore, offline=offline)
+    assert header.source is not None
+    module, report = _fill(header.spec, header.source, dtype, torch.device(device), ignore)
+    return Model(module, header.tokenizer(), header.hf, header.path, report)
 
 
 def create(hf: dict[str, Any], tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
@@ -396,22 +395,3 @@ def _dtype(stored: str, asked: torch.dtype | None, device: torch.device) -> torc
     if asked is None and stored == "F16" and device.type == "cpu":
         return torch.float32  # fp16 arithmetic on a CPU is several times slower than fp32
     return asked
-
-
-def _pooled(spec: Spec, where: Path) -> Spec:
-    """The pooling a sentence-transformers directory declares beside a bare encoder."""
-    modules, pooling = where / "modules.json", where / "1_Pooling" / "config.json"
-    if not isinstance(spec.head, Pooling) or not pooling.is_file():
-        return spec
-    told = read_json(pooling)
-    mode = "first" if told.get("pooling_mode_cls_token") else "mean"
-    if mode == "mean" and not told.get("pooling_mode_mean_tokens", True):
-        raise CheckpointError(f"{pooling}: only mean and first-token pooling are understood")
-    types = [str(m.get("type", "")) for m in json.loads(modules.read_text())] if modules.is_file() else []
-    return replace(spec, head=replace(spec.head, mode=mode, normalize=any(t.endswith("Normalize") for t in types)))
-
-
-def _tokenizer(where: Path, source: Source) -> Tokenizer | None:
-    if source.kind == "gguf":
-        return text.from_gguf(source.metadata)
-    return text.from_directory(where) if (where / "tokenizer.json").is_file() else None

@@ -76,7 +76,9 @@ def _line() -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"stdin is not UTF-8 (byte {error.start} of a line); convert it, for example with iconv") from None
+        raise InputError(
+            f"stdin is not UTF-8 (byte {error.start} of a line); convert it, for example with iconv"
+        ) from None
 
 
 def _answer(model: Model, messages: list[Message], how: dict[str, Any], as_json: bool) -> str:

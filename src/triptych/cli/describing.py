@@ -137,7 +137,9 @@ def report(found: Report, *, as_json: bool) -> None:
     for one in found.findings:
         verdict = {True: "ok", False: "FAILED", None: "told"}[one.passed]
         limit = "" if one.limit is None else f"{one.limit:g}"
-        shown.add_row(one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED"))
+        shown.add_row(
+            one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED")
+        )
     out.print(shown)
     for line in found.skipped:
         out.print(f"not done: {line}", style="dim")

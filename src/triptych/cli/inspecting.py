@@ -63,7 +63,9 @@ def check(
         Peer | None,
         typer.Option("--against", help="Compare with this; transformers where it is installed.", show_default=False),
     ] = None,
-    threshold: Annotated[float, typer.Option("--threshold", min=0, help="How far log-probabilities may differ.")] = 1e-4,
+    threshold: Annotated[
+        float, typer.Option("--threshold", min=0, help="How far log-probabilities may differ.")
+    ] = 1e-4,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
@@ -77,9 +79,7 @@ def check(
         from triptych.check import check as run
 
         machine.use_threads()
-        found = run(
-            model, against=against, threshold=threshold, offline=offline, ignore=ignore or (), progress=stage
-        )
+        found = run(model, against=against, threshold=threshold, offline=offline, ignore=ignore or (), progress=stage)
     report(found, as_json=as_json)
     if not found.passed:
         raise typer.Exit(1)

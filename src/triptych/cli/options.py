@@ -44,9 +44,7 @@ TopK = Annotated[int, typer.Option("--top-k", min=0, help="Choose among the K li
 TopP = Annotated[float, typer.Option("--top-p", min=0, max=1, help="Choose among the likeliest with this much mass.")]
 MinP = Annotated[float, typer.Option("--min-p", min=0, max=1, help="Drop tokens under this share of the likeliest.")]
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 pushes down tokens already there.")]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable.")
-]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable.")]
 Chunk = Annotated[
     int | None, typer.Option("--chunk", min=1, help="Read prompts so many tokens at a time.", show_default=False)
 ]

@@ -49,14 +49,18 @@ def train(
     changes: Annotated[
         list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
     ] = None,
-    resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoint under the run's directory.")] = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on from the newest checkpoint under the run's directory.")
+    ] = False,
     out: Annotated[
         Path | None, Option("--out", metavar="DIR", help="Where checkpoints go; run.out of the recipe unless given.")
     ] = None,
     show_batch: Annotated[bool, Option("--show-batch", help="Show the rows of the first step, and stop.")] = False,
     verify_resume: Annotated[
         int | None,
-        Option("--verify-resume", metavar="N", min=2, help="Show that N steps stopped half-way end in the same weights."),
+        Option(
+            "--verify-resume", metavar="N", min=2, help="Show that N steps stopped half-way end in the same weights."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -60,10 +60,19 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
         told = None if score is None else {"nats_per_token": score.nats_per_token, "accuracy": score.accuracy}
         loss = last[-1].loss if last else None
         screen.result(
-            {"steps": at.step, "seconds": round(at.elapsed, 1), "tokens": at.tokens, "loss": loss, "held_out": told, "out": out}
+            {
+                "steps": at.step,
+                "seconds": round(at.elapsed, 1),
+                "tokens": at.tokens,
+                "loss": loss,
+                "held_out": told,
+                "out": out,
+            }
         )
         return
-    screen.note(f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s" + (f"; checkpoints in {out}" if out else ""))
+    screen.note(
+        f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s" + (f"; checkpoints in {out}" if out else "")
+    )
     if score is not None:
         screen.console().print(f"held out: {held_out(score)}")
 
@@ -83,7 +92,9 @@ def show_batch(path: Path, changes: Sequence[str], *, as_json: bool) -> None:
         screen.result({"rows": shown})
         return
     for i, row in enumerate(rows[:ROWS]):
-        shown = screen.table("reads", "should say", "trained", title=f"row {i + 1} of {len(rows)}, {len(row.ids):,} tokens")
+        shown = screen.table(
+            "reads", "should say", "trained", title=f"row {i + 1} of {len(rows)}, {len(row.ids):,} tokens"
+        )
         for read, say, trained in zip(
             names(row.ids[:PLACES].tolist()), names(row.targets[:PLACES].tolist()), row.trained[:PLACES], strict=True
         ):
