@@ -82,7 +82,7 @@ def test_specs_survive_json_and_our_own_config(name: str) -> None:
 @pytest.mark.parametrize("name", references.NAMES)
 def test_what_is_not_understood_is_refused(name: str) -> None:
     hf, tensors = stored(name)
-    with pytest.raises(ConfigError, match="'attn_sauce' .* is not understood"):
+    with pytest.raises(ConfigError, match=r"'attn_sauce' .* is not understood"):
         families.read_config(hf | {"attn_sauce": 1}, stored=tensors)
     assert families.read_config(hf | {"attn_sauce": 1}, stored=tensors, ignore=["attn_sauce"])
     model = families.read_config(hf, stored=tensors)

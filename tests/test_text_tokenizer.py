@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import packages
 from triptych.errors import InputError, TextError
 from triptych.text import (
     ENCODER,
@@ -202,10 +202,8 @@ def test_a_vocabulary_that_marks_the_start_of_a_text_is_never_cut(monkeypatch) -
 # -- directories ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.weights
-def test_a_bert_directory_has_transformers_ids() -> None:
-    path = packages.minilm_directory()
-    ours, theirs = from_directory(path), AutoTokenizer.from_pretrained(path)
+def test_a_bert_directory_has_transformers_ids(minilm_dir: Path) -> None:
+    ours, theirs = from_directory(minilm_dir), AutoTokenizer.from_pretrained(minilm_dir)
     for text in [*NASTY, ROMEO]:  # ROMEO passes the 128 tokens at which this tokenizer.json would cut
         assert ours.encode(text) == theirs(text, truncation=False).input_ids
     assert len(ours.encode(ROMEO)) > 128
@@ -225,7 +223,8 @@ def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
         "auto_map": {"AutoTokenizer": "evil.py"},
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    again = from_directory(tmp_path, stop_ids=[258])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 258]}))
+    again = from_directory(tmp_path)
     assert again.encode("a<end>") == [256, 97, 258] == AutoTokenizer.from_pretrained(tmp_path)("a<end>").input_ids
     assert again.stop_ids == {257, 258}
     assert again.chat is not None

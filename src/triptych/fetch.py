@@ -12,12 +12,8 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
 
 from triptych.errors import FetchError
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRead
 
 _CHUNK = 1 << 20
 
@@ -88,8 +84,8 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
         whole, written = Path(scratch) / "files", 0
-        for name, stream in _members(archive, keep):
-            written += _copy(stream, _inside(whole, name, archive), limit - written, archive)
+        for name, read in _members(archive, keep):
+            written += _copy(read, _inside(whole, name, archive), limit - written, archive)
         if not whole.is_dir():
             raise FetchError(f"{archive} holds none of the files that were looked for")
         try:
@@ -100,21 +96,21 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
     return into
 
 
-def _members(archive: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Path and content of each regular file that is wanted."""
+def _members(archive: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, Callable[[int], bytes]]]:
+    """Path of, and how to read, each regular file that is wanted."""
     if archive.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
                 if not entry.is_dir() and keep(entry.filename):
                     with zipped.open(entry) as stream:
-                        yield entry.filename, stream
+                        yield entry.filename, stream.read
     else:
         with tarfile.open(archive, "r:*") as tarred:
             for member in tarred:
                 content = tarred.extractfile(member) if member.isreg() and keep(member.name) else None
                 if content is not None:
                     with content:
-                        yield member.name, content
+                        yield member.name, content.read
 
 
 def _inside(root: Path, name: str, archive: Path) -> Path:
@@ -124,12 +120,12 @@ def _inside(root: Path, name: str, archive: Path) -> Path:
     return root.joinpath(*parts)
 
 
-def _copy(stream: SupportsRead[bytes], to: Path, room: int, archive: Path) -> int:
-    """Write `stream` to the file `to`, at most `room` bytes; how many there were."""
+def _copy(read: Callable[[int], bytes], to: Path, room: int, archive: Path) -> int:
+    """Write what `read` gives to the file `to`, at most `room` bytes; how many there were."""
     to.parent.mkdir(parents=True, exist_ok=True)
     size = 0
     with to.open("xb") as out:
-        while chunk := stream.read(_CHUNK):
+        while chunk := read(_CHUNK):
             size += len(chunk)
             if size > room:
                 raise FetchError(f"{archive} unpacks to more than it should; it is not the archive it claims to be")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych import families, nn
 from triptych import generate as running
-from triptych.checkpoints import Loaded, LoadReport, write_directory
+from triptych.checkpoints import Loaded, LoadReport, open_source, write_directory
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.header import read_header
 from triptych.probe import Edit, Plan, Read, Session, Trace
@@ -358,8 +358,8 @@ def load(
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
     """
     header = read_header(path, ignore=ignore, offline=offline)
-    assert header.source is not None
-    module, report = _fill(header.spec, header.source, dtype, torch.device(device), ignore)
+    source = header.source or open_source(header.path)  # without weights: its error says what is there instead
+    module, report = _fill(header.spec, source, dtype, torch.device(device), ignore)
     return Model(module, header.tokenizer(), header.hf, header.path, report)
 
 
@@ -372,7 +372,9 @@ def _fill(
     spec: Spec, source: Source, dtype: torch.dtype | None, device: torch.device, ignore: Sequence[str]
 ) -> tuple[nn.Transformer, LoadReport]:
     """The module with every parameter read from `source`, tensor by tensor."""
-    plan = families.plan(spec, source.kind, source.names, ignore=ignore, where=str(source.path))
+    plan = families.plan(
+        spec, "gguf" if source.kind == "gguf" else "hf", source.names, ignore=ignore, where=str(source.path)
+    )
     module, loaded = nn.empty(spec), []
     for step in plan.loads:
         info = source.infos[step.source]

@@ -46,7 +46,7 @@ def run(request: Request) -> Tensor:
 
     within = torch.arange(size, device=device)
     k_pos = candidates[:, :, None] * size + within
-    k_pos = k_pos.masked_fill((candidates[:, :, None] < 0) | (k_pos >= request.keys), -1)
+    exists = (candidates[:, :, None] >= 0) & (k_pos < request.keys)
     padded = folding.pad_to(request.q, lead, n * size - lead - request.queries)
     blocks = folding.Blocks(
         q=folding.cut(padded, n),
@@ -54,6 +54,7 @@ def run(request: Request) -> Tensor:
         v=gathered(request.v),
         q_pos=first - lead + torch.arange(n * size, device=device).view(n, size),
         k_pos=k_pos.view(n, m * size),
+        exists=exists.view(n, m * size),
     )
     return folding.attend(request, blocks)[:, :, lead : lead + request.queries]
 

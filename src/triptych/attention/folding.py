@@ -22,13 +22,19 @@ SCORES = 1 << 24  # score elements of one piece when the pattern is materialized
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """q `[B, H, n, c, K]`, k `[B, G, n, w, K]`, v `[B, G, n, w, Kv]`, q_pos `[n, c]`, k_pos `[n, w]`, -1 for no key."""
+    """q `[B, H, n, c, K]`, k `[B, G, n, w, K]`, v `[B, G, n, w, Kv]`, q_pos `[n, c]`, k_pos `[n, w]`.
+
+    exists    `[n, w]`: there is such a key.
+    uniform   every block's keys stand at the same distances from its queries.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     q_pos: Tensor
     k_pos: Tensor
+    exists: Tensor
+    uniform: bool = False
 
 
 def refusals(request: Request) -> list[str]:
@@ -71,14 +77,16 @@ def _as_rows(x: Tensor) -> Tensor:
 
 def _visible(request: Request, blocks: Blocks) -> Tensor:
     """The whole mask on the candidate pairs, `[B or 1, n, c, w]`."""
+    exists = blocks.exists[None, :, None, :]
+    if blocks.uniform and lowering.reads_distances(request.mask):
+        first: Tensor = request.mask.visible(Points(blocks.q_pos[:1, :, None]), Points(blocks.k_pos[:1, None, :]))
+        return first & exists
     number = lowering.per_row(request.rows, request.q.device)
-    q = Points(
-        blocks.q_pos[None, :, :, None],
-        document=_documents(request.q_doc, blocks.q_pos - (request.keys - request.queries), -1),
-        per_row=number,
-    )
-    k = Points(blocks.k_pos[None, :, None, :], document=_documents(request.k_doc, blocks.k_pos, -2), per_row=number)
-    seen: Tensor = request.mask.visible(q, k) & (k.position >= 0)
+    q_doc = _documents(request.q_doc, blocks.q_pos - (request.keys - request.queries), -1)
+    k_doc = _documents(request.k_doc, blocks.k_pos, -2)
+    q = Points(blocks.q_pos[None, :, :, None], document=q_doc, per_row=number)
+    k = Points(blocks.k_pos[None, :, None, :], document=k_doc, per_row=number)
+    seen: Tensor = request.mask.visible(q, k) & exists
     return seen
 
 

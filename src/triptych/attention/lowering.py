@@ -132,6 +132,11 @@ def reads_positions(mask: Mask) -> bool:
     return any(isinstance(leaf, (Causal, Window, Prefix, BlockSparse)) for leaf in leaves(mask))
 
 
+def reads_distances(mask: Mask) -> bool:
+    """Every part asks only how far a key is from the query."""
+    return all(isinstance(leaf, (Full, Causal, Window)) for leaf in leaves(mask))
+
+
 def without_causal(mask: Mask) -> Mask:
     """The same mask where no key is in any query's future."""
     return rewrite(mask, lambda leaf: FULL if isinstance(leaf, Causal) else leaf)

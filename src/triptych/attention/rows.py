@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from triptych.attention import dispatch, lowering, reference
+from triptych.attention import lowering
+from triptych.attention.mechanisms import Mechanism, dot_product
 from triptych.attention.request import Request, prepare
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
@@ -133,6 +134,7 @@ def attend_rows(
     sinks: Float[Tensor, " H"] | None = None,
     dropout: float = 0.0,
     hook: RowHook | None = None,
+    mechanism: Mechanism = dot_product,
 ) -> Float[Tensor, "N H Kv"]:
     """Attention of every row of the flat batch over its own keys; options as in `attend`.
 
@@ -150,8 +152,8 @@ def attend_rows(
     if rows.total == 0:
         return q.new_zeros(*q.shape[:2], keys.v.shape[-1])
     if hook is not None:
-        return _one_by_one(q, keys, rows, _Call(mask, bias, options), hook)
-    call = _Call(mask, bias, options)
+        return _one_by_one(q, keys, rows, _Call(mask, bias, options, mechanism), hook)
+    call = _Call(mask, bias, options, mechanism)
     return _flat(q, keys, rows, call) if isinstance(keys, FlatKeys) else _slots(q, keys, rows, call)
 
 
@@ -162,6 +164,7 @@ class _Call:
     mask: Mask
     bias: Bias | None
     options: dict[str, Any]
+    mechanism: Mechanism
 
     def request(self, q: Tensor, k: Tensor, v: Tensor, past: Sequence[int], k_pos: Tensor | None = None) -> Request:
         """q `[b, H, T, K]` beginning at positions `past`, over keys at `k_pos` `[b, S]` (None: 0..S-1).
@@ -192,13 +195,13 @@ def _flat(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call) -> Tensor:
         b = len(rows)
         k_pos = _consecutive(theirs.past, theirs.longest, q.device, rows=b) if any(theirs.past) else None
         request = call.request(_batched(q, b), _batched(keys.k, b), _batched(keys.v, b), rows.past, k_pos)
-        return _unbatched(dispatch.run(request))
+        return _unbatched(call.mechanism(request, None))
     plain = rows.lengths == theirs.lengths and not any(rows.past) and not any(theirs.past)
     if plain and lowering.implies_causal(call.mask):
         # The padding is in every real query's future, so causality alone hides it.
         slots = _places(rows, q.device)
         q, k, v = (_padded(x, slots, rows) for x in (q, keys.k, keys.v))
-        out = dispatch.run(call.request(q, k, v, rows.past))
+        out = call.mechanism(call.request(q, k, v, rows.past), None)
         return _unbatched(out).index_select(0, slots)
     qs, ks, vs = rows.split(q), theirs.split(keys.k), theirs.split(keys.v)
     out_of: dict[int, Tensor] = {}
@@ -207,7 +210,7 @@ def _flat(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call) -> Tensor:
         starts = [theirs.past[row] for row in members]
         k_pos = _consecutive(starts, theirs.lengths[members[0]], q.device, rows=len(members)) if any(starts) else None
         q, k, v = (torch.stack([x[row] for row in members]).transpose(1, 2) for x in (qs, ks, vs))
-        out = dispatch.run(call.of(members).request(q, k, v, past, k_pos))
+        out = call.mechanism(call.of(members).request(q, k, v, past, k_pos), None)
         out_of.update(zip(members, out.transpose(1, 2), strict=True))
     return torch.cat([out_of[row] for row in range(len(rows))])
 
@@ -225,9 +228,9 @@ def _slots(q: Tensor, keys: SlotKeys, rows: Rows, call: _Call) -> Tensor:
         if not even and not lowering.only_keys(call.mask) and b * rows.longest * longest > PADDED:
             return _slots_by_shape(q, keys, rows, call)
     if rows.equal:
-        return _unbatched(dispatch.run(call.request(_batched(q, b), k, v, rows.past, keys.positions)))
+        return _unbatched(call.mechanism(call.request(_batched(q, b), k, v, rows.past, keys.positions)), None)
     slots = _places(rows, q.device)
-    out = dispatch.run(call.request(_padded(q, slots, rows), k, v, rows.past, keys.positions))
+    out = call.mechanism(call.request(_padded(q, slots, rows), k, v, rows.past, keys.positions), None)
     return _unbatched(out).index_select(0, slots)
 
 
@@ -240,7 +243,7 @@ def _slots_by_shape(q: Tensor, keys: SlotKeys, rows: Rows, call: _Call) -> Tenso
         one = slice(members[0], members[0] + 1)
         k, v = (x[one if len(members) == 1 else members, :, :end] for x in (keys.k, keys.v))
         batch = torch.stack([qs[row] for row in members]).transpose(1, 2)
-        out = dispatch.run(call.of(members).request(batch, k, v, [rows.past[row] for row in members]))
+        out = call.mechanism(call.of(members).request(batch, k, v, [rows.past[row] for row in members]), None)
         out_of.update(zip(members, out.transpose(1, 2), strict=True))
     return torch.cat([out_of[row] for row in range(len(rows))])
 
@@ -254,7 +257,7 @@ def _one_by_one(q: Tensor, keys: FlatKeys | SlotKeys, rows: Rows, call: _Call, h
         def one(name: str, x: Tensor, row: int = row) -> Tensor:
             return hook(name, x[0], row)[None]
 
-        outs.append(_unbatched(reference.run(request, one)))
+        outs.append(_unbatched(call.mechanism(request, one)))
     return torch.cat(outs)
 
 

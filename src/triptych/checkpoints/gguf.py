@@ -151,7 +151,7 @@ def _entry(reader: _Reader) -> tuple[str, str, tuple[int, ...], int, int]:
     dims = struct.unpack(f"<{rank}Q", reader.take(8 * rank, "dimensions"))
     kind, offset = reader.number("I"), reader.number("Q")
     if kind not in TYPES:
-        known = ", ".join(sorted(kind for kind, *_ in TYPES.values()))
+        known = ", ".join(name for name, *_ in TYPES.values() if name[0] != "I")
         raise bad(f"has type number {kind}, which cannot be read; requantize to one of {known}")
     dtype, elements, nbytes = TYPES[kind]
     if not 0 < math.prod(dims) <= MAX_ELEMENTS:
@@ -206,7 +206,7 @@ class _Reader:
         """A number of things of at least `nbytes` bytes each, at most `limit` of them."""
         count: int = self.number("Q")
         if count > limit:
-            raise fault(self.path, f"{what}: says {count}, more than the limit of {limit}")
+            raise fault(self.path, f"says it has {count} {what}, more than the limit of {limit}")
         self.need(count * nbytes, f"{count} {what}")
         return count
 

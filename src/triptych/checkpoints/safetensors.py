@@ -165,7 +165,7 @@ def _tensor(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
         raise bad(f"shape {shown(shape)} is not a list of sizes")
     # Sizes first, zeros left out: torch refuses a shape whose product overflows even when it has no elements.
     if len(shape) > 32 or math.prod(size for size in shape if size) > MAX_ELEMENTS:
-        raise bad(f"shape {shown(shape)} has too many elements")
+        raise bad(f"shape {shown(shape)} has too many elements or dimensions")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(at) is int and at >= 0 for at in offsets):
         raise bad(f"data_offsets {shown(offsets)} are not two positions")
     nbytes = math.prod(shape) * ITEMSIZE[dtype]

@@ -13,7 +13,7 @@ import reprlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from triptych.errors import CheckpointError
 
@@ -37,6 +37,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
+@runtime_checkable
 class Source(Protocol):
     """Named tensors in one file or several, already checked: sizes, offsets and names can be trusted."""
 

@@ -85,4 +85,4 @@ def beam_search(
 
 def _settled(done: list[Beam], live: list[float], length: int, length_penalty: float) -> bool:
     """No live hypothesis, were it to end now, beats the worst finished one (exact when the penalty is 0)."""
-    return done[-1].score(length_penalty) >= max(live) / length**length_penalty
+    return done[-1].score(length_penalty) >= Beam([0] * length, max(live)).score(length_penalty)

@@ -73,7 +73,7 @@ def fill(
     ids, where = flat(rows, next(module.parameters()).device)
     probs = torch.softmax(module(ids, where, taps=taps).float(), dim=-1)
     answers = []
-    for row, p in zip(rows, probs.split(list(where.lengths)), strict=True):
+    for row, p in zip(rows, where.split(probs), strict=True):
         best = [p[i].topk(min(top, p.shape[-1])) for i, token in enumerate(row) if token == mask_id]
         answers.append([list(zip(b.indices.tolist(), b.values.tolist(), strict=True)) for b in best])
     return answers

@@ -54,7 +54,7 @@ class State:
         for start in range(0, max(len(row) for row in todo), step):
             parts = [row[start : start + step] for row in todo]
             hidden, rows = self._run(parts)
-            for i, x in enumerate(hidden.split(list(rows.lengths))):
+            for i, x in enumerate(rows.split(hidden)):
                 if parts[i]:
                     last[i] = x[-1]
         final = torch.stack([x for x in last if x is not None])

@@ -55,12 +55,12 @@ def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequenc
     if how.repetition_penalty != 1.0:
         scores = penalize(scores, rows, how.repetition_penalty)
     if how.temperature == 0:
-        return scores.argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+        return scores.argmax(dim=-1).tolist()
     probs = torch.softmax(keep(scores / how.temperature, how), dim=-1)
     noise = [
         exponential(how.seed, request, len(row), probs.shape[-1]) for request, row in zip(requests, rows, strict=True)
     ]
-    return (probs / torch.stack(noise).to(probs.device)).argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+    return (probs / torch.stack(noise).to(probs.device)).argmax(dim=-1).tolist()
 
 
 def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> Tensor:

@@ -60,6 +60,7 @@ class Attention(Module, of=parts.Attention):
     k: Linear
     v: Linear
     out: Linear
+    sinks: Tensor
     q_norm: Callable[[Tensor], Tensor] | None
     k_norm: Callable[[Tensor], Tensor] | None
 

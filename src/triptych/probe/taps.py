@@ -155,11 +155,11 @@ class LiveTaps(Taps):
         return value
 
 
-def _split(name: str, value: Tensor, rows: Rows) -> Sequence[Tensor]:
+def _split(name: str, value: Tensor, rows: Rows) -> list[Tensor]:
     """Rows of the flat batch; a head that gives one vector a row (classes, pooling) has one position each."""
     if value.shape[0] == rows.total:
-        return value.split(list(rows.lengths))
-    return value.split(1)
+        return rows.split(value)
+    return list(value.split(1))
 
 
 def _positions(rows: Rows, row: int, length: int) -> list[int]:

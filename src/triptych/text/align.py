@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 #: Lengths of the runs that anchor, tried in turn.
 _RUNS = (5, 3, 2, 1)
@@ -28,8 +29,7 @@ _FOLIO_DIRECTION = re.compile(r" *(Enter|Exit|Exeunt|Manet|Actus|S\w*ena|Flouris
 _FOLIO_SPEAKER = re.compile(r" {1,3}(?:[A-Z1-9][A-Za-z']*[ .]{1,2}){1,4}(?<=[.] )")
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):  # not a dataclass: a play has 50,000 of them
     key: str
     start: int
     end: int
@@ -102,12 +102,12 @@ def _edition(lines: Iterable[tuple[str, bool]]) -> _Edition:
     return _Edition("\n".join(texts), words)
 
 
-_SAME = str.maketrans({"v": "u", "j": "i", "y": "i", "'": None})
+_SAME = str.maketrans({"v": "u", "j": "i", "y": "i", "k": "c", "'": None})
 
 
 @cache
 def _key(word: str) -> str:
-    """A word without its spelling: `haue` and `have`, `Ioynt` and `joint`, `cald` and `call'd` have one key."""
+    """A word without its spelling: `haue` and `have`, `Ioynt` and `joint`, `Musicke` and `music` have one key."""
     if word == "&":
         word = "and"
     letters = re.sub(r"(.)\1+", r"\1", word.lower().translate(_SAME))

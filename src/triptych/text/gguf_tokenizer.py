@@ -102,7 +102,7 @@ class _Vocabulary:
         fields = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
         tokens = list(fields.get("tokens", ()))
         if not tokens:
-            raise TextError("this GGUF holds no tokenizer.ggml.tokens; convert it again with its tokenizer")
+            raise TextError("no tokenizer.ggml.tokens; convert the model again with its tokenizer")
         types = [int(kind) for kind in fields.get("token_type", ())] or [_NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise TextError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
@@ -118,6 +118,17 @@ class _Vocabulary:
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.fields.get(name, default))
 
+    def specials(self) -> Specials:
+        return Specials(
+            bos=self.special("bos_token_id"),
+            eos=self.special("eos_token_id"),
+            pad=self.special("padding_token_id"),
+            unk=self.special("unknown_token_id"),
+            mask=self.special("mask_token_id"),
+            cls=self.special("cls_token_id"),
+            sep=self.special("seperator_token_id", "separator_token_id"),  # the first is how the format spells it
+        )
+
     def special(self, *names: str) -> str | None:
         """The text of the token whose id one of the fields `names` gives."""
         index = next((int(self.fields[name]) for name in names if name in self.fields), None)
@@ -128,32 +139,28 @@ class _Vocabulary:
         return self.tokens[index]
 
 
-def from_gguf(metadata: Mapping[str, Any], *, pre: str | None = None) -> Tokenizer:
+def from_gguf(metadata: Mapping[str, Any], where: str = "GGUF", *, pre: str | None = None) -> Tokenizer:
     """The tokenizer that a GGUF's `metadata` (all keys, strings and lists as read) describes.
 
+    `where` names the file in errors.
     `pre` stands in for a `tokenizer.ggml.pre` that is missing, `default` or wrong; without it such a file is refused.
 
     Raises TextError for a kind of tokenizer or a split that is not known here, and for tables that do not fit.
     """
+    try:
+        return _read(metadata, pre)
+    except TextError as error:
+        raise TextError(f"{where}: {error}") from error
+    except Exception as error:  # the library raises bare Exception
+        raise TextError(f"{where}: its tokenizer.ggml tables do not fit together: {error}") from error
+
+
+def _read(metadata: Mapping[str, Any], pre: str | None) -> Tokenizer:
     vocabulary = _Vocabulary.read(metadata)
     kind = str(vocabulary.fields.get("model", "missing"))
     if kind not in _KINDS:
         raise TextError(f"tokenizer.ggml.model {kind!r} is not supported; known are {', '.join(_KINDS)}")
-    specials = Specials(
-        bos=vocabulary.special("bos_token_id"),
-        eos=vocabulary.special("eos_token_id"),
-        pad=vocabulary.special("padding_token_id"),
-        unk=vocabulary.special("unknown_token_id"),
-        mask=vocabulary.special("mask_token_id"),
-        cls=vocabulary.special("cls_token_id"),
-        sep=vocabulary.special("seperator_token_id", "separator_token_id"),  # the first is how the format spells it
-    )
-    try:
-        backend, specials = _KINDS[kind](vocabulary, specials, pre)
-    except TextError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise TextError(f"tokenizer.ggml tables do not fit together: {error}") from error
+    backend, specials = _KINDS[kind](vocabulary, vocabulary.specials(), pre)
     _mark_added(backend, vocabulary)
     source = metadata.get("tokenizer.chat_template")
     ends = [vocabulary.fields[name] for name in ("eot_token_id", "eom_token_id") if name in vocabulary.fields]
@@ -252,7 +259,7 @@ def _word_piece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
     unk = specials.unk or "[UNK]"
     missing = [token for token in (cls, sep, unk) if token not in pieces]
     if missing:
-        raise TextError(f"this GGUF's WordPiece vocabulary has no {missing[0]!r}")
+        raise TextError(f"its WordPiece vocabulary has no {missing[0]!r}")
     backend = Backend(models.WordPiece(vocab=pieces, unk_token=unk, max_input_chars_per_word=100))
     lowercase = vocabulary.flag("normalizer.lowercase", True)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)

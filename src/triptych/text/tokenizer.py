@@ -144,13 +144,13 @@ class Tokenizer:
             (directory / name).write_bytes(content)
 
 
-def from_directory(path: Path | str, stop_ids: Iterable[int] = ()) -> Tokenizer:
+def from_directory(path: Path | str) -> Tokenizer:
     """The tokenizer of a Hugging Face directory: `tokenizer.json` with what the files beside it add.
 
     `tokenizer_config.json` and `special_tokens_map.json` name the special tokens, the chat template is read from
-    `chat_template.jinja` or the config.  How a text is framed is what `tokenizer.json` says: the config's `add_bos_token` and
-    `add_eos_token` are for tokenizers that have no such file.  `stop_ids` are ends of generation beside EOS (`generation_config.json`).
-    Code that a config points to is never run.
+    `chat_template.jinja` or the config.  How a text is framed is what `tokenizer.json` says: the config's
+    `add_bos_token` and `add_eos_token` are for tokenizers without that file.  `generation_config.json` adds ends of
+    generation to EOS.  Code that a config points to is never run.
 
     Raises TextError if there is no `tokenizer.json` or one of the files cannot be read.
     """
@@ -164,6 +164,8 @@ def from_directory(path: Path | str, stop_ids: Iterable[int] = ()) -> Tokenizer:
     specials = Specials.from_config(config)
     source = _chat_source(path, config)
     chat = None if source is None else ChatTemplate(source, specials.config())
+    ends = _read_json(path / "generation_config.json").get("eos_token_id") or []
+    stop_ids = ends if isinstance(ends, list) else [ends]
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
     return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
 

@@ -1,0 +1,145 @@
+"""Ways to score a query against a key other than their dot product, behind the same masks and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from triptych.attention import dispatch, lowering, reference
+from triptych.attention.reference import Hook
+from triptych.attention.request import Request, prepare
+from triptych.errors import InputError
+from triptych.spec.masks import Causal
+
+Mechanism = Callable[[Request, Hook | None], Tensor]
+"""What turns a request into `[B, H, T, Kv]`; given a hook, it shows its scores and pattern to it."""
+
+CHUNK = 64  # tokens whose pairs linear attention forms at once
+
+
+def dot_product(request: Request, hook: Hook | None = None) -> Tensor:
+    """Scaled dot products on the fastest path; by the definition when a hook looks on."""
+    return dispatch.run(request) if hook is None else reference.run(request, hook)
+
+
+def additive(
+    q: Float[Tensor, "B H T Dq"] | Float[Tensor, "T Dq"] | Float[Tensor, " Dq"],
+    k: Float[Tensor, "B G S Dk"] | Float[Tensor, "S Dk"],
+    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
+    *,
+    w_q: Float[Tensor, "A Dq"],
+    w_k: Float[Tensor, "A Dk"],
+    w_v: Float[Tensor, " A"],
+    hook: Hook | None = None,
+    **options: Any,
+) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+    """Bahdanau et al. 2015: the score is `w_v · tanh(w_q q + w_k k)`.  Options and order as in `attend`, with a scale
+    of 1.  Queries and keys may differ in width.  Builds `[B, H, T, S, A]`."""
+    request, restore = prepare(q @ w_q.mT, k @ w_k.mT, v, **{"scale": 1.0, **options})
+    return restore(additive_over(w_v)(request, hook))
+
+
+def additive_over(w_v: Float[Tensor, " A"]) -> Mechanism:
+    """Additive attention as a mechanism for queries and keys that are projected to width A already."""
+
+    def run(request: Request, hook: Hook | None = None) -> Tensor:
+        q, k = request.q.to(request.precision), request.k.to(request.precision)
+        k = k.repeat_interleave(request.heads // request.groups, dim=1)
+        scores = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ w_v.to(request.precision)
+        return reference.finish(reference.adjust(scores, request), request, hook)
+
+    return run
+
+
+def linear(
+    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
+    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
+    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
+    **options: Any,
+) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+    """Katharopoulos et al. 2020: weights `φ(q)·φ(k) / Σ φ(q)·φ(k)` with `φ(x) = elu(x) + 1`, in O(T).
+
+    Masks: everything, `causal()`, `keys(lengths)`, `prefix(n)`, and causal with the latter two.
+
+    Raises InputError, with the reason, for what has no O(T) form.
+    """
+    request, restore = prepare(q, k, v, **options)
+    return restore(run_linear(request))
+
+
+def run_linear(request: Request, hook: Hook | None = None) -> Tensor:
+    """Linear attention as a mechanism."""
+    reasons = linear_cannot(request)
+    if hook is not None:
+        reasons.append("it has no scores and no pattern to look at")
+    if reasons:
+        raise InputError(f"linear attention: {'; '.join(reasons)}")
+    b, h, t, _ = request.q.shape
+    grouped = request.q.to(request.precision).reshape(b, request.groups, h // request.groups, t, -1)
+    q, k = F.elu(grouped) + 1, F.elu(request.k.to(request.precision)) + 1
+    k = k * _present(request)
+    v = request.v.to(request.precision)
+    v = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the last column sums the weights
+    if _causal(request):
+        total = _running(q, k[:, :, None], v[:, :, None])
+    else:
+        total = q @ (k.mT @ v)[:, :, None]
+    weight = total[..., -1:]
+    nothing = weight == 0
+    out = (total[..., :-1] / weight.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+    return out.reshape(b, h, t, -1).to(request.q.dtype)
+
+
+def linear_cannot(request: Request) -> list[str]:
+    reasons = []
+    for name in ("softcap", "bias", "sinks"):
+        if getattr(request, name) is not None:
+            reasons.append(f"{name}: it acts on scores, and there are none")
+    if request.dropout:
+        reasons.append("dropout: it acts on a pattern, and there is none")
+    rest = [part for part in lowering.conjuncts(request.mask) if not isinstance(part, Causal)]
+    for part in rest:
+        if not lowering.only_keys(part):
+            reasons.append(f"mask {part}: a query's keys must be all of them, those before it, or the same for all")
+    if _causal(request) and not request.aligned:
+        reasons.append("causal with given positions: it needs keys in order")
+    return reasons
+
+
+def _causal(request: Request) -> bool:
+    return lowering.CAUSAL in lowering.conjuncts(request.mask)
+
+
+def _present(request: Request) -> Tensor:
+    """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query."""
+    rest = lowering.without_causal(request.mask)
+    q, k = request.points()
+    seen = rest.visible(q, k)[..., -1:, :]
+    if request.k_pos is not None:
+        seen = seen & (k.position >= 0)
+    present: Tensor = seen.mT.to(request.precision)
+    return present
+
+
+def _running(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each of q `[..., T, K]` (the last T of max(T, S) positions) over the keys up to it: pairs within a chunk, a
+    running sum of `kᵀ v` before it."""
+    t, s = q.shape[-2], k.shape[-2]
+    length = max(t, s)
+    n = -(-length // CHUNK)
+
+    def chunks(x: Tensor) -> Tensor:
+        front = length - x.shape[-2]
+        x = F.pad(x, (0, 0, front, n * CHUNK - length))
+        return x.reshape(*x.shape[:-2], n, CHUNK, x.shape[-1])
+
+    q, k, v = chunks(q), chunks(k), chunks(v)
+    states = (k.mT @ v).cumsum(-3)
+    before = F.pad(states, (0, 0, 0, 0, 1, 0))[..., :-1, :, :]
+    out = (q @ k.mT).tril() @ v + q @ before
+    return out.flatten(-3, -2)[..., length - t : length, :]
