@@ -313,8 +313,9 @@ def _peer(model: Model) -> Any:
     import transformers
 
     assert model.path is not None
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet: Any = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
     asked: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "attn_implementation": "eager"}
     folder = model.path
     if folder.suffix == ".gguf":
