@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import references
 import torch
+
+import references
 import triptych
 from triptych import generate as running
 from triptych.model import Model

@@ -372,8 +372,9 @@ def _fill(
     spec: Spec, source: Source, dtype: torch.dtype | None, device: torch.device, ignore: Sequence[str]
 ) -> tuple[nn.Transformer, LoadReport]:
     """The module with every parameter read from `source`, tensor by tensor."""
-    kind: Literal[gguf, hf] = "gguf" if source.kind == "gguf" else "hf"
-    plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
+    plan = families.plan(
+        spec, "gguf" if source.kind == "gguf" else "hf", source.names, ignore=ignore, where=str(source.path)
+    )
     module, loaded = nn.empty(spec), []
     for step in plan.loads:
         info = source.infos[step.source]

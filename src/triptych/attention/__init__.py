@@ -2,6 +2,7 @@
 
 from triptych.attention.caches import Cache, CrossCache, FullCache, LayerSpec, NullCache, WindowCache
 from triptych.attention.dispatch import PATHS, attend, why
+from triptych.attention.mechanisms import Mechanism, additive, additive_over, dot_product, linear, run_linear
 from triptych.attention.positions import (
     alibi_bias,
     alibi_slopes,
@@ -25,11 +26,14 @@ __all__ = [
     "FullCache",
     "Hook",
     "LayerSpec",
+    "Mechanism",
     "NullCache",
     "Request",
     "Rows",
     "SlotKeys",
     "WindowCache",
+    "additive",
+    "additive_over",
     "alibi_bias",
     "alibi_slopes",
     "attend",
@@ -38,10 +42,13 @@ __all__ = [
     "attention_factor",
     "attention_pattern",
     "attention_scores",
+    "dot_product",
     "inverse_frequencies",
+    "linear",
     "prepare",
     "rope_angles",
     "rotate",
+    "run_linear",
     "sinusoidal",
     "t5_bias",
     "t5_bucket",

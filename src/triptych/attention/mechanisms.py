@@ -45,7 +45,7 @@ def additive(
 
 
 def additive_over(w_v: Float[Tensor, " A"]) -> Mechanism:
-    """Additive attention as a mechanism for queries and keys that are projected to width A already."""
+    """Additive attention as a mechanism, for queries and keys projected to width A already; ask for `scale=1.0`."""
 
     def run(request: Request, hook: Hook | None = None) -> Tensor:
         q, k = request.q.to(request.precision), request.k.to(request.precision)

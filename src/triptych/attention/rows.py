@@ -19,7 +19,8 @@ from torch import Tensor
 
 from triptych.attention import lowering
 from triptych.attention.mechanisms import Mechanism, dot_product
-from triptych.attention.request import Request, prepare
+from triptych.attention.reference import Hook
+from triptych.attention.request import prepare
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
 
@@ -138,8 +139,10 @@ def attend_rows(
 ) -> Float[Tensor, "N H Kv"]:
     """Attention of every row of the flat batch over its own keys; options as in `attend`.
 
-    A row's output does not depend on the rows beside it.  With a `hook`, each row runs through `attend_reference`, and
-    a key's column is its position (FlatKeys: its place in the row).
+    A row's output does not depend on the rows beside it.
+
+    hook        called row by row, through the definition; a key's column is its position (FlatKeys: its place).
+    mechanism   how queries score keys: dot products unless given.
 
     Raises InputError when rows and keys disagree, or a bias tensor meets rows of unequal length.
     """
@@ -166,7 +169,15 @@ class _Call:
     options: dict[str, Any]
     mechanism: Mechanism
 
-    def request(self, q: Tensor, k: Tensor, v: Tensor, past: Sequence[int], k_pos: Tensor | None = None) -> Request:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past: Sequence[int],
+        k_pos: Tensor | None = None,
+        hook: Hook | None = None,
+    ) -> Tensor:
         """q `[b, H, T, K]` beginning at positions `past`, over keys at `k_pos` `[b, S]` (None: 0..S-1).
 
         Positions stay implicit where they are the default ones or where nothing asks for them.
@@ -183,7 +194,8 @@ class _Call:
             bias = bias(q_pos, at)
         assert bias is None or isinstance(bias, Tensor)
         q_pos = q_pos if explicit else None
-        return prepare(q, k, v, mask=self.mask, bias=bias, q_pos=q_pos, k_pos=k_pos, **self.options)[0]
+        request, _ = prepare(q, k, v, mask=self.mask, bias=bias, q_pos=q_pos, k_pos=k_pos, **self.options)
+        return self.mechanism(request, hook)
 
     def of(self, rows: Sequence[int]) -> _Call:
         return replace(self, mask=lowering.for_rows(self.mask, rows))
@@ -194,14 +206,13 @@ def _flat(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call) -> Tensor:
     if rows.equal and theirs.equal:
         b = len(rows)
         k_pos = _consecutive(theirs.past, theirs.longest, q.device, rows=b) if any(theirs.past) else None
-        request = call.request(_batched(q, b), _batched(keys.k, b), _batched(keys.v, b), rows.past, k_pos)
-        return _unbatched(call.mechanism(request, None))
+        return _unbatched(call.run(_batched(q, b), _batched(keys.k, b), _batched(keys.v, b), rows.past, k_pos))
     plain = rows.lengths == theirs.lengths and not any(rows.past) and not any(theirs.past)
     if plain and lowering.implies_causal(call.mask):
         # The padding is in every real query's future, so causality alone hides it.
         slots = _places(rows, q.device)
         q, k, v = (_padded(x, slots, rows) for x in (q, keys.k, keys.v))
-        out = call.mechanism(call.request(q, k, v, rows.past), None)
+        out = call.run(q, k, v, rows.past)
         return _unbatched(out).index_select(0, slots)
     qs, ks, vs = rows.split(q), theirs.split(keys.k), theirs.split(keys.v)
     out_of: dict[int, Tensor] = {}
@@ -210,7 +221,7 @@ def _flat(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call) -> Tensor:
         starts = [theirs.past[row] for row in members]
         k_pos = _consecutive(starts, theirs.lengths[members[0]], q.device, rows=len(members)) if any(starts) else None
         q, k, v = (torch.stack([x[row] for row in members]).transpose(1, 2) for x in (qs, ks, vs))
-        out = call.mechanism(call.of(members).request(q, k, v, past, k_pos), None)
+        out = call.of(members).run(q, k, v, past, k_pos)
         out_of.update(zip(members, out.transpose(1, 2), strict=True))
     return torch.cat([out_of[row] for row in range(len(rows))])
 
@@ -228,9 +239,9 @@ def _slots(q: Tensor, keys: SlotKeys, rows: Rows, call: _Call) -> Tensor:
         if not even and not lowering.only_keys(call.mask) and b * rows.longest * longest > PADDED:
             return _slots_by_shape(q, keys, rows, call)
     if rows.equal:
-        return _unbatched(call.mechanism(call.request(_batched(q, b), k, v, rows.past, keys.positions)), None)
+        return _unbatched(call.run(_batched(q, b), k, v, rows.past, keys.positions))
     slots = _places(rows, q.device)
-    out = call.mechanism(call.request(_padded(q, slots, rows), k, v, rows.past, keys.positions), None)
+    out = call.run(_padded(q, slots, rows), k, v, rows.past, keys.positions)
     return _unbatched(out).index_select(0, slots)
 
 
@@ -243,7 +254,7 @@ def _slots_by_shape(q: Tensor, keys: SlotKeys, rows: Rows, call: _Call) -> Tenso
         one = slice(members[0], members[0] + 1)
         k, v = (x[one if len(members) == 1 else members, :, :end] for x in (keys.k, keys.v))
         batch = torch.stack([qs[row] for row in members]).transpose(1, 2)
-        out = call.mechanism(call.of(members).request(batch, k, v, [rows.past[row] for row in members]), None)
+        out = call.of(members).run(batch, k, v, [rows.past[row] for row in members])
         out_of.update(zip(members, out.transpose(1, 2), strict=True))
     return torch.cat([out_of[row] for row in range(len(rows))])
 
@@ -252,12 +263,11 @@ def _one_by_one(q: Tensor, keys: FlatKeys | SlotKeys, rows: Rows, call: _Call, h
     outs = []
     for row, mine in enumerate(rows.split(q)):
         k, v, k_pos = _keys_of(keys, row, rows.ends[row])
-        request = call.of([row]).request(mine.transpose(0, 1)[None], k, v, (rows.past[row],), k_pos)
 
         def one(name: str, x: Tensor, row: int = row) -> Tensor:
             return hook(name, x[0], row)[None]
 
-        outs.append(_unbatched(call.mechanism(request, one)))
+        outs.append(_unbatched(call.of([row]).run(mine.transpose(0, 1)[None], k, v, (rows.past[row],), k_pos, one)))
     return torch.cat(outs)
 
 
