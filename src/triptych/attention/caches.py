@@ -1,8 +1,8 @@
 """Keys and values that outlive a forward.
 
 Every cache has one door, `extend(layer, k, v, rows)`, which takes the new keys in and gives back all that the new
-queries may see.  A step extends each layer once with the same `rows`, then `advance(rows)` counts it; until then the
-lengths stand, so no layer is special.  Row b of the batch is slot b.
+queries may see.  A step begins with `begin`, extends each layer once with the same `rows`, and `advance(rows)` counts
+it; until then the lengths stand, so no layer is special.  Row b of the batch is slot b.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class LayerSpec:
 
 class NullCache:
     """Remembers nothing: training, encoders, scoring."""
+
+    def begin(self, rows: Rows, provenance: str) -> None:
+        pass
 
     def extend(self, layer: int, k: Float[Tensor, "N G K"], v: Float[Tensor, "N G Kv"], rows: Rows) -> Keys:
         return FlatKeys(k, v, rows)
@@ -205,29 +208,25 @@ class Cache:
         """Bytes allocated, used or not."""
         return sum(store.nbytes for store in self.stores)
 
-    def extend(
-        self,
-        layer: int,
-        k: Float[Tensor, "N G K"],
-        v: Float[Tensor, "N G Kv"],
-        rows: Rows,
-        provenance: str = "",
-    ) -> Keys:
-        """Write one layer's new keys and values in place; all that its new queries may see.
+    def begin(self, rows: Rows, provenance: str) -> None:
+        """Open a step: `rows` go on where the cache ends, under the edits it was written under.
 
-        A first prefill gives the fresh tensors back, so it needs no mask and keeps their gradient.
-
-        Raises InputError when `rows` do not continue what is held, ProbeError under other edits than before.
+        Raises InputError when they do not, ProbeError under other edits than before.
         """
         if rows.past != self.lengths:
             raise InputError(f"cache holds {list(self.lengths)} tokens, the rows begin at {list(rows.past)}")
-        if provenance != self.provenance:
-            if any(self.lengths):
-                raise ProbeError(
-                    f"this cache was written under edits {self.provenance or 'none'!r}, not "
-                    f"{provenance or 'none'!r}: start again with an empty one"
-                )
-            self.provenance = provenance
+        if provenance != self.provenance and any(self.lengths):
+            raise ProbeError(
+                f"this cache was written under edits {self.provenance or 'none'!r}, not {provenance or 'none'!r}: "
+                "start again with an empty one"
+            )
+        self.provenance = provenance
+
+    def extend(self, layer: int, k: Float[Tensor, "N G K"], v: Float[Tensor, "N G Kv"], rows: Rows) -> Keys:
+        """Write one layer's new keys and values in place; all that its new queries may see.
+
+        A first prefill gives the fresh tensors back, so it needs no mask and keeps their gradient.
+        """
         store = self.stores[layer]
         if any(rows.past):
             return store.extend(k.detach(), v.detach(), rows)
@@ -236,8 +235,6 @@ class Cache:
 
     def advance(self, rows: Rows) -> None:
         """Count a step, once every layer was extended with it."""
-        if rows.past != self.lengths:
-            raise InputError(f"cache holds {list(self.lengths)} tokens, the rows begin at {list(rows.past)}")
         self.lengths = rows.ends
 
     def trim(self, lengths: Sequence[int]) -> None:

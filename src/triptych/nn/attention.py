@@ -9,13 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from triptych.attention import CrossCache, FlatKeys, Rows, SlotKeys, attend_rows
+from triptych.attention import FlatKeys, Rows, SlotKeys, attend_rows
 from triptych.nn.linear import Linear
 from triptych.nn.part import Module
 from triptych.nn.positions import Bias, Rotation
 from triptych.nn.taps import Taps
 from triptych.spec import parts
 from triptych.spec.masks import Full, Mask
+
+_EVERYTHING = Full()
 
 
 @dataclass(frozen=True)
@@ -37,24 +39,18 @@ class SelfView:
 
 @dataclass(frozen=True)
 class CrossView:
-    """One layer's keys when a row attends to an encoder's output: projected once, then kept."""
+    """One layer's keys when a row attends to an encoder's output: projected once, before the first step."""
 
     rows: Rows
-    memory: Tensor | None  # [M, D]; needed until the cache is filled
-    cache: CrossCache
-    layer: int
-    mask: Mask = Full()
+    held: FlatKeys | SlotKeys
+    mask: Mask = _EVERYTHING
     bias: Bias | None = None
 
     def rotate(self, x: Tensor) -> Tensor:
         return x
 
     def keys(self, attn: Attention, x: Tensor, taps: Taps) -> FlatKeys | SlotKeys:
-        if not self.cache.filled(self.layer):
-            assert self.memory is not None
-            k, v = attn.project(self.memory, self.cache.rows, taps)
-            self.cache.fill(self.layer, taps("k_rot", k, self.cache.rows), v)
-        return self.cache.keys(self.layer)
+        return self.held
 
 
 class Attention(Module, of=parts.Attention):
@@ -64,6 +60,7 @@ class Attention(Module, of=parts.Attention):
     k: Linear
     v: Linear
     out: Linear
+    sinks: Tensor
     q_norm: Callable[[Tensor], Tensor] | None
     k_norm: Callable[[Tensor], Tensor] | None
 

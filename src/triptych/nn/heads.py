@@ -65,7 +65,7 @@ class Pooling(Module, of=spec.Pooling):
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         if self.spec.mode == "mean":
-            pooled = torch.stack([row.mean(0) for row in x.split(list(rows.lengths))])
+            pooled = torch.stack([row.mean(0) for row in rows.split(x)])
         else:
             pooled = x[list(rows.starts)]
             if self.spec.mode == "dense":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triptych.attention import Rows
 from triptych.nn.part import Module
 from triptych.nn.taps import Taps
 from triptych.spec import parts
@@ -69,6 +70,10 @@ class RMSNorm(Module, of=parts.RMSNorm):
 class Norms(Module, of=parts.Norms):
     """The norms around one sublayer; an empty slot passes its input on."""
 
+    pre: Callable[[Tensor], Tensor]
+    out: Callable[[Tensor], Tensor]
+    post: Callable[[Tensor], Tensor]
+
     def __init__(self, spec: parts.Norms) -> None:
         super().__init__(spec)
         for slot in ("pre", "out", "post"):
@@ -86,9 +91,9 @@ class MLP(Module, of=parts.MLP):
     up: Linear
     down: Linear
 
-    def forward(self, x: Tensor, rows: object, taps: Taps) -> Tensor:
-        up = taps("up", self.up(x), rows)  # type: ignore[arg-type]
-        hidden = taps("act", ACTIVATIONS[self.spec.act](up), rows)  # type: ignore[arg-type]
+    def forward(self, x: Tensor, rows: Rows, taps: Taps) -> Tensor:
+        up = taps("up", self.up(x), rows)
+        hidden = taps("act", ACTIVATIONS[self.spec.act](up), rows)
         return self.down(F.dropout(hidden, self.spec.dropout, self.training))  # type: ignore[no-any-return]
 
 
@@ -99,8 +104,8 @@ class GLU(Module, of=parts.GLU):
     up: Linear
     down: Linear
 
-    def forward(self, x: Tensor, rows: object, taps: Taps) -> Tensor:
-        gate = taps("gate", self.gate(x), rows)  # type: ignore[arg-type]
-        up = taps("up", self.up(x), rows)  # type: ignore[arg-type]
-        hidden = taps("act", ACTIVATIONS[self.spec.act](gate) * up, rows)  # type: ignore[arg-type]
+    def forward(self, x: Tensor, rows: Rows, taps: Taps) -> Tensor:
+        gate = taps("gate", self.gate(x), rows)
+        up = taps("up", self.up(x), rows)
+        hidden = taps("act", ACTIVATIONS[self.spec.act](gate) * up, rows)
         return self.down(F.dropout(hidden, self.spec.dropout, self.training))  # type: ignore[no-any-return]

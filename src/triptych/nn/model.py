@@ -14,19 +14,19 @@ from triptych.nn.part import Module, assign, build, tie
 from triptych.nn.positions import check_context
 from triptych.nn.stack import Stack
 from triptych.nn.taps import NO_TAPS, Taps
-from triptych.spec import model as spec
+from triptych.spec import Model
 from triptych.spec.parts import LayerNorm, Linear, RMSNorm
 
 
-class Transformer(Module, of=spec.Model):
+class Transformer(Module, of=Model):
     """`head(stack(ids))`; with both stacks, the decoder reads the encoder's output through its cross slots."""
 
-    spec: spec.Model
+    spec: Model
     encoder: Stack | None
     decoder: Stack | None
     head: Callable[[Tensor, Rows], Tensor] | None
 
-    def __init__(self, model: spec.Model) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__(model)
         tie(self, model.ties)
 
@@ -36,28 +36,20 @@ class Transformer(Module, of=spec.Model):
         check_context(rows, self.spec.context, "source" if self.decoder is not None else "input")
         return self.encoder(ids, rows, token_types=token_types, taps=taps.at(self._prefix("encoder")))  # type: ignore[no-any-return]
 
-    def remember(self, memory: Tensor, rows: Rows) -> tuple[Tensor, CrossCache]:
-        """What a decoder needs of an encoder's output: pass it to `decode` as `source=`."""
+    def remember(self, memory: Tensor, rows: Rows, *, taps: Taps = NO_TAPS) -> CrossCache:
+        """What the decoder needs of an encoder's output [M, D]: pass it to `decode`."""
         assert self.decoder is not None
-        return memory, CrossCache(len(self.decoder.blocks), rows)
+        return self.decoder.remember(memory, rows, taps.at(self._prefix("decoder")))
 
     def decode(
-        self,
-        ids: Tensor,
-        rows: Rows,
-        *,
-        cache: Any = None,
-        source: tuple[Tensor, CrossCache] | None = None,
-        taps: Taps = NO_TAPS,
+        self, ids: Tensor, rows: Rows, *, cache: Any = None, cross: CrossCache | None = None, taps: Taps = NO_TAPS
     ) -> Tensor:
         """[N] ids -> [N, D] of the decoder; with a cache they continue the rows it holds."""
         assert self.decoder is not None
-        if (source is None) != (self.encoder is None):
+        if (cross is None) != (self.encoder is None):
             raise InputError("a decoder beside an encoder needs a source, and a decoder alone takes none")
         check_context(rows, self.spec.context, "input")
-        memory, cross = (None, None) if source is None else source
-        taps = taps.at(self._prefix("decoder"))
-        return self.decoder(ids, rows, cache=cache, memory=memory, cross=cross, taps=taps)  # type: ignore[no-any-return]
+        return self.decoder(ids, rows, cache=cache, cross=cross, taps=taps.at(self._prefix("decoder")))  # type: ignore[no-any-return]
 
     def logits(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS) -> Tensor:
         """[N, D] -> what the head makes of it, usually [N, V]."""
@@ -77,17 +69,17 @@ class Transformer(Module, of=spec.Model):
         """One uncached pass of whole rows: `ids` [N] are the decoder's where there is one; `source` (ids, rows)."""
         if self.decoder is None:
             return self.logits(self.encode(ids, rows, token_types=token_types, taps=taps), rows, taps)
-        held = None
+        cross = None
         if source is not None:
-            held = self.remember(self.encode(*source, taps=taps), source[1])
-        return self.logits(self.decode(ids, rows, source=held, taps=taps), rows, taps)
+            cross = self.remember(self.encode(*source, taps=taps), source[1], taps=taps)
+        return self.logits(self.decode(ids, rows, cross=cross, taps=taps), rows, taps)
 
     def _prefix(self, stack: str) -> str:
         """Sites carry the stack's name only where there are two."""
         return stack if self.spec.layout == "encoder-decoder" else ""
 
 
-def empty(model: spec.Model) -> Transformer:
+def empty(model: Model) -> Transformer:
     """The module on the meta device: shapes and no storage, to be filled by `assign` tensor by tensor."""
     with torch.device("meta"):
         module = build(model)
@@ -103,7 +95,7 @@ def finish(module: Transformer) -> Transformer:
     return module.eval()
 
 
-def new(model: spec.Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
+def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
     """A fresh model: normal weights of `init_std`, those that write to the residual stream divided by
     sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0."""
     module = empty(model)
@@ -123,7 +115,7 @@ def new(model: spec.Model, seed: int = 0, dtype: torch.dtype = torch.float32) ->
     return finish(module)
 
 
-def _std(model: spec.Model, name: str, part: object) -> float:
+def _std(model: Model, name: str, part: object) -> float:
     writes = isinstance(part, Linear) and name.endswith((".attn.out", ".cross.out", ".mlp.down"))
     if not writes:
         return model.init_std

@@ -62,4 +62,4 @@ def tie(root: nn.Module, ties: dict[str, str]) -> None:
     """Let each alias share its source's parameter."""
     for alias, source in ties.items():
         path, _, leaf = alias.rpartition(".")
-        root.get_submodule(path).register_parameter(leaf, root.get_parameter(source))  # type: ignore[arg-type]
+        root.get_submodule(path).register_parameter(leaf, root.get_parameter(source))

@@ -50,13 +50,10 @@ class Sinusoidal(Position, of=spec.Sinusoidal):
 
 class Rope(Position, of=spec.Rope):
     def rotation(self, rows: Rows, device: torch.device) -> Rotation:
-        positions = rows.positions(device)
+        length = None
         if isinstance(self.spec.scaling, spec.LongRope):  # its factors depend on how long the row has become
-            parts = zip(positions.split(list(rows.lengths)), rows.past, rows.lengths, strict=True)
-            angles = [rope_angles(self.spec, p, length=past + length) for p, past, length in parts]
-            cos, sin = (torch.cat(side) for side in zip(*angles, strict=True))
-        else:
-            cos, sin = rope_angles(self.spec, positions)
+            length = torch.tensor(rows.ends, device=device)[rows.row_of(device)]
+        cos, sin = rope_angles(self.spec, rows.positions(device), length)
         return lambda x: rotate(x, cos, sin, self.spec.pairing)
 
 
@@ -69,7 +66,8 @@ class T5Buckets(Position, of=spec.T5Buckets):
     weight: Tensor
 
     def bias(self) -> Bias:
-        return _once(lambda q_pos, k_pos: t5_bias(self.weight, q_pos, k_pos, self.spec))
+        far, both = self.spec.max_distance, self.spec.bidirectional
+        return _once(lambda q, k: t5_bias(self.weight, q, k, max_distance=far, bidirectional=both))
 
 
 def _same(x: Tensor) -> Tensor:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from triptych.attention import CrossCache, NullCache, Rows
+from triptych.attention import Cache, CrossCache, LayerSpec, NullCache, Rows
+from triptych.attention.lowering import window_of
 from triptych.nn.attention import Attention, CrossView, SelfView
 from triptych.nn.linear import GLU, MLP, Norms
 from triptych.nn.part import Module
@@ -22,7 +23,7 @@ from triptych.spec import parts
 
 @dataclass(frozen=True)
 class Context:
-    """What a forward knows beside its vectors, made once: the rows, the caches, the encoder's output.
+    """What a forward knows beside its vectors, made once: the rows, what was cached of them, the encoder's keys.
 
     `kinds` holds, for each kind of attention, the mask, rotation and bias its layers share.
     """
@@ -30,7 +31,6 @@ class Context:
     rows: Rows
     kinds: dict[str, dict[str, Any]]
     cache: Any = field(default_factory=NullCache)
-    memory: Tensor | None = None  # [M, D]
     cross: CrossCache | None = None
 
     def own(self, kind: str, layer: int) -> SelfView:
@@ -38,7 +38,7 @@ class Context:
 
     def other(self, layer: int) -> CrossView:
         assert self.cross is not None
-        return CrossView(rows=self.rows, memory=self.memory, cache=self.cross, layer=layer)
+        return CrossView(self.rows, self.cross.keys(layer))
 
 
 class Table(Module, of=parts.Table):
@@ -124,10 +124,33 @@ class Stack(Module, of=parts.Stack):
     """
 
     embed: Embed
-    kinds: nn.ModuleDict
-    blocks: nn.ModuleList
+    kinds: Mapping[str, Kind]
+    blocks: Sequence[Block]
     final_norm: Callable[[Tensor], Tensor] | None
     recompute: bool = False
+
+    def cache(self, slots: int, *, dtype: torch.dtype | None = None) -> Cache:
+        """An empty cache for `slots` rows, each layer's by its kind: a ring where a window bounds what it sees."""
+        weight = self.embed.tokens.weight
+        layers = []
+        for block in self.blocks:
+            attn = block.attn.spec
+            band = window_of(self.kinds[attn.kind].spec.mask)
+            back = None if band is None else band[0]
+            layers.append(
+                LayerSpec(groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width, window=back)
+            )
+        return Cache(layers, slots, dtype=dtype or weight.dtype, device=weight.device)
+
+    def remember(self, memory: Tensor, rows: Rows, taps: Taps = NO_TAPS) -> CrossCache:
+        """The keys and values of an encoder's output [M, D] for every layer: all a decoder needs of it."""
+        held = CrossCache()
+        for i, block in enumerate(self.blocks):
+            assert block.cross is not None
+            under = taps.at(f"blocks.{i}.cross")
+            k, v = block.cross.project(memory, rows, under)
+            held.fill(i, under("k_rot", k, rows), v, rows)
+        return held
 
     def forward(
         self,
@@ -135,14 +158,14 @@ class Stack(Module, of=parts.Stack):
         rows: Rows,
         *,
         cache: Any = None,
-        memory: Tensor | None = None,
         cross: CrossCache | None = None,
         token_types: Tensor | None = None,
         taps: Taps = NO_TAPS,
     ) -> Tensor:
         """[N] token ids of `rows` -> [N, D] after the final norm.  With a cache, the ids continue what it holds."""
         kinds = {name: kind.state(rows, ids.device) for name, kind in self.kinds.items()}
-        ctx = Context(rows, kinds, NullCache() if cache is None else cache, memory, cross)
+        ctx = Context(rows, kinds, NullCache() if cache is None else cache, cross)
+        ctx.cache.begin(rows, taps.provenance)
         x = taps("embed", self.embed(ids, rows, token_types), rows)
         for i, block in enumerate(self.blocks):
             if self.recompute and self.training:

@@ -16,7 +16,12 @@ from triptych.attention import FlatKeys, Rows, SlotKeys
 
 
 class Taps:
-    """Taps that read and change nothing."""
+    """Taps that read and change nothing.
+
+    `provenance` names the edits a forward runs under: what a cache holds of it must not be read under others.
+    """
+
+    provenance = ""
 
     def at(self, name: str) -> Taps:
         """The taps of a sub-module, by its dotted name."""

@@ -108,6 +108,15 @@ class Plan:
                     total += round(_count(read.at, rows[item]) * keys * site.width * heads) * itemsize
         return total
 
+    def check_bytes(self, lengths: Sequence[int], sources: Sequence[int], most: int) -> None:
+        """Raise ProbeError when the reads would keep more than `most` bytes, saying how to ask for less."""
+        asked = self.nbytes(lengths, sources)
+        if asked > most:
+            raise ProbeError(
+                f"the reads would keep {asked:,} bytes, over max_bytes={most:,}; choose at=, heads= or items=, "
+                "or fewer sites, or raise max_bytes"
+            )
+
     @property
     def provenance(self) -> str:
         """Identifies the edits: keys and values written under them must not be read without them."""

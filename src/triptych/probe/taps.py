@@ -94,7 +94,7 @@ class LiveTaps(Taps):
 
     def __init__(self, session: Session, prefix: str) -> None:
         self.session, self.prefix, self.plan = session, prefix, session.plan
-        self.key_positions: Tensor | None = None  # of the cache slots the attention below last read, when rings
+        self.provenance = session.plan.provenance
 
     def at(self, name: str) -> Taps:
         if not name:
@@ -112,7 +112,6 @@ class LiveTaps(Taps):
         return torch.cat(pieces) if name in self.plan.edits else value
 
     def keys(self, keys: FlatKeys | SlotKeys) -> FlatKeys | SlotKeys:
-        self.key_positions = keys.positions if isinstance(keys, SlotKeys) else None
         if isinstance(keys, FlatKeys):
             return replace(keys, k=self("k_ctx", keys.k, keys.rows), v=self("v_ctx", keys.v, keys.rows))
         return replace(keys, k=self._slots("k_ctx", keys.k, keys), v=self._slots("v_ctx", keys.v, keys))
@@ -128,20 +127,8 @@ class LiveTaps(Taps):
         return z
 
     def _matrix(self, leaf: str, value: Tensor, row: int, rows: Rows) -> Tensor:
-        """[H, T, S] of one row, keys brought into the order of their positions for whoever reads or edits."""
-        name = self.prefix + leaf
-        if name not in self.plan.reads and name not in self.plan.edits:
-            return value
-        positions = _positions(rows, row, value.shape[1])
-        if self.key_positions is None:
-            return self._pass(name, value, row, positions)
-        slots = self.key_positions[row][: value.shape[2]]
-        order = slots.argsort(stable=True)
-        live = order[slots[order] >= 0]
-        ordered = self._pass(name, value[..., live], row, positions)
-        value = value.clone()
-        value[..., live] = ordered
-        return value
+        """[H, T, S] of one row; a key's column is its position."""
+        return self._pass(self.prefix + leaf, value, row, _positions(rows, row, value.shape[1]))
 
     def _slots(self, site: str, value: Tensor, keys: SlotKeys) -> Tensor:
         """[B, G, S, K] of a cache, row by row as [S, G, K]; an edit works on a copy."""
@@ -168,11 +155,11 @@ class LiveTaps(Taps):
         return value
 
 
-def _split(name: str, value: Tensor, rows: Rows) -> Sequence[Tensor]:
+def _split(name: str, value: Tensor, rows: Rows) -> list[Tensor]:
     """Rows of the flat batch; a head that gives one vector a row (classes, pooling) has one position each."""
     if value.shape[0] == rows.total:
-        return value.split(list(rows.lengths))
-    return value.split(1)
+        return rows.split(value)
+    return list(value.split(1))
 
 
 def _positions(rows: Rows, row: int, length: int) -> list[int]:

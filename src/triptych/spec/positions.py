@@ -37,21 +37,21 @@ class Sinusoidal(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interpolate(Part):
+class Interpolate:
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023)."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class NTK(Part):
+class NTK:
     """NTK-aware: the base becomes `theta * factor ** (width / (width - 2))`."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class YaRN(Part):
+class YaRN:
     """Peng et al. 2023: interpolate low frequencies, keep high ones, blend between; scale cos and sin by the
     attention factor (`0.1 ln(factor) + 1` when None)."""
 
@@ -66,7 +66,7 @@ class YaRN(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3(Part):
+class Llama3:
     """Llama 3.1: low frequencies divided by `factor`, high ones kept, a linear blend between the two wavelengths."""
 
     factor: float
@@ -76,7 +76,7 @@ class Llama3(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRope(Part):
+class LongRope:
     """Ding et al. 2024 (Phi-3): a factor a frequency, `short` up to `original_length` positions and `long` past it;
     cos and sin scaled by `attention_factor` (`sqrt(1 + ln(s)/ln(original_length))`, s = max_length/original_length,
     when None)."""

@@ -1,0 +1,152 @@
+"""`hub:org/name`: the only words that reach the network, always through huggingface-hub and its cache.
+
+A name is `hub:org/name[@revision][:file.gguf]`.  Only weights without code in them (safetensors, or the one
+GGUF asked for) and the small text files beside them are ever downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from triptych.checkpoints.locate import PICKLES
+from triptych.checkpoints.source import is_plain_name, shown
+from triptych.errors import FetchError, nearest
+
+PREFIX = "hub:"
+_TIMEOUT = 10.0  # seconds without an answer
+
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
+_NAME = re.compile(
+    rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?(?::(?P<file>.+\.gguf))?", re.ASCII
+)
+_TEXTS = (".json", ".txt", ".model", ".jinja")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """`hub:repo[@revision][:file]`, taken apart and found well-formed."""
+
+    repo: str  # "org/name"
+    revision: str | None = None  # a branch, tag or commit; the main branch when None
+    file: str | None = None  # one GGUF of the repository
+
+    def __str__(self) -> str:
+        return PREFIX + self.repo + (f"@{self.revision}" if self.revision else "") + (f":{self.file}" * bool(self.file))
+
+
+def parse_name(text: str) -> HubName:
+    """Take `text`, with or without its `hub:`, apart; `FetchError` when it is not a well-formed name."""
+    match = _NAME.fullmatch(text.removeprefix(PREFIX))
+    if match is None or len(text) > 400 or (match["file"] and not _is_safe(match["file"])):
+        raise FetchError(f"{shown(text)} is not hub:org/name, hub:org/name@revision or hub:org/name:file.gguf")
+    return HubName(match["repo"], match["revision"], match["file"])
+
+
+def local_path(model: str | Path, offline: bool = False) -> Path:
+    """Where `model` is on this machine: a path is itself, a `hub:` name is fetched first."""
+    if not str(model).startswith(PREFIX):
+        return Path(model)
+    name = parse_name(str(model))
+    return fetch(name.repo, name.revision, name.file, offline=offline)
+
+
+def fetch(
+    repo: str,
+    revision: str | None = None,
+    file: str | None = None,
+    offline: bool = False,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+) -> Path:
+    """The directory of a hub repository's model, or its one GGUF `file`, in huggingface-hub's cache.
+
+    What is there already is not downloaded again; the rest comes with a progress bar on stderr.  `offline` (or
+    `HF_HUB_OFFLINE=1`) looks in the cache alone.  Raises `FetchError`, one line, for whatever goes wrong.
+    """
+    name = parse_name(str(HubName(repo, revision, file)))
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    offline = offline or constants.HF_HUB_OFFLINE
+    try:
+        wanted = [file] if file else None
+        if not offline:
+            info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, timeout=_TIMEOUT)
+            wanted = choose(name, [sibling.rfilename for sibling in info.siblings or []])
+        folder = snapshot_download(
+            repo,
+            revision=revision,
+            cache_dir=cache,
+            allow_patterns=wanted,
+            local_files_only=offline,
+            endpoint=endpoint,
+            etag_timeout=_TIMEOUT,
+        )
+    except FetchError:
+        raise
+    except Exception as error:  # the library, its transport and the cache's disk raise from a dozen families
+        _explain(name, error, offline)
+    path = Path(folder, file) if file else Path(folder)
+    if not path.exists():
+        raise FetchError(f"{name}: {file} is not in the cache; run once without offline")
+    return path
+
+
+def choose(name: HubName, files: Iterable[str]) -> list[str]:
+    """Which of a repository's `files` to download: the GGUF asked for, or one set of weights and its texts.
+
+    Raises `FetchError` when a name could leave the download directory, and when there is nothing to run.
+    """
+    files = list(files)
+    for file in files:
+        if not _is_safe(file):
+            raise FetchError(f"{name}: the repository holds a file with the unsafe name {shown(file)}")
+    if name.file:
+        if name.file not in files:
+            ggufs = [file for file in files if file.endswith(".gguf")]
+            raise FetchError(f"{name}: no such file in the repository{nearest(name.file, ggufs)}")
+        return [name.file]
+    weights = [file for file in files if re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors", file)]
+    if not weights:
+        raise FetchError(f"{name}: {_instead(name, files)}")
+    # A sentence encoder keeps the settings of its pooling one level down.
+    texts = [file for file in files if file.endswith(_TEXTS if "/" not in file else "/config.json")]
+    return weights + [file for file in texts if file.count("/") <= 1]
+
+
+def _instead(name: HubName, files: list[str]) -> str:
+    """What to say about a repository without safetensors weights."""
+    if ggufs := [file for file in files if file.endswith(".gguf")]:
+        return f"holds GGUF files; name one, for example hub:{name.repo}:{ggufs[0]}"
+    if pickles := [file for file in files if file.endswith(PICKLES)]:
+        return (
+            f"holds its weights only as a pickle ({pickles[0]}), which is never opened here; convert it to "
+            "safetensors in an environment you trust"
+        )
+    return "holds no model.safetensors"
+
+
+def _is_safe(file: str) -> bool:
+    """Whether `file` stays below the directory it is joined to, and means itself as a download pattern."""
+    parts = file.split("/")
+    return not set("[]") & set(file) and all(is_plain_name(part.removeprefix(".")) for part in parts)
+
+
+def _explain(name: HubName, error: Exception, offline: bool) -> NoReturn:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        problem = f"asks you to accept its terms at https://huggingface.co/{name.repo}; then run hf auth login"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        problem = f"has no revision {name.revision}"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        problem = "no such repository; if it is private, run hf auth login"
+    elif offline:
+        problem = "is not in the cache; run once without offline (HF_HUB_OFFLINE)"
+    else:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        problem = f"could not be fetched ({reason}); if it was fetched before, ask for it offline"
+    raise FetchError(f"{name}: {problem}") from error

@@ -1,0 +1,61 @@
+"""Which reader a path gets, and what is said about the paths that get none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triptych.checkpoints import gguf, safetensors
+from triptych.checkpoints.source import Source, fault
+from triptych.errors import CheckpointError
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def open_source(path: str | Path) -> Source:
+    """The checked tensors behind `path`: a `.gguf` or `.safetensors` file, a `*.safetensors.index.json`, or a
+    directory that holds `model.safetensors` or `model.safetensors.index.json`.
+
+    Raises `CheckpointError` when the path is missing, is a pickle, or breaks its format anywhere.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_directory(path)
+    if path.name.endswith(safetensors.INDEX_SUFFIX):
+        return safetensors.open_sharded(path)
+    match path.suffix.lower():
+        case ".gguf":
+            return gguf.GGUFSource(path)
+        case ".safetensors":
+            return safetensors.open_file(path)
+        case suffix if suffix in PICKLES:
+            raise _pickle(path)
+    if not path.exists():
+        raise fault(path, "no such file or directory; to download from the hub, write hub:org/name")
+    raise fault(path, "is not a checkpoint; it must be a directory, a .safetensors file or a .gguf file")
+
+
+def _open_directory(path: Path) -> Source:
+    single, index = path / "model.safetensors", path / ("model" + safetensors.INDEX_SUFFIX)
+    if single.exists() and index.exists():
+        raise fault(path, f"holds both {single.name} and {index.name}; give the path of the one you mean")
+    if single.exists():
+        return safetensors.open_file(single)
+    if index.exists():
+        return safetensors.open_sharded(index)
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    if weights := [file.name for file in files if file.suffix in (".gguf", ".safetensors")]:
+        raise fault(path, f"holds no {single.name}; give the path of the file you mean, for example {weights[0]}")
+    for file in files:
+        if file.suffix in PICKLES:
+            raise _pickle(file)
+    raise fault(path, f"holds no {single.name} and no {index.name}")
+
+
+def _pickle(path: Path) -> CheckpointError:
+    if not path.exists():
+        return fault(path, "no such file")
+    return fault(
+        path,
+        "is a pickle, which can run any code when opened, so it is never opened here; load it in an environment you "
+        "trust with the tool that wrote it, save it as safetensors (model.save_pretrained in transformers), open that",
+    )

@@ -1,0 +1,235 @@
+"""Writing checkpoints so that a crash, a full disk or a `kill -9` leaves the old one or the new one, whole.
+
+A directory is built beside its target, every byte forced to disk, and then put in place by one rename.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from triptych.checkpoints.locate import open_source
+from triptych.checkpoints.safetensors import DTYPES, INDEX_SUFFIX
+from triptych.checkpoints.source import is_plain_name, read_json, shown
+from triptych.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_directory(
+    path: str | Path,
+    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    config: Mapping[str, Any],
+    files: Mapping[str, bytes | str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write `path` as a directory other tools load: `model.safetensors` (or shards and an index), `config.json`,
+    and `files`, by names relative to it.
+
+    Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced.
+    Raises `CheckpointError`, with the target as it was, when anything cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    recover(path)
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    with _beside(path) as temporary:
+        _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes)
+        _write_file(temporary, "config.json", json.dumps(config, indent=2, allow_nan=False) + "\n")
+        for name, content in (files or {}).items():
+            _write_file(temporary, name, content)
+        if path.exists():
+            _keep_other_files(path, temporary)
+        for directory, _, _ in os.walk(temporary):
+            _sync_directory(Path(directory))
+        _put_in_place(temporary, path)
+
+
+def atomic_write(path: str | Path, content: bytes) -> None:
+    """Replace the file `path` by `content`, on disk when this returns; `CheckpointError` with the old file kept."""
+    path = Path(os.path.realpath(path))
+    with _beside(path) as temporary:
+        _write_file(temporary, "content", content)
+        os.replace(temporary / "content", path)
+        _sync_directory(path.parent)
+
+
+def is_complete(path: str | Path) -> bool:
+    """Whether `path` holds a readable `config.json` and weights whose headers describe the files exactly."""
+    try:
+        read_json(Path(path) / "config.json")
+        open_source(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def recover(path: str | Path) -> None:
+    """Finish or undo a replacement of `path` that was killed half-way, and remove what dead writers left beside it."""
+    path = Path(os.path.realpath(path))
+    aside = path.with_name(f".{path.name}.old")
+    if aside.exists() and not path.exists():
+        aside.rename(path)
+    shutil.rmtree(aside, ignore_errors=True)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        if (writer := left.name.split(".")[-2]).isdecimal() and not _is_running(int(writer)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """One safetensors file, streamed: a tensor at a time is brought to the CPU and made contiguous."""
+    import torch
+
+    spelling = {name: ours for ours, name in DTYPES.items()}
+    # Widest first, and the header padded to eight bytes: every tensor starts on a multiple of its element size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        dtype = spelling.get(str(tensor.dtype).removeprefix("torch."))
+        if dtype is None or name == "__metadata__":
+            raise CheckpointError(f"tensor {shown(name)} of {tensor.dtype} cannot be stored as safetensors")
+        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        file.write(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _write_weights(
+    directory: Path, pairs: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str], limit: int
+) -> None:
+    """Shards of at most `limit` bytes (a larger tensor has one to itself); one shard needs no index."""
+    where: dict[str, int] = {}
+    total = shards = 0
+    for shard in _shards(pairs, limit):
+        shards += 1
+        if twice := where.keys() & shard.keys():
+            raise CheckpointError(f"two tensors are called {shown(min(twice))}")
+        where |= dict.fromkeys(shard, shards)
+        total += sum(tensor.numel() * tensor.dtype.itemsize for tensor in shard.values())
+        with _synced(directory / f"{shards}.part") as file:
+            write_safetensors(file, shard, metadata)
+    if shards == 1:
+        (directory / "1.part").rename(directory / "model.safetensors")
+        return
+    names = {number: f"model-{number:05}-of-{shards:05}.safetensors" for number in range(1, shards + 1)}
+    for number, name in names.items():
+        (directory / f"{number}.part").rename(directory / name)
+    index = {"metadata": {"total_size": total}, "weight_map": {name: names[n] for name, n in where.items()}}
+    _write_file(directory, "model" + INDEX_SUFFIX, json.dumps(index, indent=2) + "\n")
+
+
+def _shards(pairs: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
+    """At least one shard, in the order given."""
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in pairs:
+        nbytes = tensor.numel() * tensor.dtype.itemsize
+        if name in shard or (shard and size + nbytes > limit):  # a name seen twice is for the caller to refuse
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += nbytes
+    yield shard
+
+
+def _write_file(directory: Path, name: str, content: bytes | str) -> None:
+    if not all(is_plain_name(part) for part in name.split("/")):
+        raise CheckpointError(f"{shown(name)} is not a name for a file of a checkpoint")
+    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    with _synced(directory / name) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _synced(path: Path) -> Iterator[BinaryIO]:
+    """A new file whose bytes are on the disk when the block ends."""
+    with path.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A directory next to `path`, gone when the block ends; what the disk refuses becomes a `CheckpointError`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; it is as it was") from None
+
+
+def _keep_other_files(old: Path, new: Path) -> None:
+    """Link into `new` the files of `old` that are neither weights nor written again."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:  # a filesystem without links
+            shutil.copy2(source, target)
+
+    def replaced(directory: str, names: list[str]) -> set[str]:
+        inside = new / Path(directory).relative_to(old)
+        weights = {name for name in names if name.endswith((".safetensors", INDEX_SUFFIX)) and name.startswith("model")}
+        return weights | {name for name in names if (inside / name).is_file()}
+
+    shutil.copytree(old, new, symlinks=True, ignore=replaced, copy_function=link, dirs_exist_ok=True)
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """`temporary` becomes `path`.  Where the system cannot swap two directories, the old one steps aside under a
+    name that `recover` knows, so a kill between the two renames loses nothing."""
+    if not path.exists():
+        temporary.rename(path)
+    elif not _swap(temporary, path):
+        aside = path.with_name(f".{path.name}.old")
+        path.rename(aside)
+        temporary.rename(path)
+        shutil.rmtree(aside)
+    _sync_directory(path.parent)
+
+
+def _swap(a: Path, b: Path) -> bool:
+    """Exchange two paths in one step (Linux `renameat2`); false where that does not exist."""
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(renameat2(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
+
+
+def _sync_directory(path: Path) -> None:
+    if os.name == "nt":  # directories cannot be opened there, and renames are journalled
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # someone else's
+        return True
+    return True

@@ -1,0 +1,140 @@
+"""What every weights file looks like from outside: names, shapes and dtypes at once, numbers one tensor at a time.
+
+Files are mapped privately: a tensor handed out unchanged is a view of the page cache, costs no memory of its
+own, keeps its mapping alive, and may be changed in place without the change ever reaching the file.  Nothing
+here imports torch until a tensor is read.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import reprlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
+
+from triptych.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One stored tensor: everything about it but its numbers."""
+
+    name: str
+    dtype: str  # as the format spells it: "F32", "BF16", "Q4_K"
+    shape: tuple[int, ...]  # outermost dimension first, as in torch
+    nbytes: int
+    file: Path
+    offset: int  # of its first byte, from the start of `file`
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Named tensors in one file or several, already checked: sizes, offsets and names can be trusted."""
+
+    @property
+    def kind(self) -> Literal["safetensors", "gguf"]: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def infos(self) -> dict[str, TensorInfo]: ...
+
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor called `name`, of shape `infos[name].shape`.
+
+        In the stored dtype it is a view of the mapped file; packed formats come as float32.  Another `dtype` is
+        converted while reading, without a second whole copy.
+        """
+        ...
+
+    def read_raw(self, name: str) -> torch.Tensor:
+        """The stored bytes, uint8: `[..., bytes of a row]` for a packed format, `[nbytes]` otherwise."""
+        ...
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, kept short and shallow: nothing out of a file breaks a one-line message."""
+    return _SHORT.repr(value)
+
+
+def fault(path: Path, problem: str) -> CheckpointError:
+    """The one error every malformed file ends in."""
+    return CheckpointError(f"{path}: {problem}")
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """The bytes of a regular file, mapped copy-on-write; `CheckpointError` when there is nothing to map."""
+    try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise fault(path, "is not a regular file" if path.exists() else "no such file")
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except ValueError:
+        raise fault(path, "is empty, not a checkpoint") from None
+    except OSError as error:
+        raise fault(path, f"cannot be read ({error.strerror})") from None
+
+
+def view(data: mmap.mmap, info: TensorInfo, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """`info`'s bytes in `data` as a tensor of `dtype` and `shape` that shares their memory."""
+    import torch
+
+    count = info.nbytes // dtype.itemsize
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    if info.offset % dtype.itemsize:  # old files: kernels want aligned elements, and only a copy has them
+        return torch.frombuffer(bytearray(data[info.offset : info.offset + info.nbytes]), dtype=dtype).view(shape)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=info.offset).view(shape)
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` can only be a visible file in the directory it is joined to."""
+    return bool(name) and name.isprintable() and not name.startswith(".") and not set(name) & set('/\\:*?"<>|')
+
+
+def json_object(raw: bytes, path: Path) -> dict[str, Any]:
+    """Strict JSON: an object, each key once, no NaN; whatever the parser trips over is a `CheckpointError`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise fault(path, f"names {shown(twice)} twice")
+        return result
+
+    def constant(text: str) -> NoReturn:
+        raise fault(path, f"holds {text}, which is not JSON")
+
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_constant=constant)
+    except UnicodeDecodeError as error:
+        raise fault(path, f"its JSON is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise fault(path, "its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise fault(path, f"its JSON cannot be parsed ({str(error).splitlines()[0][:80]})") from None
+    if not isinstance(value, dict):
+        raise fault(path, "its JSON is not an object")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file `path`, read as strictly as `json_object`."""
+    return json_object(bytes(map_file(path)), path)

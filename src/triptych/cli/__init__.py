@@ -1,0 +1,25 @@
+"""The command line: argument parsing and showing; every command is one call into the library.
+
+Nothing here imports torch, rich or the library before a command runs, so that help answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from triptych.cli.failure import guarded
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command -> its exit code: 0, 1 (failed), 2 (usage), or 128 + the signal that ended it."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character shows a question mark
+            stream.reconfigure(errors="replace")
+
+    def run() -> object:
+        from triptych.cli.app import app
+
+        return app(list(sys.argv[1:] if argv is None else argv), prog_name="triptych", standalone_mode=False)
+
+    return guarded(run)

@@ -1,0 +1,201 @@
+"""Showing what `inspect`, `check`, `count` and `doctor` found: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triptych.cli import screen
+from triptych.cli.screen import mib, plain, shape
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from triptych.check import Report
+    from triptych.describe import Description, Line
+    from triptych.looking import Look
+    from triptych.page import AttentionMap
+
+TOP_KEYS = 4  # of each query, where attention is told in words
+
+
+def header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
+    """What a checkpoint holds."""
+    from triptych.describe import describe
+
+    found = describe(model, ignore=ignore, offline=offline)
+    if as_json:
+        screen.result(found.to_dict())
+        return
+    out = screen.console()
+    out.print(screen.facts(_summary(found), title=found.path))
+    out.print()
+    out.print(_tree(found.tree))
+    out.print()
+    out.print(_tensors(found))
+    notes = [f"{alias} is {source}" for alias, source in found.ties.items()]
+    notes += [f"{name} is not read: {why}" for name, why in found.ignored.items()]
+    for line in notes:
+        out.print(line)
+    out.print("\nsites for --site, {i} a block:", style="dim")
+    out.print("  ".join(found.sites))
+
+
+def _summary(found: Description) -> list[tuple[str, str]]:
+    rows = [
+        ("family", f"{found.family}, {found.layout}"),
+        ("parameters", f"{found.parameters:,}"),
+        ("stored", f"{mib(found.stored_bytes)} in {len(found.tensors):,} tensors"),
+        ("vocabulary", f"{found.vocab:,}"),
+        ("context", "no limit" if found.context is None else f"{found.context:,} positions"),
+    ]
+    if found.tokenizer is None:
+        return [*rows, ("tokenizer", "none")]
+    named = ", ".join(f"{name} {plain(one['text'])} = {one['id']}" for name, one in found.tokenizer["specials"].items())
+    chat = "has a chat template" if found.tokenizer["chat_template"] else "no chat template"
+    stops = " ".join(map(str, found.tokenizer["stop_ids"])) or "none"
+    rows += [("tokenizer", f"{found.tokenizer['tokens']:,} tokens; {chat}; ends generation: {stops}")]
+    return [*rows, ("special tokens", named)] if named else rows
+
+
+def _tree(line: Line) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def label(one: Line) -> Text:
+        return Text.assemble((one.name, "bold"), "  ", (one.text, "dim"))
+
+    def grow(node: Tree, one: Line) -> Tree:
+        for below in one.below:
+            grow(node.add(label(below)), below)
+        return node
+
+    return grow(Tree(label(line), guide_style="dim"), line)
+
+
+def _tensors(found: Description) -> Any:
+    shown = screen.table("stored tensor", "becomes", "shape", "dtype", "size", "done", "file", right=["shape", "size"])
+    for one in found.tensors:
+        becomes = "\n".join(one.becomes)
+        shown.add_row(plain(one.name), becomes, shape(one.shape), one.dtype, mib(one.nbytes), one.op, plain(one.file))
+    return shown
+
+
+def inside(found: Look, name: str, *, save: Path | None, as_json: bool) -> None:
+    """What a text did inside a model: a page where `save` says so, else tables."""
+    if save is not None:
+        from triptych.page import write
+
+        write(save, found.page(name))
+        screen.note(f"{save}: open it in a browser")
+    if as_json:
+        maps = [
+            {"stack": m.stack, "layer": m.layer, "heads": m.head_names, "queries": list(m.queries),
+             "keys": list(m.keys), "pattern": m.weights.tolist()}
+            for m in found.maps
+        ]  # fmt: skip
+        values = [asdict(one) for one in found.values]
+        screen.result({"text": found.text, "target": found.target, "maps": maps, "values": values})
+    elif save is None:
+        if found.target is not None:
+            screen.note(f"target: {plain(found.target)}")
+        for one in found.maps:
+            _map(one)
+        if found.values:
+            _values(found)
+
+
+def _map(one: AttentionMap) -> None:
+    """For each query the keys it draws most from, the mean of the heads shown."""
+    which = f"head {one.head_names[0]}" if len(one.head_names) == 1 else f"mean of {len(one.head_names)} heads"
+    shown = screen.table("query", "draws from", title=f"{one.stack} layer {one.layer}, {which}")
+    for query, row in zip(one.queries, one.weights.mean(axis=0), strict=True):
+        best = sorted(range(len(row)), key=lambda s: -row[s])[:TOP_KEYS]
+        said = "   ".join(f"{plain(one.keys[s])} {row[s]:.0%}" for s in best if row[s] >= 0.005)
+        shown.add_row(plain(query), said)
+    screen.console().print(shown)
+
+
+def _values(found: Look) -> None:
+    numbers = ["mean", "std", "least", "most", "norm"]
+    shown = screen.table("site", "shape", *numbers, right=["shape", *numbers])
+    for one in found.values:
+        told = ("" if x != x else f"{x:,.3f}" for x in (one.mean, one.std, one.least, one.most, one.norm))
+        shown.add_row(one.site, shape(one.shape), *told)
+    screen.console().print(shown)
+
+
+def report(found: Report, *, as_json: bool) -> None:
+    """What `check` found."""
+    if as_json:
+        screen.result(found.to_dict())
+        return
+    out = screen.console()
+    shown = screen.table("check", "difference", "limit", "", "", title=found.model, right=["difference", "limit"])
+    for one in found.findings:
+        verdict = {True: "ok", False: "FAILED", None: "told"}[one.passed]
+        limit = "" if one.limit is None else f"{one.limit:g}"
+        shown.add_row(
+            one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED")
+        )
+    out.print(shown)
+    for line in found.skipped:
+        out.print(f"not done: {line}", style="dim")
+    if found.first_difference is not None:
+        out.print(f"first difference from transformers: {found.first_difference}", style="bold")
+    out.print("passed" if found.passed else f"FAILED: over {found.threshold:g}", style="bold")
+
+
+def machine(*, as_json: bool) -> None:
+    """This machine, torch, and what is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from triptych import __version__, fetch
+    from triptych import machine as here
+
+    def installed(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    with screen.waiting("asking torch"):
+        threads = here.use_threads()
+        torch = here.torch_facts()
+    found, cache = here.look(), fetch.cache_directory()
+    packages = sorted(path.name for path in (cache / "packages").glob("*-*") if path.is_dir())
+    extras = {name: installed(name) for name in EXTRAS}
+    if as_json:
+        more = {"cache": str(cache), "packages": packages, "extras": extras, "threads": threads}
+        screen.result({"triptych": __version__} | asdict(found) | {"torch": torch} | more)
+        return
+    cores = found.cores
+    quota = "no quota" if cores.quota is None else f"quota of {cores.quota:g}"
+    limit = "" if found.memory_limit is None else f", limited to {mib(found.memory_limit)}"
+    rows = [
+        ("triptych", __version__),
+        ("system", f"{found.system}, {found.processor}"),
+        ("cores", f"{cores.usable} usable of {cores.online} (bound to {cores.affinity}, {quota})"),
+        ("threads", f"{threads}"),
+        ("instructions", " ".join(found.isa) or "unknown"),
+        ("memory", f"{_size(found.memory)}, {_size(found.memory_free)} free{limit}"),
+        ("torch", f"{torch['version']}, {torch['code']} code"),
+        ("GPU", f"{', '.join(torch['gpus']) or 'none'}; {torch['gpu']}"),
+        ("cache", f"{cache}: {', '.join(packages) or 'empty'}"),
+    ]
+    rows += [(name, f"{got or 'not installed'}  ({EXTRAS[name]})") for name, got in extras.items()]
+    screen.console().print(screen.facts(rows))
+
+
+# Optional packages and what they are for.
+EXTRAS = {
+    "matplotlib": "loss.png of quickstart and train",
+    "transformers": "check --against transformers",
+    "gguf": "check of a .gguf file against transformers",
+}
+
+
+def _size(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else mib(nbytes)

@@ -1,0 +1,70 @@
+"""What commands do before their one call: open the model, gather the texts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from triptych.cli.options import DType
+from triptych.cli.screen import waiting
+from triptych.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from triptych.model import Model
+
+_TORCH = {DType.fp32: "float32", DType.fp16: "float16", DType.bf16: "bfloat16"}
+
+
+def opened(
+    model: str,
+    *,
+    dtype: DType | None = None,
+    device: str = "cpu",
+    offline: bool = False,
+    ignore: Sequence[str] | None = None,
+) -> Model:
+    """The model, loaded, with torch on as many threads as there are usable cores."""
+    with waiting(f"loading {model}"):
+        from triptych import machine
+        from triptych.model import load
+
+        machine.use_threads()
+        where = machine.device(device)
+        return load(model, dtype=torch_dtype(dtype), device=where, ignore=ignore or (), offline=offline)
+
+
+def torch_dtype(dtype: DType | None) -> torch.dtype | None:
+    import torch
+
+    return None if dtype is None else getattr(torch, _TORCH[dtype])  # type: ignore[no-any-return]
+
+
+def gathered(texts: Sequence[str] | None, what: str = "text", *, lines: bool = False) -> list[str]:
+    """The texts of the arguments; `-` stands for all of stdin, or with `lines` for each line of it.
+
+    Raises InputError when there are none, or when stdin is not UTF-8.
+    """
+    if not texts:
+        raise InputError(f"no {what} given; write it after MODEL, or - to read stdin")
+    found: list[str] = []
+    for given in texts:
+        if given != "-":
+            found.append(given)
+        elif lines:
+            found += [line for line in from_stdin().splitlines() if line.strip()]
+        else:
+            found.append(from_stdin())
+    if not found:
+        raise InputError(f"stdin holds no {what}")
+    return found
+
+
+def from_stdin() -> str:
+    raw = sys.stdin.buffer.read()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"stdin is not UTF-8 (byte {error.start}); convert it, for example with iconv") from None

@@ -1,0 +1,51 @@
+"""Arguments and options that commands share, so that one name means one thing everywhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RUN, LOOK, LEARN = "Run", "Look inside", "Train"
+
+
+class DType(StrEnum):
+    """Names for the dtypes weights may be kept in."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+ModelPath = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A directory, a .gguf file, or hub:org/name.", show_default=False)
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TEXT]...", help="Texts, or - to read one from stdin.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+Offline = Annotated[bool, typer.Option("--offline", help="With hub:, use what was downloaded before and nothing else.")]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="NAME", help="Config key or tensor pattern to give up. Repeatable."),
+]
+Weights = Annotated[
+    DType | None,
+    typer.Option("--dtype", help="Keep weights in this dtype instead of the stored one.", show_default=False),
+]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.")]
+
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Stop after so many.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0, help="0 always takes the likeliest token.")]
+TopK = Annotated[int, typer.Option("--top-k", min=0, help="Choose among the K likeliest; 0 is all.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0, max=1, help="Choose among the likeliest with this much mass.")]
+MinP = Annotated[float, typer.Option("--min-p", min=0, max=1, help="Drop tokens under this share of the likeliest.")]
+Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 pushes down tokens already there.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable.")]
+Chunk = Annotated[
+    int | None, typer.Option("--chunk", min=1, help="Read prompts so many tokens at a time.", show_default=False)
+]
+OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", show_default=False)]

@@ -1,0 +1,78 @@
+"""Commands that train: quickstart, train."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, BadParameter, Option
+
+from triptych.cli import options, screen
+
+
+class Panel(StrEnum):
+    """The three layouts."""
+
+    decoder = "decoder"
+    encoder = "encoder"
+    encoder_decoder = "encoder-decoder"
+
+
+def quickstart(
+    panel: Annotated[Panel, Option("--panel", help="Which layout to train.")] = Panel.decoder,
+    data: Annotated[
+        Path | None,
+        Option("--data", metavar="FILE", help="A UTF-8 file or folder instead of Shakespeare.", show_default=False),
+    ] = None,
+    seconds: Annotated[float, Option("--seconds", metavar="S", min=1, help="How long to train.")] = 90,
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the results go.")] = Path("runs/quickstart"),
+    resume: Annotated[bool, Option("--resume", help="Go on where a run was stopped.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train a small transformer on real text in a minute and a half, write with it, see its attention."""
+    from triptych.cli.training_bar import TrainingBar
+
+    with TrainingBar(quiet=as_json) as bar:
+        bar.say("reading the text")
+        from triptych import machine
+        from triptych.quickstart import run
+
+        machine.use_threads()
+        found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, on_event=bar.event)
+    if as_json:
+        screen.result(found.to_dict())
+
+
+def train(
+    recipe: Annotated[Path, Argument(metavar="RECIPE.toml", help="What to train, on what, how.", show_default=False)],
+    changes: Annotated[
+        list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
+    ] = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on from the newest checkpoint under the run's directory.")
+    ] = False,
+    out: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="Where checkpoints go; run.out of the recipe unless given.")
+    ] = None,
+    show_batch: Annotated[bool, Option("--show-batch", help="Show the rows of the first step, and stop.")] = False,
+    verify_resume: Annotated[
+        int | None,
+        Option(
+            "--verify-resume", metavar="N", min=2, help="Show that N steps stopped half-way end in the same weights."
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train what a recipe describes."""
+    if resume and (show_batch or verify_resume):
+        raise BadParameter("--resume goes on with a run; --show-batch and --verify-resume begin one")
+    from triptych.cli import training_run
+
+    given = [*(changes or ()), *([f"run.out={str(out)!r}"] if out is not None else [])]
+    if show_batch:
+        training_run.show_batch(recipe, given, as_json=as_json)
+    elif verify_resume is not None:
+        training_run.verify(recipe, given, verify_resume, as_json=as_json)
+    else:
+        training_run.train(recipe, given, resume=resume, as_json=as_json)

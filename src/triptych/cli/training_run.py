@@ -1,0 +1,115 @@
+"""What `triptych train` calls: a run, a look at its first rows, the proof that resuming changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from triptych import machine
+from triptych.cli import screen
+from triptych.cli.training_bar import TrainingBar, held_out
+from triptych.errors import ConfigError
+from triptych.model import Model
+from triptych.train import Event, Job, Recipe, Trainer, prepare, read_recipe, verify_resume
+from triptych.train import resume as resumed
+
+SAMPLE_TOKENS = 120
+ROWS, PLACES = 3, 24  # of a batch that is shown
+
+
+def train(path: Path, changes: Sequence[str], *, resume: bool, as_json: bool) -> None:
+    """Run the recipe to its end, or go on with the run under its `run.out`."""
+    machine.use_threads()
+    recipe = read_recipe(path, changes)
+    with TrainingBar() as bar:
+        bar.say("reading the data")
+        job = _resumed(recipe, changes) if resume else prepare(recipe)
+        for line in job.skipped:
+            screen.note(f"passed over {line}")
+        last: list[Event] = []
+
+        def step(event: Event) -> None:
+            last[:] = [event]
+            bar.step(event)
+
+        job.run(on_step=step, on_sample=lambda trainer: _sample(job, trainer, bar))
+    _done(job, last, as_json=as_json)
+
+
+def _resumed(recipe: Recipe, changes: Sequence[str]) -> Job:
+    if recipe.run.out is None:
+        raise ConfigError("--resume needs to know which run: give --out DIR, or run.out in the recipe")
+    return resumed(recipe.run.out, [change for change in changes if not change.startswith("run.out=")])
+
+
+def _sample(job: Job, trainer: Trainer, bar: TrainingBar) -> None:
+    """A decoder writes from its begin; the other layouts need an input and are told by their scores."""
+    first = job.tokenizer.eos_id if job.tokenizer.bos_id is None else job.tokenizer.bos_id
+    if trainer.module.spec.layout != "decoder" or first is None:
+        return
+    room = (trainer.module.spec.context or SAMPLE_TOKENS + 1) - 1
+    model = Model(trainer.module, job.tokenizer, job.hf)
+    (made,) = model.generate([[first]], max_new_tokens=min(SAMPLE_TOKENS, room), temperature=0.8, seed=trainer.at.step)
+    bar.sample(f"step {trainer.at.step:,}", made.text)
+
+
+def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
+    at, out = job.trainer.at, job.recipe.run.out
+    score = last[-1].score if last else None
+    if as_json:
+        told = None if score is None else {"nats_per_token": score.nats_per_token, "accuracy": score.accuracy}
+        loss = last[-1].loss if last else None
+        screen.result(
+            {
+                "steps": at.step,
+                "seconds": round(at.elapsed, 1),
+                "tokens": at.tokens,
+                "loss": loss,
+                "held_out": told,
+                "out": out,
+            }
+        )
+        return
+    screen.note(
+        f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s" + (f"; checkpoints in {out}" if out else "")
+    )
+    if score is not None:
+        screen.console().print(f"held out: {held_out(score)}")
+
+
+def show_batch(path: Path, changes: Sequence[str], *, as_json: bool) -> None:
+    """The rows of step 0: what goes in, what should come out, and which places are trained."""
+    recipe = read_recipe(path, changes)
+    job = prepare(recipe)
+    rows = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
+    names = job.tokenizer.tokens
+    if as_json:
+        shown = [
+            {"ids": r.ids.tolist(), "targets": r.targets.tolist(), "trained": r.trained.tolist(),
+             "source": None if r.source is None else r.source.tolist()}
+            for r in rows
+        ]  # fmt: skip
+        screen.result({"rows": shown})
+        return
+    for i, row in enumerate(rows[:ROWS]):
+        shown = screen.table(
+            "reads", "should say", "trained", title=f"row {i + 1} of {len(rows)}, {len(row.ids):,} tokens"
+        )
+        for read, say, trained in zip(
+            names(row.ids[:PLACES].tolist()), names(row.targets[:PLACES].tolist()), row.trained[:PLACES], strict=True
+        ):
+            shown.add_row(screen.plain(read), screen.plain(say), "yes" if trained else "")
+        if row.source is not None:
+            screen.console().print(f"source: {screen.plain(job.tokenizer.decode(row.source.tolist()))}", soft_wrap=True)
+        screen.console().print(shown)
+
+
+def verify(path: Path, changes: Sequence[str], steps: int, *, as_json: bool) -> None:
+    """Raises TriptychError naming the first weight that resuming would change."""
+    machine.use_threads()
+    with screen.waiting(f"{steps:,} steps, twice"):
+        verify_resume(read_recipe(path, changes), steps)
+    if as_json:
+        screen.result({"steps": steps, "equal": True})
+    else:
+        screen.console().print(f"{steps:,} steps at once and stopped half-way end in the same weights, bit for bit")

@@ -1,0 +1,184 @@
+"""Parameters, bytes and FLOPs of a model from its spec alone: no weights, no torch.
+
+A multiply and an add are two FLOPs, so a matmul of `[m, k]` by `[k, n]` is `2 m n k`.  Only matmuls are counted: norms,
+activations, softmax and lookups are a few operations an element.  Every query is counted against every key its window
+leaves, masked by causality or not, which is what a dense kernel computes and how the field counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from triptych.errors import InputError, nearest
+from triptych.spec import Attention, ClassHead, LayerNorm, Learned, Linear, Model, Pooling, RMSNorm, Stack, T5Buckets
+from triptych.spec.masks import And, Mask, Window
+
+# Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
+DTYPES: Mapping[str, Fraction] = {
+    "fp32": Fraction(4), "bf16": Fraction(2), "fp16": Fraction(2), "fp8": Fraction(1), "int8": Fraction(1),
+    "q8_0": Fraction(34, 32), "q6_k": Fraction(210, 256), "q5_k": Fraction(176, 256), "q5_1": Fraction(24, 32),
+    "q5_0": Fraction(22, 32), "q4_k": Fraction(144, 256), "q4_1": Fraction(20, 32), "q4_0": Fraction(18, 32),
+}  # fmt: skip
+PARTS = ("embedding", "position", "attention", "mlp", "norms", "head")
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a model costs.  `parameters` by part (`PARTS`), a tied one counted once, where it is stored."""
+
+    spec: Model
+    parameters: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return sum(self.parameters.values())
+
+    def weight_bytes(self, dtype: str = "bf16") -> int:
+        """Bytes of all parameters in one `dtype` of `DTYPES`.  Raises InputError for another."""
+        return _bytes(self.total, dtype)
+
+    def cache_bytes(self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0) -> int:
+        """Bytes of the keys and values of `batch` rows of `positions` tokens: `positions * G * (K + Kv)` numbers a
+        layer.  A layer with a window keeps no more than it sees; cross-attention keeps `source` positions; an
+        encoder alone keeps nothing."""
+        decoder, numbers = self.spec.decoder, 0
+        for block in decoder.blocks if decoder is not None else ():
+            seen = visible(decoder.kinds[block.attn.kind].mask) if decoder is not None else None
+            numbers += _kv_width(block.attn) * (positions if seen is None else min(positions, seen))
+            numbers += _kv_width(block.cross) * source if block.cross is not None else 0
+        return _bytes(numbers * batch, dtype)
+
+    def flops(self, tokens: int, *, cached: int = 0, logits: int | None = None, source: int = 0) -> dict[str, int]:
+        """Matmul FLOPs of one forward of a row: `tokens` new ones after `cached`, by part.
+
+        `logits` is how many places the head runs on, all new ones when None.  An encoder-decoder with nothing cached
+        also runs its encoder over `source` tokens and projects their keys and values once.
+        """
+        found: Counter[str] = Counter(projections=0, scores=0, mlp=0, head=0)
+        spec = self.spec
+        if spec.encoder is not None and not (spec.decoder is not None and cached):
+            found += _stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0)
+        if spec.decoder is not None:
+            found += _stack_flops(spec.decoder, tokens, cached, source)
+        found["head"] += _head_flops(spec, tokens if logits is None else logits)
+        return dict(found)
+
+    def prefill_flops(self, tokens: int, *, source: int = 0) -> int:
+        """A prompt of `tokens`, logits at its end only."""
+        return sum(self.flops(tokens, logits=1, source=source).values())
+
+    def decode_flops(self, cached: int, *, source: int = 0) -> int:
+        """One more token after `cached` ones (at least 1)."""
+        return sum(self.flops(1, cached=cached, source=source).values())
+
+    def training_flops(self, tokens: int, *, source: int = 0) -> int:
+        """Forward and backward over a row of `tokens`: the backward has two matmuls for each of the forward's."""
+        return 3 * sum(self.flops(tokens, source=source).values())
+
+    def score_elements(self, tokens: int) -> int:
+        """Numbers in the score matrices of one row of `tokens`, all layers and heads: what O(T^2) is about."""
+        stacks = self.spec.stacks.values()
+        return sum(
+            block.attn.heads * tokens * _span(stack, block.attn.kind, tokens)
+            for stack in stacks
+            for block in stack.blocks
+        )
+
+    def to_dict(self, positions: int, *, batch: int = 1, source: int = 0) -> dict[str, Any]:
+        """Everything at `positions` tokens, as plain data for JSON; bytes by dtype, FLOPs a row."""
+        caches = {d: self.cache_bytes(positions, batch=batch, dtype=d, source=source) for d in ("fp32", "fp16", "q8_0")}
+        return {
+            "family": self.spec.family,
+            "layout": self.spec.layout,
+            "positions": positions,
+            "batch": batch,
+            "parameters": {**self.parameters, "total": self.total},
+            "weight_bytes": {dtype: self.weight_bytes(dtype) for dtype in DTYPES},
+            "cache_bytes": caches,
+            "flops": {
+                "prefill": self.prefill_flops(positions, source=source),
+                "decode": self.decode_flops(positions, source=source) if self.spec.decoder is not None else 0,
+                "train": self.training_flops(positions, source=source),
+                "forward": self.flops(positions, source=source),
+            },
+        }
+
+
+def count(spec: Model) -> Count:
+    """Count `spec`."""
+    found: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
+    for name, part in spec.walk():
+        for leaf, shape in part.tensors().items():
+            if f"{name}.{leaf}" not in spec.ties:
+                found[_part_of(name, part)] += prod(shape)
+    return Count(spec, dict(found))
+
+
+def _part_of(name: str, part: object) -> str:
+    if isinstance(part, LayerNorm | RMSNorm):
+        return "norms"
+    if isinstance(part, Learned | T5Buckets):
+        return "position"
+    places = {"attn": "attention", "cross": "attention", "mlp": "mlp", "embed": "embedding", "head": "head"}
+    return next(places[word] for word in name.split(".") if word in places)
+
+
+def visible(mask: Mask) -> int | None:
+    """How many keys a query can see at most under a window, None when nothing bounds it."""
+    if isinstance(mask, Window):
+        return mask.back + mask.ahead
+    if isinstance(mask, And):
+        return min((seen for part in mask.parts if (seen := visible(part)) is not None), default=None)
+    return None
+
+
+def _span(stack: Stack, kind: str, keys: int) -> int:
+    seen = visible(stack.kinds[kind].mask)
+    return keys if seen is None else min(keys, seen)
+
+
+def _kv_width(attn: Attention) -> int:
+    return attn.kv_heads * (attn.head_width + attn.value_width)
+
+
+def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for block in stack.blocks:
+        attn, cross = block.attn, block.cross
+        found["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))
+        found["scores"] += _scores(attn, tokens, _span(stack, attn.kind, cached + tokens))
+        if cross is not None:
+            found["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
+            found["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
+            found["scores"] += _scores(cross, tokens, source)
+        found["mlp"] += sum(_linear(part, tokens) for _, part in block.mlp.walk() if isinstance(part, Linear))
+    return found
+
+
+def _head_flops(spec: Model, places: int) -> int:
+    head = spec.head
+    if head is None or (isinstance(head, Pooling) and head.mode != "dense"):
+        return 0
+    rows = 1 if isinstance(head, ClassHead | Pooling) else places
+    return sum(_linear(part, rows) for _, part in head.walk() if isinstance(part, Linear))
+
+
+def _linear(part: Linear, tokens: int) -> int:
+    return 2 * tokens * part.inputs * part.outputs
+
+
+def _scores(attn: Attention, queries: int, keys: int) -> int:
+    """q against k, then the weights against v."""
+    return 2 * queries * keys * attn.heads * (attn.head_width + attn.value_width)
+
+
+def _bytes(numbers: int, dtype: str) -> int:
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}{nearest(dtype, DTYPES)}")
+    return -(-numbers * DTYPES[dtype].numerator // DTYPES[dtype].denominator)

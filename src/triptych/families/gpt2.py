@@ -1,0 +1,88 @@
+"""GPT-2 (Radford et al. 2019): pre-norm decoder, learned positions, tanh GELU, biases everywhere, tied head.
+
+Reference: transformers `models/gpt2`; its Conv1D stores matrices as [inputs, outputs], q, k and v in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"gpt2"})
+gguf_archs = frozenset({"gpt2"})
+ignore = frozenset(
+    {
+        "n_ctx",  # an old double of n_positions
+        "reorder_and_upcast_attn",  # the order of a product; softmax is in fp32 here anyway
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    }
+)  # fmt: skip
+prefix = "transformer."
+
+weights = table("""
+decoder.embed.tokens.weight         transformer.wte.weight                    token_embd.weight
+decoder.embed.position.weight       transformer.wpe.weight                    position_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*  transformer.h.{i}.ln_1.*                  blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.(q,k,v).*   transformer.h.{i}.attn.c_attn.*|transpose blk.{i}.attn_qkv.*
+decoder.blocks.{i}.attn.out.*       transformer.h.{i}.attn.c_proj.*|transpose blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp_norm.pre.*   transformer.h.{i}.ln_2.*                  blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.up.*         transformer.h.{i}.mlp.c_fc.*|transpose    blk.{i}.ffn_up.*
+decoder.blocks.{i}.mlp.down.*       transformer.h.{i}.mlp.c_proj.*|transpose  blk.{i}.ffn_down.*
+decoder.final_norm.*                transformer.ln_f.*                        output_norm.*
+head.proj.weight                    lm_head.weight                            output.weight
+-                                   transformer.h.{i}.attn.bias               -  # old exports store the causal mask
+-                                   transformer.h.{i}.attn.masked_bias        -  # the -1e4 of that mask
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, heads, context = keys.int("n_embd"), keys.count("n_head"), keys.int("n_positions")
+    hidden = keys.optional_int("n_inner") or 4 * width
+    vocab = keys.int("vocab_size")
+    norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
+    scale = None if keys.bool("scale_attn_weights", default=True) else 1.0
+    by_layer = keys.bool("scale_attn_by_inverse_layer_idx", default=False)
+    first = (scale or (width / heads) ** -0.5) if by_layer else 0.0
+    act, attn_dropout = keys.act("activation_function", default="gelu_new"), keys.dropout("attn_pdrop", default=0.1)
+    blocks = tuple(
+        spec.Block(
+            attn=spec.attention(
+                width, heads, bias=True, scale=first / (i + 1) if by_layer else scale, dropout=attn_dropout
+            ),
+            mlp=spec.mlp(width, hidden, act, bias=True),
+            attn_norm=spec.Norms(pre=norm),
+            mlp_norm=spec.Norms(pre=norm),
+            dropout=keys.dropout("resid_pdrop", default=0.1),
+        )
+        for i in range(keys.count("n_layer"))
+    )
+    position = spec.Learned(length=context, width=width)
+    embed = spec.Embed(vocab=vocab, width=width, position=position, dropout=keys.dropout("embd_pdrop", default=0.1))
+    lm = keys.architecture({"GPT2LMHeadModel": True, "GPT2Model": False}, default="GPT2LMHeadModel")
+    tied = keys.bool("tie_word_embeddings", default=True) and lm
+    return spec.Model(
+        family="gpt2",
+        decoder=spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.causal())}, blocks=blocks, final_norm=norm),
+        head=spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab)) if lm else None,
+        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
+        ids=keys.special_ids(vocab),
+        context=context,
+        init_std=keys.float("initializer_range", default=0.02),
+    )
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": keys.int("embedding_length"),
+        "n_head": keys.count("attention.head_count"),
+        "n_layer": keys.count("block_count"),
+        "n_positions": keys.int("context_length"),
+        "n_inner": keys.int("feed_forward_length"),
+        "layer_norm_epsilon": keys.float("attention.layer_norm_epsilon"),
+        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+    }

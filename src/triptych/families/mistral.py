@@ -1,0 +1,16 @@
+"""Mistral 7B (Jiang et al. 2023): Llama whose layers see a sliding window.  GGUF files of it call themselves llama."""
+
+from __future__ import annotations
+
+from triptych import spec
+from triptych.families import llama
+from triptych.families.keys import Keys
+
+hf_types = frozenset({"mistral"})
+prefix, weights = llama.prefix, llama.weights
+
+
+def config(keys: Keys) -> spec.Model:
+    # Absent, the reference's default of 4096 holds; null is no window.
+    size = keys.optional_int("sliding_window") if "sliding_window" in keys.data else 4096
+    return llama.decoder(keys, "Mistral", windows=(size,) * keys.count("num_hidden_layers"))

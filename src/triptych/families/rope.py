@@ -1,0 +1,84 @@
+"""RoPE out of a `config.json`: one reader for both ways HF has written it.
+
+Since transformers 5 everything is under `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`, whose
+kind was called `type` and later `rope_type`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from triptych.families.keys import Keys
+from triptych.spec import Rope
+from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
+
+
+def rope(keys: Keys, head_width: int, theta: float = 10_000.0) -> Rope:
+    """The position part of `keys`, for heads of width K; `theta` is the family's default base.
+
+    Raises ConfigError for a scaling that is not understood, and for `dynamic`: its frequencies follow the length
+    of the sequence, so keys cached early would not be the keys of one full forward.
+    """
+    given = keys.table("rope_parameters")
+    scaling = keys.table("rope_scaling") or given or Keys({}, f"{keys.where}: rope_parameters")
+    base = keys.float("rope_theta", default=theta, low=1.0)
+    share = keys.float("partial_rotary_factor", default=1.0, low=0.0, high=1.0)
+    part = Rope(
+        width=int(head_width * scaling.float("partial_rotary_factor", default=share, low=0.0, high=1.0)),
+        theta=scaling.float("rope_theta", default=base, low=1.0),
+        scaling=_scaling(scaling, keys),
+    )
+    if part.width < 2 or part.width % 2:
+        raise keys.error(f"rotary width {part.width} of heads {head_width} wide must be even and above 0")
+    scaling.finish(metadata={"type", "rope_type"})
+    return part
+
+
+def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
+    kind = scaling.str("rope_type", default=scaling.str("type", default="default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return Interpolate(factor=scaling.float("factor", low=1e-6))
+    if kind == "dynamic":
+        raise scaling.error(
+            "rope_type 'dynamic' depends on the length of the sequence, so cached and uncached results would differ; "
+            "use the 'linear' or 'yarn' form of the model"
+        )
+    if kind not in ("yarn", "llama3", "longrope"):
+        raise scaling.error(f"rope_type {kind!r} is not one of 'default', 'linear', 'yarn', 'llama3', 'longrope'")
+
+    context, name = keys.optional_int("max_position_embeddings"), "original_max_position_embeddings"
+    outer, own = keys.optional_int(name), scaling.optional_int(name)
+    original = outer or own or context
+    if original is None:
+        raise scaling.error("needs original_max_position_embeddings, or max_position_embeddings beside it")
+    if kind == "llama3":
+        return Llama3(
+            factor=scaling.float("factor", low=1e-6),
+            low_freq_factor=scaling.float("low_freq_factor", low=1e-6),
+            high_freq_factor=scaling.float("high_freq_factor", low=1e-6),
+            original_length=original,
+        )
+    stretch = scaling.optional_float("factor", low=1e-6) or (context or original) / original
+    if kind == "yarn":
+        return YaRN(
+            factor=stretch,
+            original_length=original,
+            beta_fast=scaling.optional_float("beta_fast") or 32.0,
+            beta_slow=scaling.optional_float("beta_slow") or 1.0,
+            attention_factor=scaling.optional_float("attention_factor"),
+            mscale=scaling.optional_float("mscale"),
+            mscale_all_dim=scaling.optional_float("mscale_all_dim"),
+            truncate=scaling.bool("truncate", default=True),
+        )
+    attention = scaling.optional_float("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return LongRope(
+        short=scaling.floats("short_factor"),
+        long=scaling.floats("long_factor"),
+        original_length=original,
+        max_length=context or original,
+        attention_factor=attention,
+    )

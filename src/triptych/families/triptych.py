@@ -1,0 +1,30 @@
+"""Models of our own that no other library has a name for: the spec itself, as JSON, and our own tensor names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from triptych.families.keys import Keys
+from triptych.families.weights import Table
+from triptych.spec import Model, from_json, to_json
+from triptych.spec.json import VERSION
+
+hf_types = frozenset({"triptych"})
+prefix = ""
+weights: Table = ()  # every parameter under its own name
+
+
+def config(keys: Keys) -> Model:
+    version = keys.int("triptych_version")
+    if version != VERSION:
+        raise keys.error(f"triptych_version {version} is not {VERSION}; update triptych to read it")
+    spec = from_json(keys.get("spec"), f"{keys.where}: spec")
+    if not isinstance(spec, Model):
+        raise keys.error("spec is not a whole model")
+    return replace(spec, family="triptych")
+
+
+def to_config(spec: Model) -> dict[str, Any]:
+    """The `config.json` of `spec`, whatever family it began in: what was changed since has no other name."""
+    return {"model_type": "triptych", "triptych_version": VERSION, "spec": to_json(replace(spec, family="triptych"))}

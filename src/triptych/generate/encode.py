@@ -1,0 +1,79 @@
+"""One pass of an encoder over many texts: pooled vectors, and the words behind masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from triptych.attention import Rows
+from triptych.errors import InputError
+from triptych.nn import NO_TAPS, Pooling, Taps, Transformer
+from triptych.spec import model as spec
+
+
+def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indices of rows grouped by length, longest first, at most `tokens` tokens a group (one row at the least)."""
+    group: list[int] = []
+    held = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and held + lengths[i] > tokens:
+            yield group
+            group, held = [], 0
+        group.append(i)
+        held += lengths[i]
+    if group:
+        yield group
+
+
+def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Rows]:
+    """Rows of ids as the flat batch: [N] and where each row lies.  Raises InputError for an empty row."""
+    for i, row in enumerate(rows):
+        if not len(row):
+            raise InputError(f"row {i} is empty: give it at least one token")
+    ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
+    return ids, Rows(tuple(len(row) for row in rows))
+
+
+@torch.inference_mode()
+def encode(
+    module: Transformer, rows: Sequence[Sequence[int]], pooling: spec.Pooling, *, batch_tokens: int = 4096
+) -> Tensor:
+    """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,
+    pooled.  Rows of similar length run together and nothing is padded."""
+    device = next(module.parameters()).device
+    pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(pooling, dense=None))
+    if isinstance(module.head, Pooling) and pooling != module.head.spec:
+        pool = Pooling(replace(pooling, dense=None))
+        pool.dense = module.head.dense
+    found: list[Tensor | None] = [None] * len(rows)
+    for group in batches([len(row) for row in rows], batch_tokens):
+        ids, where = flat([rows[i] for i in group], device)
+        hidden = module.encode(ids, where) if module.encoder is not None else module.decode(ids, where)
+        for i, vector in zip(group, pool(hidden, where), strict=True):
+            found[i] = vector
+    return torch.stack([vector for vector in found if vector is not None])
+
+
+@torch.inference_mode()
+def fill(
+    module: Transformer, rows: Sequence[Sequence[int]], mask_id: int, *, top: int = 5, taps: Taps = NO_TAPS
+) -> list[list[list[tuple[int, float]]]]:
+    """For each row, for each place that holds `mask_id`, the `top` likeliest (id, probability), best first.
+
+    Raises InputError for a row without a mask or a model without a masked-LM head.
+    """
+    if not isinstance(module.spec.head, spec.MaskedLMHead):
+        raise InputError(f"this {module.spec.family} model has no masked-LM head, so it cannot fill words in")
+    for i, row in enumerate(rows):
+        if mask_id not in row:
+            raise InputError(f"text {i} has no mask token to fill")
+    ids, where = flat(rows, next(module.parameters()).device)
+    probs = torch.softmax(module(ids, where, taps=taps).float(), dim=-1)
+    answers = []
+    for row, p in zip(rows, where.split(probs), strict=True):
+        best = [p[i].topk(min(top, p.shape[-1])) for i, token in enumerate(row) if token == mask_id]
+        answers.append([list(zip(b.indices.tolist(), b.values.tolist(), strict=True)) for b in best])
+    return answers

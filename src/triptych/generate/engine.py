@@ -1,0 +1,130 @@
+"""Prefill and cached decode of ragged batches, for decoders alone and beside an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from triptych.attention import Cache, CrossCache, Rows
+from triptych.errors import InputError
+from triptych.generate.sampling import Sampling, sample
+from triptych.nn import NO_TAPS, Taps, Transformer
+from triptych.probe import Session
+
+Stop = Callable[[int, list[int]], bool]  # (row of the batch, its new tokens) -> has it ended?
+
+
+@dataclass
+class State:
+    """Live rows of a generation: their ids, the keys and values of all but the newest, and which request each is."""
+
+    module: Transformer
+    rows: list[list[int]]
+    cache: Cache
+    cross: CrossCache | None = None
+    requests: list[int] = field(default_factory=list)
+    session: Session | None = None
+
+    @property
+    def taps(self) -> Taps:
+        return NO_TAPS if self.session is None else self.session.taps
+
+    def keep(self, live: Sequence[int]) -> None:
+        """Go on with these of the live rows, in this order; a row may be kept more than once (beams)."""
+        if list(live) == list(range(len(self.rows))):
+            return
+        self.rows = [list(self.rows[i]) for i in live]
+        self.requests = [self.requests[i] for i in live]
+        self.cache.filter(live)
+        if self.cross is not None:
+            self.cross.filter(live)
+        if self.session is not None:
+            self.session.keep_rows(live)
+
+    def advance(self, chunk: int | None = None) -> Tensor:
+        """Run what the cache has not seen of every row, at most `chunk` tokens of each at a time -> the logits after
+        each row's last token, [B, V]."""
+        past = self.cache.lengths
+        todo = [row[have:] for row, have in zip(self.rows, past, strict=True)]
+        step = chunk or max(len(row) for row in todo)
+        last: list[Tensor | None] = [None] * len(todo)
+        for start in range(0, max(len(row) for row in todo), step):
+            parts = [row[start : start + step] for row in todo]
+            hidden, rows = self._run(parts)
+            for i, x in enumerate(rows.split(hidden)):
+                if parts[i]:
+                    last[i] = x[-1]
+        final = torch.stack([x for x in last if x is not None])
+        return self.module.logits(final, Rows((1,) * len(todo), tuple(len(row) - 1 for row in self.rows)), self.taps)
+
+    def _run(self, parts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
+        rows = Rows(tuple(len(part) for part in parts), tuple(self.cache.lengths))
+        device = next(self.module.parameters()).device
+        ids = torch.tensor([token for part in parts for token in part], dtype=torch.long, device=device)
+        return self.module.decode(ids, rows, cache=self.cache, cross=self.cross, taps=self.taps), rows
+
+
+def start(
+    module: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sources: Sequence[Sequence[int]] | None = None,
+    session: Session | None = None,
+    cache_dtype: torch.dtype | None = None,
+) -> State:
+    """A state that has seen nothing yet.  `prompts` are the decoder's rows (its start token first, beside an encoder),
+    `sources` the encoder's.  Raises InputError for an empty row or a missing source."""
+    for i, row in enumerate(prompts):
+        if not row:
+            raise InputError(f"prompt {i} is empty: give it at least one token")
+    if module.decoder is None:
+        raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
+    cross = None
+    if module.encoder is not None:
+        if sources is None or len(sources) != len(prompts):
+            raise InputError("an encoder-decoder generates from a source for each row")
+        rows = Rows(tuple(len(row) for row in sources))
+        device = next(module.parameters()).device
+        ids = torch.tensor([token for row in sources for token in row], dtype=torch.long, device=device)
+        taps = NO_TAPS if session is None else session.taps
+        cross = module.remember(module.encode(ids, rows, taps=taps), rows, taps=taps)
+    cache = module.decoder.cache(len(prompts), dtype=cache_dtype)
+    return State(module, [list(row) for row in prompts], cache, cross, list(range(len(prompts))), session)
+
+
+@torch.inference_mode()
+def stream(
+    state: State,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos: Sequence[int] = (),
+    stop: Stop | None = None,
+    chunk: int | None = None,
+) -> Iterator[list[tuple[int, int]]]:
+    """Step by step, the (request, token) pairs that were chosen; a row leaves the batch after an end token, when
+    `stop` says so, or after `max_new_tokens`.  Raises InputError when a row would outgrow the model's positions."""
+    limit = state.module.spec.context
+    longest = max(len(row) for row in state.rows)
+    if limit is not None and longest + max_new_tokens > limit:
+        raise InputError(
+            f"{longest} prompt tokens and {max_new_tokens} new ones need {longest + max_new_tokens} positions, the "
+            f"model has {limit}; shorten the prompt or lower max_new_tokens"
+        )
+    begun = {request: len(row) for request, row in zip(state.requests, state.rows, strict=True)}
+    for _ in range(max_new_tokens):
+        tokens = sample(state.advance(chunk), sampling, state.requests, state.rows)
+        live = []
+        for i, token in enumerate(tokens):
+            state.rows[i].append(token)
+            request = state.requests[i]
+            ended = token in eos or (stop is not None and stop(request, state.rows[i][begun[request] :]))
+            if not ended:
+                live.append(i)
+        yield list(zip(state.requests, tokens, strict=True))
+        if not live:
+            return
+        state.keep(live)

@@ -1,0 +1,96 @@
+"""From logits to the next token.
+
+Order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a pure function of
+(seed, request, absolute position), so batching, chunking and finished neighbours never change a sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to choose.  `temperature=0` is greedy; `top_k=0`, `top_p=1`, `min_p=0`, `repetition_penalty=1` are off.
+
+    top-p: the smallest set of tokens with that much probability (Holtzman et al. 2020).  min-p: tokens with at least
+    that share of the likeliest one's probability (Nguyen et al. 2024).  Repetition penalty: logits of tokens already
+    in the row divided by it when positive, multiplied when negative (Keskar et al. 2019).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = {
+            "temperature": 0 <= self.temperature < float("inf"),
+            "top_k": self.top_k >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "min_p": 0 <= self.min_p <= 1,
+            "repetition_penalty": 0 < self.repetition_penalty < float("inf"),
+        }
+        allowed = {"temperature": ">= 0", "top_k": ">= 0", "top_p": "in (0, 1]", "min_p": "in [0, 1]"}
+        for name, good in checks.items():
+            if not good:
+                raise InputError(f"{name}={getattr(self, name)} must be {allowed.get(name, '> 0')}")
+
+
+def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+    """The next token of each row: `logits` [B, V], `rows` the ids so far, `requests` each row's number in the batch
+    it was asked in.  Raises InputError for logits that are not finite."""
+    scores = logits.float()
+    if not bool(torch.isfinite(scores.amax(dim=-1)).all()):
+        raise InputError("the model gave logits that are not finite; its weights or its dtype are broken")
+    if how.repetition_penalty != 1.0:
+        scores = penalize(scores, rows, how.repetition_penalty)
+    if how.temperature == 0:
+        return scores.argmax(dim=-1).tolist()
+    probs = torch.softmax(keep(scores / how.temperature, how), dim=-1)
+    noise = [
+        exponential(how.seed, request, len(row), probs.shape[-1]) for request, row in zip(requests, rows, strict=True)
+    ]
+    return (probs / torch.stack(noise).to(probs.device)).argmax(dim=-1).tolist()
+
+
+def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> Tensor:
+    """[B, V] with the logits of each row's own tokens pushed down."""
+    scores = scores.clone()
+    for b, row in enumerate(rows):
+        seen = torch.tensor(sorted(set(row)), device=scores.device)
+        value = scores[b, seen]
+        scores[b, seen] = torch.where(value > 0, value / penalty, value * penalty)
+    return scores
+
+
+def keep(scores: Tensor, how: Sampling) -> Tensor:
+    """[B, V] with every token outside top-k, top-p and min-p at -inf; the likeliest always stays."""
+    if 0 < how.top_k < scores.shape[-1]:
+        lowest = scores.topk(how.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
+    if how.top_p < 1:
+        ordered, index = scores.sort(dim=-1, descending=True)
+        probs = torch.softmax(ordered, dim=-1)
+        before = probs.cumsum(dim=-1) - probs  # mass of the tokens likelier than this one
+        scores = scores.masked_fill((before >= how.top_p).scatter(-1, index, before >= how.top_p), -torch.inf)
+    if how.min_p > 0:
+        floor = scores.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(how.min_p, device=scores.device))
+        scores = scores.masked_fill(scores < floor, -torch.inf)
+    return scores
+
+
+def exponential(seed: int, request: int, position: int, size: int) -> Tensor:
+    """[size] exponential noise; dividing probabilities by it and taking the largest draws from them."""
+    digest = hashlib.blake2b(f"{seed}/{request}/{position}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.empty(size).exponential_(generator=generator)

@@ -1,0 +1,191 @@
+"""This machine as a program may use it: the cores it is allowed, what they can do, its memory, its GPU.
+
+Nothing here imports torch but `use_threads`, `device` and `torch_facts`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triptych.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path("/")
+
+# What the kernels ask of a core -> the flags of /proc/cpuinfo that grant it (x86, then ARM).
+ISA = {
+    "avx2": ("avx2",),
+    "fma": ("fma",),
+    "avx512": ("avx512f", "avx512bw", "avx512vl"),
+    "avx512_vnni": ("avx512_vnni",),
+    "avx512_bf16": ("avx512_bf16",),
+    "amx_bf16": ("amx_bf16",),
+    "amx_int8": ("amx_int8",),
+    "neon": ("asimd",),
+    "dotprod": ("asimddp",),
+    "sve": ("sve",),
+    "bf16": ("bf16",),
+    "i8mm": ("i8mm",),
+}
+
+
+@dataclass(frozen=True)
+class Cores:
+    """`usable` cores, the least of what the system has, what this process is bound to, and its quota."""
+
+    usable: int
+    online: int
+    affinity: int
+    quota: float | None  # cores' worth of time a cgroup grants, None without a limit
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is known of the machine without torch.  Memory in bytes, None where the system does not say."""
+
+    system: str
+    processor: str
+    cores: Cores
+    isa: tuple[str, ...]
+    memory: int | None
+    memory_free: int | None
+    memory_limit: int | None  # of the cgroup
+
+
+def look(root: Path = ROOT) -> Machine:
+    """The machine this process runs on."""
+    info, memory = _cpuinfo(root), _meminfo(root)
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        processor=info.get("model name") or platform.processor() or platform.machine(),
+        cores=cores(root),
+        isa=tuple(name for name, needed in ISA.items() if flags.issuperset(needed)),
+        memory=memory.get("MemTotal"),
+        memory_free=memory.get("MemAvailable"),
+        memory_limit=min(_memory_limits(root), default=None),
+    )
+
+
+def cores(root: Path = ROOT) -> Cores:
+    """Cores this process may keep busy: binding and cgroup quota count, as in a container of half a machine."""
+    online = os.cpu_count() or 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else online
+    quota = min(_quotas(root), default=None)
+    usable = min(online, bound, math.ceil(quota) if quota else online)
+    return Cores(max(1, usable), online, bound, quota)
+
+
+def threads() -> int:
+    """How many threads arithmetic should use: `OMP_NUM_THREADS` where it is set, else one a usable core."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else cores().usable
+
+
+def use_threads() -> int:
+    """Have torch use `threads()`, once, before any work; -> how many."""
+    import torch
+
+    torch.set_num_threads(threads())
+    return torch.get_num_threads()
+
+
+def device(name: str) -> torch.device:
+    """`cpu`, `cuda` or `cuda:N` as torch means it.  Raises InputError when it is not there, saying why."""
+    import torch
+
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device {name!r} is not one of cpu, cuda, cuda:N") from None
+    if found.type not in ("cpu", "cuda"):
+        raise InputError(f"device {name!r} is not one of cpu, cuda, cuda:N")
+    if found.type == "cuda" and (why := _no_gpu(torch)):
+        raise InputError(f"device {name!r} cannot be used: {why}")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"device {name!r} is not there; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
+    return found
+
+
+def torch_facts() -> dict[str, Any]:
+    """What torch says of itself here: version, threads, the code it picks for this processor, and the GPUs."""
+    import torch
+
+    gpus = [] if _no_gpu(torch) else [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "version": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "code": torch.backends.cpu.get_cpu_capability(),
+        "gpus": gpus,
+        "gpu": "used when a command is given --device cuda" if gpus else f"not used: {_no_gpu(torch)}",
+    }
+
+
+def _no_gpu(torch: Any) -> str:
+    """Why there is no GPU to use; empty when there is one."""
+    if not torch.backends.cuda.is_built():
+        return "this torch is built for the processor only"
+    return "" if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; empty on other systems."""
+    first = _read(root / "proc/cpuinfo").strip().partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    pairs = (line.partition(":") for line in _read(root / "proc/meminfo").splitlines())
+    return {key: int(value.split()[0]) * 1024 for key, _, value in pairs if value.strip().endswith("kB")}
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Directories of this process's cgroup and those above it: a limit anywhere on the way holds (v2, then v1)."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            base = root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            base = root / "sys/fs/cgroup" / controller
+        else:
+            continue
+        here = base / path.strip("/")
+        yield here
+        yield from (parent for parent in here.parents if parent == base or base in parent.parents)
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cores' worth of time granted by each cgroup with a limit."""
+    for group in _groups(root, "cpu"):
+        granted, _, period = _read(group / "cpu.max").partition(" ")
+        if not granted:
+            granted, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+        if granted.isdecimal() and period.isdecimal() and int(period):  # "max" and -1 are no limit
+            yield int(granted) / int(period)
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    """Bytes granted by each cgroup with a limit."""
+    for group in _groups(root, "memory"):
+        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+        if limit.isdecimal() and int(limit) < 1 << 60:  # v1 writes no limit as a number near 2^63
+            yield int(limit)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,391 @@
+"""`load` a checkpoint, `create` a new model, and the `Model` that carries either: thin methods over the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from triptych import families, nn
+from triptych import generate as running
+from triptych.checkpoints import Loaded, LoadReport, write_directory
+from triptych.errors import CheckpointError, InputError, TextError
+from triptych.header import read_header
+from triptych.probe import Edit, Plan, Read, Session, Trace
+from triptych.spec import Model as Spec
+from triptych.spec import Pooling
+from triptych.text import RenderedPrompt, Tokenizer
+
+if TYPE_CHECKING:
+    from triptych.checkpoints import Source
+
+Texts = Sequence[str | RenderedPrompt | Sequence[int]] | Tensor
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one prompt became: the new `text` and `ids`, why it ended, and the trace of the whole batch if asked."""
+
+    text: str
+    ids: list[int]
+    reason: str  # "end", "stop" or "length"
+    trace: Trace | None = None
+
+
+class Model:
+    """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with."""
+
+    def __init__(
+        self,
+        module: nn.Transformer,
+        tokenizer: Tokenizer | None = None,
+        hf: dict[str, Any] | None = None,
+        path: Path | None = None,
+        report: LoadReport | None = None,
+    ) -> None:
+        self.module, self.tokenizer, self.hf = module, tokenizer, hf
+        self.path, self.report = path, report
+
+    @property
+    def spec(self) -> Spec:
+        return self.module.spec
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.module.parameters())
+        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
+        return (
+            f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
+        )
+
+    def ids(self, texts: Texts, mask: Tensor | None = None) -> list[list[int]]:
+        """Token ids of each row: texts through the tokenizer, lists as they are, `[B, T]` tensors by their mask.
+
+        Raises InputError for a rectangular tensor that holds the pad id and comes without a mask.
+        """
+        if isinstance(texts, str):
+            raise InputError("give a list of texts, not one string: [text]")
+        if isinstance(texts, Tensor):
+            return self._unpadded(texts, mask)
+        return [self._row(i, row) for i, row in enumerate(texts)]
+
+    @torch.inference_mode()
+    def logits(
+        self, rows: Texts, target: Texts | None = None, *, mask: Tensor | None = None, target_mask: Tensor | None = None
+    ) -> list[Tensor]:
+        """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows."""
+        return self._forward(rows, target, mask, target_mask, nn.NO_TAPS)
+
+    def trace(
+        self,
+        rows: Texts,
+        target: Texts | None = None,
+        *,
+        read: Sequence[Read | str] = (),
+        edit: Sequence[Edit] = (),
+        max_bytes: int = 1 << 30,
+    ) -> Trace:
+        """One uncached pass that keeps what `read` names and applies `edit`; the logits are in `.logits`.
+
+        Raises ProbeError for unknown sites, reads of more than `max_bytes`, reads that never fired and edits that
+        changed nothing.
+        """
+        plan = Plan.of(self.spec, read, edit)
+        first = self.ids(rows)
+        second = None if target is None else self.ids(target)
+        lengths, sources = (
+            ([len(r) for r in first], []) if second is None else ([len(r) for r in second], [len(r) for r in first])
+        )
+        plan.check_bytes(lengths, sources, max_bytes)
+        session = Session(plan)
+        wants_grad = any(r.grad for reads in plan.reads.values() for r in reads)
+        with torch.set_grad_enabled(wants_grad):
+            session.trace.logits = self._forward(first, second, None, None, session.taps)
+        return session.close()
+
+    def generate(
+        self,
+        prompts: Texts,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        decoder_prefix: str | Sequence[int] = (),
+        beams: int = 0,
+        length_penalty: float = 1.0,
+        chunk: int | None = None,
+        read: Sequence[Read | str] = (),
+        edit: Sequence[Edit] = (),
+        on_token: Callable[[int, int], None] | None = None,
+    ) -> list[Generation]:
+        """Continue each prompt (or, for an encoder-decoder, write the target of each source).
+
+        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  `beams` above 0
+        searches instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called
+        for every token as it comes.  Raises InputError for an empty or over-long prompt.
+        """
+        session = Session(Plan.of(self.spec, read, edit)) if read or edit else None
+        rows, sources = self._prompts(prompts, decoder_prefix)
+        state = running.start(self.module, rows, sources=sources, session=session)
+        if beams:
+            if session is not None:
+                raise InputError("beams and probes do not go together: a hypothesis may be dropped after it was read")
+            found = running.beam_search(
+                state, beams=beams, max_new_tokens=max_new_tokens, eos=self.end_ids, length_penalty=length_penalty
+            )
+            return [self._generation(best[0].tokens, stop, None) for best in found]
+        how = running.Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed,
+        )  # fmt: skip
+        new: list[list[int]] = [[] for _ in rows]
+        ended = (lambda _, ids: self._cut(ids, stop) is not None) if stop else None
+        steps = running.stream(
+            state, max_new_tokens=max_new_tokens, sampling=how, eos=self.end_ids, stop=ended, chunk=chunk
+        )
+        for step in steps:
+            for request, token in step:
+                new[request].append(token)
+                if on_token is not None:
+                    on_token(request, token)
+        trace = None if session is None else session.close()
+        return [self._generation(ids, stop, trace) for ids in new]
+
+    def stream(self, prompt: str | RenderedPrompt | Sequence[int], **options: Any) -> Iterator[str]:
+        """The text of one generation, piece by piece as it becomes certain; options as in `generate`."""
+        tokenizer, stop = self._tokenizer(), options.pop("stop", ())
+        max_new_tokens, chunk = options.pop("max_new_tokens", 64), options.pop("chunk", None)
+        rows, sources = self._prompts([prompt], options.pop("decoder_prefix", ()))
+        state = running.start(self.module, rows, sources=sources)
+        ended = (lambda _, ids: self._cut(ids, stop) is not None) if stop else None
+        steps = running.stream(
+            state,
+            max_new_tokens=max_new_tokens,
+            sampling=running.Sampling(**options),
+            eos=self.end_ids,
+            stop=ended,
+            chunk=chunk,
+        )
+        held, shown, pieces = "", 0, tokenizer.stream()
+        longest = max((len(s) for s in stop), default=0)
+        for step in steps:
+            token = step[0][1]
+            if token in self.end_ids:
+                break
+            held += pieces.put(token)
+            cut = min((held.find(s) for s in stop if s in held), default=-1)
+            if cut >= 0:
+                held = held[:cut]
+                break
+            certain = max(shown, len(held) - max(longest - 1, 0))  # the rest may be the beginning of a stop string
+            if certain > shown:
+                yield held[shown:certain]
+                shown = certain
+        else:
+            held += pieces.flush()
+        if held[shown:]:
+            yield held[shown:]
+
+    def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
+        """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`.
+
+        Raises TextError when the model has no chat template.
+        """
+        return self.stream(self.render(messages), **options)
+
+    def render(self, messages: Sequence[dict[str, str]]) -> RenderedPrompt:
+        """The prompt the chat template makes of `messages`, with the assistant's turn opened."""
+        template = self._tokenizer().chat
+        if template is None:
+            raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
+        return template.render(list(messages), add_generation_prompt=True)
+
+    def encode(
+        self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096
+    ) -> Tensor:
+        """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given."""
+        how = self.spec.head if isinstance(self.spec.head, Pooling) else Pooling()
+        if pooling is not None:
+            if pooling not in ("mean", "first", "dense"):
+                raise InputError(f"pooling={pooling!r} must be 'mean', 'first' or 'dense'")
+            if pooling == "dense" and how.dense is None:
+                raise InputError("this checkpoint has no pooler; use pooling='mean' or 'first'")
+            how = replace(how, mode=pooling)  # type: ignore[arg-type]
+        if normalize is not None:
+            how = replace(how, normalize=normalize)
+        return running.encode(self.module, self.ids(texts), how, batch_tokens=batch_tokens)
+
+    def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
+        """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
+        tokenizer = self._tokenizer()
+        if tokenizer.mask_id is None:
+            raise InputError("this tokenizer has no mask token, so there is nothing to fill")
+        found = running.fill(self.module, self.ids(texts), tokenizer.mask_id, top=top)
+        return [[[(tokenizer.decode([i]).strip(), p) for i, p in mask] for mask in row] for row in found]
+
+    def save(self, path: str | Path) -> None:
+        """Write an HF-layout directory - config, safetensors, tokenizer - whole or not at all."""
+        tensors, config = to_checkpoint(self.module, self.hf)
+        write_directory(Path(path), tensors, config, {} if self.tokenizer is None else self.tokenizer.files())
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation: the config's, and the tokenizer's."""
+        stops = () if self.tokenizer is None else tuple(self.tokenizer.stop_ids)
+        return tuple(dict.fromkeys((*self.spec.ids.eos, *stops)))
+
+    def _row(self, i: int, row: str | RenderedPrompt | Sequence[int]) -> list[int]:
+        if isinstance(row, str | RenderedPrompt):
+            return self._tokenizer().encode(row)
+        ids = [int(token) for token in row]
+        for token in ids:
+            if not 0 <= token < self.spec.vocab:
+                raise InputError(f"row {i}: token id {token} is outside the vocabulary of {self.spec.vocab}")
+        return ids
+
+    def _unpadded(self, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+        if ids.dim() != 2 or ids.is_floating_point():
+            raise InputError(f"ids must be an integer tensor [B, T], not {ids.dtype} {list(ids.shape)}")
+        if mask is not None:
+            if mask.shape != ids.shape:
+                raise InputError(f"mask is {list(mask.shape)} and ids are {list(ids.shape)}")
+            return [
+                self._row(i, row[keep.bool()].tolist()) for i, (row, keep) in enumerate(zip(ids, mask, strict=True))
+            ]
+        pad = self.spec.ids.pad
+        counted = ids[:, 1:] if pad == self.spec.ids.start else ids
+        if pad is not None and (n := int((counted == pad).sum())):
+            raise InputError(
+                f"{n} of {ids.numel()} ids are the pad id {pad} and no mask was given; pass mask=, or rows as lists"
+            )
+        return [self._row(i, row) for i, row in enumerate(ids.tolist())]
+
+    def _forward(
+        self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps
+    ) -> list[Tensor]:
+        both = self.spec.layout == "encoder-decoder"
+        if both != (target is not None):
+            wants = "a source and a target" if both else "rows only"
+            raise InputError(f"this {self.spec.layout} model takes {wants}")
+        ids, where = running.flat(self.ids(rows, mask), self.device)
+        if target is None:
+            out = self.module(ids, where, taps=taps)
+        else:
+            into, where_into = running.flat(self.ids(target, target_mask), self.device)
+            out = self.module(into, where_into, source=(ids, where), taps=taps)
+            where = where_into
+        return where.split(out) if out.shape[0] == where.total else list(out)
+
+    def _prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], list[list[int]] | None]:
+        rows = self.ids(prompts)
+        if self.spec.layout != "encoder-decoder":
+            if prefix:
+                raise InputError("decoder_prefix is for encoder-decoders; put it at the end of the prompt")
+            return rows, None
+        if self.spec.ids.start is None:
+            raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
+        head = self._tokenizer().encode(prefix, special=False) if isinstance(prefix, str) else list(prefix)
+        return [[self.spec.ids.start, *head] for _ in rows], rows
+
+    def _cut(self, ids: list[int], stop: Sequence[str]) -> str | None:
+        """The text before the first stop string, when one has come."""
+        full = self._tokenizer().decode(ids)
+        cut = min((full.find(s) for s in stop if s in full), default=-1)
+        return full[:cut] if cut >= 0 else None
+
+    def _generation(self, ids: list[int], stop: Sequence[str], trace: Trace | None) -> Generation:
+        ended = bool(ids) and ids[-1] in self.end_ids
+        cut = self._cut(ids, stop) if stop else None
+        if cut is not None:
+            return Generation(cut, ids, "stop", trace)
+        shown = "" if self.tokenizer is None else self.tokenizer.decode(ids)
+        return Generation(shown, ids, "end" if ended else "length", trace)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise TextError(f"{self.path or 'this model'} has no tokenizer; give token ids")
+        return self.tokenizer
+
+
+def to_checkpoint(
+    module: nn.Transformer, hf: dict[str, Any] | None
+) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
+
+    A model that came with an HF config is written back with it; one made from parts saves its spec.
+    """
+    parameters = dict(module.named_parameters())
+    dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
+    if hf is None:
+        config = families.to_config(module.spec)
+        return iter([(name, parameters[name].detach()) for name in module.spec.shapes()]), config | {"dtype": dtype}
+    steps = families.save_plan(module.spec)
+    return ((s.source, s.to_source(parameters).detach()) for s in steps), hf | {"dtype": dtype}
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    ignore: Sequence[str] = (),
+    offline: bool = False,
+) -> Model:
+    """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
+
+    Weights keep their stored dtype unless `dtype` is given; fp16 on a CPU becomes fp32, packed GGUF blocks fp32.
+    `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
+    Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
+    """
+    header = read_header(path, ignore=ignore, offline=offline)
+    assert header.source is not None
+    module, report = _fill(header.spec, header.source, dtype, torch.device(device), ignore)
+    return Model(module, header.tokenizer(), header.hf, header.path, report)
+
+
+def create(hf: dict[str, Any], tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
+    """A fresh model from a config dict in HF's own keys, e.g. `{"model_type": "llama", "hidden_size": 128, ...}`."""
+    return Model(nn.new(families.read_config(hf, where="config"), seed), tokenizer, hf)
+
+
+def _fill(
+    spec: Spec, source: Source, dtype: torch.dtype | None, device: torch.device, ignore: Sequence[str]
+) -> tuple[nn.Transformer, LoadReport]:
+    """The module with every parameter read from `source`, tensor by tensor."""
+    plan = families.plan(
+        spec, "gguf" if source.kind == "gguf" else "hf", source.names, ignore=ignore, where=str(source.path)
+    )
+    module, loaded = nn.empty(spec), []
+    for step in plan.loads:
+        info = source.infos[step.source]
+        if info.shape != step.source_shape:
+            raise CheckpointError(
+                f"{info.file}: {step.source} is {list(info.shape)}, the config asks for {list(step.source_shape)}"
+            )
+        stored = source.read(step.source, _dtype(info.dtype, dtype, device))
+        for name, value in step.to_ours(stored).items():
+            if not step.duplicate:
+                nn.assign(module, name, value.to(device).contiguous())
+            elif not torch.equal(module.get_parameter(name), value.to(device)):
+                raise CheckpointError(f"{info.file}: {step.source} differs from {name}, to which it is tied")
+            done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
+            loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
+    return nn.finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored))
+
+
+def _dtype(stored: str, asked: torch.dtype | None, device: torch.device) -> torch.dtype | None:
+    if asked is None and stored == "F16" and device.type == "cpu":
+        return torch.float32  # fp16 arithmetic on a CPU is several times slower than fp32
+    return asked

@@ -1,0 +1,122 @@
+// What every section stands on: the data, element makers, the theme, and saving files.
+// Text from the data only ever becomes a text node or an attribute value, never markup.
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const root = document.documentElement;
+
+// kind -> function(section data, <section> element); each interactive kind adds itself.
+const mounts = {};
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+const button = (text, hint, press) => el("button", { type: "button", title: hint, onclick: press }, text);
+
+// A row of exclusive choices: entries are [value, label, hint].
+function choice(name, entries, picked, pick) {
+  const buttons = entries.map(([value, label, hint]) => {
+    const one = button(label, hint ?? "", () => {
+      buttons.forEach((other) => other.setAttribute("aria-pressed", other === one));
+      pick(value);
+    });
+    one.setAttribute("aria-pressed", value === picked);
+    return one;
+  });
+  return el("div", { class: "choice", role: "group", "aria-label": name }, ...buttons);
+}
+
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+// Calls `act` now and whenever the width of `node` changes.  Only the width: most who ask set the height themselves.
+function onwidth(node, act) {
+  let width;
+  new ResizeObserver(() => {
+    if (node.clientWidth === width) return;
+    width = node.clientWidth;
+    requestAnimationFrame(act);
+  }).observe(node);
+}
+
+// Keeps arrow keys and the like for a widget: keys maps a key name to what it does.
+function onkeys(node, keys) {
+  node.addEventListener("keydown", (event) => {
+    const act = event.ctrlKey || event.metaKey || event.altKey ? null : keys[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+}
+
+// Theme: the system's, until the reader chooses; paper is always light.
+
+const systemDark = matchMedia("(prefers-color-scheme: dark)");
+const repaints = []; // what is drawn on canvases, and so does not follow the style sheet by itself
+const repaint = () => repaints.forEach((paint) => paint());
+const isDark = () => (root.dataset.theme ?? (systemDark.matches ? "dark" : "light")) === "dark";
+
+function remember(theme) {
+  try {
+    localStorage.setItem("triptych-theme", theme);
+  } catch {
+    // Some browsers give a local file no storage; the choice then lasts as long as the page.
+  }
+}
+
+function recall() {
+  try {
+    return localStorage.getItem("triptych-theme");
+  } catch {
+    return null;
+  }
+}
+
+function mountTheme(tools) {
+  const toggle = button("", "", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    remember(root.dataset.theme);
+    repaint();
+  });
+  repaints.push(() => {
+    toggle.textContent = isDark() ? "Light" : "Dark";
+    toggle.title = isDark() ? "Use the light theme" : "Use the dark theme";
+  });
+  tools.append(toggle);
+  const saved = recall();
+  if (saved === "light" || saved === "dark") root.dataset.theme = saved;
+  systemDark.addEventListener("change", repaint);
+
+  let before;
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    repaint();
+  });
+  addEventListener("afterprint", () => {
+    if (before) root.dataset.theme = before;
+    else delete root.dataset.theme;
+    repaint();
+  });
+}
+
+// Saving
+
+function save(name, blob) {
+  const link = el("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+const saveJson = (name, value) => save(name, new Blob([JSON.stringify(value, null, 1)], { type: "application/json" }));
+
+const fileName = (...parts) =>
+  parts.join("-").normalize("NFKD").replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "").toLowerCase();

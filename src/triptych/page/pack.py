@@ -1,0 +1,39 @@
+"""Attention weights as text: 16-bit steps, two byte planes, deflate, base64.
+
+A weight in [0, 1] becomes round(w * 65535), so a reader sees it within 1/131070 of what the model computed.  The
+high bytes of a head come first and the low bytes after them: most weights are small, so the first plane is nearly
+all zeros and deflate removes it, and the masked half of a causal map costs almost nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+STEPS = 65535
+"""Weights are stored as whole multiples of 1/STEPS."""
+
+MAX_BYTES = 64 * 2**20
+"""Most a page may carry, counted as the two bytes a weight takes once the browser has unpacked it."""
+
+
+def packed_bytes(heads: int, queries: int, keys: int) -> int:
+    """Bytes that a [heads, queries, keys] pattern takes in the reader's memory."""
+    return 2 * heads * queries * keys
+
+
+def pack(pattern: npt.NDArray[np.float32]) -> str:
+    """Base64 text of weights in [0, 1], any shape; `unpack` and the page's script read it back."""
+    steps = np.rint(pattern.astype(np.float64) * STEPS).astype(np.uint16).ravel()
+    planes = np.concatenate([steps >> 8, steps & 255]).astype(np.uint8)
+    return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
+
+
+def unpack(text: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """The weights `pack` wrote, in [0, 1], with the given shape."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
+    high, low = planes.reshape(2, -1).astype(np.uint16)
+    return ((high << 8 | low) / STEPS).reshape(shape)

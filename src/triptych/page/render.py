@@ -1,0 +1,89 @@
+"""Sections -> one HTML file that asks nothing of a network.
+
+Text reaches the page in two ways only: through the template, which escapes it, and as JSON in an inert block, which
+the scripts read with `textContent`.  The content policy names the hashes of our own style and script, so nothing
+else on the page could run even if an escape were missed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from triptych.errors import TriptychError
+
+from .sections import Section
+
+SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "start.js")
+
+
+def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
+    """The whole page, as one HTML document in UTF-8."""
+    style = _asset("page.css")
+    script = "\n".join(map(_asset, SCRIPTS))
+    data = {
+        "title": title,
+        "subtitle": subtitle,
+        "sections": [{"kind": section.kind, "title": section.title, **section.data()} for section in sections],
+    }
+    return _template().render(
+        title=title,
+        subtitle=subtitle,
+        sections=sections,
+        data=data,
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+    )
+
+
+def write(path: str | os.PathLike[str], html: str) -> None:
+    """Write a page beside its place and move it in, so that a reader finds the old page or the whole new one.
+
+    Raises TriptychError when the file system refuses; nothing half-written stays.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        # A token cut inside a character may hold half a surrogate pair, which UTF-8 cannot say.
+        part.write_bytes(html.encode("utf-8", errors="replace"))
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise TriptychError(
+            f"cannot write the page {path}: {error.strerror}; free the place or choose another"
+        ) from error
+
+
+@cache
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    # ASCII JSON with <, >, & and ' escaped by the filter: no U+2028, and no way to close the block it stands in.
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": True, "allow_nan": False, "separators": (",", ":")}
+    return environment.from_string(_asset("page.html"))
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

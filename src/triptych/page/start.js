@@ -1,0 +1,9 @@
+// Bring the page to life: the tools of the header, then every section that has a script.
+
+const tools = document.getElementById("tools");
+mountTheme(tools);
+tools.append(button("Data", "Save everything this page shows as JSON", () => saveJson(fileName(page.title, "data.json"), page)));
+page.sections.forEach((section, index) => {
+  mounts[section.kind]?.(section, document.getElementById(`section-${index}`));
+});
+repaint();

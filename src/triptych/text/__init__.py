@@ -1,0 +1,26 @@
+"""Tokenizers, chat templates and corpora.  Needs no torch."""
+
+from __future__ import annotations
+
+from triptych.text.build import bpe_tokenizer, byte_tokenizer, character_tokenizer, wordpiece_tokenizer
+from triptych.text.chat import ChatTemplate, RenderedPrompt
+from triptych.text.gguf_tokenizer import from_gguf
+from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Layout, Specials
+from triptych.text.tokenizer import Tokenizer, from_directory
+
+__all__ = [
+    "DECODER",
+    "ENCODER",
+    "SEQ2SEQ",
+    "ChatTemplate",
+    "Layout",
+    "RenderedPrompt",
+    "Specials",
+    "Tokenizer",
+    "bpe_tokenizer",
+    "byte_tokenizer",
+    "character_tokenizer",
+    "from_directory",
+    "from_gguf",
+    "wordpiece_tokenizer",
+]

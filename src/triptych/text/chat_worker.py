@@ -1,0 +1,115 @@
+"""Renders chat templates.  A program of its own: `triptych.text.chat` starts it and bounds it.
+
+Reads one JSON request a line and answers with one JSON line: `text`, or `error`, or `unread` for a variable the
+template does not read.  Imports nothing of Triptych, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_MEMORY = 1 << 30
+#: Variables that templates test without asking whether they exist.
+_OFTEN_ABSENT = ("tools", "documents")
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}` marks what the assistant says, for training; a prompt has it as plain text."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja's own way to declare it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        start = next(parser.stream)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=start.lineno)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as chat templates expect it: blocks trimmed, `tojson` without HTML escapes, and two functions."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """The template and the names it reads from outside, its own functions aside."""
+    made = environment()
+    names = meta.find_undeclared_variables(made.parse(source)) - set(made.globals)
+    return made.from_string(source), frozenset(names)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    template, known = _compiled(request["source"])
+    variables = request["variables"]
+    unread = sorted(set(variables) - known)
+    if unread:
+        return {"unread": unread[0], "known": sorted(known)}
+    context = dict.fromkeys(_OFTEN_ABSENT) | request["special_tokens"] | variables
+    context |= {"messages": request["messages"], "add_generation_prompt": request["add_generation_prompt"]}
+    pieces, size = [], 0
+    for piece in template.generate(context):
+        pieces.append(piece)
+        size += len(piece)
+        if size > request["characters"]:
+            return {"error": f"stopped, its output passed {request['characters']} characters; use another template"}
+    return {"text": "".join(pieces)}
+
+
+def guarded(work: Callable[[dict[str, Any]], dict[str, Any]], line: str) -> dict[str, Any]:
+    try:
+        return work(json.loads(line))
+    except MemoryError:
+        return {"error": "stopped, it took too much memory; use another template"}
+    except RecursionError:
+        return {"error": "stopped, it is nested too deeply; use another template"}
+    except Exception as error:  # whatever a hostile template provokes is its failure, never ours
+        return {"error": str(error).partition("\n")[0] or type(error).__name__}
+
+
+def main() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    except (ImportError, ValueError, OSError):
+        pass  # no such limit on this system: the caller's bound on time remains
+    reply = sys.stdout
+    reply.write("ready\n")
+    reply.flush()
+    for line in sys.stdin:
+        reply.write(json.dumps(guarded(answer, line)) + "\n")
+        reply.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""The tokenizer inside a GGUF file, from its metadata.
+
+A GGUF names its tokenizer's kind (`tokenizer.ggml.model`) and, for byte-level BPE, only the *name* of the way text is
+split into words first (`tokenizer.ggml.pre`).  A wrong split gives text that looks right and a model that is quietly
+worse, so the names are a closed table and an unknown one is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from triptych.errors import TextError, nearest
+from triptych.text.chat import ChatTemplate
+from triptych.text.specials import Specials, frame
+from triptych.text.tokenizer import Tokenizer
+
+_PREFIX = "tokenizer.ggml."
+#: `tokenizer.ggml.token_type`, as the format defines it (5 is an unused row).
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+
+
+@dataclass(frozen=True)
+class Split:
+    """How one family of byte-level BPE splits text into words before merging.
+
+    `patterns` are applied in turn, each isolating its matches.  `whole_words`: a word that is itself a token is taken
+    whole, whatever the merges say.  `add_bos`: what a file means that does not say whether texts begin with BOS.
+    """
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    add_bos: bool = False
+    normalizer: Callable[[], Any] | None = None
+
+
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _words(digits: str) -> str:
+    """The words of cl100k and those after it, with runs of digits cut as `digits` says."""
+    return rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}"
+
+
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_START = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN_WORDS = (
+    rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
+)
+_O200K_WORDS = (
+    rf"{_START}{_UPPER}*{_LOWER}+{_SHORTENED}?|{_START}{_UPPER}+{_LOWER}*{_SHORTENED}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
+)
+
+_GPT2 = Split((_GPT2_WORDS,))
+_DIGITS = Split((r"\p{N}", _GPT2_WORDS))
+_LLAMA3 = Split((_words(r"\p{N}{1,3}"),), whole_words=True, add_bos=True)
+_CL100K = Split((_words(r"\p{N}{1,3}"),))
+_QWEN2 = Split((_words(r"\p{N}"),), normalizer=normalizers.NFC)
+
+#: Each split is the one in the `tokenizer.json` its models were published with.
+SPLITS: Mapping[str, Split] = {
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "mpt": _GPT2,
+    "olmo": _GPT2,
+    "jais": _GPT2,
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "codeshell": _DIGITS,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "dbrx": _CL100K,
+    "smaug-bpe": _CL100K,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": Split((_TEKKEN_WORDS,), whole_words=True, add_bos=True),
+    "gpt-4o": Split((_O200K_WORDS,)),
+}
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The `tokenizer.ggml.*` part of a file's metadata, checked."""
+
+    fields: Mapping[str, Any]
+    tokens: Sequence[str]
+    types: Sequence[int]
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, Any]) -> _Vocabulary:
+        fields = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
+        tokens = list(fields.get("tokens", ()))
+        if not tokens:
+            raise TextError("no tokenizer.ggml.tokens; convert the model again with its tokenizer")
+        types = [int(kind) for kind in fields.get("token_type", ())] or [_NORMAL] * len(tokens)
+        if len(types) != len(tokens):
+            raise TextError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+        if len(set(tokens)) != len(tokens):
+            twice = next(token for index, token in enumerate(tokens) if tokens.index(token) != index)
+            raise TextError(f"tokenizer.ggml.tokens holds {twice!r} twice")
+        return cls(fields, tokens, types)
+
+    @property
+    def ids(self) -> dict[str, int]:
+        return {token: index for index, token in enumerate(self.tokens)}
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self.fields.get(name, default))
+
+    def specials(self) -> Specials:
+        return Specials(
+            bos=self.special("bos_token_id"),
+            eos=self.special("eos_token_id"),
+            pad=self.special("padding_token_id"),
+            unk=self.special("unknown_token_id"),
+            mask=self.special("mask_token_id"),
+            cls=self.special("cls_token_id"),
+            sep=self.special("seperator_token_id", "separator_token_id"),  # the first is how the format spells it
+        )
+
+    def special(self, *names: str) -> str | None:
+        """The text of the token whose id one of the fields `names` gives."""
+        index = next((int(self.fields[name]) for name in names if name in self.fields), None)
+        if index is None:
+            return None
+        if not 0 <= index < len(self.tokens):
+            raise TextError(f"tokenizer.ggml.{names[0]} is {index}, but there are {len(self.tokens)} tokens")
+        return self.tokens[index]
+
+
+def from_gguf(metadata: Mapping[str, Any], where: str = "GGUF", *, pre: str | None = None) -> Tokenizer:
+    """The tokenizer that a GGUF's `metadata` (all keys, strings and lists as read) describes.
+
+    `where` names the file in errors.
+    `pre` stands in for a `tokenizer.ggml.pre` that is missing, `default` or wrong; without it such a file is refused.
+
+    Raises TextError for a kind of tokenizer or a split that is not known here, and for tables that do not fit.
+    """
+    try:
+        return _read(metadata, pre)
+    except TextError as error:
+        raise TextError(f"{where}: {error}") from error
+    except Exception as error:  # the library raises bare Exception
+        raise TextError(f"{where}: its tokenizer.ggml tables do not fit together: {error}") from error
+
+
+def _read(metadata: Mapping[str, Any], pre: str | None) -> Tokenizer:
+    vocabulary = _Vocabulary.read(metadata)
+    kind = str(vocabulary.fields.get("model", "missing"))
+    if kind not in _KINDS:
+        raise TextError(f"tokenizer.ggml.model {kind!r} is not supported; known are {', '.join(_KINDS)}")
+    backend, specials = _KINDS[kind](vocabulary, vocabulary.specials(), pre)
+    _mark_added(backend, vocabulary)
+    source = metadata.get("tokenizer.chat_template")
+    ends = [vocabulary.fields[name] for name in ("eot_token_id", "eom_token_id") if name in vocabulary.fields]
+    chat = None if source is None else ChatTemplate(str(source), specials.config())
+    return Tokenizer(backend, specials, stop_ids=map(int, ends), chat=chat)
+
+
+def _mark_added(backend: Backend, vocabulary: _Vocabulary) -> None:
+    """Control and user-defined tokens are found in text before anything else is done with it."""
+    kinds = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    listed = [(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in kinds]
+    # Specials and the others apart: the library takes a list at a time, and keeps ids that the vocabulary has.
+    backend.add_special_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind != _USER_DEFINED])
+    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind == _USER_DEFINED])
+
+
+def _frame(backend: Backend, vocabulary: _Vocabulary, specials: Specials, add_bos: bool) -> None:
+    bos = specials.bos if vocabulary.flag("add_bos_token", add_bos) else None
+    frame(backend, bos, specials.eos if vocabulary.flag("add_eos_token", False) else None)
+
+
+def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
+    """Byte-level BPE (Radford et al. 2019): `tokens`, `merges`, and the split that `pre` names."""
+    split = _split(pre or str(vocabulary.fields.get("pre", "missing")))
+    merges = [tuple(merge.split(" ")) for merge in vocabulary.fields.get("merges", ())]
+    bad = next((merge for merge in merges if len(merge) != 2), None)
+    if bad is not None:
+        raise TextError(f"tokenizer.ggml.merges holds {' '.join(bad)!r}, which is no pair")
+    backend = Backend(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.whole_words))
+    if split.normalizer is not None:
+        backend.normalizer = split.normalizer()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    _frame(backend, vocabulary, specials, split.add_bos)
+    return backend, specials
+
+
+def _split(name: str) -> Split:
+    if name not in SPLITS:
+        raise TextError(
+            f"tokenizer.ggml.pre {name!r} is not a known pre-tokenizer{nearest(name, SPLITS)}, and a wrong one makes "
+            f"the model quietly worse; known are {', '.join(SPLITS)}: give the one this model was trained with as pre="
+        )
+    return SPLITS[name]
+
+
+def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
+    """SentencePiece BPE (Kudo and Richardson 2018): of all neighbours, the pair whose piece scores best is joined."""
+    fallback = _BYTE in vocabulary.types
+    backend = Backend(
+        models.BPE(
+            vocab=vocabulary.ids,
+            merges=list(_merges(vocabulary)),
+            unk_token=specials.unk or vocabulary.tokens[0],
+            fuse_unk=True,
+            byte_fallback=fallback,
+        )
+    )
+    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
+    after = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.flag("add_space_prefix", True):
+        spaces.insert(0, normalizers.Prepend("▁"))
+        after.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(spaces)
+    backend.decoder = decoders.Sequence(after)
+    _frame(backend, vocabulary, specials, add_bos=True)
+    return backend, specials
+
+
+def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
+    """Every way to join two pieces into a third, the best piece first."""
+    scores = [float(score) for score in vocabulary.fields.get("scores", ())]
+    if len(scores) != len(vocabulary.tokens):
+        raise TextError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.tokens)} tokens")
+    ids = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == _NORMAL}
+    found = [
+        (-scores[whole], ids[piece[:cut]], ids[piece[cut:]])
+        for piece, whole in ids.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in ids and piece[cut:] in ids
+    ]
+    return ((vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(found))
+
+
+def _word_piece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
+    """WordPiece (Devlin et al. 2019).  GGUF marks the start of a word, BERT its continuation: turned back here."""
+    kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    pieces = {_bert_piece(token, kind): index for index, (token, kind) in enumerate(kinds)}
+    # BERT has neither BOS nor EOS: where a file names them, it means [CLS] and [SEP].
+    cls, sep = specials.cls or specials.bos or "[CLS]", specials.sep or specials.eos or "[SEP]"
+    unk = specials.unk or "[UNK]"
+    missing = [token for token in (cls, sep, unk) if token not in pieces]
+    if missing:
+        raise TextError(f"its WordPiece vocabulary has no {missing[0]!r}")
+    backend = Backend(models.WordPiece(vocab=pieces, unk_token=unk, max_input_chars_per_word=100))
+    lowercase = vocabulary.flag("normalizer.lowercase", True)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.BertProcessing((sep, pieces[sep]), (cls, pieces[cls]))
+    return backend, replace(specials, bos=None, eos=None, unk=unk, cls=cls, sep=sep)
+
+
+def _bert_piece(token: str, kind: int) -> str:
+    if kind != _NORMAL:
+        return token
+    return token[1:] if token.startswith("▁") else f"##{token}"
+
+
+_KINDS: Mapping[str, Callable[[_Vocabulary, Specials, str | None], tuple[Backend, Specials]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "bert": _word_piece,
+}

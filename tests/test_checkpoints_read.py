@@ -1,0 +1,209 @@
+"""safetensors sources, what a path opens as, and what reading costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import malformed
+from triptych.checkpoints import open_source, read_json
+from triptych.checkpoints.safetensors import DTYPES, ITEMSIZE
+from triptych.errors import CheckpointError
+
+TENSORS = {
+    "f64": torch.randn(2, 3, dtype=torch.float64),
+    "f32": torch.randn(4, 5),
+    "f16": torch.randn(7).half(),
+    "bf16": torch.randn(3, 2, 5).bfloat16(),
+    "e4m3": torch.randn(11).to(torch.float8_e4m3fn),
+    "e5m2": torch.randn(13).to(torch.float8_e5m2),
+    "i64": torch.arange(-3, 3),
+    "u8": torch.arange(9, dtype=torch.uint8),
+    "u16": torch.tensor([0, 1, 40_000, 65_535, 7], dtype=torch.uint16),
+    "bool": torch.tensor([True, False, True]),
+    "c64": torch.randn(3, dtype=torch.complex64),
+    "scalar": torch.tensor(2.5),
+    "nothing": torch.empty(0, 4),
+}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
+
+
+def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for path in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
+        source = open_source(path)
+        assert (source.kind, source.metadata) == ("safetensors", {"format": "pt"})
+        assert set(source.names) == set(TENSORS)
+        for name, tensor in TENSORS.items():
+            assert same_bits(source.read(name), tensor), name
+            assert source.infos[name].shape == tuple(tensor.shape)
+            assert source.infos[name].nbytes == tensor.numel() * tensor.itemsize == len(source.read_raw(name))
+
+
+def test_itemsizes_are_torchs() -> None:
+    assert {name: getattr(torch, ours).itemsize for name, ours in DTYPES.items()} == ITEMSIZE
+
+
+def test_read_converts_when_asked(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    assert torch.equal(open_source(tmp_path).read("f16", torch.float32), TENSORS["f16"].float())
+
+
+def test_a_read_is_a_view_that_outlives_its_source_and_never_reaches_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.arange(6.0)}, path)
+    before = path.read_bytes()
+    source = open_source(path)
+    tensor = source.read("a")
+    assert tensor.data_ptr() == source.read("a").data_ptr()
+    del source
+    path.unlink()  # as a save over a loaded checkpoint does
+    path.write_bytes(before)
+    assert tensor.tolist() == [0, 1, 2, 3, 4, 5]
+    tensor.mul_(2)
+    assert path.read_bytes() == before
+
+
+def test_unaligned_data_is_read_right(tmp_path: Path) -> None:
+    """Old writers did not pad the header; kernels still get aligned elements."""
+    values = np.arange(15, dtype=np.float32)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}}).encode()
+    header += b" " * ((1 - len(header)) % 4)
+    (tmp_path / "old.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + values.tobytes())
+    source = open_source(tmp_path / "old.safetensors")
+    assert source.infos["a"].offset % 4 == 1
+    assert source.read("a").data_ptr() % 4 == 0
+    assert source.read("a").flatten().tolist() == values.tolist()
+
+
+def test_sharded_directory_reads_as_one(tmp_path: Path) -> None:
+    sharded = malformed.CONTROLS[1].write(tmp_path)
+    (tmp_path / "whole").mkdir()
+    whole = malformed.CONTROLS[0].write(tmp_path / "whole")
+    for path in (sharded, tmp_path / malformed.INDEX):
+        source = open_source(path)
+        assert source.infos["a"].file.name == malformed.FIRST
+        assert source.infos["b"].file.name == malformed.SECOND
+        for name in ("a", "b"):
+            assert torch.equal(source.read_raw(name), open_source(whole).read_raw(name))
+
+
+@pytest.mark.parametrize("name", ["model.bin", "pytorch_model.pt", "x.pth", "y.ckpt", "z.pkl"])
+def test_pickles_are_refused_with_how_to_convert(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04.")
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(CheckpointError, match=rf"{name}: is a pickle.*save it as safetensors"):
+            open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("files", "opened", "says"),
+    [
+        ([], "absent", "no such file or directory"),
+        ([], "absent.gguf", "no such file"),
+        ([], "absent.bin", "no such file"),
+        ([], "", "holds no model.safetensors and no model.safetensors.index.json"),
+        (["notes.txt"], "notes.txt", "is not a checkpoint"),
+        (["w.gguf"], "", "give the path of the file you mean, for example w.gguf"),
+        (["model.safetensors", "model.safetensors.index.json"], "", "holds both"),
+    ],
+)
+def test_other_paths_say_what_to_do(files: list[str], opened: str, says: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=says):
+        open_source(tmp_path / opened)
+
+
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.gguf")
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        open_source(tmp_path / "w.gguf")
+
+
+def test_read_json_is_strict(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": {"b": [1, 2.5]}}')
+    assert read_json(path) == {"a": {"b": [1, 2.5]}}
+    path.write_text('{"a": {"b": 1, "b": 2}}')
+    with pytest.raises(CheckpointError, match="names 'b' twice"):
+        read_json(path)
+
+
+def test_headers_are_read_without_torch(tmp_path: Path) -> None:
+    paths = []
+    for number, control in enumerate(malformed.CONTROLS):
+        (tmp_path / str(number)).mkdir()
+        paths.append(str(control.write(tmp_path / str(number))))
+    program = (
+        "import sys; from triptych.checkpoints import open_source, read_json\n"
+        "for path in sys.argv[1:]: assert open_source(path).infos\n"
+        "assert not {'torch', 'numpy', 'huggingface_hub'} & sys.modules.keys()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program, *paths], check=True, env=environment)
+
+
+def anonymous() -> int:
+    """Bytes of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("RssAnon:")[1].split()[0])
+
+
+def peak_while(work: Callable[[], None]) -> int:
+    """The most anonymous memory while `work()` runs, over what there was before, bytes."""
+    seen = [anonymous()]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.0005):
+            seen.append(anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    work()  # on the main thread: another has an allocator arena of its own, and its slack
+    seen.append(anonymous())
+    done.set()
+    watcher.join()
+    return max(seen) - seen[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts memory as Linux does")
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_reading_costs_the_final_weights_and_little_more(kind: str, tmp_path: Path) -> None:
+    """Eight tensors, 64 MB as float32: packed ones cost that, stored ones nothing, and neither 15% over."""
+    blocks = np.zeros((1024, 64 * 34), dtype=np.uint8)
+    path = tmp_path / f"w.{kind}"
+    if kind == "gguf":
+        entries = tuple(malformed.entry(f"t{k}", (2048, 1024), 8, k * blocks.nbytes) for k in range(8))
+        path.write_bytes(malformed.gguf(entries=entries, data=blocks.tobytes() * 8))
+    else:
+        save_file({f"t{k}": torch.zeros(1024, 2048) for k in range(8)}, path)
+    source = open_source(path)
+    kept: list[torch.Tensor] = []
+
+    def read() -> None:
+        kept.extend(source.read(name) for name in source.names)
+        assert all(tensor.sum().item() == 0 for tensor in kept)  # every page touched
+
+    cost = peak_while(read)
+    weights = 8 * 1024 * 2048 * 4
+    assert len(kept) == 8
+    if kind == "gguf":
+        assert 0.8 * weights < cost <= 1.15 * weights
+    else:
+        assert cost <= 0.15 * weights

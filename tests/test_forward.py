@@ -1,0 +1,171 @@
+"""One forward: a row in a batch is the row alone, cached is uncached, chunked is whole, the past never moves.
+
+Over position parts x masks x layouts, in fp32 and with float64 where exactness is the claim.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiny
+from triptych import generate as running
+from triptych import nn
+from triptych.attention import Rows
+from triptych.errors import InputError
+
+VARIANTS = [(p, m) for p in tiny.POSITIONS for m in tiny.MASKS]
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
+rows_of = st.lists(st.lists(st.integers(0, tiny.V - 1), min_size=1, max_size=13), min_size=1, max_size=4)
+
+
+def logits(module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None = None) -> list[torch.Tensor]:
+    ids, where = running.flat(rows, torch.device("cpu"))
+    held = None if source is None else running.flat(source, torch.device("cpu"))
+    with torch.inference_mode():
+        return list(module(ids, where, source=held).split(list(where.lengths)))
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor], within: float = 1e-4) -> bool:
+    return all((x.log_softmax(-1) - y.log_softmax(-1)).abs().max() <= within for x, y in zip(a, b, strict=True))
+
+
+def cached(
+    module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None, chunk: int
+) -> list[torch.Tensor]:
+    """Every position's logits, `chunk` tokens of each row at a time through a cache."""
+    state = running.start(module, rows, sources=source)
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    with torch.inference_mode():
+        for begin in range(0, max(map(len, rows)), chunk):
+            parts = [row[begin : begin + chunk] for row in rows]
+            hidden, where = state._run(parts)
+            for i, piece in enumerate(module.logits(hidden, where).split(list(where.lengths))):
+                found[i].append(piece)
+    return [torch.cat(pieces) for pieces in found]
+
+
+@pytest.mark.parametrize(("position", "mask"), VARIANTS)
+def test_a_row_in_a_batch_is_the_row_alone(position: str, mask: str) -> None:
+    module = tiny.decoder(position, mask)
+    together, alone = logits(module, ROWS), [logits(module, [row])[0] for row in ROWS]
+    assert same(together, alone)
+    assert not same(together, [alone[0], alone[1].flip(0), alone[2]])  # the measure can tell rows apart
+
+
+@pytest.mark.parametrize(("position", "mask"), VARIANTS)
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_cached_in_chunks_is_one_uncached_pass(position: str, mask: str, chunk: int) -> None:
+    module = tiny.decoder(position, mask)
+    assert same(cached(module, ROWS, None, chunk), logits(module, ROWS))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 64])
+def test_cached_beside_an_encoder(chunk: int) -> None:
+    module, sources = tiny.encoder_decoder(), [[5, 6, 7], [8], [9, 10, 11, 12]]
+    assert same(cached(module, ROWS, sources, chunk), logits(module, ROWS, sources))
+
+
+@settings(max_examples=25)
+@given(rows_of, st.integers(1, 5), st.sampled_from(VARIANTS))
+def test_any_rows_any_chunk(rows: list[list[int]], chunk: int, variant: tuple[str, str]) -> None:
+    module = tiny.decoder(*variant)
+    together = logits(module, rows)
+    assert same(together, [logits(module, [row])[0] for row in rows])
+    assert same(cached(module, rows, None, chunk), together)
+
+
+@pytest.mark.parametrize(("position", "mask"), VARIANTS)
+def test_a_changed_future_leaves_the_past_bit_identical(position: str, mask: str) -> None:
+    module = tiny.decoder(position, mask)
+    row = ROWS[0]
+    before = logits(module, [row, ROWS[1]])[0]
+    after = logits(module, [[*row[:6], 40, 39, 38, 37, 36], ROWS[1]])[0]
+    assert torch.equal(before[:6], after[:6])
+    assert not torch.equal(before[6:], after[6:])
+
+
+def test_an_encoder_sees_the_future() -> None:
+    module = tiny.encoder()
+    assert not torch.equal(logits(module, [[1, 2, 3]])[0][0], logits(module, [[1, 2, 4]])[0][0])
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "t5", "alibi"])
+def test_encoder_rows_do_not_meet(position: str) -> None:
+    module = tiny.encoder(position)
+    assert same(logits(module, ROWS), [logits(module, [row])[0] for row in ROWS])
+
+
+def test_sources_of_a_batch_do_not_meet() -> None:
+    module, sources = tiny.encoder_decoder(), [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
+    together = logits(module, ROWS, sources)
+    assert same(together, [logits(module, [r], [s])[0] for r, s in zip(ROWS, sources, strict=True)])
+    assert not same(together, logits(module, ROWS, [[5, 6, 8], [8], [9, 10, 11, 12, 13, 14]]))
+
+
+def test_dropped_and_repeated_rows_go_on_as_they_were() -> None:
+    module = tiny.decoder("rope", "window")
+    state = running.start(module, ROWS)
+    with torch.inference_mode():
+        state.advance()
+        state.keep([2, 0, 0])
+        for row, token in zip(state.rows, [11, 12, 13], strict=True):
+            row.append(token)
+        found = state.advance()
+    expected = [logits(module, [row])[0][-1:] for row in ([*ROWS[2], 11], [*ROWS[0], 12], [*ROWS[0], 13])]
+    assert same(list(found.split(1)), expected)
+
+
+def test_parameters_are_the_shapes_of_the_spec() -> None:
+    for module in (tiny.decoder("t5"), tiny.encoder(), tiny.encoder_decoder()):
+        assert {name: tuple(p.shape) for name, p in module.named_parameters()} == module.spec.shapes()
+
+
+def test_ties_share_storage() -> None:
+    module = tiny.encoder_decoder()
+    assert module.get_parameter("head.proj.weight") is module.get_parameter("encoder.embed.tokens.weight")
+
+
+def test_recompute_gives_the_same_gradients() -> None:
+    module, rows = tiny.decoder(), ROWS
+    ids, where = running.flat(rows, torch.device("cpu"))
+    grads = []
+    for recompute in (False, True):
+        module.train()
+        assert module.decoder is not None
+        module.decoder.recompute = recompute
+        module.zero_grad()
+        module(ids, where).logsumexp(-1).sum().backward()
+        grads.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys() == module.spec.shapes().keys()
+    assert all(torch.allclose(grads[0][name], grads[1][name], atol=1e-6) for name in grads[0])
+
+
+def test_a_row_past_the_positions_is_refused() -> None:
+    with pytest.raises(InputError, match="65 positions and the model has 64"):
+        logits(tiny.decoder(), [[1] * 65])
+    state = running.start(tiny.decoder(), [[1] * 60])
+    with pytest.raises(InputError, match="the model has 64"):
+        list(running.stream(state, max_new_tokens=5, sampling=running.Sampling()))
+
+
+def test_empty_batches_and_rows_are_refused() -> None:
+    with pytest.raises(InputError, match="row 1 is empty"):
+        logits(tiny.decoder(), [[1], []])
+    with pytest.raises(InputError, match="prompt 0 is empty"):
+        running.start(tiny.decoder(), [[]])
+
+
+def test_post_norm_residuals_scale_with_depth() -> None:
+    """Weights that write to the residual stream start smaller by the square root of the number of sublayers."""
+    module = tiny.decoder(blocks=8)
+    q = module.get_parameter("decoder.blocks.0.attn.q.weight").std()
+    out = module.get_parameter("decoder.blocks.0.attn.out.weight").std()
+    assert 3.2 < q / out < 4.8  # sqrt(16)
+
+
+def test_rows_positions_follow_the_past() -> None:
+    rows = Rows((2, 3), (5, 0))
+    assert rows.positions(torch.device("cpu")).tolist() == [5, 6, 0, 1, 2]

@@ -1,0 +1,182 @@
+"""The GGUF reader and every dequantizer against the `gguf` package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from triptych.checkpoints import gguf_quants, open_source
+from triptych.checkpoints.gguf_quants import dequantize
+from triptych.errors import CheckpointError
+
+SCALES = {  # where the fp16 numbers of a block are: random bits there would be NaN
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def random_blocks(kind: str, rows: int, blocks: int, seed: int = 3) -> np.ndarray:
+    """`[rows, blocks * bytes of a block]` of random bits with finite scales."""
+    nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    dice = np.random.default_rng(seed)
+    raw = dice.integers(0, 256, (rows * blocks, nbytes), dtype=np.uint8)
+    for at in SCALES[kind]:
+        raw[:, at : at + 2] = dice.normal(size=(rows * blocks, 1)).astype(np.float16).view(np.uint8)
+    return raw.reshape(rows, blocks * nbytes)
+
+
+def oracle(raw: np.ndarray, kind: str) -> torch.Tensor:
+    return torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("chunk", [256, 768, 1 << 20])
+def test_dequantize_is_bit_equal_to_ggml(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_quants, "_CHUNK", chunk)  # several chunks, the last one short
+    raw = random_blocks(kind, rows=7, blocks=5)
+    ours = dequantize(torch.from_numpy(raw), kind)
+    assert ours.dtype == torch.float32
+    assert torch.equal(ours, oracle(raw, kind))
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_every_byte_of_a_block_counts(kind: str) -> None:
+    """Negative control: whichever byte is damaged, the numbers change, as the oracle's do."""
+    raw = random_blocks(kind, rows=1, blocks=1)
+    sound = dequantize(torch.from_numpy(raw), kind)
+    for at in range(raw.shape[1]):
+        damaged = raw.copy()
+        damaged[0, at] ^= 0x11  # both nibbles, and no exponent bit of a scale
+        ours = dequantize(torch.from_numpy(damaged), kind)
+        assert not torch.equal(ours, sound), at
+        assert torch.equal(ours, oracle(damaged, kind)), at
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dequantize_to_another_dtype_rounds_the_float32(dtype: torch.dtype) -> None:
+    raw = random_blocks("Q5_K", rows=3, blocks=2)
+    assert torch.equal(dequantize(torch.from_numpy(raw), "Q5_K", dtype), oracle(raw, "Q5_K").to(dtype))
+
+
+def test_dequantize_keeps_leading_dimensions_and_refuses_a_plain_type() -> None:
+    raw = torch.from_numpy(random_blocks("Q6_K", rows=6, blocks=2))
+    assert dequantize(raw.view(2, 3, -1), "Q6_K").shape == (2, 3, 512)
+    with pytest.raises(CheckpointError, match="BF16 is not a packed type"):
+        dequantize(raw, "BF16")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """A GGUF file by the `gguf` package with every readable type and every kind of metadata."""
+    path = tmp_path / "every.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint8("n.u8", 200)
+    writer.add_int8("n.i8", -3)
+    writer.add_uint16("n.u16", 60_000)
+    writer.add_int16("n.i16", -300)
+    writer.add_uint32("n.u32", 4_000_000_000)
+    writer.add_int32("n.i32", -70_000)
+    writer.add_uint64("n.u64", 2**63 + 1)
+    writer.add_int64("n.i64", -(2**40))
+    writer.add_float32("n.f32", 1.5)
+    writer.add_float64("n.f64", 0.1)
+    writer.add_bool("n.yes", True)
+    writer.add_string("n.text", "naïve\nline")
+    writer.add_array("n.strings", ["a", "", "é", "b" * 300])
+    writer.add_array("n.ints", [3, -4, 5])
+    writer.add_array("n.floats", [0.5, -2.0])
+    writer.add_array("n.flags", [True, False, True])
+    dice = np.random.default_rng(5)
+    stored: dict[str, np.ndarray] = {
+        "f32": dice.normal(size=(3, 5)).astype(np.float32),
+        "f16": dice.normal(size=(7,)).astype(np.float16),
+        "f64": dice.normal(size=(2, 3, 4, 5)),
+        "i32": dice.integers(-9, 9, (11,), dtype=np.int32),
+    }
+    for name, array in stored.items():
+        writer.add_tensor(name, array)
+    halves = dice.normal(size=(5, 2)).astype(np.float32)
+    writer.add_tensor("bf16", gguf.quants.quantize(halves, gguf.GGMLQuantizationType.BF16), raw_dtype=30)
+    stored["bf16"] = torch.from_numpy(halves).bfloat16().float().numpy()
+    for kind in SCALES:
+        raw = random_blocks(kind, rows=6, blocks=3)
+        writer.add_tensor(kind, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        stored[kind] = oracle(raw, kind).numpy()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path, stored
+
+
+def test_metadata_is_what_was_written(written: tuple[Path, dict[str, np.ndarray]]) -> None:
+    metadata = open_source(written[0]).metadata
+    assert {key: value for key, value in metadata.items() if key.startswith("n.")} == {
+        "n.u8": 200,
+        "n.i8": -3,
+        "n.u16": 60_000,
+        "n.i16": -300,
+        "n.u32": 4_000_000_000,
+        "n.i32": -70_000,
+        "n.u64": 2**63 + 1,
+        "n.i64": -(2**40),
+        "n.f32": 1.5,
+        "n.f64": 0.1,
+        "n.yes": True,
+        "n.text": "naïve\nline",
+        "n.strings": ["a", "", "é", "b" * 300],
+        "n.ints": [3, -4, 5],
+        "n.floats": [0.5, -2.0],
+        "n.flags": [True, False, True],
+    }
+    assert metadata["general.architecture"] == "llama"
+    assert metadata["n.yes"] is True
+
+
+def test_tensors_are_what_was_written(written: tuple[Path, dict[str, np.ndarray]]) -> None:
+    path, stored = written
+    source = open_source(path)
+    assert source.kind == "gguf"
+    assert source.names == list(stored)
+    for name, array in stored.items():
+        tensor = source.read(name)
+        assert tuple(tensor.shape) == source.infos[name].shape == array.shape
+        assert torch.equal(tensor.to(torch.from_numpy(array).dtype), torch.from_numpy(array))
+    assert source.read("f16").dtype == torch.float16
+    assert source.read("bf16").dtype == torch.bfloat16
+    assert source.read("f16", torch.float32).dtype == torch.float32
+    assert source.read("Q4_K", torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_raw_bytes_are_rows_of_blocks(written: tuple[Path, dict[str, np.ndarray]]) -> None:
+    source = open_source(written[0])
+    for kind in SCALES:
+        raw = source.read_raw(kind)
+        assert torch.equal(raw, torch.from_numpy(random_blocks(kind, rows=6, blocks=3)))
+        assert torch.equal(dequantize(raw, kind), source.read(kind))
+    assert source.read_raw("f16").tolist() == list(written[1]["f16"].tobytes())
+
+
+def test_a_tensor_outlives_its_source_and_never_reaches_the_file(written: tuple[Path, dict[str, np.ndarray]]) -> None:
+    path, stored = written
+    before = path.read_bytes()
+    tensor = open_source(path).read("f32")
+    assert torch.equal(tensor, torch.from_numpy(stored["f32"]))
+    tensor.fill_(9.0)
+    assert path.read_bytes() == before
+    assert torch.equal(open_source(path).read("f32"), torch.from_numpy(stored["f32"]))
+
+
+def test_unknown_name_is_refused_with_the_nearest(written: tuple[Path, dict[str, np.ndarray]]) -> None:
+    with pytest.raises(CheckpointError, match=r"no tensor 'Q4_L' \(did you mean 'Q4_K'\?\)"):
+        open_source(written[0]).read("Q4_L")

@@ -1,0 +1,62 @@
+"""What must not wait for torch does not import it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+LIGHT = ("errors", "spec", "families", "count", "cli")  # from their first import to the last line of `--help`
+HEAVY = {"torch", "transformers", "matplotlib", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jaxtyping"}
+
+
+def modules_under(names: Sequence[str]) -> list[str]:
+    """Every module of these packages (or single files), by its dotted name."""
+    root = SRC / "triptych"
+    files = [path for name in names for path in (root / f"{name}.py", *sorted((root / name).rglob("*.py")))]
+    return [
+        ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+        for path in files
+        if path.exists()
+    ]
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after running `code`."""
+    program = f"import sys\n{code}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}), file=sys.stderr)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(ran.stderr.split())
+
+
+def test_the_probe_sees_an_import() -> None:
+    assert "tomllib" in loaded_after("import tomllib")
+    assert "tomllib" not in loaded_after("import triptych")
+
+
+def test_light_packages_import_nothing_heavy() -> None:
+    light = modules_under(LIGHT)
+    assert "triptych.spec.masks" in light
+    loaded = loaded_after("import triptych, " + ", ".join(light))
+    assert "triptych" in loaded
+    assert not loaded & HEAVY
+
+
+def test_public_masks_and_errors_need_no_torch() -> None:
+    assert not loaded_after("import triptych; triptych.causal() & triptych.window(3); triptych.InputError") & HEAVY
+
+
+@pytest.mark.skipif(not modules_under(["cli"]), reason="the command line is not there yet")
+def test_help_imports_nothing_heavy() -> None:
+    run = "from triptych.cli import main\nsys.argv = ['triptych', '--help']\ntry: main()\nexcept SystemExit: pass"
+    assert not loaded_after(run) & HEAVY

@@ -1,0 +1,268 @@
+"""The page: nothing in it can act as markup, nothing is loaded, and the numbers come back as they went in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triptych.errors import InputError, TriptychError
+from triptych.page import Attention, AttentionMap, Curve, Facts, Prose, Sample, Samples, Table, render, write
+from triptych.page.pack import MAX_BYTES, STEPS, pack, unpack
+
+NASTY = [
+    "</script><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "&lt;b&gt; \"double\" 'single' `tick`",
+    "]]>{{ 7 * 7 }}{% raw %}${1}",
+    "\u2028\u2029\u202e\x00",
+    "שלום 日本語 🏳️‍🌈",
+    "",
+]
+
+
+def pattern(heads: int, queries: int, keys: int) -> np.ndarray:
+    scores = np.random.default_rng(heads * queries + keys).normal(size=(heads, queries, keys)) * 3
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def every_section(text: str, texts: list[str]) -> list:
+    """One of each kind, with `text` where one text goes and `texts` where several do."""
+    return [
+        *(Facts(one, [(one, one)]) for one in texts),
+        Prose(text, text),
+        Samples(text, [Sample(None, one, one) for one in texts]),
+        Curve(text, text, text, {one: [(1, 2)] for one in texts}, dict.fromkeys(texts, 3)),
+        Table(text, texts, [texts]),
+        Attention(text, text, [AttentionMap("cross", 3, texts, [*texts, text, text], pattern(2, 7, 9))]),
+    ]
+
+
+class Reader(HTMLParser):
+    """What a browser would make of the page: its tags with attributes, and each text with the tag before it."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.tags:
+            self.texts.append((self.tags[-1][0], data))
+
+    def inside(self, tag: str) -> list[str]:
+        return [text for owner, text in self.texts if owner == tag and text.strip()]
+
+    def sections(self) -> list[dict]:
+        block = json.loads(self.inside("script")[0], parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        return block["sections"]
+
+
+def test_no_text_becomes_markup():
+    tame = Reader(render("t", every_section("t", ["t"] * 7), subtitle="t"))
+    for text in NASTY[:-1]:
+        wild = Reader(render(text, every_section(text, NASTY), subtitle=text))
+        assert [tag for tag, _ in wild.tags] == [tag for tag, _ in tame.tags]
+        assert [list(attrs) for _, attrs in wild.tags] == [list(attrs) for _, attrs in tame.tags]
+
+
+def test_nasty_text_is_still_readable():
+    reader = Reader(render("t", every_section("t", NASTY)))
+    shown = [text for tag, text in reader.texts if tag == "bdi"]
+    assert set(filter(None, NASTY)) <= set(shown)
+    *_, samples, _, table, attention = reader.sections()
+    assert [item["text"] for item in samples["items"]] == NASTY
+    assert table["rows"] == [NASTY]
+    assert attention["tokens"][attention["maps"][0]["queries"]] == NASTY
+
+
+def test_the_data_block_has_nothing_to_break_out_with():
+    block = render("t", every_section("t", NASTY)).split('id="data">')[1].split("</script>")[0]
+    assert json.loads(block)["sections"][0]["title"] == NASTY[0]
+    assert block.isascii()
+    assert not set("<>&'") & set(block)
+
+
+def test_nothing_is_loaded():
+    reader = Reader(render("t", every_section("t", NASTY)))
+    for tag, attrs in reader.tags:
+        assert not {"src", "srcset", "action", "style", "onclick"} & set(attrs), tag
+        assert (attrs.get("href") or "#").startswith(("#", "data:")), tag
+    assert not re.search(r"url\(|@import|@font-face", reader.inside("style")[0])
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|import)\s*\(", reader.inside("script")[1])
+
+
+def test_scripts_never_make_markup_or_code_from_text():
+    folder = resources.files("triptych.page")
+    scripts = [item.read_text(encoding="utf-8") for item in folder.iterdir() if item.name.endswith(".js")]
+    assert len(scripts) == 5
+    for script in scripts:
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)
+
+
+def test_the_policy_allows_exactly_our_style_and_script():
+    reader = Reader(render("t", every_section("t", NASTY)))
+    policy = next(attrs["content"] for _, attrs in reader.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy
+
+    def digest(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    assert dict(rule.strip().split(" ", 1) for rule in policy.split(";")) == {
+        "default-src": "'none'",
+        "style-src": digest(reader.inside("style")[0]),
+        "script-src": digest(reader.inside("script")[1]),
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
+def test_weights_come_back_within_half_a_step():
+    weights = pattern(3, 5, 7).astype(np.float32)
+    weights[1, 2] = 0  # a query with nothing to see
+    weights[2, 4] = np.eye(7)[6]
+    back = unpack(pack(weights), weights.shape)
+    assert np.abs(back - weights).max() <= 0.5 / STEPS + 1e-9
+    assert np.array_equal(back[1, 2], weights[1, 2])
+    assert np.array_equal(back[2, 4], weights[2, 4])
+
+
+def test_layers_share_their_tokens_and_keep_their_names():
+    source, target = ["a", "b", "c"], ["x", "y"]
+    cross = AttentionMap("cross", 4, target, source, pattern(2, 2, 3), heads=[5, 11])
+    data = Attention("t", "", [cross, AttentionMap("encoder", 0, source, source, pattern(1, 3, 3))]).data()
+    assert data["tokens"] == [target, source]
+    first, second = data["maps"]
+    weights = first.pop("weights")
+    assert first == {"stack": "cross", "layer": 4, "heads": [5, 11], "queries": 0, "keys": 1}
+    assert (second["heads"], second["queries"], second["keys"]) == ([0], 1, 1)
+    assert np.abs(unpack(weights, (2, 2, 3)) - pattern(2, 2, 3)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("decoder", 0, ["a"], ["b", "c"], pattern(2, 2, 1)), r"\[2, 2, 1\].* 1 queries, 2 keys"),
+        (("decoder", 0, ["a"], ["b"], pattern(2, 1, 1)[0]), r"must be \[H, T, S\]"),
+        (("decoder", 0, [], [], np.zeros((2, 0, 0))), "at least one head"),
+        (("decoder", 0, ["a"], ["b", "c"], pattern(2, 1, 2), [3]), r"\[2, 1, 2\]"),
+        (("decoder", 2, ["a"], ["b"], [[[1.5]]]), r"decoder layer 2: weights must lie in \[0, 1\]"),
+        (("decoder", 0, ["a"], ["b"], [[[-0.5]]]), "after softmax"),
+        (("decoder", 0, ["a"], ["b"], [[[np.nan]]]), "after softmax"),
+        (("middle", 0, ["a"], ["b"], [[[1]]]), "encoder, decoder, cross"),
+    ],
+)
+def test_a_map_that_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        AttentionMap(*arguments)
+
+
+def test_a_layer_given_twice_is_refused():
+    one = AttentionMap("decoder", 1, ["a"], ["b"], [[[1]]])
+    Attention("t", "", [one, AttentionMap("cross", 1, ["a"], ["b"], [[[1]]])])
+    with pytest.raises(InputError, match="decoder layer 1 is given twice"):
+        Attention("t", "", [one, one])
+
+
+def test_a_page_that_would_not_open_is_refused_before_packing():
+    tokens = ["t"] * 1024
+    weights = np.broadcast_to(np.float32(0.5), (8, 1024, 1024))  # 16 MiB a layer
+    layers = [AttentionMap("encoder", layer, tokens, tokens, weights) for layer in range(5)]
+    assert 4 * 2 * weights.size == MAX_BYTES
+    Attention("t", "", layers[:4])
+    with pytest.raises(InputError, match=r"5 layers of up to 8 heads x 1024 x 1024 weights take 80 MiB.*choose fewer"):
+        Attention("t", "", layers)
+
+
+def test_samples_come_in_the_order_of_training():
+    items = [Sample(None, "end", "e"), Sample(2000, "b", "b"), Sample(0, "a", "a"), Sample(None, "more", "f")]
+    html = render("t", [Samples("s", items)])
+    assert re.findall(r"<p dir=\"auto\">(\w)</p>", html) == ["a", "b", "e", "f"]
+    assert re.findall(r"<b>step ([\d,]+)</b>", html) == ["0", "2,000"]
+
+
+def test_a_loss_that_diverged_leaves_a_gap():
+    curve = Curve("loss", "step", "nats", {"train": [(0, 2.5), (1, float("nan")), (2, float("inf"))]}, {})
+    [data] = Reader(render("t", [curve])).sections()
+    assert data["series"] == {"train": [[0, 2.5], [1, None], [2, None]]}
+    with pytest.raises(InputError, match="'train' has x = nan"):
+        Curve("loss", "step", "nats", {"train": [(float("nan"), 1)]}, {})
+    with pytest.raises(InputError, match="'floor' is inf"):
+        Curve("loss", "step", "nats", {}, {"floor": float("inf")})
+
+
+def test_series_keep_the_order_they_were_given_in():
+    curve = Curve("loss", "step", "nats", {"z": [(0, 1)], "a": [(0, 1)], "m": [(0, 1)]}, {})
+    [data] = Reader(render("t", [curve])).sections()
+    assert list(data["series"]) == ["z", "a", "m"]
+
+
+def test_a_table_sets_numbers_flush_right():
+    rows = [["bert", "43.1 %", "-1,204 tok/s", "3"], ["t5", "7 %", "9e-3", "none"]]
+    assert Table("t", ["name", "right", "speed", "mixed"], rows).numeric == [False, True, True, False]
+    with pytest.raises(InputError, match="row 1 has 1 cells and the header 2"):
+        Table("t", ["a", "b"], [["1", "2"], ["3"]])
+
+
+def test_prose_keeps_commands_as_typed():
+    prose = Prose("t", "One\nparagraph.\n\n    run  this\n      then this\n\nTwo.\n")
+    assert prose.blocks == [(False, "One paragraph."), (True, "run  this\n  then this"), (False, "Two.")]
+    assert '<pre class="wide" tabindex="0">run  this\n  then this</pre>' in render("t", [prose])
+
+
+def test_writing_replaces_the_page_whole(tmp_path: Path):
+    place = tmp_path / "report.html"
+    write(place, render("first", []))
+    write(place, render("second", [Facts("t", [("half a pair", "\ud83d")])]))
+    assert "<title>second</title>" in place.read_bytes().decode("utf-8")
+    assert [item.name for item in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
+    with pytest.raises(TriptychError, match=r"cannot write the page .*missing.* No such file"):
+        write(tmp_path / "missing" / "report.html", "text")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(TriptychError, match="cannot write the page"):
+        write(tmp_path / "taken", "text")
+    assert [item.name for item in tmp_path.iterdir()] == ["taken"]
+
+
+def lightness(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.cbrt(np.dot(linear, [0.2126, 0.7152, 0.0722])))
+
+
+@pytest.mark.parametrize(("theme", "sign"), [("light", -1), ("dark", 1)])
+def test_lightness_alone_orders_the_colour_scale(theme: str, sign: int):
+    script = (resources.files("triptych.page") / "heat.js").read_text(encoding="utf-8")
+    scale = re.search(rf"{theme}: \[(.*?)\]", script)
+    assert scale
+    levels = [lightness(colour) for colour in re.findall(r"#[0-9a-f]{6}", scale[1])]
+    assert len(levels) >= 6
+    assert (sign * np.diff(levels) > 0.03).all()
+
+
+def test_importing_the_page_loads_neither_torch_nor_matplotlib():
+    code = f"import sys; sys.path[:] = {sys.path!r}\nimport triptych.page.plot\nprint([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout
+    assert "'triptych.page.plot'" in loaded
+    assert "'torch'" not in loaded
+    assert "'matplotlib'" not in loaded

@@ -1,0 +1,134 @@
+"""Every family against transformers: whole pass, cached, ragged batches, and a directory written back.
+
+Log-probabilities (or, without a language head, the outputs themselves) agree to 1e-4 in fp32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import references
+import triptych
+from triptych import generate as running
+from triptych.model import Model
+from triptych.spec import ClassHead, LMHead, MaskedLMHead, TokenHead
+
+WITHIN = 1e-4
+ROWS = [[7, 3, 11, 40, 5, 9, 2, 6, 13, 17, 23, 29, 31, 37, 4, 8], [5, 19, 3], [6, 6, 28, 14, 33, 21, 10]]
+TARGETS = [[0, 4, 30, 22, 9], [0, 12, 18, 25, 5, 35, 16, 38], [0, 20]]
+
+
+@cache
+def ours(name: str) -> Model:
+    return triptych.load(references.saved(name)[1])
+
+
+def measured(x: torch.Tensor, model: Model) -> torch.Tensor:
+    language = isinstance(model.spec.head, LMHead | MaskedLMHead | ClassHead | TokenHead)
+    return x.float().log_softmax(-1) if language else x.float()
+
+
+def theirs(name: str, row: list[int], target: list[int] | None = None) -> torch.Tensor:
+    """[T, V] of transformers for one row, uncached and alone; the hidden states of a model without a head."""
+    reference: Any = references.saved(name)[0]
+    ids = torch.tensor([row])
+    with torch.no_grad():
+        if target is None:
+            out = reference(input_ids=ids)
+        else:
+            out = reference(input_ids=ids, decoder_input_ids=torch.tensor([target]))
+    return out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
+
+
+def mine(model: Model, rows: list[list[int]], targets: list[list[int]] | None) -> list[torch.Tensor]:
+    if isinstance(model.spec.head, LMHead | MaskedLMHead | ClassHead | TokenHead):
+        return model.logits(rows, targets)
+    ids, where = running.flat(rows, torch.device("cpu"))
+    module = model.module
+    with torch.no_grad():
+        hidden = module.encode(ids, where) if module.decoder is None else module.decode(ids, where)
+    return where.split(hidden)
+
+
+def targets_of(model: Model) -> list[list[int]] | None:
+    return TARGETS if model.spec.layout == "encoder-decoder" else None
+
+
+def largest(name: str, model: Model) -> float:
+    """The worst disagreement over a ragged batch."""
+    targets = targets_of(model)
+    found = 0.0
+    for i, out in enumerate(mine(model, ROWS, targets)):
+        expected = theirs(name, ROWS[i], None if targets is None else targets[i])
+        assert out.shape == expected.shape
+        found = max(found, float((measured(out, model) - measured(expected, model)).abs().max()))
+    return found
+
+
+@pytest.mark.parametrize("name", references.VARIANTS)
+def test_a_ragged_batch_is_the_reference(name: str) -> None:
+    assert largest(name, ours(name)) <= WITHIN
+
+
+@pytest.mark.parametrize("name", [n for n in references.VARIANTS if not n.startswith("bert")])
+def test_cached_generation_is_the_reference(name: str) -> None:
+    """Prefill in chunks of three, then one token at a time, each step's logits against a whole uncached pass."""
+    model = ours(name)
+    if not isinstance(model.spec.head, LMHead):
+        pytest.skip("a base model has no next token")
+    targets = targets_of(model)
+    rows = [row[:5] for row in (targets or ROWS)]
+    state = running.start(model.module, rows, sources=ROWS if targets else None)
+    with torch.inference_mode():
+        for step in range(6):
+            logits = state.advance(chunk=3)
+            for i, row in enumerate(state.rows):
+                expected = theirs(name, ROWS[i], row) if targets else theirs(name, row)
+                gap = (logits[i].log_softmax(-1) - expected[-1].log_softmax(-1)).abs().max()
+                assert gap <= WITHIN, (step, i)
+                row.append(int(logits[i].argmax()))
+
+
+@pytest.mark.parametrize("name", references.VARIANTS)
+def test_saved_by_us_opens_there_and_here(name: str, tmp_path: Path) -> None:
+    model = ours(name)
+    model.save(tmp_path / "out")
+    back = triptych.load(tmp_path / "out")
+    assert back.spec == model.spec
+    for key, value in model.module.state_dict().items():
+        assert torch.equal(value, back.module.state_dict()[key]), key
+    reference = references.saved(name)[0]
+    again, info = type(reference).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    expected = reference.state_dict()
+    found = again.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_greedy_generation_is_the_reference() -> None:
+    for name in ("llama", "gpt2", "t5"):
+        model, reference = ours(name), references.saved(name)[0]
+        for row in ROWS:
+            mask = torch.ones(1, len(row), dtype=torch.long)  # their T5 cache takes both stacks to be equally deep
+            how = {"max_new_tokens": 12, "do_sample": False, "use_cache": name != "t5", "attention_mask": mask}
+            expected = reference.generate(torch.tensor([row]), **how)[0].tolist()
+            start = 1 if name == "t5" else len(row)
+            assert model.generate([row], max_new_tokens=12)[0].ids == expected[start:]
+
+
+def test_token_types_reach_bert() -> None:
+    model, reference = ours("bert"), references.saved("bert")[0]
+    ids, types = torch.tensor(ROWS[0]), torch.tensor([i % 3 for i in range(len(ROWS[0]))])
+    ids_flat, where = running.flat(ROWS[:1], torch.device("cpu"))
+    with torch.no_grad():
+        expected = reference(input_ids=ids[None], token_type_ids=types[None]).logits[0]
+        found = model.module(ids_flat, where, token_types=types)
+        assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() <= WITHIN
+        assert (model.module(ids_flat, where) - found).abs().max() > 10 * WITHIN

@@ -1,0 +1,50 @@
+"""The public names are a promise: they change on purpose, with a line in CHANGELOG.md."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import triptych
+
+FROZEN = Path(__file__).with_name("public_names.txt").read_text(encoding="utf-8").split()
+SOURCE = Path(triptych.__file__).read_text(encoding="utf-8")
+
+
+def test_public_names_are_those_on_the_list() -> None:
+    removed, added = set(FROZEN) - set(triptych.__all__), set(triptych.__all__) - set(FROZEN)
+    assert not removed, f"{sorted(removed)}: a removed name is a decision; record it in CHANGELOG.md, then here"
+    assert not added, f"{sorted(added)}: new; add to tests/public_names.txt and to CHANGELOG.md"
+
+
+def test_list_is_sorted_without_repeats() -> None:
+    assert sorted(set(FROZEN)) == FROZEN
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_public_name_resolves(name: str) -> None:
+    assert getattr(triptych, name) is not None
+
+
+def test_dir_is_the_public_names() -> None:
+    assert dir(triptych) == sorted(FROZEN)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = triptych.nonsense
+
+
+def test_type_checkers_see_the_modules_that_are_imported() -> None:
+    """The lazy table and the `TYPE_CHECKING` imports say the same, and no export hides a submodule."""
+    static = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(SOURCE))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("triptych.")
+        for alias in node.names
+    }
+    assert static == triptych._MODULE_OF
+    submodules = {path.stem for path in Path(triptych.__file__).parent.iterdir()}
+    assert not submodules & set(static)

@@ -1,0 +1,80 @@
+"""Sampling against transformers' warpers, its distribution, and its independence of the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from triptych.errors import InputError
+from triptych.generate.sampling import Sampling, exponential, keep, penalize, sample
+
+
+def warped(scores: torch.Tensor, **how: float) -> torch.Tensor:
+    from transformers.generation import logits_process as hf
+
+    warpers = {"top_k": hf.TopKLogitsWarper, "top_p": hf.TopPLogitsWarper, "min_p": hf.MinPLogitsWarper}
+    for name, value in how.items():
+        scores = warpers[name](value)(None, scores)
+    return scores
+
+
+@pytest.mark.parametrize(
+    "how", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 11, "top_p": 0.8, "min_p": 0.05}], ids=str
+)
+def test_filters_keep_what_transformers_keeps(how: dict[str, float]) -> None:
+    scores = torch.randn(7, 31) * 2
+    kept = keep(scores, Sampling(temperature=1.0, **how))
+    assert torch.equal(kept.isfinite(), warped(scores.clone(), **how).isfinite())
+    assert not kept.isfinite().all()
+
+
+def test_the_likeliest_token_always_stays() -> None:
+    scores = torch.tensor([[0.0, 5.0, 1.0]])
+    kept = keep(scores, Sampling(temperature=1.0, top_k=1, top_p=1e-9, min_p=1.0))
+    assert kept.isfinite().tolist() == [[False, True, False]]
+
+
+def test_repetition_penalty_is_transformers() -> None:
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    scores, rows = torch.randn(3, 13), [[1, 2, 2], [5, 0, 12], [7, 7, 7]]
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor(rows), scores.clone())
+    assert torch.allclose(penalize(scores, rows, 1.7), expected)
+    assert not torch.allclose(penalize(scores, rows, 1.0 / 1.7), expected)
+
+
+def test_draws_follow_the_distribution() -> None:
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    how = Sampling(temperature=1.0, seed=3)
+    n = 4000
+    drawn = torch.tensor([sample(probs.log()[None], how, [0], [[0] * i])[0] for i in range(n)])
+    share = torch.bincount(drawn, minlength=4) / n
+    sigma = (probs * (1 - probs) / n).sqrt()
+    assert ((share - probs).abs() < 4 * sigma).all()
+
+
+def test_noise_is_a_function_of_seed_request_and_position() -> None:
+    logits, how = torch.randn(5, 17), Sampling(temperature=1.0, seed=11)
+    rows = [[1], [1, 2], [1, 2, 3], [4], [5, 5]]
+    together = sample(logits, how, [0, 1, 2, 3, 4], rows)
+    alone = [sample(logits[i : i + 1], how, [i], [rows[i]])[0] for i in range(5)]
+    backwards = sample(logits.flip(0), how, [4, 3, 2, 1, 0], rows[::-1])
+    assert together == alone == backwards[::-1]
+    assert not torch.equal(exponential(11, 0, 1, 17), exponential(11, 1, 1, 17))
+    assert not torch.equal(exponential(11, 0, 1, 17), exponential(11, 0, 2, 17))
+    assert not torch.equal(exponential(11, 0, 1, 17), exponential(12, 0, 1, 17))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_k": -1}, {"min_p": 2.0}],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=next(iter(bad))):
+        Sampling(**bad)  # type: ignore[arg-type]
+
+
+def test_broken_logits_are_refused() -> None:
+    with pytest.raises(InputError, match="not finite"):
+        sample(torch.tensor([[0.0, float("nan")]]), Sampling(), [0], [[0]])

@@ -1,0 +1,170 @@
+"""Chat templates: byte for byte what transformers renders, and nothing that a template of ill will could do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from triptych.checkpoints.gguf import GGUFSource
+from triptych.errors import InputError, TextError
+from triptych.text import ChatTemplate, byte_tokenizer, from_gguf
+
+SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+CHATML = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson(indent=2) }}
+        {{- "\\n" }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if loop.first and message.role == 'system' %}{% continue %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+LLAMA3 = """\
+{% set loop_messages = messages %}
+{% for message in loop_messages %}
+    {% set content = '<|start|>' + message['role'] + '<|stop|>\n\n'+ message['content'] | trim + '<|eot|>' %}
+    {% if loop.index0 == 0 %}
+        {% set content = bos_token + content %}
+    {% endif %}
+    {{ content }}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<|start|>assistant<|stop|>\n\n' }}{% endif %}
+"""
+GEMMA = """\
+{{ bos_token }}{% set ns = namespace(turns=0) %}{% if messages[0]['role'] == 'system' %}
+{{ raise_exception('System role not supported') }}{% endif %}{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
+{% set ns.turns = ns.turns + 1 %}{% generation %}
+{{ '<start>' + message['role'].replace('assistant', 'model') + '\n' + message['content'] }}{% endgeneration %}
+{% endfor %}{{ ns.turns }}{% if add_generation_prompt %}{{ '<start>model\n' }}{% endif %}
+"""
+TALK = [
+    {"role": "user", "content": '  Größe & <b>"quotes"</b> 日本 🙂\n'},
+    {"role": "assistant", "content": "O'er\tthere.{{ not a template }}"},
+    {"role": "user", "content": ""},
+]
+TOOLS = [{"type": "function", "function": {"name": "naïve", "parameters": {"b": [1, None, True], "a": 0.5}}}]
+
+
+def _theirs(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    backend = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer().backend, **SPECIAL)
+    return backend.apply_chat_template(messages, chat_template=source, tokenize=False, **options)
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA3, GEMMA], ids=["chatml", "llama3", "gemma"])
+@pytest.mark.parametrize("going_on", [True, False])
+def test_renders_what_transformers_renders(source: str, going_on: bool) -> None:
+    ours = ChatTemplate(source, SPECIAL).render(TALK, add_generation_prompt=going_on)
+    assert ours.text == str(ours) == _theirs(source, TALK, add_generation_prompt=going_on)
+
+
+def test_hands_variables_to_the_template() -> None:
+    template = ChatTemplate(CHATML, SPECIAL)
+    for options in ({"tools": TOOLS}, {"enable_thinking": False}, {"tools": TOOLS, "enable_thinking": True}):
+        assert template.render(TALK, **options).text == _theirs(CHATML, TALK, add_generation_prompt=True, **options)
+
+
+def test_smollm2_renders_and_frames_as_transformers_does(smollm2_gguf: Path) -> None:
+    made = from_gguf(GGUFSource(smollm2_gguf).metadata)
+    assert made.chat is not None
+    assert made.bos_id == 1
+    for talk in (TALK, [{"role": "system", "content": "Be brief."}, *TALK]):
+        prompt = made.chat.render(talk)
+        assert prompt.text == _theirs(made.chat.source, talk, add_generation_prompt=True)
+        ids = made.encode(prompt)
+        assert ids[0] == made.bos_id != ids[1]
+        assert made.decode(ids, skip_special=False) == prompt.text
+
+
+def test_a_variable_nobody_reads_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"no variable 'enable_thinkin' \(did you mean 'enable_thinking'\?\)"):
+        ChatTemplate(CHATML).render(TALK, enable_thinkin=False)
+    with pytest.raises(InputError, match="no variable 'tools'"):
+        ChatTemplate(LLAMA3).render(TALK, tools=TOOLS)
+    with pytest.raises(InputError, match="plain JSON"):
+        ChatTemplate(CHATML).render([{"role": "user", "content": object()}])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('System role\nnot supported') }}", "chat template: System role"),
+        ("{% for %}", "Expected an expression"),
+        ("{{ messages[9].content.x }}", "has no element 9"),
+        ("{{ 1 / 0 }}", "division by zero"),
+    ],
+)
+def test_a_template_that_fails_says_why_in_one_line(source: str, message: str) -> None:
+    with pytest.raises(TextError, match=message) as caught:
+        ChatTemplate(source).render(TALK)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['sys'] }}",
+        "{{ strftime_now.__code__.co_name }}",
+        "{{ ('%s' | attr('format')).__globals__.x }}",
+        "{{ ''['__cla' + 'ss__']['__mro__'] }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ lipsum.__globals__['os'].environ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os.environ }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    with pytest.raises(TextError):
+        ChatTemplate(source).render(TALK)
+
+
+DOUBLED = "{% set n = namespace(s='a' * 99) %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
+NESTED = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (NESTED, "more than 0.5 s"),
+        ("{{ 9 ** (9 ** (9 ** 9)) }}", "more than 0.5 s|too much memory"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "passed 16777216 characters"),
+        ("{{ 'a' * 10**10 }}", "memory"),
+        (DOUBLED, "memory|0.5 s"),
+        ("{{ range(10**9) | list }}", "[Rr]ange too big"),
+        ("{% if " + "(" * 5000 + "1" + ")" * 5000 + " %}{% endif %}", "nested too deeply"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
+    ],
+)
+def test_a_bomb_is_stopped_and_the_next_prompt_renders(source: str, message: str) -> None:
+    with pytest.raises(TextError, match=message):
+        ChatTemplate(source).render(TALK, seconds=0.5)
+    assert ChatTemplate("{{ messages | length }}").render(TALK).text == "3"
+
+
+def test_tojson_is_python_json_not_html() -> None:
+    value = {"b": "<é&'>", "a": [1, 2.5, None, False]}
+    shown = ChatTemplate("{{ v | tojson }}").render([], v=value).text
+    assert shown == json.dumps(value, ensure_ascii=False)
+    assert ChatTemplate("{{ strftime_now('%%') }}").render([]).text == "%"

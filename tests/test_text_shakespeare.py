@@ -1,0 +1,147 @@
+"""The corpus: clean, split by play, and aligned with the First Folio."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from triptych.errors import FetchError
+from triptych.text import align, shakespeare
+from triptych.text.shakespeare import HELD_OUT, Pair, Play, clean_folio, clean_modern
+
+
+@pytest.fixture(scope="module")
+def plays() -> dict[str, Play]:
+    try:
+        return shakespeare.plays()
+    except FetchError as error:
+        if os.environ.get("TRIPTYCH_REQUIRE_WEIGHTS") == "1":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.mark.weights
+def test_all_works_are_there_and_clean(plays: dict[str, Play]) -> None:
+    assert len(plays) == 42
+    assert sum(play.folio is not None for play in plays.values()) == 35
+    leftovers = re.compile(
+        r"(?i)gutenberg|\betext|\be-text|copyright|small print|transcrib|http|by william shakespeare"
+    )
+    for name, play in plays.items():
+        for text in (play.modern, play.folio or ""):
+            assert not leftovers.search(text), name
+            assert "\r" not in text
+            assert "\n\n\n" not in text
+    assert len(set("".join(play.modern for play in plays.values()))) <= 78
+    assert all("PERSONS REPRESENTED" not in play.modern.upper() for play in plays.values())
+    assert plays["macbeth"].modern.startswith("ACT I.\n\nSCENE I. An open Place.")
+    assert plays["julius_caesar"].modern.endswith("[Exeunt.]\n")
+    assert plays["richard_iii"].folio is not None
+    assert "Now is the Winter of our Discontent,\nMade glorious Summer" in plays["richard_iii"].folio
+    assert plays["sonnets"].modern.startswith("I\n\nFrom fairest creatures we desire increase,\n")
+
+
+@pytest.mark.weights
+def test_whole_plays_are_held_out(plays: dict[str, Play]) -> None:
+    train, held_out = shakespeare.split()
+    assert 4_600_000 < len(train) < 4_650_000
+    assert 370_000 < len(held_out) < 390_000
+    for name in HELD_OUT:
+        assert plays[name].modern in held_out
+        assert plays[name].modern[1000:1400] not in train
+    assert plays["hamlet"].modern in train
+
+
+@pytest.mark.weights
+def test_editions_are_aligned(plays: dict[str, Play]) -> None:
+    pairs = shakespeare.aligned(plays["twelfth_night"])
+    assert len(pairs) > 1500
+    assert Pair("If Musicke be the food of Loue, play on,", "If music be the food of love, play on,") in pairs
+    assert all(6 <= len(re.findall(r"[A-Za-z]+(?:'[A-Za-z]+)*|&", pair.modern)) <= 20 for pair in pairs)
+    # Nearly all of the words of a pair are each other's, and hardly a pair is the same in both.
+    first, last = pairs[0], pairs[-1]
+    assert (first.folio.split()[0], last.modern.split()[-1]) == ("If", "day.")
+    same = sum(pair.folio == pair.modern for pair in pairs)
+    assert same < 0.05 * len(pairs)
+    wrong = [pair for pair in pairs if abs(len(pair.folio) - len(pair.modern)) > 0.3 * len(pair.modern)]
+    assert len(wrong) < 0.005 * len(pairs)
+    assert shakespeare.aligned(plays["sonnets"]) == []
+
+
+def test_cleaning() -> None:
+    raw = (
+        "MACBETH\n\nby William Shakespeare\n\n\n\n\nPersons\n\nDUNCAN, King.\n\nSCENE: Scotland.\n\n\n\nACT I.\n\n"
+        "SCENE I.  A heath.   \n\n[Enter HE.}\n\nHE.\n   _Well_ met  @@ *  \n\n\n\nSHE.\nAye.\n\nTHE END\n"
+    )
+    assert clean_modern(raw) == "ACT I.\n\nSCENE I. A heath.\n\n[Enter HE.]\n\nHE.\nWell met\n\nSHE.\nAye.\n"
+    assert clean_modern("SONNET\nby William Shakespeare\n\n\nI\n\nFrom\n") == "I\n\nFrom\n"
+    old = "The Tragedie\n\nwith\n\nActus Primus.\n\n  He. C\u00e6sar  &   I\n\n\n\nFINIS. The Tragedie of\nHim.\n"
+    assert clean_folio(old) == "Actus Primus.\n\n  He. Caesar & I\n"
+
+
+MODERN = """\
+ACT I.
+
+[Enter HE and SHE.]
+
+HE.
+I have a heart and love to give thee now,
+[Aside.] Upon my life, and never was in doubt.
+How now, my lord! what ails thee in this hour?
+
+SHE.
+Nothing at all was printed here before.
+
+HE.
+I would the sun were up and day begun; and so
+Say I.
+
+SHE.
+Yes.
+"""
+FOLIO = """\
+Enter He and She.
+
+  He. I haue a heart & loue to giue thee now:
+Vpon my life, & neuer was in doubt.
+Enter a
+Seruant.
+
+How now my Lord, what ayles thee in this houre?
+   She. Something quite other stood
+   He. I would the Sunne were vp and daie begunne, & so say I
+  She. Yes
+"""
+
+
+def test_passages_are_lines_of_one_speech_in_both() -> None:
+    assert align.passages(FOLIO, MODERN) == [
+        ("I haue a heart & loue to giue thee now:", "I have a heart and love to give thee now,"),
+        ("Vpon my life, & neuer was in doubt.", "Upon my life, and never was in doubt."),
+        ("How now my Lord, what ayles thee in this houre?", "How now, my lord! what ails thee in this hour?"),
+        ("I would the Sunne were vp and daie begunne, & so", "I would the sun were up and day begun; and so"),
+    ]
+
+
+def test_partners_never_cross_and_are_equal() -> None:
+    a = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "whether", "tis", "nobler"]
+    b = ["to", "be", "or", "not", "that", "is", "that", "to", "be", "the", "question", "tis", "nobler", "whether"]
+    partner = align.align(a, b)
+    pairs = [(i, j) for i, j in enumerate(partner) if j is not None]
+    assert all(a[i] == b[j] for i, j in pairs)
+    assert pairs == sorted(pairs, key=lambda pair: pair[1])
+    assert len({j for _, j in pairs}) == len(pairs) >= 9
+    assert align.align(a, a) == list(range(len(a)))
+    assert align.align(a, []) == [None] * len(a)
+
+
+@pytest.mark.weights
+def test_the_alignment_is_kept(plays: dict[str, Play], monkeypatch: pytest.MonkeyPatch) -> None:
+    train, held_out = shakespeare.parallel_split()
+    assert len(train) > 60_000
+    assert 5_500 < len(held_out) < 7_000
+    assert held_out[-1] == shakespeare.aligned(plays["twelfth_night"])[-1]
+    monkeypatch.setattr(align, "passages", lambda *_: pytest.fail("aligned again"))
+    assert shakespeare.parallel_split() == (train, held_out)

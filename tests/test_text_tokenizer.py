@@ -1,0 +1,261 @@
+"""Tokenizers: the same ids as transformers, exact ways back, and files that other tools open."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from triptych.errors import InputError, TextError
+from triptych.text import (
+    ENCODER,
+    SEQ2SEQ,
+    Layout,
+    RenderedPrompt,
+    Specials,
+    Tokenizer,
+    bpe_tokenizer,
+    byte_tokenizer,
+    character_tokenizer,
+    from_directory,
+    wordpiece_tokenizer,
+)
+
+ROMEO = "But, soft! what light through yonder window breaks?\nIt is the east, and Juliet is the sun.\n" * 7
+NASTY = [
+    "",
+    " ",
+    "\n\n  \t x",
+    "I'll, you've; don't -- o'er 'tis\n",
+    "year 2024, 3.14159 and 1234567",
+    "café naïve — “quoted” …",
+    "日本語のテキスト 🙂👩‍👩‍👧",
+    "\r\nwindows\r\n",
+    "é",
+]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+MADE = {
+    "bytes": byte_tokenizer(),
+    "characters": character_tokenizer(ROMEO),
+    "bpe": bpe_tokenizer([ROMEO], 300),
+    "wordpiece": wordpiece_tokenizer([ROMEO], 90),
+    "seq2seq": bpe_tokenizer([ROMEO], 290, SEQ2SEQ),
+    "encoder": byte_tokenizer(ENCODER),
+}
+
+
+# -- new vocabularies -------------------------------------------------------------------------------------------------
+
+
+@given(TEXTS)
+@settings(max_examples=60, deadline=None)
+def test_bytes_and_bpe_come_back_exactly(text: str) -> None:
+    for made in (MADE["bytes"], MADE["bpe"], MADE["seq2seq"]):
+        assert made.decode(made.encode(text)) == text
+
+
+@given(st.text(st.sampled_from(sorted(set(ROMEO)))))
+@settings(max_examples=60, deadline=None)
+def test_characters_come_back_exactly_within_their_alphabet(text: str) -> None:
+    made = MADE["characters"]
+    ids = made.encode(text)
+    assert made.decode(ids) == text
+    assert len(ids) == len(text)
+
+
+def test_a_byte_is_its_own_id() -> None:
+    made = byte_tokenizer()
+    assert made.encode("aé€🙂") == list("aé€🙂".encode())
+    assert (made.vocab_size, made.eos_id, made.stop_ids) == (257, 256, frozenset({256}))
+
+
+def test_a_character_outside_the_alphabet_is_unknown_each_time() -> None:
+    made = character_tokenizer("abc\n")
+    assert made.encode("a€€b") == [made.encode("a")[0], made.unk_id, made.unk_id, made.encode("b")[0]]
+    assert made.vocab_size == 2 + 4
+    with pytest.raises(TextError, match="empty"):
+        character_tokenizer("")
+
+
+def test_bpe_learns_merges_and_is_the_same_twice() -> None:
+    one, two = bpe_tokenizer([ROMEO], 300), bpe_tokenizer([ROMEO], 300)
+    assert one.files() == two.files()
+    assert one.vocab_size == 300
+    assert len(one.encode(ROMEO)) < len(ROMEO) / 2
+    with pytest.raises(TextError, match="at least 257"):
+        bpe_tokenizer([ROMEO], 200)
+
+
+def test_layouts_frame_a_text() -> None:
+    encoder, source = byte_tokenizer(ENCODER), byte_tokenizer(SEQ2SEQ)
+    assert encoder.encode("a") == [encoder.cls_id, 97, encoder.sep_id]
+    assert encoder.encode("a", special=False) == [97]
+    assert source.encode("a") == [97, source.eos_id]
+    assert encoder.decode(encoder.encode("a")) == "a"
+    assert encoder.decode(encoder.encode("a"), skip_special=False) == "[CLS]a[SEP]"
+    assert encoder.encode("x[MASK]", special=False) == [ord("x"), encoder.mask_id]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_transformers_opens_what_we_save(name: str, tmp_path) -> None:
+    made = MADE[name]
+    made.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))  # a checkpoint has one beside it
+    theirs = [
+        AutoTokenizer.from_pretrained(tmp_path),
+        PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json")),
+    ]
+    again = from_directory(tmp_path)
+    for text in [*NASTY, ROMEO]:
+        ours = made.encode(text)
+        assert again.encode(text) == ours
+        for other in theirs:
+            assert other(text).input_ids == ours
+    for role in ("eos", "pad", "mask", "cls"):
+        assert getattr(theirs[0], f"{role}_token_id") == getattr(made, f"{role}_id") == getattr(again, f"{role}_id")
+
+
+# -- ids to text ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 299), max_size=40))
+@settings(max_examples=80, deadline=None)
+def test_a_stream_gives_the_text_of_any_ids(ids: list[int]) -> None:
+    made = MADE["bpe"]
+    stream = made.stream()
+    assert "".join([*map(stream.put, ids), stream.flush()]) == made.decode(ids)
+
+
+def test_a_stream_waits_for_whole_characters() -> None:
+    stream = byte_tokenizer().stream()
+    assert [stream.put(byte) for byte in "é🙂!".encode()] == ["", "é", "", "", "", "🙂", "!"]
+    assert stream.put(0xF0) + stream.flush() == "\N{REPLACEMENT CHARACTER}"
+    assert stream.put(ord("a")) == "a"
+
+
+def test_a_stream_keeps_spaces_that_a_decoder_strips_at_the_start() -> None:
+    vocab = {"<unk>": 0, "▁the": 1, "▁sun": 2, "s": 3, **{f"<0x{byte:02X}>": 4 + byte for byte in range(256)}}
+    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made = Tokenizer(backend)
+    ids = [1, 2, 3, *(4 + byte for byte in "é".encode()), 1]
+    stream = made.stream()
+    assert [stream.put(token) for token in ids] == ["the", " sun", "s", "", "é", " the"]
+    assert made.tokens(ids) == ["␣the", "␣sun", "s", "<0xC3>", "<0xA9>", "␣the"]
+
+
+def test_tokens_are_readable() -> None:
+    made = byte_tokenizer()
+    assert made.tokens([*"a \n\té".encode(), 256, 999]) == [
+        *("a", "␣", "⏎", "⇥", "\\xc3", "\\xa9", "<|endoftext|>", "<999>"),
+    ]
+    words = bpe_tokenizer(["the sun the sun " * 9], 270)
+    assert "␣sun" in words.tokens(words.encode("the sun"))
+
+
+# -- framing ----------------------------------------------------------------------------------------------------------
+
+
+def test_bos_comes_once() -> None:
+    made = byte_tokenizer(Layout(Specials(bos="<s>", eos="</s>"), before="bos"))
+    bos = made.bos_id
+    assert made.encode("hi") == [bos, *b"hi"]
+    assert made.encode("<s>hi") == [bos, *b"hi"]
+    assert made.encode("hi", special=False) == [*b"hi"]
+    assert made.encode(RenderedPrompt("<s>hi")) == [bos, *b"hi"]
+    assert made.encode(RenderedPrompt("hi")) == [*b"hi"]  # a template that writes no BOS means none
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_corpus_has_the_ids_of_its_text(name: str, monkeypatch) -> None:
+    made = MADE[name]
+    text = ROMEO + "\n\n".join(NASTY)
+    whole = made.encode(text, special=False)
+    monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
+    ids = made.encode_corpus(text)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == whole
+    assert made.encode_corpus("").size == 0
+
+
+def test_a_vocabulary_that_marks_the_start_of_a_text_is_never_cut(monkeypatch) -> None:
+    made = byte_tokenizer()
+    made.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+    marked = Tokenizer(made.backend)
+    monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
+    assert marked.encode_corpus(ROMEO).tolist() == marked.encode(ROMEO)
+
+
+# -- directories ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bert_directory_has_transformers_ids(minilm_dir: Path) -> None:
+    ours, theirs = from_directory(minilm_dir), AutoTokenizer.from_pretrained(minilm_dir)
+    for text in [*NASTY, ROMEO]:  # ROMEO passes the 128 tokens at which this tokenizer.json would cut
+        assert ours.encode(text) == theirs(text, truncation=False).input_ids
+    assert len(ours.encode(ROMEO)) > 128
+    assert (ours.cls_id, ours.sep_id, ours.mask_id, ours.pad_id) == (101, 102, 103, 0)
+
+
+def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
+    made = byte_tokenizer(Layout(Specials(bos="<s>", eos="</s>"), before="bos"))
+    made.save(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {
+        "add_bos_token": False,
+        "add_eos_token": True,
+        "eos_token": {"__type": "AddedToken", "content": "</s>"},
+        "added_tokens_decoder": {"258": {"content": "<end>", "special": True}},
+        "chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes {{eos_token}}"}],
+        "auto_map": {"AutoTokenizer": "evil.py"},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 258]}))
+    again = from_directory(tmp_path)
+    assert again.encode("a<end>") == [256, 97, 258] == AutoTokenizer.from_pretrained(tmp_path)("a<end>").input_ids
+    assert again.stop_ids == {257, 258}
+    assert again.chat is not None
+    assert again.chat.render([]).text == "yes </s>"
+    assert b"evil" not in again.files()["tokenizer_config.json"]
+    (tmp_path / "chat_template.jinja").write_text("file")
+    template = from_directory(tmp_path).chat
+    assert template is not None
+    assert template.source == "file"
+    config["added_tokens_decoder"] = {"300": {"content": "<end>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TextError, match=r"'<end>' the id 300, tokenizer.json gives it 258"):
+        from_directory(tmp_path)
+
+
+def test_what_cannot_be_opened_is_named(tmp_path) -> None:
+    with pytest.raises(TextError, match=r"no tokenizer in .*tokenizer\.json, or a \.gguf"):
+        from_directory(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TextError, match=r"is not a tokenizer\.json"):
+        from_directory(tmp_path)
+    byte_tokenizer().save(tmp_path)
+    for content in ("{", "[]"):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(TextError, match=r"tokenizer_config\.json"):
+            from_directory(tmp_path)
+    with pytest.raises(InputError, match="surrogates"):
+        byte_tokenizer().encode("\ud800")
+
+
+def test_text_needs_no_torch() -> None:
+    code = "import sys, triptych.text.shakespeare, triptych.text.corpus; sys.exit('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False)
+    assert run.returncode == 0

@@ -1,0 +1,122 @@
+"""Tiny random models made from specs alone: three layouts, every position part, windows; sizes all differ."""
+
+from __future__ import annotations
+
+from triptych import nn
+from triptych.spec import (
+    Alibi,
+    Block,
+    Embed,
+    Kind,
+    LayerNorm,
+    Learned,
+    Linear,
+    LMHead,
+    MaskedLMHead,
+    Model,
+    Norms,
+    RMSNorm,
+    Rope,
+    Sinusoidal,
+    SpecialIds,
+    Stack,
+    T5Buckets,
+    attention,
+    causal,
+    full,
+    glu,
+    mlp,
+    window,
+)
+
+D, H, G, K, F, V = 24, 6, 3, 10, 37, 41
+POSITIONS = {
+    "rope": Rope(width=K),
+    "rope-partial-interleaved": Rope(width=4, pairing="interleaved"),
+    "alibi": Alibi(heads=H),
+    "t5": T5Buckets(heads=H, buckets=8, max_distance=11, bidirectional=False),
+    "learned": Learned(length=64, width=D),
+    "sinusoidal": Sinusoidal(width=D),
+    "none": None,
+}
+MASKS = {"causal": causal(), "window": causal() & window(4)}
+
+
+def _embed(position: object) -> Embed:
+    absolute = position if isinstance(position, Learned | Sinusoidal) else None
+    return Embed(vocab=V, width=D, position=absolute)
+
+
+def _kind(mask: object, position: object) -> Kind:
+    inside = None if isinstance(position, Learned | Sinusoidal) else position
+    return Kind(mask=mask, position=inside)  # type: ignore[arg-type]
+
+
+def decoder(position: str = "rope", mask: str = "causal", blocks: int = 2, seed: int = 0) -> nn.Transformer:
+    """Pre-norm, grouped heads, SwiGLU; the last block always sees everything so that windows sit beside full layers."""
+    norm, part = RMSNorm(width=D), POSITIONS[position]
+    kinds = {"self": _kind(MASKS[mask], part), "all": _kind(causal(), part)}
+    made = tuple(
+        Block(
+            attn=attention(D, H, kv_heads=G, head_width=K, kind="all" if i == blocks - 1 else "self"),
+            mlp=glu(D, F, "silu"),
+            attn_norm=Norms(pre=norm),
+            mlp_norm=Norms(pre=norm),
+        )
+        for i in range(blocks)
+    )
+    stack = Stack(embed=_embed(part), kinds=kinds, blocks=made, final_norm=norm)
+    head = LMHead(proj=Linear(inputs=D, outputs=V))
+    return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
+
+
+def encoder(position: str = "learned", seed: int = 0) -> nn.Transformer:
+    """Post-norm, GELU, biases everywhere, token types, a masked-LM head."""
+    norm, part = LayerNorm(width=D), POSITIONS[position]
+    if isinstance(part, T5Buckets):
+        part = T5Buckets(heads=H, buckets=8, max_distance=11)
+    block = Block(
+        attn=attention(D, H, head_width=K, bias=True),
+        mlp=mlp(D, F, "gelu", bias=True),
+        attn_norm=Norms(post=norm),
+        mlp_norm=Norms(post=norm),
+    )
+    absolute = part if isinstance(part, Learned | Sinusoidal) else None
+    embed = Embed(vocab=V, width=D, position=absolute, token_types=2, norm=norm)
+    stack = Stack(embed=embed, kinds={"self": _kind(full(), part)}, blocks=(block, block))
+    dense, proj = Linear(inputs=D, outputs=D, bias=True), Linear(inputs=D, outputs=V, bias=True)
+    head = MaskedLMHead(dense=dense, act="gelu", norm=norm, proj=proj)
+    return nn.new(Model(family="tiny", encoder=stack, head=head, context=64, init_std=0.3), seed)
+
+
+def encoder_decoder(seed: int = 0) -> nn.Transformer:
+    """T5 in small: relative buckets shared by the layers, no score scale, cross-attention."""
+    norm = RMSNorm(width=D)
+
+    def stack(mask: object, both_ways: bool) -> Stack:
+        buckets = T5Buckets(heads=H, buckets=8, max_distance=11, bidirectional=both_ways)
+        cross = None if both_ways else attention(D, H, head_width=K, kind="cross", scale=1.0)
+        block = Block(
+            attn=attention(D, H, head_width=K, scale=1.0),
+            cross=cross,
+            mlp=mlp(D, F, "relu"),
+            attn_norm=Norms(pre=norm),
+            cross_norm=None if cross is None else Norms(pre=norm),
+            mlp_norm=Norms(pre=norm),
+        )
+        embed = Embed(vocab=V, width=D)
+        return Stack(embed=embed, kinds={"self": _kind(mask, buckets)}, blocks=(block, block), final_norm=norm)
+
+    model = Model(
+        family="tiny",
+        encoder=stack(full(), True),
+        decoder=stack(causal(), False),
+        head=LMHead(proj=Linear(inputs=D, outputs=V), scale=D**-0.5),
+        ties={
+            "decoder.embed.tokens.weight": "encoder.embed.tokens.weight",
+            "head.proj.weight": "encoder.embed.tokens.weight",
+        },
+        ids=SpecialIds(pad=0, eos=(1,), start=0),
+        init_std=0.3,
+    )
+    return nn.new(model, seed)
