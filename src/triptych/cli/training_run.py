@@ -84,12 +84,12 @@ def show_batch(path: Path, changes: Sequence[str], *, as_json: bool) -> None:
     rows = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
     names = job.tokenizer.tokens
     if as_json:
-        shown = [
+        told = [
             {"ids": r.ids.tolist(), "targets": r.targets.tolist(), "trained": r.trained.tolist(),
              "source": None if r.source is None else r.source.tolist()}
             for r in rows
         ]  # fmt: skip
-        screen.result({"rows": shown})
+        screen.result({"rows": told})
         return
     for i, row in enumerate(rows[:ROWS]):
         shown = screen.table(
