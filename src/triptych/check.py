@@ -7,8 +7,10 @@ where a model has no head over words.
 from __future__ import annotations
 
 import copy
+import io
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -325,7 +327,8 @@ def _peer(model: Model) -> Any:
     name = ((model.hf or {}).get("architectures") or ["AutoModel"])[0]
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
-        return kind.from_pretrained(str(folder), **asked).eval()
+        with redirect_stderr(io.StringIO()):  # it draws a bar of its own whatever it is told
+            return kind.from_pretrained(str(folder), **asked).eval()
     except Exception as error:  # it raises from a dozen families
         told = str(error).strip().partition("\n")[0]
         raise InputError(f"transformers cannot load {model.path} ({told}); leave it out with --against none") from error
