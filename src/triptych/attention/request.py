@@ -199,10 +199,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float
 
 
 def _fit_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    bias = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
-    if not fits(bias, shape) or not bias.is_floating_point():
+    whole = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
+    if not fits(whole, shape) or not bias.is_floating_point():
         raise InputError(f"bias {bias.dtype} {list(bias.shape)} cannot be added to scores [B,H,T,S] {list(shape)}")
-    return bias
+    return whole
 
 
 def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:

@@ -12,7 +12,7 @@ from triptych.attention.request import Request
 def cannot(request: Request) -> list[str]:
     reasons = folding.refusals(request)
     if lowering.window_of(request.mask) is None:
-        reasons.append("no window in the mask: every key may be seen")
+        reasons.append("no window in the mask that is narrower than its keys")
     return reasons
 
 

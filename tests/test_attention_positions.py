@@ -1,0 +1,212 @@
+"""Position arithmetic against transformers, and against properties that hold without it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from triptych.attention import (
+    alibi_bias,
+    alibi_slopes,
+    attention_factor,
+    inverse_frequencies,
+    rope_angles,
+    rotate,
+    sinusoidal,
+    t5_bias,
+    t5_bucket,
+)
+from triptych.errors import InputError
+from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, Rope, Sinusoidal, YaRN
+
+WIDTH, HEADS, ORIGINAL = 48, 3, 512
+SHORT = tuple(1 + i / 50 for i in range(WIDTH // 2))
+LONG = tuple(2 + i / 7 for i in range(WIDTH // 2))
+
+
+def oracle(kind, theta=10_000.0, longest=4096, length=None, **parameters):
+    config = LlamaConfig(
+        hidden_size=HEADS * WIDTH,
+        num_attention_heads=HEADS,
+        head_dim=WIDTH,
+        max_position_embeddings=longest,
+        rope_parameters={"rope_type": kind, "rope_theta": theta, **parameters},
+    )
+    if kind == "default":
+        return 1.0 / theta ** (torch.arange(0, WIDTH, 2).float() / WIDTH), 1.0
+    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+
+
+CASES = {
+    "none": (None, {"kind": "default"}),
+    "linear": (Interpolate(factor=2.5), {"kind": "linear", "factor": 2.5}),
+    "llama3": (
+        Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=ORIGINAL),
+        {
+            "kind": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": ORIGINAL,
+        },
+    ),
+    "yarn": (
+        YaRN(factor=8.0, original_length=ORIGINAL),
+        {"kind": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL},
+    ),
+    "yarn not truncated": (
+        YaRN(factor=8.0, original_length=ORIGINAL, truncate=False, beta_fast=20.0, beta_slow=2.0),
+        {
+            "kind": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": ORIGINAL,
+            "truncate": False,
+            "beta_fast": 20.0,
+            "beta_slow": 2.0,
+        },
+    ),
+    "yarn with mscale": (
+        YaRN(factor=8.0, original_length=ORIGINAL, mscale=0.7, mscale_all_dim=1.3),
+        {
+            "kind": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": ORIGINAL,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.3,
+        },
+    ),
+    "yarn with a given factor": (
+        YaRN(factor=8.0, original_length=ORIGINAL, attention_factor=1.1),
+        {"kind": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL, "attention_factor": 1.1},
+    ),
+}
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+@pytest.mark.parametrize("name", CASES)
+def test_frequencies_and_factor_are_those_of_transformers(name, theta):
+    scaling, theirs = CASES[name]
+    spec = Rope(width=WIDTH, theta=theta, scaling=scaling)
+    frequencies, factor = oracle(theta=theta, **theirs)
+    torch.testing.assert_close(inverse_frequencies(spec).float(), frequencies, atol=0, rtol=1e-6)
+    assert attention_factor(spec) == pytest.approx(factor, rel=1e-6)
+    if scaling is not None:  # negative control: every scaling changes something
+        plain = inverse_frequencies(Rope(width=WIDTH, theta=theta)).float()
+        assert ((plain - frequencies).abs() / plain).max() > 0.1
+
+
+@pytest.mark.parametrize("length", [ORIGINAL, ORIGINAL + 1])
+@pytest.mark.parametrize("given", [None, 1.25])
+def test_longrope_is_that_of_transformers(length, given):
+    scaling = LongRope(short=SHORT, long=LONG, original_length=ORIGINAL, max_length=4096, attention_factor=given)
+    spec = Rope(width=WIDTH, scaling=scaling)
+    extra = {} if given is None else {"attention_factor": given}
+    frequencies, factor = oracle(
+        "longrope",
+        length=length,
+        short_factor=list(SHORT),
+        long_factor=list(LONG),
+        original_max_position_embeddings=ORIGINAL,
+        factor=4096 / ORIGINAL,
+        **extra,
+    )
+    torch.testing.assert_close(inverse_frequencies(spec, length).float(), frequencies, atol=0, rtol=1e-6)
+    assert attention_factor(spec) == pytest.approx(factor, rel=1e-6)
+    with pytest.raises(InputError, match="length"):
+        inverse_frequencies(spec)
+
+
+def test_longrope_takes_a_length_for_each_token():
+    spec = Rope(width=WIDTH, scaling=LongRope(short=SHORT, long=LONG, original_length=ORIGINAL, max_length=4096))
+    positions, lengths = torch.tensor([0, 9, 900, 3]), torch.tensor([10, 10, 901, 901])
+    cos, sin = rope_angles(spec, positions, lengths)
+    for i, length in enumerate(lengths.tolist()):
+        one = rope_angles(spec, positions[i : i + 1], length)
+        assert torch.equal(cos[i], one[0][0])
+        assert torch.equal(sin[i], one[1][0])
+    assert not torch.equal(cos[3], rope_angles(spec, positions[3:], 10)[0][0])
+
+
+def test_ntk_stretches_the_slowest_pair_by_its_factor_and_keeps_the_fastest():
+    plain, ntk = (inverse_frequencies(Rope(width=WIDTH, scaling=s)) for s in (None, NTK(factor=4.0)))
+    ratio = plain / ntk
+    assert ratio[0] == 1
+    assert ratio[-1].item() == pytest.approx(4.0)
+
+
+def test_rotation_is_that_of_llama():
+    q = torch.randn(7, HEADS, WIDTH)
+    positions = torch.tensor([0, 3, 1, 90, 8, 2000, 5])
+    cos, sin = rope_angles(Rope(width=WIDTH), positions)
+    theirs, _ = apply_rotary_pos_emb(q, q, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
+    torch.testing.assert_close(rotate(q, cos, sin, "half"), theirs, atol=1e-6, rtol=1e-6)
+    assert (rotate(q, cos, sin, "interleaved") - theirs).abs().max() > 0.1
+
+
+def test_interleaved_rotation_is_a_complex_product():
+    q = torch.randn(7, HEADS, WIDTH)
+    cos, sin = rope_angles(Rope(width=WIDTH), torch.arange(7))
+    turned = torch.view_as_complex(q.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)[:, None]
+    torch.testing.assert_close(rotate(q, cos, sin, "interleaved"), torch.view_as_real(turned).flatten(2))
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_scores_depend_on_distance_alone_and_partial_rotation_leaves_the_rest(pairing):
+    spec = Rope(width=16)
+    q, k = (torch.randn(1, HEADS, 24, dtype=torch.float64).expand(9, -1, -1) for _ in range(2))
+    at = [rotate(x, *rope_angles(spec, torch.arange(9) + shift), pairing) for x, shift in ((q, 0), (k, 5), (k, 6))]
+    assert torch.equal(at[0][..., 16:], q[..., 16:])
+    near, far = ((at[0] * at[i]).sum(-1) for i in (1, 2))
+    torch.testing.assert_close(near, near[:1].expand_as(near), atol=1e-4, rtol=1e-4)
+    assert (near - far).abs().max() > 0.1
+    assert rotate(q.bfloat16(), *rope_angles(spec, torch.arange(9)), pairing).dtype == torch.bfloat16
+
+
+def test_sinusoids_are_those_of_the_paper():
+    positions, width = torch.tensor([0, 5, 1000]), 10
+    made = sinusoidal(positions, Sinusoidal(width=width))
+    for n, p in enumerate(positions.tolist()):
+        for i in range(width // 2):
+            angle = p / 10_000 ** (2 * i / width)
+            assert made[n, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-4)
+            assert made[n, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-4)
+    halves = sinusoidal(positions, Sinusoidal(width=width, layout="halves"))
+    assert torch.equal(halves, torch.cat((made[:, 0::2], made[:, 1::2]), 1))
+
+
+def test_alibi_slopes_are_the_published_ones():
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    published_for_12 = [2.0**-i for i in range(1, 9)] + [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]
+    torch.testing.assert_close(alibi_slopes(12), torch.tensor(published_for_12))
+    bias = alibi_bias(3, torch.tensor([4, 2]), torch.tensor([0, 4, 5]))
+    torch.testing.assert_close(bias, -alibi_slopes(3)[:, None, None] * torch.tensor([[4.0, 0, 1], [2, 2, 3]]))
+    batched = alibi_bias(3, torch.tensor([[4, 2], [1, 1]]), torch.tensor([[0, 4, 5], [0, 1, 2]]))
+    assert torch.equal(batched[0], bias)
+    assert batched.shape == (2, 3, 2, 3)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (16, 90)])
+def test_t5_buckets_are_those_of_transformers(bidirectional, buckets, furthest):
+    relative = torch.arange(-300, 301)
+    theirs = T5Attention._relative_position_bucket(relative, bidirectional, buckets, furthest)
+    made = t5_bucket(relative, buckets=buckets, max_distance=furthest, bidirectional=bidirectional)
+    assert torch.equal(made, theirs)
+    other = t5_bucket(relative, buckets=buckets, max_distance=furthest, bidirectional=not bidirectional)
+    assert not torch.equal(other, theirs)
+
+
+def test_t5_bias_reads_the_bucket_of_key_minus_query():
+    weight = torch.randn(32, 5)
+    q_pos, k_pos = torch.tensor([7, 1]), torch.tensor([0, 9, 40])
+    made = t5_bias(weight, q_pos, k_pos)
+    for t, s in ((0, 0), (0, 2), (1, 1)):
+        bucket = T5Attention._relative_position_bucket(k_pos[s] - q_pos[t], True, 32, 128)
+        assert torch.equal(made[:, t, s], weight[bucket])
+    assert t5_bias(weight, q_pos.expand(4, 2), k_pos.expand(4, 3)).shape == (4, 5, 2, 3)
