@@ -7,8 +7,10 @@ where a model has no head over words.
 from __future__ import annotations
 
 import copy
+import io
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +24,16 @@ from triptych.errors import InputError
 from triptych.model import Model, load
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe import Plan, Session, sites
-from triptych.spec import Pooling
+from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, TokenHead
 
 PEERS = ("transformers", "none")
+# Where a config does not name its class: the one with our head.
+AUTO: dict[type, str] = {
+    LMHead: "AutoModelForCausalLM",
+    MaskedLMHead: "AutoModelForMaskedLM",
+    ClassHead: "AutoModelForSequenceClassification",
+    TokenHead: "AutoModelForTokenClassification",
+}
 CHEAP = 1 << 30  # bytes of weights up to which a copy on disk is made
 LONGEST = 32  # tokens of a row
 TEXTS = (
@@ -322,10 +331,12 @@ def _peer(model: Model) -> Any:
         folder, asked["gguf_file"] = model.path.parent, model.path.name
     else:
         asked["use_safetensors"] = True
-    name = ((model.hf or {}).get("architectures") or ["AutoModel"])[0]
+    names = (model.hf or {}).get("architectures") or [AUTO.get(type(model.spec.head), "AutoModel")]
+    name = "AutoModelForSeq2SeqLM" if names == [AUTO[LMHead]] and model.spec.encoder is not None else names[0]
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
-        return kind.from_pretrained(str(folder), **asked).eval()
+        with redirect_stderr(io.StringIO()):  # it draws a bar of its own whatever it is told
+            return kind.from_pretrained(str(folder), **asked).eval()
     except Exception as error:  # it raises from a dozen families
         told = str(error).strip().partition("\n")[0]
         raise InputError(f"transformers cannot load {model.path} ({told}); leave it out with --against none") from error

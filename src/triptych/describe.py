@@ -76,7 +76,7 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
         stored_bytes=sum(tensor.nbytes for tensor in tensors),
         vocab=spec.vocab,
         context=spec.context,
-        tree=_line(spec.family, spec),
+        tree=_line("model", spec),
         tensors=tensors,
         ties=dict(spec.ties),
         ignored=ignored,
