@@ -168,6 +168,7 @@ def test_layers_share_their_tokens_and_keep_their_names():
         (("middle", 0, ["a"], ["b"], [[[1]]]), "encoder, decoder, cross"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_map_that_does_not_fit_is_refused(arguments, message):
     with pytest.raises(InputError, match=message):
         AttentionMap(*arguments)

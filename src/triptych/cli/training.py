@@ -39,8 +39,7 @@ def quickstart(
         from triptych.quickstart import run
 
         machine.use_threads()
-        hooks = {"on_note": bar.say, "on_step": bar.step, "on_sample": bar.sample}
-        found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, **hooks)
+        found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
     if as_json:
         screen.result(found.to_dict())
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -55,6 +56,11 @@ class Result:
     seconds: float
     verdict: Verdict
     samples: list[Sample] = field(repr=False)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """For a person: name and value."""
+        trained = f"{self.steps:,} steps in {self.seconds:,.0f} s"
+        return [("result", self.verdict.said), ("trained", trained), ("model", str(self.model)), ("page", str(self.report))]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -117,9 +123,7 @@ def _job(panel: Panel, data: Path | str | None, seconds: float, out: Path, again
             watch.say(f"passed over {reason}")
         return job
     if checkpoints.is_dir() and not (out / REPORT).is_file():
-        raise InputError(
-            f"{out} holds a run that was stopped; go on with --resume, or remove it, or give another --out"
-        )
+        raise InputError(f"{out} holds a run that was stopped; give --resume to go on, or another --out, or remove it")
     for old in (REPORT, CHECKPOINTS, SAMPLES):
         path = out / old
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -128,7 +132,7 @@ def _job(panel: Panel, data: Path | str | None, seconds: float, out: Path, again
     if data is not None:
         changes.append(f"data.path={json.dumps(str(data))}")
     watch.say("reading the text")
-    return prepare(check_recipe(text, changes, f"{panel.name}.toml"))
+    return prepare(check_recipe(tomllib.loads(text), changes, f"{panel.name}.toml"))
 
 
 __all__ = ["PANELS", "Nobody", "Result", "Watch", "run"]

@@ -96,6 +96,7 @@ FOLIO = (
     "We haue heere a deuice to giue",
     "Oh what a Rogue and Pesant slaue am I",
 )
+STACKS = ("cross", "encoder", "decoder")
 JUDGED = 200  # held-out passages written out in full
 
 
@@ -115,7 +116,10 @@ def _corrected(model: Model, job: Job) -> Verdict:
     letters = sum(len(target) for _, target in chosen)
     ours = sum(distance(new.text, target) for new, (_, target) in zip(found, chosen, strict=True)) / letters
     copied = sum(distance(source, target) for source, target in chosen) / letters
-    said = f"{ours:.1%} of letters wrong in {len(chosen)} passages it has not seen; copying the source leaves {copied:.1%} wrong"
+    said = (
+        f"{ours:.1%} of letters wrong in {len(chosen)} passages it has not seen; "
+        f"copying the source leaves {copied:.1%} wrong"
+    )
     return Verdict("letters wrong", ours, "copying", copied, said)
 
 
@@ -147,8 +151,8 @@ PANELS = {
         Panel(
             "decoder",
             "A decoder that writes",
-            "It reads a text one character after the other and says which comes next.  Each row of a map shows what one "
-            "character looked back at; what lies ahead is hidden from it, so the upper right stays empty.",
+            "It reads a text one character after the other and says which comes next.  Each row of a map shows what "
+            "one character looked back at; what lies ahead is hidden from it, so the upper right stays empty.",
             _continue,
             _nats,
             lambda model: look(model, SENTENCE).maps,
@@ -165,13 +169,12 @@ PANELS = {
         Panel(
             "encoder-decoder",
             "An encoder-decoder that modernizes spelling",
-            "Its encoder reads a passage as the First Folio of 1623 spells it, its decoder writes it in modern spelling. "
-            "The cross-attention maps are alignments: which letters of the old were looked at for each of the new.",
+            "Its encoder reads a passage as the First Folio of 1623 spells it, its decoder writes it in modern "
+            "spelling.  The cross-attention maps are alignments: which letters of the old were looked at for each of "
+            "the new.",
             _modernize,
             _corrected,
-            lambda model: sorted(
-                look(model, FOLIO[0]).maps, key=lambda m: ("cross", "encoder", "decoder").index(m.stack)
-            ),
+            lambda model: sorted(look(model, FOLIO[0]).maps, key=lambda item: STACKS.index(item.stack)),
         ),
     )
 }
