@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,11 +78,38 @@ def _tree(line: Line) -> Tree:
 
 
 def _tensors(found: Description) -> Any:
-    shown = screen.table("stored tensor", "becomes", "shape", "dtype", "size", "done", "file", right=["shape", "size"])
+    """A line for tensors that differ only by the number of their block."""
+    groups: dict[tuple[Any, ...], list[tuple[str, int]]] = {}
     for one in found.tensors:
-        becomes = "\n".join(one.becomes)
-        shown.add_row(plain(one.name), becomes, shape(one.shape), one.dtype, mib(one.nbytes), one.op, plain(one.file))
+        names, number = numberless((one.name, *one.becomes))
+        groups.setdefault((names, one.shape, one.dtype, one.op, one.file), []).append((number, one.nbytes))
+    shown = screen.table("stored tensor", "becomes", "shape", "dtype", "size", "done", "file", right=["shape", "size"])
+    for (names, sizes, dtype, op, file), members in groups.items():
+        blocks = ranges([int(number) for number, _ in members if number])
+        stored, *becomes = (plain(name.replace("{i}", blocks)) for name in names)
+        size = mib(sum(nbytes for _, nbytes in members))
+        shown.add_row(stored, "\n".join(becomes), shape(sizes), dtype, size, op, plain(file))
     return shown
+
+
+def numberless(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Names with `{i}` for the one number they share, and that number; as they are where it is not one."""
+    numbers = {number for name in names for number in re.findall(r"(?<=\.)\d+(?=\.)", name)}
+    if len(numbers) != 1:
+        return names, ""
+    (number,) = numbers
+    return tuple(re.sub(rf"(?<=\.){number}(?=\.)", "{i}", name) for name in names), number
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` -> `0-2,5`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def inside(found: Look, name: str, *, save: Path | None, as_json: bool) -> None:

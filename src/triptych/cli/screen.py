@@ -77,7 +77,7 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def mib(nbytes: float) -> str:
+def mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.1f} MiB"
 
 
