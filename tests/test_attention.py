@@ -151,7 +151,7 @@ def test_no_path_refuses_what_it_is_for():
             assert why(q, k, v, **options_for(name, 13, 17))[path] == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     t=st.integers(1, 70),
     more=st.integers(0, 40),
@@ -199,7 +199,7 @@ def test_gradients_agree_with_the_reference(name, extra):
                 torch.testing.assert_close(given, expected, atol=1e-10, rtol=1e-10)
 
 
-def test_the_reference_has_the_gradient_of_its_values():
+def test_the_reference_has_the_gradient_of_its_values(unchecked):
     q, k, v = (x[:1, :, :3].requires_grad_() for x in qkv(3, 3, torch.float64))
     sinks = noise(H, seed=6, dtype=torch.float64).requires_grad_()
     bias = noise(H, 3, 3, seed=7, dtype=torch.float64).requires_grad_()
@@ -349,8 +349,8 @@ def test_a_cached_chunk_is_exact_at_size():
 
 
 def test_auto_takes_the_sparse_path_where_it_saves():
-    def chosen(t, s, **options):
-        q, k, v = qkv(1, 1)
+    def chosen(t, s, dtype=torch.float32, **options):
+        q, k, v = qkv(1, 1, dtype)
         q, k, v = q.expand(-1, -1, t, -1), k.expand(-1, -1, s, -1), v.expand(-1, -1, s, -1)
         return dispatch.choose(prepare(q, k, v, **options)[0]).name
 
@@ -359,7 +359,9 @@ def test_auto_takes_the_sparse_path_where_it_saves():
     assert chosen(4096, 4096, mask=causal() & window(4000)) == "flash"
     assert chosen(4096, 4096, mask=causal() & block_sparse(64, local=4)) == "block"
     assert chosen(4096, 4096, mask=causal()) == "flash"
-    assert chosen(64, 64, mask=causal()) == "materialized"
+    assert chosen(32, 32, mask=causal()) == "materialized"
+    assert chosen(128, 128, mask=causal()) == "flash"
+    assert chosen(128, 128, torch.bfloat16, mask=causal()) == "materialized"
     assert chosen(4096, 4096, mask=causal(), softcap=3.0) == "materialized"
 
 
@@ -405,12 +407,12 @@ def test_dropout_drops_weights_and_keeps_their_mean():
     v = torch.ones_like(v)
     for path in ("reference", "materialized"):
         torch.manual_seed(0)
-        outs = torch.stack([attend(q, k, v, dropout=0.25, path=path) for _ in range(300)])
-        assert (outs.mean() - 1).abs() < 0.02
+        outs = torch.stack([attend(q, k, v, dropout=0.25, path=path) for _ in range(100)])
+        assert (outs.mean() - 1).abs() < 0.03
         assert outs.std() > 0.1
 
 
-def test_refusals_name_what_is_wrong():
+def test_refusals_name_what_is_wrong(unchecked):
     q, k, v = qkv(5, 7)
     for options, words in (
         ({"path": "flahs"}, "did you mean 'flash'"),

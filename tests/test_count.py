@@ -201,7 +201,7 @@ def test_counting_a_path_needs_no_torch() -> None:
         "import sys\n"
         "from triptych.count import count\n"
         "from triptych.header import read_header\n"
-        f"print(count(read_header({str(QWEN3_4B)!r}, bare=True).spec).total, 'torch' in sys.modules)"
+        f"print(count(read_header({str(QWEN3_4B)!r}).spec).total, 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")
     assert out.stdout.split() == ["4022468096", "False"]
@@ -212,13 +212,13 @@ def test_headers(tmp_path: Path) -> None:
     header = read_header(path)
     assert header.source is not None
     assert header.spec == _spec("bert-no-pooler")
-    alone = read_header(path / "config.json", bare=True)  # without the weights nobody knows that there is no pooler
+    alone = read_header(path / "config.json")  # without the weights nobody knows that there is no pooler
     assert alone.source is None
     assert alone.spec.head != header.spec.head
     with pytest.raises(CheckpointError, match="no such file"):
-        read_header(tmp_path / "weights.bin", bare=True)
-    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors"):
-        read_header(QWEN3_4B)  # a config without weights will do only where it is asked for
+        read_header(tmp_path / "weights.bin")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_header(tmp_path)
 
 
 def test_smollm2_from_its_header(smollm2_gguf: Path) -> None:

@@ -20,15 +20,6 @@ def rows(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def pattern(q, k, **options):
-    return attention_pattern(q, k, **options)[0, 0]
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture(params=["auto", "flash", "materialized", "reference"])
 def path(request):
     return request.param
@@ -42,13 +33,13 @@ def test_l0_2_6_attention_of_four_tokens(path):
     assert torch.equal(q, rows([2, 0], [0, 2], [1, 1], [1, 1]))
     assert torch.equal(k, torch.ones(4, 2, dtype=torch.float64))
     assert torch.equal(v, rows([1, 1], [1, 1], [2, 0], [0, 2]))
-    assert_close(pattern(q, k), torch.full((4, 4), 0.25, dtype=torch.float64))
+    assert_close(attention_pattern(q, k), torch.full((4, 4), 0.25, dtype=torch.float64))
     assert_close(attend(q, k, v, path=path), torch.ones(4, 2, dtype=torch.float64))
 
 
 def test_l2_example_1(path):
     q, k, v = torch.eye(2, dtype=torch.float64), rows([1, 0], [1, 1]), rows([1, 2], [3, 4])
-    assert_close(pattern(q, k), rows([0.5, 0.5], [0.33024, 0.66976]), **NEAR)
+    assert_close(attention_pattern(q, k), rows([0.5, 0.5], [0.33024, 0.66976]), **NEAR)
     assert_close(attend(q, k, v, path=path), rows([2, 3], [2.33952, 3.33952]), **NEAR)
 
 
@@ -64,7 +55,7 @@ def test_l2_example_3_causality_and_padding():
 def test_l2_practice_1_one_dimension(path):
     q, k, v = rows([2], [0], [1]), rows([1], [3], [-1]), rows([10], [20], [30])
     weights = rows([0.017980, 0.981690, 0.000329], [1 / 3, 1 / 3, 1 / 3], [0.117310, 0.866813, 0.015876])
-    assert_close(pattern(q, k, scale=1.0), weights, **NEAR)
+    assert_close(attention_pattern(q, k, scale=1.0), weights, **NEAR)
     assert_close(attend(q, k, v, scale=1.0, path=path), rows([19.82349], [20], [18.98566]), **NEAR)
 
 
@@ -87,12 +78,12 @@ def test_l4_exercise_6_and_15_cross_attention_scores():
 def test_l4_12_3_toy(path):
     np.random.seed(0)
     q, k, v = (torch.from_numpy(np.random.randn(4, 8)) for _ in range(3))
-    weights, out = pattern(q, k), attend(q, k, v, path=path)
+    weights, out = attention_pattern(q, k), attend(q, k, v, path=path)
     assert_close(weights[0], rows(0.301029, 0.301079, 0.191134, 0.206757), **NEAR)
     assert_close(weights[3], rows(0.819516, 0.085838, 0.022843, 0.071803), **NEAR)
     first = rows(-0.047625, -0.102534, -0.363957, -0.107750, -0.207784, 0.405654, 0.424662, 0.167437)
     assert_close(out[0], first, **NEAR)
-    assert_close(pattern(q, k, mask=causal())[1], rows(0.402860, 0.597140, 0, 0), **NEAR)
+    assert_close(attention_pattern(q, k, mask=causal())[1], rows(0.402860, 0.597140, 0, 0), **NEAR)
 
 
 def test_l1_sat_and_l0_2_6_softmax():
@@ -100,7 +91,7 @@ def test_l1_sat_and_l0_2_6_softmax():
     one = torch.ones(1, 1, dtype=torch.float64)
 
     def soft(*scores):
-        return pattern(one[None, None], rows(*scores)[None, None, :, None], scale=1.0)[0]
+        return attention_pattern(one[0], rows(*scores)[:, None], scale=1.0)
 
     assert_close(soft(0.8, 4.2, 1.5, 0.6, 3.8), rows(0.018559, 0.556105, 0.037373, 0.015195, 0.372768), **NEAR)
     assert_close(soft(8.3, -1.2, 12.7, 0.4), rows(0.012128, 9.1e-7, 0.987866, 4.5e-6), **NEAR)
@@ -117,8 +108,8 @@ def test_root_d_keeps_softmax_from_being_sharp():
     """L0 4.1 has the direction right: without 1/sqrt(d), softmax is too sharp, not too flat."""
     made = np.random.default_rng(0)
     q, k = (torch.from_numpy(made.standard_normal((64, 64)))[None, None] for _ in range(2))
-    assert entropy(pattern(q, k, scale=1.0)) == pytest.approx(0.6108, abs=1e-4)
-    assert entropy(pattern(q, k)) == pytest.approx(3.6809, abs=1e-4)
+    assert entropy(attention_pattern(q, k, scale=1.0)) == pytest.approx(0.6108, abs=1e-4)
+    assert entropy(attention_pattern(q, k)) == pytest.approx(3.6809, abs=1e-4)
     assert entropy(torch.full((64, 64), 1 / 64)) == pytest.approx(4.1589, abs=1e-4)
 
 
@@ -158,7 +149,7 @@ def test_a_large_negative_number_is_not_a_mask():
     filled = scores.masked_fill(~hidden, -1e9).softmax(-1)
     assert_close(filled[0, 0, 0], torch.full((3,), 1 / 3))
     assert scores.masked_fill(~hidden, -torch.inf).softmax(-1)[0, 0, 0].isnan().all()
-    assert (pattern(q, q, mask=hidden)[0] == 0).all()
+    assert (attention_pattern(q, q, mask=hidden)[0, 0, 0] == 0).all()
     for path in ("flash", "materialized", "reference"):
         assert (attend(q, q, v, mask=hidden, path=path)[0, 0, 0] == 0).all()
 
@@ -214,7 +205,7 @@ def test_the_mask_may_come_before_or_after_the_scale_but_a_bias_may_not():
 
     assert_close(before(mask), after(mask))
     assert (before(bias) - after(bias)).abs().max() > 0.05
-    assert_close(pattern(q[None, None], k[None, None], bias=bias), after(bias))
+    assert_close(attention_pattern(q, k, bias=bias), after(bias))
 
 
 def test_cross_attention_needs_a_mask_when_sources_are_padded():
@@ -227,6 +218,6 @@ def test_cross_attention_needs_a_mask_when_sources_are_padded():
 
 
 def test_why_minus_infinity_gives_exactly_zero():
-    weights = pattern(torch.randn(4, 8), torch.randn(4, 8), mask=causal())
+    weights = attention_pattern(torch.randn(4, 8), torch.randn(4, 8), mask=causal())
     assert (weights.triu(1) == 0).all()
     assert_close(weights.sum(-1), torch.ones(4))

@@ -174,6 +174,7 @@ def test_bos_comes_once() -> None:
     bos = made.bos_id
     assert made.encode("hi") == [bos, *b"hi"]
     assert made.encode("<s>hi") == [bos, *b"hi"]
+    assert made.encode_batch(["<s>hi", "", "no"]) == [[bos, *b"hi"], [bos], [bos, *b"no"]]
     assert made.encode("hi", special=False) == [*b"hi"]
     assert made.encode(RenderedPrompt("<s>hi")) == [bos, *b"hi"]
     assert made.encode(RenderedPrompt("hi")) == [*b"hi"]  # a template that writes no BOS means none
@@ -182,7 +183,7 @@ def test_bos_comes_once() -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_a_corpus_has_the_ids_of_its_text(name: str, monkeypatch) -> None:
     made = MADE[name]
-    text = ROMEO + "\n\n".join(NASTY)
+    text = (ROMEO + "\n\n".join(NASTY)) * 3  # more pieces than are encoded at once
     whole = made.encode(text, special=False)
     monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
     ids = made.encode_corpus(text)

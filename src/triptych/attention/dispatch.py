@@ -16,7 +16,8 @@ from triptych.attention.request import Request, prepare
 from triptych.errors import InputError, nearest
 from triptych.spec.masks import Mask
 
-SHORT = 1 << 17  # query-key pairs below which an explicit pattern beats the fused kernel on a CPU
+SHORT = 1 << 11  # query-key pairs up to which an explicit pattern beats the fused kernel on a CPU
+SHORT_HALF = 1 << 16  # the same in half precision, where the fused backward is slow on short rows
 LARGE = 1 << 24  # score elements above which building them is worth a word
 
 
@@ -113,7 +114,8 @@ def choose(request: Request) -> Path:
     for sparse, saves in ((PATHS["window"], window.saves), (PATHS["block"], block.saves)):
         if not sparse.cannot(request) and saves(request):
             return sparse
-    if request.q.device.type == "cpu" and request.queries * request.keys <= SHORT:
+    short = SHORT_HALF if request.q.dtype.itemsize == 2 else SHORT
+    if request.q.device.type == "cpu" and request.queries * request.keys <= short:
         return PATHS["materialized"]
     reasons = flash.cannot(request)
     if not reasons:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triptych.attention import lowering
 from triptych.attention.request import Request
 
 
@@ -25,9 +26,9 @@ def run(request: Request) -> Tensor:
         scores = torch.tanh(scores / request.softcap) * request.softcap
     if request.bias is not None:
         scores = scores + request.bias
-    visible = request.visible
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -torch.inf)
+    if request.visible is not None:
+        # Where the pattern is 0 so is its gradient: backward need not know of the mask.
+        scores.detach().masked_fill_(~request.visible, -torch.inf)
     empty = _empty(request, scores)
     if empty is not None:
         scores = scores.masked_fill(empty, 0.0)
@@ -41,10 +42,13 @@ def run(request: Request) -> Tensor:
 
 
 def _empty(request: Request, scores: Tensor) -> Tensor | None:
-    """Queries that see nothing.  Read off the mask where it alone decides, since it has no head dimension."""
+    """Queries that see nothing, `[., ., T, 1]`; None where there can be none."""
     if request.bias is not None:
         return scores.amax(-1, keepdim=True) == -torch.inf
-    return None if request.visible is None else ~request.visible.any(-1, keepdim=True)
+    sees_itself = request.aligned and request.queries <= request.keys and lowering.reads_distances(request.mask)
+    if request.visible is None or sees_itself:
+        return None
+    return ~request.visible.any(-1, keepdim=True)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

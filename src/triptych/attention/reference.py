@@ -37,19 +37,24 @@ def attend_reference(
 
 
 def attention_scores(
-    q: Float[Tensor, "B H T K"], k: Float[Tensor, "B G S K"], **options: Any
-) -> Float[Tensor, "B H T S"]:
+    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
+    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
+    **options: Any,
+) -> Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]:
     """What enters softmax, in fp32 or better; hidden entries are -inf."""
-    return scores_of(prepare(q, k, k, **options)[0])
+    request, restore = prepare(q, k, k, **options)
+    return restore(scores_of(request))
 
 
 def attention_pattern(
-    q: Float[Tensor, "B H T K"], k: Float[Tensor, "B G S K"], **options: Any
-) -> Float[Tensor, "B H T S"]:
+    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
+    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
+    **options: Any,
+) -> Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]:
     """The attention weights, in fp32 or better.  Rows sum to 1, to less where a sink takes a share, or to 0 where
     there is nothing to see."""
-    request = prepare(q, k, k, **options)[0]
-    return pattern_of(scores_of(request), request.sinks)
+    request, restore = prepare(q, k, k, **options)
+    return restore(pattern_of(scores_of(request), request.sinks))
 
 
 def run(request: Request, hook: Hook | None = None) -> Tensor:

@@ -117,7 +117,9 @@ def _job(panel: Panel, data: Path | str | None, seconds: float, out: Path, again
             watch.say(f"passed over {reason}")
         return job
     if checkpoints.is_dir() and not (out / REPORT).is_file():
-        raise InputError(f"{out} holds a run that was stopped; go on with --resume, or remove it, or give another --out")
+        raise InputError(
+            f"{out} holds a run that was stopped; go on with --resume, or remove it, or give another --out"
+        )
     for old in (REPORT, CHECKPOINTS, SAMPLES):
         path = out / old
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

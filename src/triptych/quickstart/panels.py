@@ -91,7 +91,11 @@ def _filled(model: Model, job: Job) -> Verdict:
 
 # ---------------------------------------------------------------- encoder-decoder
 
-FOLIO = ("I loue thee not, therefore pursue me not", "We haue heere a deuice to giue", "Oh what a Rogue and Pesant slaue am I")
+FOLIO = (
+    "I loue thee not, therefore pursue me not",
+    "We haue heere a deuice to giue",
+    "Oh what a Rogue and Pesant slaue am I",
+)
 JUDGED = 200  # held-out passages written out in full
 
 
@@ -111,9 +115,7 @@ def _corrected(model: Model, job: Job) -> Verdict:
     letters = sum(len(target) for _, target in chosen)
     ours = sum(distance(new.text, target) for new, (_, target) in zip(found, chosen, strict=True)) / letters
     copied = sum(distance(source, target) for source, target in chosen) / letters
-    said = (
-        f"{ours:.1%} of letters wrong in {len(chosen)} passages it has not seen; copying the source leaves {copied:.1%} wrong"
-    )
+    said = f"{ours:.1%} of letters wrong in {len(chosen)} passages it has not seen; copying the source leaves {copied:.1%} wrong"
     return Verdict("letters wrong", ours, "copying", copied, said)
 
 
@@ -167,7 +169,9 @@ PANELS = {
             "The cross-attention maps are alignments: which letters of the old were looked at for each of the new.",
             _modernize,
             _corrected,
-            lambda model: sorted(look(model, FOLIO[0]).maps, key=lambda m: ("cross", "encoder", "decoder").index(m.stack)),
+            lambda model: sorted(
+                look(model, FOLIO[0]).maps, key=lambda m: ("cross", "encoder", "decoder").index(m.stack)
+            ),
         ),
     )
 }

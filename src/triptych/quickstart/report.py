@@ -25,9 +25,7 @@ def curve(job: Job) -> page.Curve:
     return page.Curve("Loss", "step", "nats per token", {"training": smooth, "held out": held}, {})
 
 
-def write_report(
-    out: Path, panel: Panel, job: Job, model: Model, samples: list[page.Sample], verdict: Verdict
-) -> None:
+def write_report(out: Path, panel: Panel, job: Job, model: Model, samples: list[page.Sample], verdict: Verdict) -> None:
     """`loss.png` where matplotlib is installed, and `report.html`, which needs nothing but itself."""
     losses = curve(job)
     if importlib.util.find_spec("matplotlib") is not None:
