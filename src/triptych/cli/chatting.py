@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from triptych.cli import screen
 from triptych.cli.failure import say, told
+from triptych.cli.models import decoded
 from triptych.errors import InputError, TextError
 
 if TYPE_CHECKING:
@@ -73,12 +74,7 @@ def _line() -> str:
     raw = sys.stdin.buffer.readline()
     if not raw:
         raise EOFError
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"stdin is not UTF-8 (byte {error.start} of a line); convert it, for example with iconv"
-        ) from None
+    return decoded(raw)
 
 
 def _answer(model: Model, messages: list[Message], how: dict[str, Any], as_json: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ def header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -
         screen.result(found.to_dict())
         return
     out = screen.console()
-    out.print(screen.facts(_summary(found), title=found.path))
+    screen.show(screen.facts(_summary(found)), plain(found.path))
     out.print()
     out.print(_tree(found.tree))
     out.print()
@@ -77,11 +78,38 @@ def _tree(line: Line) -> Tree:
 
 
 def _tensors(found: Description) -> Any:
-    shown = screen.table("stored tensor", "becomes", "shape", "dtype", "size", "done", "file", right=["shape", "size"])
+    """A line for tensors that differ only by the number of their block."""
+    groups: dict[tuple[Any, ...], list[tuple[str, int]]] = {}
     for one in found.tensors:
-        becomes = "\n".join(one.becomes)
-        shown.add_row(plain(one.name), becomes, shape(one.shape), one.dtype, mib(one.nbytes), one.op, plain(one.file))
+        names, number = numberless((one.name, *one.becomes))
+        groups.setdefault((names, one.shape, one.dtype, one.op, one.file), []).append((number, one.nbytes))
+    shown = screen.table("stored tensor", "becomes", "shape", "dtype", "size", "done", "file", right=["shape", "size"])
+    for (names, sizes, dtype, op, file), members in groups.items():
+        blocks = ranges([int(number) for number, _ in members if number])
+        stored, *becomes = (plain(name.replace("{i}", blocks)) for name in names)
+        size = mib(sum(nbytes for _, nbytes in members))
+        shown.add_row(stored, "\n".join(becomes), shape(sizes), dtype, size, op, plain(file))
     return shown
+
+
+def numberless(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Names with `{i}` for the one number they share, and that number; as they are where it is not one."""
+    numbers = {number for name in names for number in re.findall(r"(?<=\.)\d+(?=\.)", name)}
+    if len(numbers) != 1:
+        return names, ""
+    (number,) = numbers
+    return tuple(re.sub(rf"(?<=\.){number}(?=\.)", "{i}", name) for name in names), number
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` -> `0-2,5`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def inside(found: Look, name: str, *, save: Path | None, as_json: bool) -> None:
@@ -111,12 +139,12 @@ def inside(found: Look, name: str, *, save: Path | None, as_json: bool) -> None:
 def _map(one: AttentionMap) -> None:
     """For each query the keys it draws most from, the mean of the heads shown."""
     which = f"head {one.head_names[0]}" if len(one.head_names) == 1 else f"mean of {len(one.head_names)} heads"
-    shown = screen.table("query", "draws from", title=f"{one.stack} layer {one.layer}, {which}")
+    shown = screen.table("query", "draws from")
     for query, row in zip(one.queries, one.weights.mean(axis=0), strict=True):
         best = sorted(range(len(row)), key=lambda s: -row[s])[:TOP_KEYS]
         said = "   ".join(f"{plain(one.keys[s])} {row[s]:.0%}" for s in best if row[s] >= 0.005)
         shown.add_row(plain(query), said)
-    screen.console().print(shown)
+    screen.show(shown, f"{one.stack} layer {one.layer}, {which}")
 
 
 def _values(found: Look) -> None:
@@ -125,7 +153,7 @@ def _values(found: Look) -> None:
     for one in found.values:
         told = ("" if x != x else f"{x:,.3f}" for x in (one.mean, one.std, one.least, one.most, one.norm))
         shown.add_row(one.site, shape(one.shape), *told)
-    screen.console().print(shown)
+    screen.show(shown)
 
 
 def report(found: Report, *, as_json: bool) -> None:
@@ -134,14 +162,14 @@ def report(found: Report, *, as_json: bool) -> None:
         screen.result(found.to_dict())
         return
     out = screen.console()
-    shown = screen.table("check", "difference", "limit", "", "", title=found.model, right=["difference", "limit"])
+    shown = screen.table("check", "difference", "limit", "", "", right=["difference", "limit"])
     for one in found.findings:
         verdict = {True: "ok", False: "FAILED", None: ""}[one.passed]
         limit = "" if one.limit is None else f"{one.limit:g}"
         shown.add_row(
             one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED")
         )
-    out.print(shown)
+    screen.show(shown, found.model)
     for line in found.skipped:
         out.print(f"not done: {line}", style="dim")
     if found.first_difference is not None:
@@ -165,7 +193,7 @@ def costs(
         screen.result(found.to_dict(positions, batch=batch, source=source) | {"chosen": chosen})
         return
     numbers = ["parameters", "share"]
-    shown = screen.table("part", *numbers, title=f"{spec.family}, {spec.layout}", right=numbers)
+    shown = screen.table("part", *numbers, right=numbers)
     for name, number in found.parameters.items():
         if number:
             shown.add_row(name, f"{number:,}", f"{number / found.total:.1%}")
@@ -181,8 +209,8 @@ def costs(
     costs = screen.table("cost", "number", "size", right=["number", "size"])
     for row in rows:
         costs.add_row(*row)
-    screen.console().print(shown)
-    screen.console().print(costs)
+    screen.show(shown, f"{spec.family}, {spec.layout}")
+    screen.show(costs)
 
 
 def machine(*, as_json: bool) -> None:
@@ -223,7 +251,7 @@ def machine(*, as_json: bool) -> None:
         ("cache", f"{cache}: {', '.join(packages) or 'empty'}"),
     ]
     rows += [(name, f"{got or 'not installed'}  ({EXTRAS[name]})") for name, got in extras.items()]
-    screen.console().print(screen.facts(rows))
+    screen.show(screen.facts(rows))
 
 
 # Optional packages and what they are for.

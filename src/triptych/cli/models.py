@@ -63,7 +63,11 @@ def gathered(texts: Sequence[str] | None, what: str = "text", *, lines: bool = F
 
 
 def from_stdin() -> str:
-    raw = sys.stdin.buffer.read()
+    return decoded(sys.stdin.buffer.read())
+
+
+def decoded(raw: bytes) -> str:
+    """Bytes of stdin as text.  Raises InputError when they are not UTF-8."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -157,10 +157,10 @@ def fill(
     for text, masks in zip(given, found, strict=True):
         for i, mask in enumerate(masks):
             which = f"  (mask {i + 1} of {len(masks)})" if len(masks) > 1 else ""
-            shown = screen.table("token", "probability", "", title=screen.plain(text) + which, right=["probability"])
+            shown = screen.table("token", "probability", "", right=["probability"])
             for token, p in mask:
                 shown.add_row(screen.plain(token), f"{p:.1%}", "━" * round(p * 24))
-            screen.console().print(shown)
+            screen.show(shown, screen.plain(text) + which)
 
 
 def encode(

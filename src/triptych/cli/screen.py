@@ -35,27 +35,35 @@ def result(data: Any) -> None:
     print(json.dumps(data, ensure_ascii=False, indent=2))
 
 
-def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
     """An empty table; the columns named in `right` hold numbers.  Cells are shown as they are."""
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", overflow="fold", header_style="dim")
     return made
 
 
-def facts(rows: Sequence[tuple[str, str]], title: str | None = None) -> Table:
+def facts(rows: Sequence[tuple[str, str]]) -> Table:
     """Names and their values."""
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def show(made: Table, title: str = "") -> None:
+    """A table on stdout, under a title that may be wider than it."""
+    out = console()
+    if title:
+        out.print(title, style="bold", soft_wrap=True)
+    out.print(made)
 
 
 def plain(text: str) -> str:
@@ -69,7 +77,7 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def mib(nbytes: float) -> str:
+def mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.1f} MiB"
 
 

@@ -42,8 +42,9 @@ def quickstart(
         found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
     if as_json:
         screen.result(found.to_dict())
-    else:
-        screen.console().print(screen.facts(found.facts()))
+        return
+    told = f"{found.steps:,} steps in {found.seconds:,.0f} s. {found.verdict.said}"
+    screen.show(screen.facts([("model", str(found.model)), ("page", f"{found.report}, open it in a browser")]), told)
 
 
 def train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from triptych.cli import screen
 
@@ -26,7 +26,7 @@ class TrainingBar:
         self.task = self.bar.add_task("", total=None)
         self.told = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> TrainingBar:
         self.bar.start()
         return self
 

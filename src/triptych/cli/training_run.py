@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,32 +86,24 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
 
 
 def show_batch(path: Path, changes: Sequence[str], *, as_json: bool) -> None:
-    """The rows of step 0: what goes in, what should come out, and which places are trained."""
+    """The rows of the first step: what goes in, what should come out, and which places count."""
     from triptych.train import prepare, read_recipe
+    from triptych.train import show_batch as shown
 
     recipe = read_recipe(path, changes)
     job = prepare(recipe)
-    rows = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
-    names = job.tokenizer.tokens
+    rows = shown(job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows), job.tokenizer)
     if as_json:
-        told = [
-            {"ids": r.ids.tolist(), "targets": r.targets.tolist(), "trained": r.trained.tolist(),
-             "source": None if r.source is None else r.source.tolist()}
-            for r in rows
-        ]  # fmt: skip
-        screen.result({"rows": told})
+        screen.result({"rows": [asdict(row) for row in rows]})
         return
     for i, row in enumerate(rows[:ROWS]):
-        shown = screen.table(
-            "reads", "should say", "trained", title=f"row {i + 1} of {len(rows)}, {len(row.ids):,} tokens"
-        )
-        for read, say, trained in zip(
-            names(row.ids[:PLACES].tolist()), names(row.targets[:PLACES].tolist()), row.trained[:PLACES], strict=True
-        ):
-            shown.add_row(screen.plain(read), screen.plain(say), "yes" if trained else "")
-        if row.source is not None:
-            screen.console().print(f"source: {screen.plain(job.tokenizer.decode(row.source.tolist()))}", soft_wrap=True)
-        screen.console().print(shown)
+        title = f"row {i + 1} of {len(rows)}: {len(row.tokens):,} tokens, {row.trained:,} trained"
+        table = screen.table("reads", "should say", "")
+        for token in row.tokens[:PLACES]:
+            table.add_row(screen.plain(token.token), screen.plain(token.target), "trained" if token.trained else "")
+        if row.source:
+            screen.console().print(f"source: {screen.plain(' '.join(row.source))}", soft_wrap=True)
+        screen.show(table, title)
 
 
 def verify(path: Path, changes: Sequence[str], steps: int, *, as_json: bool) -> None:

@@ -36,13 +36,15 @@ def save(vectors: NDArray[np.float32], out: Path) -> None:
 def show(texts: Sequence[str], vectors: NDArray[np.float32]) -> None:
     """The cosine of every two texts, or the first few numbers of each where there are many or one."""
     if not 1 < len(texts) <= FEW:
-        shown = screen.table("text", "first numbers", title=f"{screen.shape(vectors.shape)} vectors")
+        title = f"{screen.shape(vectors.shape)} vectors"
+        shown = screen.table("text", "first numbers")
         for text, vector in zip(texts, vectors, strict=True):
             shown.add_row(screen.plain(text), "  ".join(f"{x:+.4f}" for x in vector[:6]) + "  ...")
     else:
         unit = vectors / (vectors**2).sum(axis=1, keepdims=True).clip(1e-24) ** 0.5
+        title = f"cosine of {screen.shape(vectors.shape)} vectors"
         names = [str(i + 1) for i in range(len(texts))]
-        shown = screen.table("", "text", *names, title=f"cosine of {screen.shape(vectors.shape)} vectors", right=names)
+        shown = screen.table("", "text", *names, right=names)
         for name, text, row in zip(names, texts, unit @ unit.T, strict=True):
             shown.add_row(name, screen.plain(text), *(f"{x:.3f}" for x in row))
-    screen.console().print(shown)
+    screen.show(shown, title)

@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from triptych.checkpoints import atomic_write
 from triptych.errors import InputError
@@ -24,6 +24,7 @@ from triptych.train import Event, Job, Trainer, check_recipe, prepare, resume
 CHECKPOINTS, MODEL, SAMPLES, REPORT = "checkpoints", "model", "samples.json", "report.html"
 
 
+@runtime_checkable
 class Watch(Protocol):
     """Who is told of a run as it goes: the live line of the command line, or nobody."""
 

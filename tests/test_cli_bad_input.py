@@ -1,0 +1,220 @@
+"""Bad input, each a line on stderr and exit 1: what was wrong, where, what to do; nothing half-written."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import malformed
+from cli_models import CONTEXT, checkpoint
+from triptych.cli import main
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Commands set torch's threads; the next test shall not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a command that fails."""
+    code = main(argv)
+    out, err = capsys.readouterr()
+    assert code == 1, (out, err)
+    assert not out
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: "), err
+    assert "unexpected" not in lines[0], err
+    assert "Traceback" not in err
+    return lines[0]
+
+
+def copied(layout: str, tmp_path: Path, **config: Any) -> Path:
+    """A copy of a checkpoint with keys of its config changed; None removes one."""
+    path = tmp_path / "model"
+    shutil.copytree(checkpoint(layout), path)
+    keys = json.loads((path / "config.json").read_text()) | config
+    (path / "config.json").write_text(json.dumps({name: value for name, value in keys.items() if value is not None}))
+    return path
+
+
+def _missing(path: Path) -> Path:
+    return path / "nothing"
+
+
+def _empty(path: Path) -> Path:
+    return path
+
+
+def _pickled(path: Path) -> Path:
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    shutil.copy(checkpoint("decoder") / "config.json", path)
+    return path
+
+
+def _pickle(path: Path) -> Path:
+    (path / "weights.pt").write_bytes(b"\x80\x04")
+    return path / "weights.pt"
+
+
+def _unknown_key(path: Path) -> Path:
+    return copied("decoder", path, head_dim=None, head_dimm=10)
+
+
+def _unknown_family(path: Path) -> Path:
+    return copied("decoder", path, model_type="lama")
+
+
+def _no_config(path: Path) -> Path:
+    found = copied("decoder", path)
+    (found / "config.json").unlink()
+    return found
+
+
+def _broken_config(path: Path) -> Path:
+    found = copied("decoder", path)
+    (found / "config.json").write_bytes(b'{"model_type": "\xff"}')
+    return found
+
+
+def _missing_tensor(path: Path) -> Path:
+    return copied("decoder", path, num_hidden_layers=4)
+
+
+def _extra_tensor(path: Path) -> Path:
+    return copied("decoder", path, num_hidden_layers=2)
+
+
+def _other_shape(path: Path) -> Path:
+    return copied("decoder", path, intermediate_size=38)
+
+
+def _not_a_checkpoint(path: Path) -> Path:
+    (path / "notes.txt").write_text("hello")
+    return path / "notes.txt"
+
+
+def _bad_hub_name(path: Path) -> Path:
+    return Path("hub:no-slash")
+
+
+MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "missing": (_missing, "no such file"),
+    "empty-directory": (_empty, "config.json"),
+    "pickle-directory": (_pickled, "pickle"),
+    "pickle-file": (_pickle, "save it as safetensors"),
+    "unknown-key": (_unknown_key, "did you mean 'head_dim'?"),
+    "unknown-family": (_unknown_family, "did you mean 'llama'?"),
+    "no-config": (_no_config, "config.json"),
+    "config-not-utf8": (_broken_config, "config.json"),
+    "missing-tensor": (_missing_tensor, "missing"),
+    "extra-tensor": (_extra_tensor, "nobody asked for"),
+    "other-shape": (_other_shape, "[37, 24]"),
+    "not-a-checkpoint": (_not_a_checkpoint, "notes.txt"),
+    "bad-hub-name": (_bad_hub_name, "hub:org/name"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_that_cannot_be_loaded(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, says = MODELS[name]
+    path = make(tmp_path)
+    assert says in refused(["generate", str(path), "Mill"], capsys)
+
+
+@pytest.mark.parametrize("command", ["chat", "fill", "encode", "inspect", "check", "count"])
+def test_every_command_refuses_what_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ["text"] if command in ("fill", "encode") else []
+    assert "/nowhere/model" in refused([command, "/nowhere/model", *text], capsys)
+
+
+@pytest.mark.parametrize("case", malformed.CASES, ids=str)
+def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = case.write(tmp_path)
+    if path.suffix != ".gguf":
+        (tmp_path / "config.json").write_text((checkpoint("decoder") / "config.json").read_text())
+        path = tmp_path if (tmp_path / "model.safetensors").exists() else path
+    refused(["inspect", str(path)], capsys)
+
+
+# ---------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize(
+    ("layout", "argv", "says"),
+    [
+        ("decoder", ["generate", "{m}"], "no prompt given"),
+        ("decoder", ["generate", "{m}", "a" * CONTEXT], f"the model has {CONTEXT}"),
+        ("decoder", ["generate", "{m}", ""], "empty"),
+        ("decoder", ["generate", "{m}", "a", "--top-p", "0"], "top_p"),
+        ("decoder", ["generate", "{m}", "a", "--decoder-prefix", "b"], "encoder-decoders"),
+        ("decoder", ["generate", "{m}", "a", "--device", "warp"], "cpu, cuda"),
+        ("decoder", ["fill", "{m}", "a"], "mask"),
+        ("decoder", ["generate", "{m}", "a\udcff"], "UTF-8"),
+        ("encoder", ["generate", "{m}", "a"], "encoder"),
+        ("encoder", ["chat", "{m}"], "no chat template"),
+        ("encoder", ["fill", "{m}", "no mask here"], "mask"),
+        ("encoder", ["encode", "{m}", "the " * CONTEXT], f"{CONTEXT}"),
+        ("encoder", ["encode", "{m}", "a", "--pooling", "middle"], "'mean', 'first' or 'dense'"),
+        ("encoder", ["encode", "{m}", "a", "--out", "v.pt"], ".npy or .safetensors"),
+        ("decoder", ["inspect", "{m}", "Mill", "--site", "blocks.0.atn.pattern"], "mean 'blocks.0.attn.pattern'?"),
+        ("decoder", ["inspect", "{m}", "Mill", "--layer", "3"], "layers are 0 to 2"),
+        ("decoder", ["inspect", "{m}", "Mill", "--head", "6"], "heads 0..5"),
+        ("decoder", ["inspect", "{m}", "Mill", "--target", "x"], "encoder-decoders"),
+        ("decoder", ["inspect", "{m}", "Mill", "--site", "final", "--save", "x.html"], ".pattern"),
+        ("encoder-decoder", ["inspect", "{m}", "Mill", "--site", "blocks.*.attn.z"], "no site"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(part[:12] for part in value),
+)  # fmt: skip
+def test_texts_and_options_that_cannot_be_used(
+    layout: str, argv: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert says in refused([part.replace("{m}", str(checkpoint(layout))) for part in argv], capsys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["generate", "encode", "chat"])
+def test_stdin_that_is_not_utf8(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    layout = "encoder" if command == "encode" else "decoder"
+    argv = [command, str(checkpoint(layout)), *([] if command == "chat" else ["-"])]
+    if command == "chat":
+        argv += ["--seed", "1"]
+        assert main(argv) == 1
+        assert "error: stdin is not UTF-8 (byte 3)" in capsys.readouterr().err
+    else:
+        assert "stdin is not UTF-8 (byte 3)" in refused(argv, capsys)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "file"
+    there.write_text("")
+    argv = ["encode", str(checkpoint("encoder")), "the mill", "--out", str(there / "v.npy")]
+    assert "v.npy" in refused(argv, capsys)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - closing it fails too
+    monkeypatch.setattr(sys, "stdout", full)
+    assert main(["count", str(checkpoint("encoder"))]) == 1
+    monkeypatch.undo()
+    assert "no space left" in capsys.readouterr().err
+    with pytest.raises(OSError, match="No space"):
+        full.close()

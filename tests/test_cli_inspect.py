@@ -1,0 +1,205 @@
+"""inspect, check, count and doctor as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import triptych
+from cli_models import checkpoint
+from triptych import check as checking
+from triptych.cli import main
+from triptych.cli.describing import numberless, ranges
+from triptych.describe import describe, mask_text
+from triptych.model import load
+from triptych.spec import causal, full, same_document, window
+
+ROOT = Path(__file__).parents[1]
+QWEN3_4B = ROOT / "docs" / "examples" / "qwen3-4b"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Commands set torch's threads; the next test shall not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    got = main(argv)
+    out, err = capsys.readouterr()
+    assert got == code, err
+    return out
+
+
+def answered(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> Any:
+    return json.loads(said([*argv, "--json"], capsys, code))
+
+
+# ---------------------------------------------------------------- a header
+
+
+@pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
+def test_inspect_tells_what_load_finds(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint(layout)
+    model, found = load(path), answered(["inspect", str(path)], capsys)
+    assert model.report is not None
+    assert found["layout"] == layout
+    assert found["parameters"] == sum(p.numel() for p in model.module.parameters())
+    assert found["ties"] == model.report.ties
+    assert {(one["name"], *one["becomes"]) for one in found["tensors"]} == {
+        (*one.sources, one.ours) for one in model.report.tensors
+    }
+    assert found["stored_bytes"] == sum(prod(one["shape"]) * 4 for one in found["tensors"])
+    assert found["tokenizer"]["tokens"] == model.spec.vocab
+    assert found["tokenizer"]["chat_template"] == (layout == "decoder")
+
+
+def test_inspect_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> None:
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr("triptych.checkpoints.safetensors.SafetensorsSource.read", read)
+    assert describe(checkpoint("encoder")).tensors
+
+
+def test_inspect_shows_a_calm_table(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(["inspect", str(checkpoint("decoder"))], capsys)
+    assert re.search(r"blocks\.0-2\s+Block", out)
+    assert re.search(r"model\.layers\.0-2\.mlp\.up_proj\.weight\s+decoder\.blocks\.0-2\.mlp\.up\.weight\s+37 × 24", out)
+    assert "eos <|endoftext|> = 256" in out
+    assert "blocks.{i}.attn.pattern" in out
+
+
+def test_equal_blocks_are_one_line_and_others_are_not() -> None:
+    def names(line: Any) -> list[str]:
+        return [line.name, *(name for below in line.below for name in names(below))]
+
+    found = names(describe(checkpoint("encoder-decoder")).tree)
+    assert "blocks.0-1" in found  # the encoder's
+    assert "blocks.0-2" in found  # the decoder's
+
+
+def test_numberless() -> None:
+    assert numberless(("blk.7.q.weight", "decoder.blocks.7.attn.q.weight")) == (
+        ("blk.{i}.q.weight", "decoder.blocks.{i}.attn.q.weight"),
+        "7",
+    )
+    assert numberless(("a.1.b", "c.2.d")) == (("a.1.b", "c.2.d"), "")
+    assert numberless(("embed.weight",)) == (("embed.weight",), "")
+
+
+def test_ranges() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert ranges([]) == ""
+
+
+def test_masks_in_words() -> None:
+    assert mask_text(causal() & window(512)) == "causal & window(back=512)"
+    assert mask_text(causal() | same_document()) == "causal | same_document"
+    assert mask_text(full()) == "full"
+
+
+# ---------------------------------------------------------------- a text inside
+
+
+def test_inspect_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint("decoder")
+    model = load(path)
+    found = answered(["inspect", str(path), "Mill", "--layer", "1", "--head", "4"], capsys)
+    expected = model.trace(["Mill"], read=["blocks.1.attn.pattern"])["blocks.1.attn.pattern"][0][4:5]
+    (one,) = found["maps"]
+    assert (one["stack"], one["layer"], one["heads"]) == ("decoder", 1, [4])
+    assert one["queries"] == one["keys"] == ["M", "i", "l", "l"]
+    np.testing.assert_allclose(one["pattern"], expected.numpy())
+
+
+def test_inspect_shows_where_a_token_draws_from(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(["inspect", str(checkpoint("decoder")), "Mill", "--layer", "0", "--head", "0"], capsys)
+    assert "decoder layer 0, head 0" in out
+    assert re.search(r"M\s+M 100%", out)
+
+
+def test_inspect_another_site(capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint("decoder")
+    found = answered(["inspect", str(path), "Mill", "--site", "blocks.*.mlp.out"], capsys)
+    site = load(path).trace(["Mill"], read=["blocks.2.mlp.out"])["blocks.2.mlp.out"][0]
+    assert [one["site"] for one in found["values"]] == [f"blocks.{i}.mlp.out" for i in range(3)]
+    assert found["values"][2]["shape"] == [4, 24]
+    assert found["values"][2]["norm"] == pytest.approx(float(site.norm(dim=1).mean()))
+
+
+def test_inspect_an_encoder_decoder_in_all_three_places(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["inspect", str(checkpoint("encoder-decoder")), "Mill", "--target", "ab"]
+    found = answered(argv, capsys)
+    assert [(one["stack"], one["layer"]) for one in found["maps"]] == [
+        ("encoder", 0), ("encoder", 1), *((stack, i) for i in range(3) for stack in ("decoder", "cross"))
+    ]  # fmt: skip
+    cross = found["maps"][-1]
+    assert cross["queries"] == ["<pad>", "a", "b", "</s>"]
+    assert cross["keys"] == ["M", "i", "l", "l", "</s>"]
+
+
+def test_inspect_saves_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "attention.html"
+    assert not said(["inspect", str(checkpoint("encoder")), "the <b> mill", "--save", str(page)], capsys)
+    html = page.read_text(encoding="utf-8")
+    assert "the &lt;b&gt; mill" in html
+    assert "<b> mill" not in html
+
+
+# ---------------------------------------------------------------- check, count, doctor
+
+
+def test_check_passes_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["check", str(checkpoint("encoder")), "--against", "none"]
+    assert said(argv, capsys).splitlines()[-1] == "passed"
+    monkeypatch.setattr(checking, "apart", lambda *_: 0.5)
+    assert said(argv, capsys, code=1).splitlines()[-1] == "FAILED: over 0.0001"
+    assert answered(argv, capsys, code=1)["passed"] is False
+    assert said([*argv, "--threshold", "0.6"], capsys, code=1).count("FAILED") == 3  # bit-equal stays bit-equal
+
+
+def test_count_the_lectures_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(["count", str(QWEN3_4B), "--context", "4096", "--dtype", "fp16"], capsys)
+    assert found["parameters"]["total"] == 4_022_468_096
+    assert found["chosen"]["cache_bytes"] == 603_979_776
+    assert answered(["count", str(QWEN3_4B), "--context", "4096", "--batch", "3"], capsys)["chosen"]["cache_bytes"] == (
+        3 * 603_979_776
+    )
+    out = said(["count", str(QWEN3_4B), "--context", "4096"], capsys)
+    assert "4,022,468,096" in out
+    assert re.search(r"cache, fp16, 1 × 4,096 positions\s+603,979,776\s+576\.0 MiB", out)
+
+
+def test_count_an_encoder_has_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cache" not in said(["count", str(checkpoint("encoder"))], capsys)
+
+
+@pytest.mark.parametrize("argv", [["count", str(QWEN3_4B)], ["train", "--help"]], ids=["count", "train-help"])
+def test_needs_no_torch(argv: list[str]) -> None:
+    code = f"import sys; from triptych.cli import main; main({argv!r}); print('torch' in sys.modules, file=sys.stderr)"
+    src = str(Path(triptych.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=src)
+    assert done.stderr.split() == ["False"]
+    assert done.stdout
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(["doctor"], capsys)
+    assert found["torch"]["version"] == torch.__version__
+    assert 1 <= found["cores"]["usable"] <= found["cores"]["online"]
+    assert found["extras"]["transformers"]
+    out = said(["doctor"], capsys)
+    assert f"{found['cores']['usable']} usable of {found['cores']['online']}" in out
+    assert "GPU" in out

@@ -1,0 +1,180 @@
+"""generate, chat, fill and encode as a user types them: the library's numbers, on the right stream."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from cli_models import checkpoint
+from triptych.cli import main
+from triptych.model import load
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Commands set torch's threads; the next test shall not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """stdout and stderr of a command that works."""
+    code = main(argv)
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out, err
+
+
+def answered(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a command that works says with --json."""
+    return json.loads(said([*argv, "--json"], capsys)[0])
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+
+
+DECODER = ["--max-new-tokens", "9"]
+
+
+def test_generate_gives_what_the_library_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint("decoder")
+    options = {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 5}
+    typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    expected = load(path).generate(["Mill", "The river"], max_new_tokens=9, **options)  # type: ignore[arg-type]
+    found = answered(["generate", str(path), "Mill", "The river", *DECODER, *typed], capsys)
+    assert [row["ids"] for row in found["results"]] == [got.ids for got in expected]
+    assert [row["text"] for row in found["results"]] == [got.text for got in expected]
+    assert [row["prompt"] for row in found["results"]] == ["Mill", "The river"]
+    assert found["tokens"] == sum(len(got.ids) for got in expected)
+
+
+def test_a_single_prompt_is_streamed_and_its_speed_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint("decoder")
+    (expected,) = load(path).generate(["Mill"], max_new_tokens=9)
+    out, err = said(["generate", str(path), "Mill", *DECODER], capsys)
+    assert out == expected.text + "\n"
+    assert err.startswith("9 tokens in ")
+    assert err.rstrip().endswith("tokens/s")
+
+
+def test_a_prompt_from_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, "Müll".encode())
+    typed = answered(["generate", str(checkpoint("decoder")), "-", *DECODER], capsys)
+    assert typed == answered(["generate", str(checkpoint("decoder")), "Müll", *DECODER], capsys) | {
+        "seconds": typed["seconds"]
+    }
+
+
+def test_stop_ends_before_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(checkpoint("decoder"))
+    whole = said(["generate", path, "Mill", *DECODER], capsys)[0]
+    mark = next(c for c in whole[1:] if c.isascii() and c.isprintable())
+    cut = said(["generate", path, "Mill", *DECODER, "--stop", mark], capsys)[0]
+    assert cut == whole[: whole.index(mark)] + "\n"
+
+
+def test_beams_and_a_decoder_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint("encoder-decoder")
+    expected = load(path).generate(["Mill"], max_new_tokens=5, beams=3, decoder_prefix="ab")
+    found = answered(
+        ["generate", str(path), "Mill", "--max-new-tokens", "5", "--beams", "3", "--decoder-prefix", "ab"], capsys
+    )
+    assert found["results"][0]["ids"] == expected[0].ids
+
+
+def test_dtype_changes_the_weights(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+    monkeypatch.setattr("triptych.model.Model.generate", lambda self, *_, **__: seen.append(self) or [])
+    main(["generate", str(checkpoint("decoder")), "a", "b", "--dtype", "bf16"])
+    assert next(seen[0].module.parameters()).dtype == torch.bfloat16
+
+
+# ---------------------------------------------------------------- chat
+
+
+def turns(lines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
+    """The answers to each line."""
+    stdin(monkeypatch, lines.encode())
+    out, _ = said(["chat", str(checkpoint("decoder")), "--max-new-tokens", "4", "--seed", "3", "--json", *more], capsys)
+    told = [json.loads(line) for line in out.splitlines()]
+    assert all(one["role"] == "assistant" for one in told)
+    return [one["content"] for one in told]
+
+
+def test_chat_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load(checkpoint("decoder"))
+    how = {"max_new_tokens": 4, "temperature": 0.7, "top_p": 0.9, "seed": 3}
+    history: list[dict[str, str]] = [{"role": "system", "content": "be"}]
+    expected = []
+    for line in ("hi", "you"):
+        history.append({"role": "user", "content": line})
+        expected.append("".join(model.chat(history, **how)))
+        history.append({"role": "assistant", "content": expected[-1]})
+    assert turns("hi\n\nyou\n", monkeypatch, capsys, "--system", "be") == expected
+
+
+def test_reset_forgets_and_quit_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = turns("hi\n/reset\nhi\n/quit\nhi\n", monkeypatch, capsys)
+    assert first == again
+    _, remembered = turns("hi\nhi\n", monkeypatch, capsys)
+    assert remembered != first
+
+
+def test_the_prompt_can_be_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, b"hi\n")
+    argv = ["chat", str(checkpoint("decoder")), "--max-new-tokens", "2", "--seed", "3", "--show-prompt"]
+    out, err = said(argv, capsys)
+    assert "<user>hi\n<assistant>" in err
+    assert " ids: 60 117 115 101 114 62 104 105 10 " in err
+    assert "<user>" not in out
+
+
+def test_a_drawn_seed_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, b"")
+    assert said(["chat", str(checkpoint("decoder"))], capsys)[1].startswith("seed ")
+
+
+# ---------------------------------------------------------------- fill and encode
+
+
+def test_fill(capsys: pytest.CaptureFixture[str]) -> None:
+    path, text = checkpoint("encoder"), "the [MASK] mill [MASK]"
+    (expected,) = load(path).fill([text], top=3)
+    (found,) = answered(["fill", str(path), text, "--top", "3"], capsys)["results"]
+    assert [[(one["token"], one["probability"]) for one in mask] for mask in found["masks"]] == expected
+    out, _ = said(["fill", str(path), text, "--top", "3"], capsys)
+    assert "mask 2 of 2" in out
+    assert f"{expected[1][0][1]:.1%}" in out
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_encode_to_a_file(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = checkpoint("encoder"), tmp_path / f"v{suffix}"
+    texts = ["the old mill", "the river"]
+    expected = load(path).encode(texts, pooling="first", normalize=True).numpy()
+    argv = ["encode", str(path), *texts, "--pooling", "first", "--normalize", "--out", str(out)]
+    assert answered(argv, capsys)["shape"] == [2, 24]
+    found = np.load(out) if suffix == ".npy" else load_file(out)["embeddings"]
+    np.testing.assert_array_equal(found, expected)
+    assert [file.name for file in tmp_path.iterdir()] == [out.name]
+
+
+def test_encode_lines_of_stdin_and_their_likeness(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin(monkeypatch, b"the old mill\n\nthe river\n")
+    out, _ = said(["encode", str(checkpoint("encoder")), "-"], capsys)
+    vectors = torch.nn.functional.normalize(load(checkpoint("encoder")).encode(["the old mill", "the river"]))
+    assert "cosine of 2 × 24 vectors" in out
+    assert out.count(f"{float(vectors[0] @ vectors[1]):.3f}") == 2
+    assert out.count("1.000") == 2

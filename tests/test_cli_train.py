@@ -1,0 +1,179 @@
+"""train and quickstart as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from triptych import quickstart
+from triptych.cli import main
+from triptych.cli.training_bar import TrainingBar, summary
+from triptych.model import load
+from triptych.train import Event
+
+RECIPE = """
+tokenizer = "byte"
+[model]
+model_type = "llama"
+hidden_size = 16
+intermediate_size = 28
+num_hidden_layers = 2
+num_attention_heads = 4
+max_position_embeddings = 40
+[data]
+path = "{text}"
+held_out = 0.3
+[objective]
+name = "causal"
+[run]
+steps = 6
+rows = 3
+length = 20
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Commands set torch's threads; the next test shall not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    text = tmp_path / "text.txt"
+    text.write_text("the old mill stands where the river bends\n" * 12, encoding="utf-8")
+    path = tmp_path / "tiny.toml"
+    path.write_text(RECIPE.format(text=text), encoding="utf-8")
+    return str(path)
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+    got = main(argv)
+    out, err = capsys.readouterr()
+    assert got == code, err
+    return out, err
+
+
+def answered(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(said([*argv, "--json"], capsys)[0])
+
+
+def test_a_run_its_checkpoint_and_its_resumption(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    found = answered(["train", recipe, "--out", str(out), "--set", "run.steps=4"], capsys)
+    assert (found["steps"], found["out"]) == (4, str(out))
+    assert found["held_out"]["nats_per_token"] > 0
+    checkpoint = next(path for path in sorted(out.rglob("config.json")))
+    assert load(checkpoint.parent).spec.family == "llama"
+    again = answered(["train", recipe, "--out", str(out), "--resume", "--set", "run.steps=6"], capsys)
+    assert again["steps"] == 6
+
+
+def test_progress_and_samples_are_notes(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(["train", recipe, "--set", "run.steps=20"], capsys)
+    assert out.startswith("held out: ")
+    assert "tokens/s" in err
+    assert "step 20" in err
+    assert len(err.splitlines()) < 60
+
+
+def test_show_batch(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = answered(["train", recipe, "--show-batch"], capsys)["rows"]
+    assert len(rows) >= 3
+    tokens = rows[0]["tokens"]
+    assert [one["target"] for one in tokens[:-1]] == [one["token"] for one in tokens[1:]]
+    out, _ = said(["train", recipe, "--show-batch"], capsys)
+    assert "row 1 of" in out
+    assert "should say" in out
+
+
+def test_verify_resume(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answered(["train", recipe, "--verify-resume", "4"], capsys) == {"steps": 4, "equal": True}
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["nowhere.toml"], "no recipe nowhere.toml"),
+        (["{r}", "--set", "run.step=3"], "did you mean 'steps'?"),
+        (["{r}", "--set", "run"], "section.key=value"),
+        (["{r}", "--set", "data.path=/nowhere/text"], "/nowhere/text"),
+        (["{r}", "--resume"], "--out DIR"),
+        (["{r}", "--resume", "--out", "/nowhere/run"], "/nowhere/run"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(value),
+)
+def test_recipes_that_cannot_be_run(
+    argv: list[str], says: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = said(["train", *(part.replace("{r}", recipe) for part in argv)], capsys, code=1)
+    assert not out
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert err.splitlines()[-1:] == errors
+    assert says in errors[0]
+    assert "unexpected" not in errors[0]
+
+
+# ---------------------------------------------------------------- the live line
+
+
+def event(step: int, progress: float, **more: Any) -> Event:
+    return Event(step, 2.5, 12_345.6, 61.0, progress, 1.0, 0.5, **more)
+
+
+def test_the_line() -> None:
+    assert summary(event(1200, 0.5)) == "step 1,200  loss 2.500  12,346 tokens/s  1:01 left"
+
+
+def test_without_a_terminal_a_run_reports_ten_times(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingBar() as bar:
+        for step in range(1, 1001):
+            bar.step(event(step, step / 1000))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[-1].startswith("step 1,000")
+
+
+def test_samples_keep_to_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingBar() as bar:
+        bar.sample("step 3", "a\x1b[31mb")
+    assert "a\N{REPLACEMENT CHARACTER}[31mb" in capsys.readouterr().err
+
+
+def test_quickstart_hands_over_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {}
+
+    class Verdict:
+        said = "1.55 nats a character"
+
+    class Result:
+        steps, seconds, verdict, model, report = 7, 1.0, Verdict(), tmp_path / "model", tmp_path / "report.html"
+
+        def to_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps}
+
+    def run(**options: Any) -> Result:
+        given.update(options)
+        options["watch"].say("reading")
+        return Result()
+
+    monkeypatch.setattr(quickstart, "run", run)
+    argv = ["quickstart", "--panel", "encoder", "--data", str(tmp_path), "--seconds", "3", "--out", "here", "--resume"]
+    out, err = said(argv, capsys)
+    assert {name: given[name] for name in ("panel", "data", "seconds", "out", "resume")} == {
+        "panel": "encoder", "data": tmp_path, "seconds": 3.0, "out": Path("here"), "resume": True,
+    }  # fmt: skip
+    assert "7 steps in 1 s. 1.55 nats a character" in out
+    assert "report.html" in out
+    assert "reading" in err
+    assert answered(argv, capsys) == {"steps": 7}
