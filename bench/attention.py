@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from triptych.attention import attend
 from triptych.spec.masks import causal, window
 
@@ -61,7 +62,9 @@ def main() -> None:
     dense = (distance >= 0) & (distance < given.window)
     ours = both_ways(lambda q, k, v: attend(q, k, v, mask=mask), q, k, v)
     peer = both_ways(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=dense), q, k, v)
-    torch.testing.assert_close(ours["forward"](), peer["forward"](), atol=1e-4 if dtype == torch.float32 else 0.05, rtol=0)
+    torch.testing.assert_close(
+        ours["forward"](), peer["forward"](), atol=1e-4 if dtype == torch.float32 else 0.05, rtol=0
+    )
     for name in ours:
         mine, theirs = seconds(ours[name], given.repeats), seconds(peer[name], given.repeats)
         print(f"{name:20} ours {mine * 1e3:9.1f} ms   dense mask {theirs * 1e3:9.1f} ms   ratio {theirs / mine:5.1f}")

@@ -182,6 +182,17 @@ def test_decode_flops_are_torch_s() -> None:
     assert count(_spec("llama")).decode_flops(7) == counter.get_total_flops()
 
 
+def test_decoding_runs_the_encoder_once() -> None:
+    model, source = references.build("t5"), torch.ones(1, 13, dtype=torch.long)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        memory = model.get_encoder()(source)
+        past = model(encoder_outputs=memory, decoder_input_ids=source[:, :7], use_cache=True).past_key_values
+        with FlopCounterMode(display=False) as counter:
+            model(encoder_outputs=memory, decoder_input_ids=source[:, :1], past_key_values=past)
+    assert count(_spec("t5")).decode_flops(7, source=13) == counter.get_total_flops()
+
+
 # ---------------------------------------------------------------- from a path
 
 
@@ -204,9 +215,9 @@ def test_headers(tmp_path: Path) -> None:
     alone = read_header(path / "config.json")  # without the weights nobody knows that there is no pooler
     assert alone.source is None
     assert alone.spec.head != header.spec.head
-    with pytest.raises(CheckpointError, match="is not a model directory"):
+    with pytest.raises(CheckpointError, match="no such file"):
         read_header(tmp_path / "weights.bin")
-    with pytest.raises(CheckpointError, match="config"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         read_header(tmp_path)
 
 

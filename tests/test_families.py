@@ -187,6 +187,19 @@ def test_rope_scalings_in_both_spellings(name: str, scaling: Any) -> None:
     assert decoder_of(families.read_config(old, stored=tensors)).kinds["self"].position == expected
 
 
+def test_where_the_original_length_is_written() -> None:
+    """Beside the scaling it wins over inside it, and without either it is the context: as in the reference."""
+    scaling = {"rope_type": "yarn", "factor": 2.0}
+    inside = scaling | {"original_max_position_embeddings": 13}
+    for changes, expected in (
+        ({"rope_parameters": inside}, 13),
+        ({"rope_parameters": inside, "original_max_position_embeddings": 17}, 17),
+        ({"rope_parameters": scaling}, CONTEXT),
+    ):
+        position = decoder_of(read("llama", **changes)).kinds["self"].position
+        assert position == spec.Rope(width=K, scaling=YaRN(factor=2.0, original_length=expected))
+
+
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
@@ -222,6 +235,7 @@ def test_windows() -> None:
         "self",
         "self",
     ]
+    assert decoder_of(read("qwen2-window", layer_types=None)) == stack  # from max_window_layers on
     with pytest.raises(ConfigError, match="layer_types"):
         read("qwen2", layer_types=turned)
 

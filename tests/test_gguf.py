@@ -65,7 +65,9 @@ def test_every_byte_of_a_block_counts(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dequantize_to_another_dtype_rounds_the_float32(dtype: torch.dtype) -> None:
     raw = random_blocks("Q5_K", rows=3, blocks=2)
-    assert torch.equal(dequantize(torch.from_numpy(raw), "Q5_K", dtype), oracle(raw, "Q5_K").to(dtype))
+    ours = dequantize(torch.from_numpy(raw), "Q5_K", dtype)
+    assert ours.dtype == dtype
+    assert torch.equal(ours, oracle(raw, "Q5_K").to(dtype))
 
 
 def test_dequantize_keeps_leading_dimensions_and_refuses_a_plain_type() -> None:

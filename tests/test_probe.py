@@ -265,7 +265,6 @@ def test_patching_in_one_rows_own_value_changes_nothing_and_that_is_said() -> No
         ([Read("blocks.0.resid_pre", heads=0)], [], "has no heads"),
         ([], [zero("blocks.0.cross.z")], "no site"),
     ],
-    ids=str,
 )
 def test_unknown_sites_and_heads_are_refused_before_running(read: list, edit: list, message: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ProbeError, match=message):

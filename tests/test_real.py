@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 import triptych
 from triptych.model import Model
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from triptych.errors import FetchError
 from triptych.text import align, shakespeare
@@ -99,7 +102,8 @@ I would the sun were up and day begun; and so
 Say I.
 
 SHE.
-Yes.
+Yes, but what is one man in this,
+where two men speak in the old book?
 """
 FOLIO = """\
 Enter He and She.
@@ -112,7 +116,9 @@ Seruant.
 How now my Lord, what ayles thee in this houre?
    She. Something quite other stood
    He. I would the Sunne were vp and daie begunne, & so say I
-  She. Yes
+  She. Yes, but what is one man in this,
+where two men
+  He. speake in the old booke?
 """
 
 
@@ -122,19 +128,27 @@ def test_passages_are_lines_of_one_speech_in_both() -> None:
         ("Vpon my life, & neuer was in doubt.", "Upon my life, and never was in doubt."),
         ("How now my Lord, what ayles thee in this houre?", "How now, my lord! what ails thee in this hour?"),
         ("I would the Sunne were vp and daie begunne, & so", "I would the sun were up and day begun; and so"),
+        ("Yes, but what is one man in this,", "Yes, but what is one man in this,"),
     ]
 
 
-def test_partners_never_cross_and_are_equal() -> None:
-    a = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "whether", "tis", "nobler"]
-    b = ["to", "be", "or", "not", "that", "is", "that", "to", "be", "the", "question", "tis", "nobler", "whether"]
-    partner = align.align(a, b)
-    pairs = [(i, j) for i, j in enumerate(partner) if j is not None]
-    assert all(a[i] == b[j] for i, j in pairs)
-    assert pairs == sorted(pairs, key=lambda pair: pair[1])
-    assert len({j for _, j in pairs}) == len(pairs) >= 9
+WORDS = st.lists(st.sampled_from("abcdefghij"), max_size=30)
+
+
+@given(WORDS, WORDS, WORDS)
+def test_partners_are_equal_and_never_cross(a: list[str], b: list[str], moved: list[str]) -> None:
+    for one, other in ((a, b), (moved + a + b, a + b + moved), (a + moved, b + moved)):
+        partner = align.align(one, other)
+        pairs = [(i, j) for i, j in enumerate(partner) if j is not None]
+        assert all(one[i] == other[j] for i, j in pairs)
+        assert all(j < k for (_, j), (_, k) in pairwise(pairs))
     assert align.align(a, a) == list(range(len(a)))
-    assert align.align(a, []) == [None] * len(a)
+    assert align.align([*"xyz", *a], a)[3:] == list(range(len(a)))
+
+
+def test_a_moved_passage_does_not_cost_the_longer_one() -> None:
+    assert align.align([*"abcdefg", *"uvwxyz"], [*"uvwxyz", *"abcdefg"]) == [*range(6, 13), *[None] * 6]
+    assert align.align([*"ab", "q", *"cd"], [*"ab", *"rs", *"cd"]) == [0, 1, None, 4, 5]
 
 
 @pytest.mark.weights

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from triptych.errors import InputError, TextError
@@ -30,7 +30,7 @@ from triptych.text import (
     wordpiece_tokenizer,
 )
 
-ROMEO = "But, soft! what light through yonder window breaks?\nIt is the east, and Juliet is the sun.\n" * 7
+ROMEO = "But, soft! what light through yonder window breaks\nIt is the east, and Juliet is the sun.\n" * 7
 NASTY = [
     "",
     " ",
@@ -174,6 +174,7 @@ def test_bos_comes_once() -> None:
     bos = made.bos_id
     assert made.encode("hi") == [bos, *b"hi"]
     assert made.encode("<s>hi") == [bos, *b"hi"]
+    assert made.encode_batch(["<s>hi", "", "no"]) == [[bos, *b"hi"], [bos], [bos, *b"no"]]
     assert made.encode("hi", special=False) == [*b"hi"]
     assert made.encode(RenderedPrompt("<s>hi")) == [bos, *b"hi"]
     assert made.encode(RenderedPrompt("hi")) == [*b"hi"]  # a template that writes no BOS means none
@@ -182,7 +183,7 @@ def test_bos_comes_once() -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_a_corpus_has_the_ids_of_its_text(name: str, monkeypatch) -> None:
     made = MADE[name]
-    text = ROMEO + "\n\n".join(NASTY)
+    text = (ROMEO + "\n\n".join(NASTY)) * 3  # more pieces than are encoded at once
     whole = made.encode(text, special=False)
     monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
     ids = made.encode_corpus(text)
@@ -192,11 +193,13 @@ def test_a_corpus_has_the_ids_of_its_text(name: str, monkeypatch) -> None:
 
 
 def test_a_vocabulary_that_marks_the_start_of_a_text_is_never_cut(monkeypatch) -> None:
-    made = byte_tokenizer()
-    made.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
-    marked = Tokenizer(made.backend)
+    vocab = {char: index for index, char in enumerate(sorted({*ROMEO, "▁"} - {" "}))}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    made = Tokenizer(backend)
     monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
-    assert marked.encode_corpus(ROMEO).tolist() == marked.encode(ROMEO)
+    assert made.encode_corpus(ROMEO).tolist() == made.encode(ROMEO)
 
 
 # -- directories ------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_the_loss_is_that_of_the_shift_and_not_of_the_row_itself(llama: nn.Trans
     batch = collate([causal(row.tolist())])
     nats, count = loss(llama, batch)
     logits = llama(batch.ids, batch.rows)
-    oracle = -sum(math.log(torch.softmax(logits[t].double(), -1)[row[t + 1]]) for t in range(7))
+    oracle = -sum(math.log(torch.softmax(logits[t].double(), -1)[row[t + 1]].item()) for t in range(7))
     assert count == 7
     assert nats.item() == pytest.approx(oracle, abs=1e-4)
     unshifted = F.cross_entropy(logits, row[:-1], reduction="sum")
@@ -89,7 +89,7 @@ HIDE = Hide(mask=4, vocab=400, special=frozenset({0, 1, 2, 3, 4}))
 
 
 def test_hiding_follows_berts_shares() -> None:
-    row = np.arange(5, 400).repeat(40)
+    row = np.arange(5, 400, dtype=np.int32).repeat(40)
     example = HIDE(row, np.random.default_rng(1))
     trained = example.trained
     assert trained.sum() == round(0.15 * len(row))

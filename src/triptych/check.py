@@ -7,8 +7,10 @@ where a model has no head over words.
 from __future__ import annotations
 
 import copy
+import io
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +24,16 @@ from triptych.errors import InputError
 from triptych.model import Model, load
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe import Plan, Session, sites
-from triptych.spec import Pooling
+from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, TokenHead
 
 PEERS = ("transformers", "none")
+# Where a config does not name its class: the one with our head.
+AUTO: dict[type, str] = {
+    LMHead: "AutoModelForCausalLM",
+    MaskedLMHead: "AutoModelForMaskedLM",
+    ClassHead: "AutoModelForSequenceClassification",
+    TokenHead: "AutoModelForTokenClassification",
+}
 CHEAP = 1 << 30  # bytes of weights up to which a copy on disk is made
 LONGEST = 32  # tokens of a row
 TEXTS = (
@@ -137,7 +146,7 @@ def check(
 
 
 def run(model: Model, rows: list[list[int]], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
-    """One uncached forward: for each row log-probabilities [T, V], or hidden states [T, D] of a model without a head."""
+    """One uncached forward: each row's log-probabilities [T, V], or hidden states [T, D] of a model without a head."""
     module, device = model.module, model.device
     with torch.inference_mode():
         ids, where = running.flat(rows, device)
@@ -146,9 +155,9 @@ def run(model: Model, rows: list[list[int]], targets: list[list[int]] | None, ta
         elif targets is None:
             x = module.decode(ids, where, taps=taps)
         else:
-            held = module.remember(module.encode(ids, where, taps=taps), where)
+            held = module.remember(module.encode(ids, where, taps=taps), where, taps=taps)
             ids, where = running.flat(targets, device)
-            x = module.decode(ids, where, source=held, taps=taps)
+            x = module.decode(ids, where, cross=held, taps=taps)
         if not _headless(model):
             x = torch.log_softmax(module.logits(x, where, taps).double(), dim=-1)
     return list(x.split(list(where.lengths))) if x.shape[0] == where.total else list(x)
@@ -209,11 +218,12 @@ def _cached(case: _Case) -> None:
     state = _begin(case, [row[:-steps] for row in case.decoded])
     given: list[list[Tensor]] = [[] for _ in case.decoded]
     with torch.inference_mode():
-        for step in range(steps, -1, -1):
-            for row, scores in zip(given, state.advance(), strict=True):
-                row.append(scores)
-            for row, whole in zip(state.rows, case.decoded, strict=True):
-                row += whole[len(whole) - step : len(whole) - step + 1] if step else []
+        for step in range(steps + 1):
+            for scores, told in zip(given, state.advance(), strict=True):
+                scores.append(told)
+            if step < steps:
+                for row, whole in zip(state.rows, case.decoded, strict=True):
+                    row.append(whole[len(row)])
     cached = [torch.log_softmax(torch.stack(row).double(), dim=-1) for row in given]
     plain = [x[-steps - 1 :] for x in case.run()]
     case.found("cached = uncached", apart(cached, plain), case.threshold, f"{steps} steps")
@@ -312,18 +322,21 @@ def _peer(model: Model) -> Any:
     import transformers
 
     assert model.path is not None
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet: Any = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
     asked: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "attn_implementation": "eager"}
     folder = model.path
     if folder.suffix == ".gguf":
         folder, asked["gguf_file"] = model.path.parent, model.path.name
     else:
         asked["use_safetensors"] = True
-    name = ((model.hf or {}).get("architectures") or ["AutoModel"])[0]
+    names = (model.hf or {}).get("architectures") or [AUTO.get(type(model.spec.head), "AutoModel")]
+    name = "AutoModelForSeq2SeqLM" if names == [AUTO[LMHead]] and model.spec.encoder is not None else names[0]
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
-        return kind.from_pretrained(str(folder), **asked).eval()
+        with redirect_stderr(io.StringIO()):  # it draws a bar of its own whatever it is told
+            return kind.from_pretrained(str(folder), **asked).eval()
     except Exception as error:  # it raises from a dozen families
         told = str(error).strip().partition("\n")[0]
         raise InputError(f"transformers cannot load {model.path} ({told}); leave it out with --against none") from error

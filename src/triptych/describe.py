@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from triptych import families
+from triptych.checkpoints import open_source
 from triptych.header import Header, read_header
 from triptych.spec import Linear, Part
 
@@ -75,7 +76,7 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
         stored_bytes=sum(tensor.nbytes for tensor in tensors),
         vocab=spec.vocab,
         context=spec.context,
-        tree=_line(spec.family, spec),
+        tree=_line("model", spec),
         tensors=tensors,
         ties=dict(spec.ties),
         ignored=ignored,
@@ -85,12 +86,12 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
 
 
 def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[Tensor, ...], dict[str, str]]:
-    assert header.source is not None
-    kind = "gguf" if header.source.kind == "gguf" else "hf"
-    plan = families.plan(header.spec, kind, header.source.names, ignore=ignore, where=str(header.path))
+    source = header.source or open_source(header.path)  # without weights: its error says what is there instead
+    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
+    plan = families.plan(header.spec, kind, source.names, ignore=ignore, where=str(header.path))
     found = []
     for step in plan.loads:
-        info = header.source.infos[step.source]
+        info = source.infos[step.source]
         op = " + ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", type(op).__name__).lower() for op in step.ops)
         split = f"split in {len(step.ours)}" if len(step.ours) > 1 else ""
         done = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))

@@ -46,9 +46,10 @@ def fetch_package(name: str, version: str, sha256: str, cache: Path | None = Non
 
 def _download(name: str, version: str, sha256: str, into: Path) -> Path:
     wanted = into / "requirement.txt"
+    # A hash in the requirement makes pip insist on it.
     wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
     target = into / "download"
-    options = ["--no-deps", "--require-hashes", "--no-input", "--quiet", "--retries=2", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-input", "--quiet", "--retries=2", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(target), "--requirement", str(wanted)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     files = sorted(target.glob("*")) if run.returncode == 0 else []

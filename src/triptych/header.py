@@ -1,15 +1,12 @@
-"""What a checkpoint says about itself before a single weight is read: its config, its spec, its tensors' names.
-
-Nothing here imports torch.
-"""
+"""What a checkpoint is, from its config or header alone: no weights are read and torch is not imported."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from triptych import families
 from triptych.checkpoints import Source, local_path, open_source, read_json
@@ -22,10 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """A checkpoint at `path`: its `spec`, the HF config `hf` it is written back with, and where its tensors lie.
-
-    `source` is None where there is a config and no weights.
-    """
+    """A spec, the HF config it came from, and the tensors beside it; `source` is None where there are no weights."""
 
     path: Path
     spec: Model
@@ -37,39 +31,39 @@ class Header:
         from triptych import text
 
         if self.source is not None and self.source.kind == "gguf":
-            return text.from_gguf(self.source.metadata, str(self.path))
+            return text.from_gguf(self.source.metadata)
         return text.from_directory(self.path) if (self.path / "tokenizer.json").is_file() else None
 
 
-def read_header(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False, bare: bool = False) -> Header:
-    """The header of a directory, a `.gguf` file or `hub:org/name`.
+def read_header(path: str | Path, ignore: Collection[str] = (), *, offline: bool = False) -> Header:
+    """The header of a model directory (with or without its weights), a `config.json`, a `.gguf` file, or
+    `hub:org/name`.
 
-    With `bare`, a directory that holds `config.json` and no weights will do, and so will a `.json` file.  Raises
-    CheckpointError, ConfigError or FetchError saying what is wrong and where.
+    Raises CheckpointError, ConfigError or FetchError naming what is missing or not understood.
     """
-    where = local_path(model, offline)
-    folder = where.parent if where.suffix == ".safetensors" else where
-    config = where if where.suffix == ".json" and not where.is_dir() else folder / "config.json"
-    if bare and config.is_file() and (config == where or not _holds_weights(where)):
-        hf = read_json(config)
-        return Header(where, families.read_config(hf, ignore=ignore, where=str(config)), hf, None)
+    where = local_path(path, offline)
+    if where.is_dir() or (where.suffix == ".json" and where.is_file()):
+        return _with_config(where, ignore)
     source = open_source(where)
-    if source.kind == "gguf":
-        shapes = {name: info.shape for name, info in source.infos.items()}
+    if source.kind != "gguf":
+        raise CheckpointError(f"{where}: is weights alone; give the directory that holds them and their config.json")
+    shapes = {name: info.shape for name, info in source.infos.items()}
 
-        def values(name: str) -> list[float]:
-            return source.read(name).tolist()  # type: ignore[no-any-return]
+    def values(name: str) -> list[float]:
+        return source.read(name).tolist()
 
-        hf, spec = families.read_gguf(source.metadata, shapes, read=values, ignore=ignore, where=str(where))
-    else:
-        hf = read_json(config)
-        spec = families.read_config(hf, stored=source.names, ignore=ignore, where=str(config))
-        spec = _pooled(spec, folder)
+    hf, spec = families.read_gguf(source.metadata, shapes, read=values, ignore=ignore, where=str(where))
     return Header(where, spec, hf, source)
 
 
-def _holds_weights(directory: Path) -> bool:
-    return any(directory.glob("model*.safetensors*"))
+def _with_config(where: Path, ignore: Collection[str]) -> Header:
+    """Of a directory, or of a `config.json` that stands for itself."""
+    config = where / "config.json" if where.is_dir() else where
+    hf = read_json(config)
+    source = open_source(where) if any(where.glob("*.safetensors*")) else None
+    stored = None if source is None else source.names
+    spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
+    return Header(where, _pooled(spec, where), hf, source)
 
 
 def _pooled(spec: Model, where: Path) -> Model:
@@ -78,7 +72,7 @@ def _pooled(spec: Model, where: Path) -> Model:
     if not isinstance(spec.head, Pooling) or not pooling.is_file():
         return spec
     told = read_json(pooling)
-    mode = "first" if told.get("pooling_mode_cls_token") else "mean"
+    mode: Literal["first", "mean"] = "first" if told.get("pooling_mode_cls_token") else "mean"
     if mode == "mean" and not told.get("pooling_mode_mean_tokens", True):
         raise CheckpointError(f"{pooling}: only mean and first-token pooling are understood")
     return replace(spec, head=replace(spec.head, mode=mode, normalize=_normalizes(where / "modules.json")))
@@ -91,4 +85,4 @@ def _normalizes(modules: Path) -> bool:
     try:
         return any(str(module.get("type", "")).endswith("Normalize") for module in json.loads(modules.read_bytes()))
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{modules} is not a JSON list of modules ({type(error).__name__})") from None
+        raise CheckpointError(f"{modules}: is not a JSON list of modules ({type(error).__name__})") from None

@@ -73,8 +73,10 @@ def look(
         if name.endswith(".pattern"):
             queries = targets if targets and not name.startswith("encoder.") else rows
             keys = rows if ".cross." in name else queries
-            tokens = [_tokens(model, ids[0]) for ids in (queries, keys)]
-            maps.append(AttentionMap(_stack(model, name), _layer(name), *tokens, found.float().cpu().numpy(), heads))
+            across, down = _tokens(model, keys[0]), _tokens(model, queries[0])
+            maps.append(
+                AttentionMap(_stack(model, name), _layer(name), down, across, found.float().cpu().numpy(), heads)
+            )
         else:
             values.append(_values(name, found))
     return Look(text, written, tuple(maps), tuple(values))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych import families, nn
 from triptych import generate as running
-from triptych.checkpoints import Loaded, LoadReport, write_directory
+from triptych.checkpoints import Loaded, LoadReport, open_source, write_directory
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.header import read_header
 from triptych.probe import Edit, Plan, Read, Session, Trace
@@ -163,7 +163,13 @@ class Model:
         trace = None if session is None else session.close()
         return [self._generation(ids, stop, trace) for ids in new]
 
-    def stream(self, prompt: str | RenderedPrompt | Sequence[int], **options: Any) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: str | RenderedPrompt | Sequence[int],
+        *,
+        on_token: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Iterator[str]:
         """The text of one generation, piece by piece as it becomes certain; options as in `generate`."""
         tokenizer, stop = self._tokenizer(), options.pop("stop", ())
         max_new_tokens, chunk = options.pop("max_new_tokens", 64), options.pop("chunk", None)
@@ -182,6 +188,8 @@ class Model:
         longest = max((len(s) for s in stop), default=0)
         for step in steps:
             token = step[0][1]
+            if on_token is not None:
+                on_token(0, token)
             if token in self.end_ids:
                 break
             held += pieces.put(token)
@@ -286,7 +294,7 @@ class Model:
             into, where_into = running.flat(self.ids(target, target_mask), self.device)
             out = self.module(into, where_into, source=(ids, where), taps=taps)
             where = where_into
-        return where.split(out) if out.shape[0] == where.total else list(out)
+        return list(out.split(list(where.lengths))) if out.shape[0] == where.total else list(out)
 
     def _prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], list[list[int]] | None]:
         rows = self.ids(prompts)
@@ -350,8 +358,8 @@ def load(
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
     """
     header = read_header(path, ignore=ignore, offline=offline)
-    assert header.source is not None
-    module, report = _fill(header.spec, header.source, dtype, torch.device(device), ignore)
+    source = header.source or open_source(header.path)  # without weights: its error says what is there instead
+    module, report = _fill(header.spec, source, dtype, torch.device(device), ignore)
     return Model(module, header.tokenizer(), header.hf, header.path, report)
 
 

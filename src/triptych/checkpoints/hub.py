@@ -72,7 +72,7 @@ def fetch(
 
     offline = offline or constants.HF_HUB_OFFLINE
     try:
-        wanted = [file] if file else None
+        wanted = [file or "config.json"]  # in the cache, one of the files leads to the folder of all
         if not offline:
             info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, timeout=_TIMEOUT)
             wanted = choose(name, [sibling.rfilename for sibling in info.siblings or []])

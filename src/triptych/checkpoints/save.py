@@ -172,7 +172,7 @@ def _beside(path: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; it is as it was") from None
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _keep_other_files(old: Path, new: Path) -> None:

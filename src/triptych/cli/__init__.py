@@ -17,9 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character shows a question mark
             stream.reconfigure(errors="replace")
 
+    given = list(sys.argv[1:] if argv is None else argv)
+
     def run() -> object:
         from triptych.cli.app import app
 
-        return app(list(sys.argv[1:] if argv is None else argv), prog_name="triptych", standalone_mode=False)
+        return app(given or ["--help"], prog_name="triptych", standalone_mode=False)
 
     return guarded(run)

@@ -20,21 +20,20 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         print(f"triptych {__version__}")
         raise typer.Exit
+    return asked
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _root(
-    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    if ctx.invoked_subcommand is None:
-        print(ctx.get_help())
+    """Nothing of its own: what every command shares would stand here."""
 
 
 for _panel, _commands in {

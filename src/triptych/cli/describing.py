@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from triptych.looking import Look
     from triptych.page import AttentionMap
 
+POSITIONS = 4096  # where neither the model nor the user has a limit
 TOP_KEYS = 4  # of each query, where attention is told in words
 
 
@@ -135,7 +136,7 @@ def report(found: Report, *, as_json: bool) -> None:
     out = screen.console()
     shown = screen.table("check", "difference", "limit", "", "", title=found.model, right=["difference", "limit"])
     for one in found.findings:
-        verdict = {True: "ok", False: "FAILED", None: "told"}[one.passed]
+        verdict = {True: "ok", False: "FAILED", None: ""}[one.passed]
         limit = "" if one.limit is None else f"{one.limit:g}"
         shown.add_row(
             one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED")
@@ -146,6 +147,42 @@ def report(found: Report, *, as_json: bool) -> None:
     if found.first_difference is not None:
         out.print(f"first difference from transformers: {found.first_difference}", style="bold")
     out.print("passed" if found.passed else f"FAILED: over {found.threshold:g}", style="bold")
+
+
+def costs(
+    model: str, *, context: int | None, batch: int, dtype: str, offline: bool, ignore: Sequence[str], as_json: bool
+) -> None:
+    """Parameters, bytes and FLOPs of a config or header."""
+    from triptych.count import count
+    from triptych.header import read_header
+
+    spec = read_header(model, ignore, offline=offline).spec
+    found, positions = count(spec), context or spec.context or POSITIONS
+    source = positions if spec.layout == "encoder-decoder" else 0
+    weights, cache = found.weight_bytes(dtype), found.cache_bytes(positions, batch=batch, dtype=dtype, source=source)
+    if as_json:
+        chosen = {"dtype": dtype, "weight_bytes": weights, "cache_bytes": cache}
+        screen.result(found.to_dict(positions, batch=batch, source=source) | {"chosen": chosen})
+        return
+    numbers = ["parameters", "share"]
+    shown = screen.table("part", *numbers, title=f"{spec.family}, {spec.layout}", right=numbers)
+    for name, number in found.parameters.items():
+        if number:
+            shown.add_row(name, f"{number:,}", f"{number / found.total:.1%}")
+    shown.add_row("all", f"{found.total:,}", "", style="bold")
+    place = f"{batch:,} × {positions:,} positions"
+    rows = [(f"bytes of weights, {dtype}", f"{weights:,}", mib(weights))]
+    if spec.decoder is not None:
+        rows += [(f"bytes of cache, {dtype}, {place}", f"{cache:,}", mib(cache))]
+    rows += [(f"FLOPs to read {place}", f"{batch * found.prefill_flops(positions, source=source):,}", "")]
+    if spec.decoder is not None:
+        rows += [("FLOPs of one more token each", f"{batch * found.decode_flops(positions, source=source):,}", "")]
+    rows += [(f"FLOPs to train on {place}", f"{batch * found.training_flops(positions, source=source):,}", "")]
+    costs = screen.table("cost", "number", "size", right=["number", "size"])
+    for row in rows:
+        costs.add_row(*row)
+    screen.console().print(shown)
+    screen.console().print(costs)
 
 
 def machine(*, as_json: bool) -> None:

@@ -19,10 +19,9 @@ def guarded(run: Callable[[], object]) -> int:
     try:
         result = run()
         sys.stdout.flush()  # a full disk or a closed pipe shows here at the latest
-    except SystemExit as done:  # the parser met a closed pipe
-        return done.code if isinstance(done.code, int) else FAILED
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - what is left to flush goes nowhere
+    except (BrokenPipeError, SystemExit):  # the parser makes the second of the first
+        with open(os.devnull, "wb") as nowhere:  # for what is still to be flushed
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return BROKEN_PIPE
     except BaseException as error:  # one line for all of them is the promise
         if os.environ.get(DEBUG):

@@ -91,7 +91,7 @@ def count(
         int | None, typer.Option("--context", min=1, help="Positions in the cache; the model's own unless given.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Rows that run together.")] = 1,
-    dtype: Annotated[options.DType, typer.Option("--dtype", help="Of weights and cache.")] = options.DType.bf16,
+    dtype: Annotated[options.DType, typer.Option("--dtype", help="Of weights and cache.")] = options.DType.fp16,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,

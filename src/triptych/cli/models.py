@@ -39,7 +39,7 @@ def opened(
 def torch_dtype(dtype: DType | None) -> torch.dtype | None:
     import torch
 
-    return None if dtype is None else getattr(torch, _TORCH[dtype])  # type: ignore[no-any-return]
+    return None if dtype is None else getattr(torch, _TORCH[dtype])
 
 
 def gathered(texts: Sequence[str] | None, what: str = "text", *, lines: bool = False) -> list[str]:

@@ -33,15 +33,18 @@ def quickstart(
     """Train a small transformer on real text in a minute and a half, write with it, see its attention."""
     from triptych.cli.training_bar import TrainingBar
 
-    with TrainingBar(quiet=as_json) as bar:
-        bar.say("reading the text")
+    with TrainingBar() as bar:
+        bar.say("starting")
         from triptych import machine
         from triptych.quickstart import run
 
         machine.use_threads()
-        found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, on_event=bar.event)
+        hooks = {"on_note": bar.say, "on_step": bar.step, "on_sample": bar.sample}
+        found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, **hooks)
     if as_json:
         screen.result(found.to_dict())
+    else:
+        screen.console().print(screen.facts(found.facts()))
 
 
 def train(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from triptych import machine
 from triptych.cli import screen
 from triptych.cli.training_bar import TrainingBar, held_out
 from triptych.errors import ConfigError
-from triptych.model import Model
-from triptych.train import Event, Job, Recipe, Trainer, prepare, read_recipe, verify_resume
-from triptych.train import resume as resumed
+
+if TYPE_CHECKING:
+    from triptych.train import Event, Job, Recipe, Trainer
 
 SAMPLE_TOKENS = 120
 ROWS, PLACES = 3, 24  # of a batch that is shown
@@ -19,6 +19,9 @@ ROWS, PLACES = 3, 24  # of a batch that is shown
 
 def train(path: Path, changes: Sequence[str], *, resume: bool, as_json: bool) -> None:
     """Run the recipe to its end, or go on with the run under its `run.out`."""
+    from triptych import machine
+    from triptych.train import prepare, read_recipe
+
     machine.use_threads()
     recipe = read_recipe(path, changes)
     with TrainingBar() as bar:
@@ -37,13 +40,17 @@ def train(path: Path, changes: Sequence[str], *, resume: bool, as_json: bool) ->
 
 
 def _resumed(recipe: Recipe, changes: Sequence[str]) -> Job:
+    from triptych.train import resume
+
     if recipe.run.out is None:
         raise ConfigError("--resume needs to know which run: give --out DIR, or run.out in the recipe")
-    return resumed(recipe.run.out, [change for change in changes if not change.startswith("run.out=")])
+    return resume(recipe.run.out, [change for change in changes if not change.startswith("run.out=")])
 
 
 def _sample(job: Job, trainer: Trainer, bar: TrainingBar) -> None:
     """A decoder writes from its begin; the other layouts need an input and are told by their scores."""
+    from triptych.model import Model
+
     first = job.tokenizer.eos_id if job.tokenizer.bos_id is None else job.tokenizer.bos_id
     if trainer.module.spec.layout != "decoder" or first is None:
         return
@@ -79,17 +86,19 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
 
 def show_batch(path: Path, changes: Sequence[str], *, as_json: bool) -> None:
     """The rows of step 0: what goes in, what should come out, and which places are trained."""
+    from triptych.train import prepare, read_recipe
+
     recipe = read_recipe(path, changes)
     job = prepare(recipe)
     rows = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
     names = job.tokenizer.tokens
     if as_json:
-        shown = [
+        told = [
             {"ids": r.ids.tolist(), "targets": r.targets.tolist(), "trained": r.trained.tolist(),
              "source": None if r.source is None else r.source.tolist()}
             for r in rows
         ]  # fmt: skip
-        screen.result({"rows": shown})
+        screen.result({"rows": told})
         return
     for i, row in enumerate(rows[:ROWS]):
         shown = screen.table(
@@ -106,6 +115,9 @@ def show_batch(path: Path, changes: Sequence[str], *, as_json: bool) -> None:
 
 def verify(path: Path, changes: Sequence[str], steps: int, *, as_json: bool) -> None:
     """Raises TriptychError naming the first weight that resuming would change."""
+    from triptych import machine
+    from triptych.train import read_recipe, verify_resume
+
     machine.use_threads()
     with screen.waiting(f"{steps:,} steps, twice"):
         verify_resume(read_recipe(path, changes), steps)

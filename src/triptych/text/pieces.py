@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -52,21 +51,18 @@ class PieceReader:
 
 def _is_local(backend: Backend) -> bool:
     """Words are split before they are merged, and no mark is put in front of the whole text."""
-    if backend.pre_tokenizer is None:
-        return False
-    marks = any(state.get("add_prefix_space") for state in _states(backend.pre_tokenizer))
-    return not marks and not (_kinds(backend.pre_tokenizer) | _kinds(backend.normalizer)) & {"Metaspace", "Prepend"}
+    marking = {"Metaspace", "Prepend"}
+    return backend.pre_tokenizer is not None and not marking & (
+        _kinds(backend.pre_tokenizer) | _kinds(backend.normalizer)
+    )
 
 
 def _kinds(part: Any) -> set[str]:
-    return {state["type"] for state in _states(part)}
-
-
-def _states(part: Any) -> Iterator[dict[str, Any]]:
-    """The settings of a tokenizer's part and of the parts inside it."""
-    waiting = [] if part is None else [json.loads(part.__getstate__())]
+    """The types of a tokenizer's part and of the parts inside it."""
+    found, waiting = set(), [] if part is None else [json.loads(part.__getstate__())]
     while waiting:
         state = waiting.pop()
-        yield state
+        found.add(state["type"])
         for inside in ("decoders", "pretokenizers", "normalizers"):
             waiting += state.get(inside, [])
+    return found

@@ -22,7 +22,7 @@ from triptych.text.specials import Specials
 
 #: Between a word character and a line break no pre-tokenizer we know makes one token, so a corpus may be cut there.
 _SAFE_CUT = re.compile(r"(?<=\w)(?=\n)")
-_CUT_EVERY = 1 << 16
+_CUT_EVERY, _AT_ONCE = 1 << 16, 16
 
 
 @final
@@ -80,27 +80,35 @@ class Tokenizer:
         the text of BOS gets no second one.
         """
         if isinstance(text, RenderedPrompt):
-            return self._ids(text.text, special=False)
-        ids = self._ids(text, special)
-        doubled = special and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]
-        return ids[1:] if doubled else ids
+            return self._rows([text.text], special=False)[0]
+        return self.encode_batch([text], special)[0]
+
+    def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        rows = self._rows(texts, special)
+        if special and self.bos_id is not None:
+            twice = [self.bos_id, self.bos_id]
+            return [row[1:] if row[:2] == twice else row for row in rows]
+        return rows
 
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
         """The ids of a long `text` as one array, without special tokens: `encode(text, special=False)`, in pieces.
 
-        The library keeps offsets and a string for every token it makes, about 200 bytes each, so a corpus is cut
-        where no token can reach across.  Vocabularies that put a mark before each text (SentencePiece) are not cut.
+        The library keeps a string for every token it makes, about 200 bytes each, so a corpus is cut where no token can
+        reach across.  Vocabularies that put a mark before each text (SentencePiece) are not cut.
         """
         cuts = [0, *_cuts(text), len(text)] if self._pieces.local else [0, len(text)]
-        parts = [self._ids(text[a:b], special=False) for a, b in pairwise(cuts)]
-        return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
+        parts = [text[a:b] for a, b in pairwise(cuts)]
+        found = [np.zeros(0, np.int32)]
+        for at in range(0, len(parts), _AT_ONCE):
+            found += [np.asarray(row, np.int32) for row in self._rows(parts[at : at + _AT_ONCE], special=False)]
+        return np.concatenate(found)
 
-    def _ids(self, text: str, special: bool) -> list[int]:
+    def _rows(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         try:
-            encoding = self.backend.encode(text, add_special_tokens=special)
+            return [row.ids for row in self.backend.encode_batch_fast(list(texts), add_special_tokens=special)]
         except (UnicodeEncodeError, TypeError) as error:
-            raise InputError(f"text {text[:40]!r} cannot be encoded as UTF-8; remove its lone surrogates") from error
-        return list(encoding.ids)
+            raise InputError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from error
 
     # -- ids to texts ---------------------------------------------------------------------------------------------
 

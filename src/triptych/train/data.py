@@ -117,7 +117,7 @@ class CausalText:
 class MaskedText:
     """Windows of documents, framed by `before` and `after` to at most `length` tokens, some of them hidden.
 
-    In training each visit of a window hides other tokens; in `held` they are always the same ones.
+    In training each visit of a window hides other tokens; in `held` they are always the same ones, all masked.
     """
 
     plain: Stream
@@ -145,8 +145,8 @@ class MaskedText:
         return [self.hide(self._framed(piece), random) for window in windows for (piece,) in window]
 
     def held(self) -> Iterator[Example]:
-        random = stream(0, Use.HELD_OUT, 0)
-        return (self.hide(self._framed(piece), random) for (piece,) in self.plain.windows(self.inner))
+        random, hide = stream(0, Use.HELD_OUT, 0), self.hide.all_masked()
+        return (hide(self._framed(piece), random) for (piece,) in self.plain.windows(self.inner))
 
     def targets(self) -> Ids:
         tokens = self.plain.arrays[0]

@@ -188,7 +188,7 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> 
     spec, objective = module.spec, recipe.objective.name
     if spec.layout != _LAYOUT[objective]:
         raise ConfigError(
-            f"objective {objective} trains a {_LAYOUT[objective]}; model is {spec.family}, a {spec.layout}"
+            f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}"
         )
     head = MaskedLMHead if objective == "masked" else LMHead
     if not isinstance(spec.head, head):

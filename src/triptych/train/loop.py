@@ -179,7 +179,7 @@ class Trainer:
         value = float(nats.detach())
         if not math.isfinite(value):
             raise self._diverged("the loss", [batch])
-        (nats / total).backward()  # type: ignore[no-untyped-call]
+        (nats / total).backward()
         return value
 
     def _diverged(self, what: str, batches: list[Batch]) -> DivergedError:

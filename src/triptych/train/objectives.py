@@ -8,7 +8,7 @@ places were hidden), never from the value of an id: a padding id in a text is a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -83,12 +83,18 @@ def seq2seq(source: Sequence[int] | Ids, target: Sequence[int] | Ids, start: int
 @dataclass(frozen=True, eq=False)
 class Hide:
     """BERT's rule (Devlin et al. 2019): of the ordinary tokens of a row `rate` are predicted, at least one; of these
-    80% read `mask`, 10% a random ordinary token and 10% themselves.  `special` ids are neither hidden nor drawn."""
+    80% read `mask`, 10% a random ordinary token and 10% themselves (`shares`).  `special` ids are neither hidden nor
+    drawn."""
 
     mask: int
     vocab: int
     special: frozenset[int]
     rate: float = 0.15
+    shares: tuple[float, float] = (0.8, 0.1)  # masked, random; the rest stays
+
+    def all_masked(self) -> Hide:
+        """For evaluation: 15%, every one of them masked, so that none can be read off or misleads."""
+        return replace(self, rate=0.15, shares=(1.0, 0.0))
 
     def __post_init__(self) -> None:
         keep = np.setdiff1d(np.arange(self.vocab, dtype=np.int32), np.array(sorted(self.special), dtype=np.int32))
@@ -104,7 +110,9 @@ class Hide:
         fate, others = random.random(count), random.choice(ordinary, count)
         ids, trained = targets.copy(), np.zeros(len(targets), dtype=bool)
         trained[hidden] = True
-        ids[hidden] = np.where(fate < 0.8, self.mask, np.where(fate < 0.9, others, targets[hidden]))
+        masked, swapped = self.shares
+        kept = np.where(fate < masked + swapped, others, targets[hidden])
+        ids[hidden] = np.where(fate < masked, self.mask, kept)
         return Example(ids, targets, trained)
 
 
@@ -139,10 +147,10 @@ def final(module: Transformer, batch: Batch) -> Tensor:
     if module.decoder is None:
         x = module.encode(batch.ids, batch.rows)
     else:
-        held = None
+        cross = None
         if batch.source is not None:
-            held = module.remember(module.encode(*batch.source), batch.source[1])
-        x = module.decode(batch.ids, batch.rows, source=held)
+            cross = module.remember(module.encode(*batch.source), batch.source[1])
+        x = module.decode(batch.ids, batch.rows, cross=cross)
     return x if batch.trained == len(x) else x[batch.at]
 
 

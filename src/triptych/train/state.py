@@ -57,31 +57,17 @@ class Checkpoints:
         self, trainer: Trainer, hf: Mapping[str, Any] | None, tokenizer: Tokenizer, recipe: Mapping[str, Any]
     ) -> Path:
         """Write the trainer's present state.  Raises CheckpointError, with what was there before still whole."""
-        at = trainer.at
-        path = self.directory / f"step-{at.step:08}"
-        if path.exists() and fault(path) is None:  # the one this run went on from
-            return path
+        path = self.directory / f"step-{trainer.at.step:08}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._clear_scraps()
-            build = self.directory / f".{path.name}.building"
-            state = {"version": VERSION, **asdict(at), "recipe": dict(recipe)}
-            files: dict[str, bytes | str] = {
-                **tokenizer.files(),
-                _STATE: json.dumps(state, allow_nan=False),
-                _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
-            }
-            write_directory(build, *to_checkpoint(trainer.module, hf), files)
-            atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
-            if path.exists():  # left behind broken
-                path.rename(self.directory / f".{path.name}.broken")
-            build.rename(path)
-            _sync_directory(self.directory)
-            self._drop_old()
+            if not path.exists() or fault(path) is not None:  # whole, it is the one this run went on from
+                self._build(path, trainer, hf, tokenizer, recipe)
+            for _, old in self._all()[self.keep :]:  # renamed first: half of a directory never looks like a checkpoint
+                old.rename(self.directory / f".{old.name}.old")
+            self._clear_scraps()
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write {path}: {error.strerror or error}; older checkpoints are whole"
-            ) from None
+            raise CheckpointError(f"cannot write {path}: {error.strerror or error}; older ones are whole") from None
         return path
 
     def newest(self) -> Saved:
@@ -103,11 +89,28 @@ class Checkpoints:
         found = ((_NAME.fullmatch(path.name), path) for path in self.directory.glob("step-*"))
         return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
-    def _drop_old(self) -> None:
-        """A directory about to be deleted is renamed first, so that half of one never looks like a checkpoint."""
-        for _, path in self._all()[self.keep :]:
-            path.rename(path.with_name(f".{path.name}.old"))
-        self._clear_scraps()
+    def _build(
+        self,
+        path: Path,
+        trainer: Trainer,
+        hf: Mapping[str, Any] | None,
+        tokenizer: Tokenizer,
+        recipe: Mapping[str, Any],
+    ) -> None:
+        """Write under another name, manifest last, then put in place by one rename."""
+        build = self.directory / f".{path.name}.building"
+        state = {"version": VERSION, **asdict(trainer.at), "recipe": dict(recipe)}
+        files: dict[str, bytes | str] = {
+            **tokenizer.files(),
+            _STATE: json.dumps(state, allow_nan=False),
+            _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
+        }
+        write_directory(build, *to_checkpoint(trainer.module, hf), files)
+        atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
+        if path.exists():  # left behind broken
+            path.rename(self.directory / f".{path.name}.broken")
+        build.rename(path)
+        _sync_directory(self.directory)
 
     def _clear_scraps(self) -> None:
         for scrap in self.directory.glob(".*step-*"):
@@ -128,7 +131,7 @@ def fault(path: Path) -> str | None:
                 return f"{path}: the bytes of {name} have changed"
     except CheckpointError as error:
         return str(error)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return f"{path}: {_MANIFEST} is not a manifest"
     return None
 

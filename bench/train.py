@@ -1,0 +1,116 @@
+"""A training step of ours against one of transformers of the same shape, in one run: `python bench/train.py`.
+
+Same config, same tokens, same optimizer (fused AdamW), same precision; the losses on the same weights are compared
+before anything is timed.  Steps of the two alternate, and the medians of n steps are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from triptych import nn
+from triptych.checkpoints import write_directory
+from triptych.families import read_config
+from triptych.train import CausalText, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer, to_checkpoint
+from triptych.train.precision import autocast
+
+
+def config(family: str, given: argparse.Namespace) -> dict[str, object]:
+    wide, deep, heads, vocab = given.width, given.layers, given.heads, 256
+    if family == "gpt2":
+        sizes = {"n_embd": wide, "n_layer": deep, "n_head": heads, "n_positions": given.length, "vocab_size": vocab}
+        drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        ends = {"bos_token_id": None, "eos_token_id": None}
+        return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes, **drop, **ends}
+    return {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": wide,
+        "intermediate_size": wide * 8 // 3, "num_hidden_layers": deep, "num_attention_heads": heads,
+        "vocab_size": vocab, "max_position_embeddings": given.length, "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+
+
+def ours(module: nn.Transformer, data: CausalText, given: argparse.Namespace) -> Trainer:
+    optimizer = Optimizer(module, OptimizerSettings(name="adamw", lr=3e-4, clip=1.0))
+    run = RunSettings(
+        rows=given.rows, length=given.length, steps=1000, precision=given.precision, compile=given.compile
+    )
+    return Trainer(module.train(), data, optimizer, Schedule(), run)
+
+
+def theirs(model: torch.nn.Module, data: CausalText, given: argparse.Namespace) -> Callable[[int], float]:
+    """The step everybody writes: mean loss, clip, fused AdamW."""
+    model = torch.compile(model) if given.compile else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
+
+    def step(number: int) -> float:
+        rows = data.draw(0, number, given.rows)
+        ids, targets = (torch.from_numpy(np.stack(side).astype(np.int64)) for side in zip(*sides(rows), strict=True))
+        with autocast(given.precision, torch.device("cpu")):
+            logits = model(ids).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def sides(rows: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(row.ids, row.targets) for row in rows]  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    for name, default in {"width": 384, "layers": 6, "heads": 6, "length": 256, "rows": 8, "repeats": 15}.items():
+        options.add_argument(f"--{name}", type=int, default=default)
+    options.add_argument("--family", choices=["gpt2", "llama"], default="gpt2")
+    options.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
+    options.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa", help="theirs")
+    options.add_argument("--compile", action="store_true")
+    given = options.parse_args()
+    hf = config(given.family, given)
+    module = nn.new(read_config(hf), seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        write_directory(Path(folder) / "model", *to_checkpoint(module, hf))
+        peer = AutoModelForCausalLM.from_pretrained(Path(folder) / "model", attn_implementation=given.attention).train()
+    text = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.int32)
+    data = CausalText.of([text], given.length)
+    trainer, step = ours(module, data, given), theirs(peer, data, given)
+    first = trainer.step()[0], step(0)
+    assert abs(first[0] - first[1]) < 2e-2, first
+    times: dict[str, list[float]] = {"triptych": [], "transformers": []}
+    for number in range(1, given.repeats + 2):
+        for name, call in (("triptych", trainer.step), ("transformers", lambda n=number: step(n))):
+            begin = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - begin)
+    bf16 = isinstance(autocast(given.precision, torch.device("cpu")), torch.autocast)
+    print(
+        f"{given.family}, {sum(p.numel() for p in module.parameters()):,} parameters, {given.rows} x {given.length} "
+        f"tokens, {'bf16 autocast' if bf16 else 'fp32'}{', compiled' if given.compile else ''}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__} "
+        f"({given.attention}), python {platform.python_version()}, {platform.machine()}, median of {given.repeats}"
+    )
+    tokens = given.rows * given.length
+    speeds = {name: tokens / statistics.median(found[1:]) for name, found in times.items()}
+    for name, speed in speeds.items():
+        print(f"{name:13} {speed:8,.0f} tokens/s")
+    print(f"ratio         {speeds['triptych'] / speeds['transformers']:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""`check` passes sound models of every layout and fails each kind of broken one, naming where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import references
+import tiny
+from cli_models import checkpoint
+from triptych import check as checking
+from triptych import nn
+from triptych.check import Layer, Report, apart, check
+from triptych.errors import InputError
+from triptych.generate import State
+from triptych.model import Model, load
+from triptych.probe.taps import LiveTaps
+from triptych.spec import full
+
+EVERYWHERE = {"row in a batch = row alone", "reading inside leaves the output", "saved, loaded = itself"}
+CACHED = {"a changed last token leaves the past", "cached = uncached", "prefill in chunks = in one"}
+TOLD = "bf16 against fp32"
+
+
+def failed(report: Report) -> set[str]:
+    return {finding.name for finding in report.findings if finding.passed is False}
+
+
+@pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
+def test_sound_models_pass(layout: str) -> None:
+    report = check(checkpoint(layout), against="transformers")
+    assert not failed(report), report
+    assert report.passed
+    assert report.first_difference is None
+    cached = set() if layout == "encoder" else CACHED
+    assert {finding.name for finding in report.findings} == EVERYWHERE | cached | {TOLD, "transformers"}
+    assert max(finding.difference for finding in report.findings if finding.name != TOLD) < 1e-4
+    assert next(finding for finding in report.findings if finding.name == TOLD).difference > 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-base", "bert-no-pooler"])
+def test_models_without_a_tokenizer_or_a_head_pass(name: str) -> None:
+    report = check(references.saved(name)[1])
+    assert report.passed, report
+    assert report.findings[-1].name == "transformers"
+
+
+def test_layers_go_from_the_embedding_up() -> None:
+    report = check(checkpoint("encoder-decoder"))
+    sites = [layer.site for layer in report.layers]
+    assert sites[0] == "encoder.embed"
+    assert sites[-1] == "decoder.final"
+    assert "decoder.blocks.1.resid_post" in sites
+
+
+def test_the_report_as_plain_data() -> None:
+    report = Report("m", 0.1, (checking.Finding("a", 0.2, 0.1),), (Layer("embed", 0.0), Layer("final", 0.3)))
+    told = report.to_dict()
+    assert told["findings"] == [{"name": "a", "difference": 0.2, "limit": 0.1, "note": "", "passed": False}]
+    assert (told["passed"], told["first_difference"]) == (False, "final")
+
+
+def test_not_a_number_does_not_pass() -> None:
+    assert checking.Finding("a", float("nan"), 1.0).passed is False
+
+
+def test_apart() -> None:
+    rows = [torch.tensor([[0.0, -torch.inf], [1.0, 2.0]]), torch.tensor([[3.0]])]
+    other = [torch.tensor([[0.0, -torch.inf], [1.0, 2.5]]), torch.tensor([[2.75]])]
+    assert apart(rows, rows) == 0
+    assert apart(rows, other) == 0.5
+
+
+# ---------------------------------------------------------------- broken on purpose
+
+
+def test_a_changed_weight_is_found_where_it_is() -> None:
+    """Nothing but the peer can know; the first site above it is named."""
+    model = load(checkpoint("decoder"))
+    with torch.no_grad():
+        model.module.get_parameter("decoder.blocks.1.mlp.down.weight")[0] += 0.5
+    report = check(model)
+    assert failed(report) == {"transformers"}
+    assert report.first_difference == "blocks.1.resid_post"
+
+
+def test_a_decoder_that_sees_the_future() -> None:
+    spec = tiny.decoder(blocks=2).spec
+    assert spec.decoder is not None
+    kinds = {name: replace(kind, mask=full()) for name, kind in spec.decoder.kinds.items()}
+    broken = Model(nn.new(replace(spec, decoder=replace(spec.decoder, kinds=kinds)), 0))
+    assert failed(check(broken, against="none")) == CACHED
+
+
+def shifted(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def advance(self: State, chunk: int | None = None) -> torch.Tensor:
+        scores = real(self, chunk)
+        return scores if chunk else scores + torch.linspace(0.0, 0.1, scores.shape[-1])
+
+    return advance
+
+
+def test_a_cache_that_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(State, "advance", shifted(State.advance))
+    assert failed(check(checkpoint("decoder"), against="none")) == CACHED - {"a changed last token leaves the past"}
+
+
+def test_a_batch_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checking.run
+
+    def leaking(model: Model, rows: list[list[int]], *rest: Any) -> list[torch.Tensor]:
+        found = real(model, rows, *rest)
+        return found if len(rows) == 1 else [found[0], found[1] + 0.01, *found[2:]]
+
+    monkeypatch.setattr(checking, "run", leaking)
+    assert failed(check(checkpoint("encoder"), against="none")) == {"row in a batch = row alone"}
+
+
+def test_a_reading_that_changes_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = LiveTaps.__call__
+
+    def touching(self: LiveTaps, site: str, value: torch.Tensor, rows: Any) -> torch.Tensor:
+        found = real(self, site, value, rows)
+        return found + 1e-6 if site == "resid_mid" else found
+
+    monkeypatch.setattr(LiveTaps, "__call__", touching)
+    assert failed(check(checkpoint("encoder"), against="none")) == {"reading inside leaves the output"}
+
+
+def test_a_copy_that_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checking.load
+
+    def wrong(path: Path, **options: Any) -> Model:
+        model = real(path, **options)
+        with torch.no_grad():
+            model.module.get_parameter("encoder.final_norm.weight")[0] += 1e-3
+        return model
+
+    model = load(checkpoint("encoder-decoder"))
+    monkeypatch.setattr(checking, "load", wrong)
+    assert failed(check(model, against="none")) == {"saved, loaded = itself"}
+
+
+# ---------------------------------------------------------------- the peer
+
+
+def test_a_model_with_no_twin_says_so() -> None:
+    made = Model(tiny.decoder())
+    assert "no twin" in check(made).skipped[0]
+    with pytest.raises(InputError, match="no twin"):
+        check(made, against="transformers")
+
+
+def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "find_spec", lambda name: None)
+    assert "not installed (pip install transformers)" in check(checkpoint("encoder")).skipped[0]
+    with pytest.raises(InputError, match="pip install transformers"):
+        check(checkpoint("encoder"), against="transformers")
+
+
+def test_an_unknown_peer() -> None:
+    with pytest.raises(InputError, match="'pytorch' is not one of transformers, none"):
+        check(checkpoint("encoder"), against="pytorch")

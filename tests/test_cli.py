@@ -1,0 +1,182 @@
+"""The face of the command line: its names, its exit codes, and one line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import triptych
+from triptych.cli import failure, main
+from triptych.cli.app import app
+
+FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8").splitlines()
+
+
+COMMANDS = ["quickstart", "train", "generate", "chat", "fill", "encode", "inspect", "check", "count", "doctor"]
+
+
+def surface() -> list[str]:
+    """Every command with its arguments and options, as a user types them."""
+    found = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            names = [*parameter.opts, *parameter.secondary_opts]
+            found.append(
+                f"{name} {' '.join(names)}" if names[0].startswith("-") else f"{name} {parameter.name.upper()}"
+            )
+    return found
+
+
+def test_commands_and_options_are_those_on_the_list() -> None:
+    """A renamed or removed option breaks scripts: change `cli_surface.txt` on purpose, with a line in CHANGELOG.md."""
+    assert surface() == FROZEN
+
+
+def test_every_command_answers_in_json() -> None:
+    commands = {line.split()[0] for line in FROZEN}
+    assert {line.split()[0] for line in FROZEN if line.endswith(" --json")} == commands
+    assert commands == set(COMMANDS)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], [], *([name, "--help"] for name in COMMANDS)])
+def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert "Usage:" in out
+    assert not err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"triptych {triptych.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["nonsense"], "nonsense"),
+        (["generate"], "MODEL"),
+        (["generate", "m", "p", "--nonsense"], "--nonsense"),
+        (["generate", "m", "p", "--temperature", "-1"], "--temperature"),
+        (["generate", "m", "p", "--max-new-tokens", "many"], "--max-new-tokens"),
+        (["count", "m", "--dtype", "fp12"], "--dtype"),
+        (["check", "m", "--against", "pytorch"], "--against"),
+        (["quickstart", "--panel", "both"], "--panel"),
+        (["inspect", "m", "--head", "3"], "--head needs a TEXT"),
+        (["train", "r.toml", "--resume", "--show-batch"], "--resume"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_line_and_exit_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert says in one_error(err)
+    assert "--help" in err
+
+
+def one_error(err: str) -> str:
+    """The only line of stderr."""
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: "), err
+    return lines[0]
+
+
+# ---------------------------------------------------------------- whatever a command raises
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def run() -> object:
+        raise error
+
+    return run
+
+
+def oserror(number: int, name: str) -> OSError:
+    return OSError(number, "the system's words", name)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (triptych.InputError("a: is wrong; do b"), 1, "a: is wrong; do b"),
+        (triptych.CheckpointError("two\nlines \x1b[31m"), 1, "two lines [31m"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError(), 1, "not enough memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 99 bytes"), 1, "not enough memory"),
+        (RecursionError(), 1, "nested too deeply"),
+        (oserror(errno.ENOSPC, "/runs/a"), 1, "/runs/a: no space left on the disk"),
+        (oserror(errno.EACCES, "/runs/a"), 1, "/runs/a: the system's words"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), 1, "not UTF-8"),
+        (ValueError("first\nsecond"), 1, "unexpected ValueError: first;"),
+        (AssertionError(), 1, "unexpected AssertionError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_every_exception_is_one_line(
+    error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failure.guarded(raising(error)) == code
+    out, err = capsys.readouterr()
+    assert not out
+    assert says in one_error(err)
+
+
+def test_an_unexpected_error_tells_how_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
+    failure.guarded(raising(ZeroDivisionError("x")))
+    assert f"{failure.DEBUG}=1" in one_error(capsys.readouterr().err)
+
+
+def test_a_traceback_only_when_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(failure.DEBUG, "1")
+    assert failure.guarded(raising(ZeroDivisionError("x"))) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = [sys.executable, "-m", "triptych.cli", "--help"]
+    env = os.environ | {"PYTHONPATH": str(Path(triptych.__file__).parents[1])}
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=env, check=False)
+    finally:
+        os.close(writer)
+    assert done.returncode == failure.BROKEN_PIPE
+    assert not done.stderr
+
+
+def test_a_disk_that_fills_while_results_are_flushed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise oserror(errno.ENOSPC, "<stdout>")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert failure.guarded(lambda: None) == 1
+    assert "no space left" in one_error(capsys.readouterr().err)
+
+
+def test_codes_of_commands_pass_through() -> None:
+    assert failure.guarded(lambda: None) == 0
+    assert failure.guarded(lambda: 1) == 1
+
+
+def test_the_parsers_own_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("triptych.cli.describing.machine", interrupted)
+    assert main(["doctor"]) == 130
+    assert one_error(capsys.readouterr().err) == "error: interrupted"

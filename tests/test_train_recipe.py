@@ -1,0 +1,148 @@
+"""Recipes: what is refused, in which words, and what `--set` does."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triptych.errors import ConfigError, TextError
+from triptych.train import check_recipe, prepare, read_recipe
+from triptych.train.sources import pairs, texts
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+GOOD: dict[str, Any] = {
+    "tokenizer": "byte",
+    "model": {
+        "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1,
+        "num_attention_heads": 3, "max_position_embeddings": 32,
+    },
+    "data": {"path": "text.txt"},
+    "objective": {"name": "causal"},
+    "run": {"rows": 3, "length": 16, "steps": 2},
+}  # fmt: skip
+
+
+def changed(**sections: Any) -> dict[str, Any]:
+    tables = copy.deepcopy(GOOD)
+    for name, value in sections.items():
+        tables[name] = tables.get(name, {}) | value if isinstance(value, dict) else value
+    return tables
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (changed(run={"row": 3}), r"recipe: run\.row is not a key of a recipe \(did you mean 'rows'\?\)"),
+        (changed(optimiser={"lr": 1}), r"optimiser is not a key of a recipe \(did you mean 'optimizer'\?\)"),
+        (changed(optimizer={"learning_rate": 1}), r"optimizer\.learning_rate is not a key"),
+        (changed(run={"rows": 0}), r"run\.rows = 0: input should be greater than 0"),
+        (changed(run={"rows": "many"}), r"run\.rows = 'many': input should be a valid integer"),
+        (changed(run={"steps": None}), r"run needs an end; give run\.steps"),
+        (changed(objective={"name": "clm"}), r"objective\.name = 'clm': input should be 'causal', 'masked'"),
+        (changed(tokenizer=None), r"give one of them"),
+        (changed(model={"path": "somewhere"}), r"give one of them"),
+        ({"run": {"rows": 3}}, r"model is missing; data is missing; objective is missing; run\.length is missing"),
+    ],
+)
+def test_what_is_not_understood_is_one_line_with_its_place(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_recipe(tables)
+    assert "\n" not in str(caught.value)
+
+
+def test_set_takes_toml_values_and_words() -> None:
+    changes = [
+        "run.seconds=90",
+        "run.out=runs/a b",
+        "optimizer.betas=[0.8, 0.99]",
+        "run.compile=true",
+        "tokenizer=bpe:300",
+    ]
+    recipe = check_recipe(GOOD, changes)
+    assert recipe.run.seconds == 90.0
+    assert recipe.run.out == "runs/a b"
+    assert recipe.optimizer.betas == (0.8, 0.99)
+    assert recipe.run.compile is True
+    assert recipe.tokenizer == "bpe:300"
+    assert "seconds" not in GOOD["run"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("run.seconds", "write it as section.key=value"),
+        ("=3", "write it as section.key=value"),
+        ("tokenizer.kind=3", "tokenizer is a value, not a table"),
+        ("run.second=3", r"run\.second is not a key of a recipe \(did you mean 'seconds'\?\)"),
+    ],
+)
+def test_set_refuses(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_recipe(GOOD, [change])
+
+
+def test_a_file_that_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no recipe"):
+        read_recipe(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("run = [")
+    with pytest.raises(ConfigError, match=r"bad\.toml cannot be read as TOML"):
+        read_recipe(tmp_path / "bad.toml")
+    (tmp_path / "latin.toml").write_bytes(b'tokenizer = "\xe9"')
+    with pytest.raises(ConfigError, match=r"latin\.toml cannot be read as TOML"):
+        read_recipe(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_recipes_we_ship_are_recipes(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert recipe.run.seconds == 90
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": {"name": "masked"}}, "objective masked needs the layout encoder; llama is of layout decoder"),
+        ({"run": {"length": 33}}, r"run\.length = 33 is more than the 32 positions"),
+        ({"tokenizer": "bytes"}, r"tokenizer = 'bytes' is not a directory .* \(did you mean 'byte'\?\)"),
+        ({"model": {"vocab_size": 100}}, "tokenizer has 257 tokens and the model 100"),
+        ({"model": {"hidden_sizes": 100}}, r"model: 'hidden_sizes' \(= 100\) is not understood"),
+    ],
+)
+def test_parts_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question:\n" * 9)
+    tables = changed(**{"data": {"path": str(tmp_path / "text.txt")}, **changes})
+    with pytest.raises(ConfigError, match=message):
+        prepare(check_recipe(tables))
+
+
+def test_held_out_text_is_the_end_and_no_part_of_the_rest(tmp_path: Path) -> None:
+    lines = [f"line {i}\n" for i in range(100)]
+    (tmp_path / "one.txt").write_text("".join(lines))
+    data = check_recipe(changed(data={"path": str(tmp_path / "one.txt"), "held_out": 0.1})).data
+    (train,), (held,) = texts(data)
+    assert train + held == "".join(lines)
+    assert held.startswith("line 8") or held.startswith("line 9")
+    limited = data.model_copy(update={"held_out_limit": 11})
+    assert texts(limited)[1] == [held[:11]]
+
+
+def test_of_a_folder_the_last_documents_are_held_out(tmp_path: Path) -> None:
+    for i in range(7):
+        (tmp_path / f"{i}.txt").write_text(f"text {i}")
+    data = check_recipe(changed(data={"path": str(tmp_path), "held_out": 0.3})).data
+    train, held = texts(data)
+    assert [text[-1] for text in train] == list("01234")
+    assert [text[-1] for text in held] == list("56")
+
+
+def test_pairs_are_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"source": "loue", "target": "love"}\n{"source": "haue"}\n')
+    data = check_recipe(changed(data={"path": str(path)})).data
+    with pytest.raises(TextError, match=r"pairs\.jsonl, line 2: write each line as"):
+        pairs(data)
+    path.write_text('{"source": "loue", "target": "love"}\n{"source": "haue", "target": "have"}\n')
+    assert pairs(data) == ([("loue", "love")], [("haue", "have")])

@@ -1,0 +1,300 @@
+"""Training checkpoints: exact, whole whatever happens, and readable by others."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from triptych.errors import CheckpointError, ConfigError
+from triptych.train import Checkpoints, Job, Recipe, check_recipe, prepare, resume, verify_resume
+from triptych.train.state import fault, read_model, read_progress
+
+TEXT = "It was the best of times, it was the worst of times,\nit was the age of wisdom; " * 12
+MODELS: dict[str, dict[str, Any]] = {
+    "causal": {
+        "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 32,
+    },
+    "masked": {
+        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 24, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 32,
+    },
+    "seq2seq": {
+        "model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 8, "num_heads": 3, "num_layers": 2,
+    },
+}  # fmt: skip
+TOKENIZERS = {"causal": "characters", "masked": "wordpiece:120", "seq2seq": "byte"}
+
+
+def recipe(folder: Path, objective: str = "causal", steps: int = 20, out: Path | None = None, **run: Any) -> Recipe:
+    path = folder / ("pairs.jsonl" if objective == "seq2seq" else "text.txt")
+    if objective == "seq2seq":
+        rows = [{"source": f"loue {i}", "target": f"love {i}"} for i in range(40)]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        path.write_text(TEXT)
+    tables = {
+        "model": MODELS[objective],
+        "tokenizer": TOKENIZERS[objective],
+        "data": {"path": str(path), "held_out": 0.2},
+        "objective": {"name": objective},
+        "run": {"rows": 3, "length": 16, "steps": steps, "out": out and str(out), "save_every": 0.5, **run},
+    }
+    return check_recipe(tables)
+
+
+def weights(job: Job) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in job.trainer.module.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked", "seq2seq"])
+def test_ten_steps_and_ten_more_are_twenty(tmp_path: Path, objective: str) -> None:
+    whole = prepare(recipe(tmp_path, objective))
+    whole.run()
+    half = prepare(recipe(tmp_path, objective, out=tmp_path / "run"))
+    half.run(until=10)
+    again = resume(tmp_path / "run")
+    assert again.trainer.at.step == 10
+    assert [entry["step"] for entry in again.trainer.at.history] == list(range(1, 11))
+    assert not same(weights(again), weights(whole))
+    again.run()
+    assert again.trainer.at.step == 20
+    assert same(weights(again), weights(whole))
+
+
+def test_adamw_resumes_exactly_too(tmp_path: Path) -> None:
+    with_adam = recipe(tmp_path).model_copy(update={"optimizer": Recipe.model_fields["optimizer"].default})
+    with_adam = check_recipe(with_adam.model_dump(), ["optimizer.name=adamw", "run.save_every=0.3"])
+    verify_resume(with_adam, 6)
+
+
+def test_verify_resume_goes_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.train.job.read_optimizer", lambda path: {})
+    with pytest.raises(Exception, match=r"after 2 of 4 steps, .* is not what it is unbroken"):
+        verify_resume(recipe(tmp_path), 4)
+
+
+def test_the_first_checkpoint_is_there_before_the_first_step(tmp_path: Path) -> None:
+    job = prepare(recipe(tmp_path, out=tmp_path / "run"))
+    fresh = weights(job)
+    job.run(until=0)
+    again = resume(tmp_path / "run")
+    assert again.trainer.at.step == 0
+    assert same(weights(again), fresh)
+
+
+def test_two_are_kept(tmp_path: Path) -> None:
+    prepare(recipe(tmp_path, out=tmp_path / "run", save_every=0.2)).run()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000016", "step-00000020"]
+
+
+def test_a_second_run_into_the_same_place_is_refused(tmp_path: Path) -> None:
+    prepare(recipe(tmp_path, out=tmp_path / "run")).run(until=0)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        prepare(recipe(tmp_path, out=tmp_path / "run")).run()
+
+
+def test_a_resumed_run_may_be_changed(tmp_path: Path) -> None:
+    prepare(recipe(tmp_path, out=tmp_path / "run")).run()
+    job = resume(tmp_path / "run", ["run.steps=22"])
+    job.run()
+    assert job.trainer.at.step == 22
+
+
+def test_a_checkpoint_is_what_others_load(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    job = prepare(recipe(tmp_path, out=tmp_path / "run"))
+    job.run()
+    path = Checkpoints(tmp_path / "run").newest().path
+    other = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    ids = tokenizer("the age of wisdom")["input_ids"]
+    assert ids == job.tokenizer.encode("the age of wisdom")
+    module, _, _ = read_model(path)
+    from triptych.attention import Rows
+
+    with torch.no_grad():
+        ours = module(torch.tensor(ids), Rows((len(ids),))).log_softmax(-1)
+        theirs = other(torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+def test_fine_tuning_begins_with_what_is_there(tmp_path: Path) -> None:
+    prepare(recipe(tmp_path, out=tmp_path / "run")).run()
+    path = Checkpoints(tmp_path / "run").newest().path
+    tables = recipe(tmp_path).model_dump() | {"model": {"path": str(path)}, "tokenizer": None}
+    job = prepare(check_recipe(tables))
+    assert job.trainer.at.step == 0
+    assert same(weights(job), dict(read_model(path)[0].named_parameters()))
+    with pytest.raises(ConfigError, match="no other keys beside"):
+        prepare(check_recipe(tables | {"model": {"path": str(path), "hidden_size": 3}}))
+
+
+# ---------------------------------------------------------------- broken checkpoints
+
+
+def damage(path: Path, kind: str) -> None:
+    weights = path / "model.safetensors"
+    if kind == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    elif kind == "flipped":
+        raw = bytearray(weights.read_bytes())
+        raw[-5] ^= 1
+        weights.write_bytes(raw)
+    elif kind == "missing":
+        (path / "train_state/optimizer.safetensors").unlink()
+    elif kind == "no manifest":
+        (path / "train_state/manifest.json").unlink()
+    else:
+        (path / "train_state/manifest.json").write_text('{"files": 3}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("truncated", "model.safetensors has"),
+        ("flipped", "the bytes of model.safetensors have changed"),
+        ("missing", "optimizer.safetensors is missing"),
+        ("no manifest", "manifest.json"),
+        ("not a manifest", "is not a manifest"),
+    ],
+)
+def test_resume_passes_over_a_broken_checkpoint_and_says_why(tmp_path: Path, kind: str, reason: str) -> None:
+    prepare(recipe(tmp_path, steps=4, out=tmp_path / "run")).run()
+    damage(tmp_path / "run/step-00000004", kind)
+    job = resume(tmp_path / "run")
+    assert job.trainer.at.step == 2
+    assert len(job.skipped) == 1
+    assert reason in job.skipped[0]
+    job.run()
+    assert Checkpoints(tmp_path / "run").newest().step == 4  # the broken one was replaced
+    damage(tmp_path / "run/step-00000004", kind)
+    damage(tmp_path / "run/step-00000002", kind)
+    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+        resume(tmp_path / "run")
+
+
+# ---------------------------------------------------------------- killed while writing
+
+
+class Killed(BaseException):
+    """The process is gone: nothing after this line runs, no cleanup either."""
+
+
+WRITES = ("rename", "replace", "fsync", "mkdir", "link", "unlink", "rmdir")
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], dict[str, int]]]:
+    """`kill_at(k)`: the k-th change to the disk from now on does not happen, nor does any after it."""
+    state = {"left": 1 << 30, "done": 0}
+
+    def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if state["left"] <= 0:
+                raise Killed
+            state["left"] -= 1
+            state["done"] += 1
+            return real(*args, **options)
+
+        return call
+
+    for name in WRITES:
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
+    monkeypatch.setattr("triptych.checkpoints.save._swap", lambda a, b: False)
+
+    def arm(left: int) -> dict[str, int]:
+        state.update(left=left, done=0)
+        return state
+
+    yield arm
+    arm(1 << 30)
+
+
+def test_killed_at_any_moment_of_saving_a_valid_checkpoint_is_left(
+    tmp_path: Path, kill_at: Callable[[int], dict[str, int]]
+) -> None:
+    job = prepare(recipe(tmp_path, steps=4, out=tmp_path / "base"))
+    job.run(until=2)  # steps 0 and 2 are saved, so that saving step 4 has something to delete
+    job.trainer.on_save = lambda trainer: None
+    job.trainer.run()
+
+    def save(out: Path) -> None:
+        Checkpoints(out).save(job.trainer, job.hf, job.tokenizer, job.recipe.model_dump())
+
+    shutil.copytree(tmp_path / "base", tmp_path / "count")
+    state = kill_at(1 << 30)
+    save(tmp_path / "count")
+    total, outcomes = state["done"], set()
+    assert total > 20
+    for k in range(total):
+        out = tmp_path / f"run{k}"
+        kill_at(1 << 30)
+        shutil.copytree(tmp_path / "base", out)
+        kill_at(k)
+        with pytest.raises(Killed):
+            save(out)
+        kill_at(1 << 30)
+        found = Checkpoints(out).newest()
+        outcomes.add(found.step)
+        assert fault(found.path) is None
+        assert read_progress(found.path)[0].step == found.step
+        save(out)
+        assert Checkpoints(out).newest().step == 4
+        assert sorted(path.name for path in out.iterdir()) == ["step-00000002", "step-00000004"]
+        shutil.rmtree(out)
+    assert outcomes == {2, 4}
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepare(recipe(tmp_path, out=tmp_path / "run"))
+    job.run(until=10)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        job.trainer.run()
+    assert Checkpoints(tmp_path / "run").newest().step == 10
+
+
+@pytest.mark.heavy
+def test_fifty_kills_and_the_run_goes_on(tmp_path: Path) -> None:
+    """A real process killed -9 at random moments, half of them while it saves: each time the run goes on."""
+    out, random_time = tmp_path / "run", random.Random(0)
+    prepare(recipe(tmp_path, steps=100_000, out=out, save_every=1e-5)).run(until=0)
+    reached = 0
+    for _ in range(50):
+        child = os.fork()
+        if child == 0:
+            try:
+                resume(out).run()
+            finally:
+                os._exit(1)
+        time.sleep(random_time.uniform(0.05, 1.0))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found = Checkpoints(out).newest()
+        assert found.step >= reached
+        reached = found.step
+    assert reached > 50
