@@ -19,7 +19,7 @@ MASKS = {
     "keys": keys([3, 9, 1, 4]),
     "blocks": causal() & block_sparse(4, first=1),
 }
-LENGTHS = [(7, 7, 7, 7), (7, 11, 2, 5), (7, 0, 2, 7), (1, 1, 1, 1)]
+LENGTHS = [(7, 7, 7, 7), (7, 11, 2, 5), (70, 9, 131, 65), (7, 0, 2, 7), (1, 1, 1, 1)]
 
 
 def tokens(rows: Rows, *shape: int, seed: int) -> torch.Tensor:

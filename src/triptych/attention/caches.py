@@ -145,11 +145,15 @@ class WindowCache:
         self.high = [max(high, end) for high, end in zip(self.high, rows.ends, strict=True)]
 
     def _positions(self, lengths: Sequence[int]) -> Tensor:
-        """`[slot, ring]`: the last position below the length that belongs at each place, -1 if it is not there."""
-        length, high = (torch.tensor(list(x), device=self.k.device)[:, None] for x in (lengths, self.high))
+        """`[slot, ring]`: the last position below the length that belongs at each place, -1 for none.
+
+        After a trim a place may hold a forgotten token instead; `check_trim` sees to it that the position said here is
+        then behind every window to come.
+        """
+        length = torch.tensor(list(lengths), device=self.k.device)[:, None]
         place = torch.arange(self.ring, device=self.k.device)
         position = length - 1 - (length - 1 - place) % self.ring
-        return position.masked_fill((position < 0) | (position < high - self.ring), -1)
+        return position.clamp(min=-1)
 
     def check_trim(self, lengths: Sequence[int]) -> None:
         for slot, (high, length) in enumerate(zip(self.high, lengths, strict=True)):
@@ -354,5 +358,5 @@ def _taken(keys: Keys, slots: Sequence[int]) -> Keys:
         lengths = tuple(keys.lengths[slot] for slot in slots)
         return SlotKeys(keys.k.index_select(0, index), keys.v.index_select(0, index), lengths)
     ks, vs = keys.rows.split(keys.k), keys.rows.split(keys.v)
-    rows = Rows(tuple(keys.rows.lengths[slot] for slot in slots))
-    return FlatKeys(torch.cat([ks[slot] for slot in slots]), torch.cat([vs[slot] for slot in slots]), rows)
+    k, v = (torch.cat([x[slot] for slot in slots]) for x in (ks, vs))
+    return FlatKeys(k, v, keys.rows.take(slots))

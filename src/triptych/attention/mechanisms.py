@@ -90,8 +90,7 @@ def run_linear(request: Request, hook: Hook | None = None) -> Tensor:
     else:
         total = q @ (k.mT @ v)[:, :, None]
     weight = total[..., -1:]
-    nothing = weight == 0
-    out = (total[..., :-1] / weight.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+    out = total[..., :-1] / weight.masked_fill(weight == 0, 1.0)  # nothing seen: 0 / 1
     return out.reshape(b, h, t, -1).to(request.q.dtype)
 
 

@@ -93,15 +93,14 @@ class Request:
 
         Masks that speak of keys alone keep one row for all queries.
         """
+        if lowering.is_full(self.mask) and self.k_pos is None:
+            return None
         q, k = self.points()
         if lowering.only_keys(self.mask):
             q = Points(q.position[..., :1, :], per_row=q.per_row)
-        seen: Tensor | None = None if lowering.is_full(self.mask) else self.mask.visible(q, k)
+        seen: Tensor = self.mask.visible(q, k)
         if self.k_pos is not None:
-            filled = k.position >= 0
-            seen = filled if seen is None else seen & filled
-        if seen is None:
-            return None
+            seen = seen & (k.position >= 0)
         scores = (self.rows, self.heads, self.queries, self.keys)
         if not fits(seen, scores):
             raise InputError(f"mask of shape {list(seen.shape)} does not fit scores [B,H,T,S] {list(scores)}")

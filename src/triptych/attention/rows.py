@@ -7,7 +7,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -24,6 +24,7 @@ from triptych.attention.request import prepare
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
 
+SIMILAR = 64  # causal rows below twice this length, and beyond it rows within a factor of two, are padded together
 PADDED = 1 << 18  # mask elements up to which ragged cached rows run as one padded call
 
 Bias = Callable[[Tensor, Tensor], Tensor] | Tensor
@@ -87,6 +88,10 @@ class Rows:
     def split(self, x: Tensor) -> list[Tensor]:
         """`[N, ...]` as one view a row."""
         return list(torch.split(x, list(self.lengths)))
+
+    def take(self, rows: Sequence[int]) -> Rows:
+        """Some of the rows, in this order."""
+        return Rows(tuple(self.lengths[row] for row in rows), tuple(self.past[row] for row in rows))
 
     def _labels(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """Made once a device, outside inference mode so that training may use what a sampling step made."""
@@ -207,22 +212,25 @@ def _flat(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call) -> Tensor:
         b = len(rows)
         k_pos = _consecutive(theirs.past, theirs.longest, q.device, rows=b) if any(theirs.past) else None
         return _unbatched(call.run(_batched(q, b), _batched(keys.k, b), _batched(keys.v, b), rows.past, k_pos))
-    plain = rows.lengths == theirs.lengths and not any(rows.past) and not any(theirs.past)
-    if plain and lowering.implies_causal(call.mask):
-        # The padding is in every real query's future, so causality alone hides it.
-        slots = _places(rows, q.device)
-        q, k, v = (_padded(x, slots, rows) for x in (q, keys.k, keys.v))
-        out = call.run(q, k, v, rows.past)
-        return _unbatched(out).index_select(0, slots)
-    qs, ks, vs = rows.split(q), theirs.split(keys.k), theirs.split(keys.v)
+    # Padding on the right is in every real query's future, so causality alone hides it.
+    pads = rows.lengths == theirs.lengths and not any(rows.past + theirs.past) and lowering.implies_causal(call.mask)
+    alike = [max(length, SIMILAR).bit_length() for length in rows.lengths]
+    buckets = _buckets(alike if pads else zip(rows.lengths, theirs.lengths, strict=True))
+    if len(buckets) > 1:
+        return _flat_buckets(q, keys, rows, call, buckets)
+    slots = _places(rows, q.device)
+    q, k, v = (_padded(x, slots, rows) for x in (q, keys.k, keys.v))
+    return _unbatched(call.run(q, k, v, rows.past)).index_select(0, slots)
+
+
+def _flat_buckets(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call, buckets: list[list[int]]) -> Tensor:
+    """Rows of one shape together, or of nearly one length where they may be padded."""
+    qs, ks, vs = rows.split(q), keys.rows.split(keys.k), keys.rows.split(keys.v)
     out_of: dict[int, Tensor] = {}
-    for members in _buckets(zip(rows.lengths, theirs.lengths, strict=True)):
-        past = [rows.past[row] for row in members]
-        starts = [theirs.past[row] for row in members]
-        k_pos = _consecutive(starts, theirs.lengths[members[0]], q.device, rows=len(members)) if any(starts) else None
-        q, k, v = (torch.stack([x[row] for row in members]).transpose(1, 2) for x in (qs, ks, vs))
-        out = call.of(members).run(q, k, v, past, k_pos)
-        out_of.update(zip(members, out.transpose(1, 2), strict=True))
+    for members in buckets:
+        some, mine, theirs = call.of(members), rows.take(members), keys.rows.take(members)
+        q, k, v = (torch.cat([x[row] for row in members]) for x in (qs, ks, vs))
+        out_of.update(zip(members, mine.split(_flat(q, FlatKeys(k, v, theirs), mine, some)), strict=True))
     return torch.cat([out_of[row] for row in range(len(rows))])
 
 
@@ -233,7 +241,7 @@ def _slots(q: Tensor, keys: SlotKeys, rows: Rows, call: _Call) -> Tensor:
         k, v = k[:, :, :longest], v[:, :, :longest]
         if len(set(lengths)) > 1:
             call = replace(call, mask=call.mask & Keys(lengths))
-        if rows.longest == 1 and all(past + 1 >= end for past, end in zip(rows.past, lengths, strict=True)):
+        if all(past + 1 >= end for past, end in zip(rows.past, lengths, strict=True)):
             call = replace(call, mask=lowering.without_causal(call.mask))
         even = rows.equal and len(set(lengths)) == 1 and len(set(rows.past)) == 1
         if not even and not lowering.only_keys(call.mask) and b * rows.longest * longest > PADDED:
@@ -291,9 +299,9 @@ def _keys_of(keys: FlatKeys | SlotKeys, row: int, end: int) -> tuple[Tensor, Ten
     return laid[0], laid[1], k_pos
 
 
-def _buckets(shapes: Iterable[tuple[int, ...]]) -> list[list[int]]:
+def _buckets(shapes: Iterable[Hashable]) -> list[list[int]]:
     """Row indices grouped by shape, in order of first appearance."""
-    groups: dict[tuple[int, ...], list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for row, shape in enumerate(shapes):
         groups.setdefault(shape, []).append(row)
     return list(groups.values())
