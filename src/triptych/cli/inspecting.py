@@ -26,8 +26,12 @@ def inspect(
     site: Annotated[
         str | None, typer.Option("--site", metavar="GLOB", help="What to read, for example blocks.\\*.attn.pattern.")
     ] = None,
-    layer: Annotated[int | None, typer.Option("--layer", min=0, help="One layer of it.", show_default=False)] = None,
-    head: Annotated[int | None, typer.Option("--head", min=0, help="One head of it.", show_default=False)] = None,
+    layer: Annotated[
+        int | None, typer.Option("--layer", metavar="I", min=0, help="One layer of it.", show_default=False)
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", metavar="I", min=0, help="One head of it.", show_default=False)
+    ] = None,
     target: Annotated[
         str | None, typer.Option("--target", metavar="TEXT", help="What an encoder-decoder's decoder reads.")
     ] = None,
@@ -88,9 +92,10 @@ def check(
 def count(
     model: options.ModelPath,
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Positions in the cache; the model's own unless given.")
+        int | None,
+        typer.Option("--context", metavar="N", min=1, help="Positions in the cache; the model's own unless given."),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows that run together.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Rows that run together.")] = 1,
     dtype: Annotated[options.DType, typer.Option("--dtype", help="Of weights and cache.")] = options.DType.fp16,
     offline: options.Offline = False,
     ignore: options.Ignore = None,

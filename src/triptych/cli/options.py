@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,14 +37,22 @@ Weights = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.")]
 
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Stop after so many.")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0, help="0 always takes the likeliest token.")]
-TopK = Annotated[int, typer.Option("--top-k", min=0, help="Choose among the K likeliest; 0 is all.")]
-TopP = Annotated[float, typer.Option("--top-p", min=0, max=1, help="Choose among the likeliest with this much mass.")]
-MinP = Annotated[float, typer.Option("--min-p", min=0, max=1, help="Drop tokens under this share of the likeliest.")]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 pushes down tokens already there.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Stop after so many.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", metavar="X", min=0, help="0 always takes the likeliest token.")
+]
+TopK = Annotated[int, typer.Option("--top-k", metavar="K", min=0, help="Choose among the K likeliest; 0 is all.")]
+TopP = Annotated[
+    float, typer.Option("--top-p", metavar="P", min=0, max=1, help="Choose among the likeliest with this much mass.")
+]
+MinP = Annotated[
+    float, typer.Option("--min-p", metavar="P", min=0, max=1, help="Drop tokens under this share of the likeliest.")
+]
+Penalty = Annotated[
+    float, typer.Option("--repetition-penalty", metavar="X", help="Above 1 pushes down tokens already there.")
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable.")]
 Chunk = Annotated[
-    int | None, typer.Option("--chunk", min=1, help="Read prompts so many tokens at a time.", show_default=False)
+    int | None,
+    typer.Option("--chunk", metavar="N", min=1, help="Read prompts so many tokens at a time.", show_default=False),
 ]
-OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", show_default=False)]

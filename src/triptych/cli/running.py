@@ -30,9 +30,11 @@ def generate(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")] = 0,
     stop: options.Stop = None,
-    beams: Annotated[int, typer.Option("--beams", min=0, help="Search with this many hypotheses; 0 samples.")] = 0,
+    beams: Annotated[
+        int, typer.Option("--beams", metavar="N", min=0, help="Search with this many hypotheses; 0 samples.")
+    ] = 0,
     decoder_prefix: Annotated[
         str, typer.Option("--decoder-prefix", metavar="TEXT", help="What an encoder-decoder's output begins with.")
     ] = "",
@@ -111,7 +113,8 @@ def chat(
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="The same seed gives the same answers; one is drawn and told.")
+        int | None,
+        typer.Option("--seed", metavar="N", help="The same seed gives the same answers; one is drawn and told."),
     ] = None,
     stop: options.Stop = None,
     dtype: options.Weights = None,
@@ -137,7 +140,7 @@ def chat(
 def fill(
     model: options.ModelPath,
     texts: options.Texts = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Candidates for each mask.")] = 5,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Candidates for each mask.")] = 5,
     dtype: options.Weights = None,
     device: options.Device = "cpu",
     offline: options.Offline = False,
