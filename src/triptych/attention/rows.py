@@ -25,6 +25,7 @@ from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
 
 SIMILAR = 64  # causal rows below twice this length, and beyond it rows within a factor of two, are padded together
+SHORT = 64  # rows of an encoder below this length are padded together, in three sizes
 PADDED = 1 << 18  # mask elements up to which ragged cached rows run as one padded call
 
 Bias = Callable[[Tensor, Tensor], Tensor] | Tensor
@@ -212,15 +213,28 @@ def _flat(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call) -> Tensor:
         b = len(rows)
         k_pos = _consecutive(theirs.past, theirs.longest, q.device, rows=b) if any(theirs.past) else None
         return _unbatched(call.run(_batched(q, b), _batched(keys.k, b), _batched(keys.v, b), rows.past, k_pos))
-    # Padding on the right is in every real query's future, so causality alone hides it.
-    pads = rows.lengths == theirs.lengths and not any(rows.past + theirs.past) and lowering.implies_causal(call.mask)
-    alike = [max(length, SIMILAR).bit_length() for length in rows.lengths]
-    buckets = _buckets(alike if pads else zip(rows.lengths, theirs.lengths, strict=True))
+    own = rows.lengths == theirs.lengths and not any(rows.past + theirs.past)
+    buckets = _buckets(_alike(rows, call.mask) if own else zip(rows.lengths, theirs.lengths, strict=True))
     if len(buckets) > 1:
         return _flat_buckets(q, keys, rows, call, buckets)
+    if not lowering.implies_causal(call.mask):
+        call = replace(call, mask=call.mask & Keys(rows.lengths))
     slots = _places(rows, q.device)
     q, k, v = (_padded(x, slots, rows) for x in (q, keys.k, keys.v))
     return _unbatched(call.run(q, k, v, rows.past)).index_select(0, slots)
+
+
+def _alike(rows: Rows, mask: Mask) -> list[int]:
+    """Equal numbers for rows that may be padded to one length.
+
+    Padding on the right is in every real query's future, so causality alone hides it.  Where all see all, a mask over
+    keys hides it, which costs the fused path; that pays for short rows, of which there are many of every length.
+    """
+    if lowering.implies_causal(mask):
+        return [max(length, SIMILAR).bit_length() for length in rows.lengths]
+    if lowering.only_keys(mask):
+        return [max(n, SHORT // 4).bit_length() if n < SHORT else n for n in rows.lengths]
+    return list(rows.lengths)
 
 
 def _flat_buckets(q: Tensor, keys: FlatKeys, rows: Rows, call: _Call, buckets: list[list[int]]) -> Tensor:
