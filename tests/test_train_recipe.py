@@ -10,7 +10,7 @@ import pytest
 
 from triptych.errors import ConfigError, TextError
 from triptych.train import check_recipe, prepare, read_recipe
-from triptych.train.sources import pairs, texts
+from triptych.train.sources import pairs, pieces, texts
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 GOOD: dict[str, Any] = {
@@ -146,3 +146,12 @@ def test_pairs_are_json_lines(tmp_path: Path) -> None:
         pairs(data)
     path.write_text('{"source": "loue", "target": "love"}\n{"source": "haue", "target": "have"}\n')
     assert pairs(data) == ([("loue", "love")], [("haue", "have")])
+
+
+def test_pairs_are_cut_where_their_words_correspond() -> None:
+    found = pieces([("a b c d e f g", "A B C D E F G"), ("two words", "one"), ("x", "X")], 1, 3)
+    assert "".join(source for source, _ in found).replace(" ", "") == "abcdefgx"
+    assert all(source.upper() == target for source, target in found)
+    assert {len(source.split()) for source, _ in found} <= {1, 2, 3}
+    assert len({len(source.split()) for source, _ in found}) > 1
+    assert pieces([("a b c", "A B C")], 2, 2) == [("a b", "A B"), ("c", "C")]

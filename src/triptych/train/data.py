@@ -27,6 +27,7 @@ class Use(IntEnum):
     HIDING = 3
     DROPOUT = 4
     HELD_OUT = 5
+    PIECES = 6
 
 
 def stream(seed: int, use: Use, counter: int) -> np.random.Generator:

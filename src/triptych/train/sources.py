@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from triptych.errors import TextError
 from triptych.text import corpus, shakespeare
+from triptych.train.data import Use, stream
 from triptych.train.recipe import Data
 
 SHAKESPEARE = "shakespeare"
@@ -40,7 +41,30 @@ def pairs(data: Data) -> tuple[list[Pair], list[Pair]]:
         train, held = ([(p.folio, p.modern) for p in side] for side in shakespeare.parallel_split())
     else:
         train, held = _last(_read_pairs(Path(data.path)), data)
-    return train, held[: data.held_out_limit]
+    if data.words is not None:
+        train, held = pieces(train, 1, data.words), pieces(held, data.words, data.words)
+    if data.held_out_limit is not None:  # evenly spaced, for plays stand in order
+        held = held[:: max(1, len(held) // data.held_out_limit)][: data.held_out_limit]
+    return train, held
+
+
+def pieces(pairs: Sequence[Pair], least: int, most: int) -> list[Pair]:
+    """Runs of `least` to `most` words of those pairs whose sides have equally many; the last run may be shorter.
+
+    Word by word is how far two spellings of one text may be trusted to correspond, and short rows are what a small
+    model learns to align first.
+    """
+    random, found = stream(0, Use.PIECES, 0), []
+    for source, target in pairs:
+        sides = source.split(), target.split()
+        if len(sides[0]) != len(sides[1]):
+            continue
+        at = 0
+        while at < len(sides[0]):
+            end = at + int(random.integers(least, most + 1))
+            found.append((" ".join(sides[0][at:end]), " ".join(sides[1][at:end])))
+            at = end
+    return found
 
 
 def _read_pairs(path: Path) -> list[Pair]:
