@@ -100,6 +100,14 @@ def test_linear_is_katharopoulos(name, t, s, chunk, monkeypatch):
     assert given.isfinite().all()
 
 
+def test_linear_with_given_positions_is_linear_in_order():
+    q, k, v = qkv(7, 7)
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    given = linear(q, k[:, :, order], v[:, :, order], mask=causal(), k_pos=order)
+    torch.testing.assert_close(given, linear(q, k, v, mask=causal()))
+    assert not torch.allclose(given, linear(q, k[:, :, order], v[:, :, order], mask=causal()))
+
+
 def test_linear_has_gradients_and_no_nan_where_nothing_is_seen(unchecked):
     leaves = [x.requires_grad_() for x in qkv(5, 5)]
     out = linear(*leaves, mask=causal() & keys([0, 4]))
@@ -117,7 +125,6 @@ def test_linear_refuses_what_has_no_linear_form():
         ({"mask": causal() | prefix(2)}, "Or"),
         ({"bias": torch.zeros(5, 7)}, "bias: it acts on scores"),
         ({"dropout": 0.1}, "no|none"),
-        ({"mask": causal(), "k_pos": torch.arange(7)}, "keys in order"),
     ):
         with pytest.raises(InputError, match=words):
             linear(q, k, v, **options)

@@ -62,6 +62,18 @@ def test_cached_in_chunks_is_one_uncached_pass(position: str, mask: str, chunk: 
     assert same(cached(module, ROWS, None, chunk), logits(module, ROWS))
 
 
+@pytest.mark.parametrize("mechanism", ["additive", "linear"])
+def test_other_mechanisms_keep_every_promise(mechanism: str) -> None:
+    module = tiny.decoder(mechanism=mechanism)
+    whole = logits(module, ROWS)
+    assert same(whole, [logits(module, [row])[0] for row in ROWS])
+    for chunk in (1, 3):
+        assert same(cached(module, ROWS, None, chunk), whole)
+    after = logits(module, [[*ROWS[0][:6], 40, 39], ROWS[1]])[0]
+    assert torch.allclose(after[:6], whole[0][:6], atol=1e-6)
+    assert not same(whole, logits(tiny.decoder(), ROWS))
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 64])
 def test_cached_beside_an_encoder(chunk: int) -> None:
     module, sources = tiny.encoder_decoder(), [[5, 6, 7], [8], [9, 10, 11, 12]]

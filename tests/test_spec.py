@@ -260,6 +260,8 @@ def test_every_part_goes_through_json() -> None:
         spec.Pooling(mode="dense", normalize=True, dense=line),
         spec.LMHead(proj=line, scale=0.5, softcap=30.0),
         spec.SpecialIds(pad=0, eos=(1, 2), start=3),
+        spec.attention(6, 2, mechanism=spec.Additive(width=3), scale=1.0),
+        spec.attention(6, 2, mechanism=spec.LinearKernel()),
         spec.mlp(6, 9, "relu", dropout=0.1),
         spec.causal() & spec.window(3) | spec.prefix((1, 2)),
         spec.block_sparse(4, local=2) & spec.keys(3) & spec.same_document() | spec.full() & spec.causal(),

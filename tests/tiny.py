@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triptych import nn
 from triptych.spec import (
+    Additive,
     Alibi,
     Block,
     Embed,
@@ -11,6 +12,7 @@ from triptych.spec import (
     LayerNorm,
     Learned,
     Linear,
+    LinearKernel,
     LMHead,
     MaskedLMHead,
     Model,
@@ -52,13 +54,26 @@ def _kind(mask: object, position: object) -> Kind:
     return Kind(mask=mask, position=inside)  # type: ignore[arg-type]
 
 
-def decoder(position: str = "rope", mask: str = "causal", blocks: int = 2, seed: int = 0) -> nn.Transformer:
+MECHANISMS = {"dot": None, "additive": Additive(width=K), "linear": LinearKernel()}
+
+
+def decoder(
+    position: str = "rope", mask: str = "causal", blocks: int = 2, seed: int = 0, mechanism: str = "dot"
+) -> nn.Transformer:
     """Pre-norm, grouped heads, SwiGLU; the last block always sees everything so that windows sit beside full layers."""
     norm, part = RMSNorm(width=D), POSITIONS[position]
     kinds = {"self": _kind(MASKS[mask], part), "all": _kind(causal(), part)}
     made = tuple(
         Block(
-            attn=attention(D, H, kv_heads=G, head_width=K, kind="all" if i == blocks - 1 else "self"),
+            attn=attention(
+                D,
+                H,
+                kv_heads=G,
+                head_width=K,
+                kind="all" if i == blocks - 1 else "self",
+                mechanism=MECHANISMS[mechanism],
+                scale=1.0 if mechanism == "additive" else None,
+            ),
             mlp=glu(D, F, "silu"),
             attn_norm=Norms(pre=norm),
             mlp_norm=Norms(pre=norm),

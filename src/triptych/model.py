@@ -12,16 +12,17 @@ from torch import Tensor
 
 from triptych import families, nn
 from triptych import generate as running
-from triptych.checkpoints import Loaded, LoadReport, open_source, write_directory
-from triptych.errors import CheckpointError, InputError, TextError
+from triptych.checkpoints import LoadReport, open_source, write_directory
+from triptych.errors import InputError, TextError
 from triptych.header import read_header
 from triptych.probe import Edit, Plan, Read, Session, Trace
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
 from triptych.text import RenderedPrompt, Tokenizer
+from triptych.weights import read_weights, to_checkpoint
 
 if TYPE_CHECKING:
-    from triptych.checkpoints import Source
+    pass
 
 Texts = Sequence[str | RenderedPrompt | Sequence[int]] | Tensor
 
@@ -327,22 +328,6 @@ class Model:
         return self.tokenizer
 
 
-def to_checkpoint(
-    module: nn.Transformer, hf: dict[str, Any] | None
-) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
-
-    A model that came with an HF config is written back with it; one made from parts saves its spec.
-    """
-    parameters = dict(module.named_parameters())
-    dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
-    if hf is None:
-        config = families.to_config(module.spec)
-        return iter([(name, parameters[name].detach()) for name in module.spec.shapes()]), config | {"dtype": dtype}
-    steps = families.save_plan(module.spec)
-    return ((s.source, s.to_source(parameters).detach()) for s in steps), hf | {"dtype": dtype}
-
-
 def load(
     path: str | Path,
     *,
@@ -359,41 +344,10 @@ def load(
     """
     header = read_header(path, ignore=ignore, offline=offline)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
-    module, report = _fill(header.spec, source, dtype, torch.device(device), ignore)
+    module, report = read_weights(header.spec, source, dtype, torch.device(device), ignore)
     return Model(module, header.tokenizer(), header.hf, header.path, report)
 
 
 def create(hf: dict[str, Any], tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
     """A fresh model from a config dict in HF's own keys, e.g. `{"model_type": "llama", "hidden_size": 128, ...}`."""
     return Model(nn.new(families.read_config(hf, where="config"), seed), tokenizer, hf)
-
-
-def _fill(
-    spec: Spec, source: Source, dtype: torch.dtype | None, device: torch.device, ignore: Sequence[str]
-) -> tuple[nn.Transformer, LoadReport]:
-    """The module with every parameter read from `source`, tensor by tensor."""
-    plan = families.plan(
-        spec, "gguf" if source.kind == "gguf" else "hf", source.names, ignore=ignore, where=str(source.path)
-    )
-    module, loaded = nn.empty(spec), []
-    for step in plan.loads:
-        info = source.infos[step.source]
-        if info.shape != step.source_shape:
-            raise CheckpointError(
-                f"{info.file}: {step.source} is {list(info.shape)}, the config asks for {list(step.source_shape)}"
-            )
-        stored = source.read(step.source, _dtype(info.dtype, dtype, device))
-        for name, value in step.to_ours(stored).items():
-            if not step.duplicate:
-                nn.assign(module, name, value.to(device).contiguous())
-            elif not torch.equal(module.get_parameter(name), value.to(device)):
-                raise CheckpointError(f"{info.file}: {step.source} differs from {name}, to which it is tied")
-            done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
-            loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
-    return nn.finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored))
-
-
-def _dtype(stored: str, asked: torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    if asked is None and stored == "F16" and device.type == "cpu":
-        return torch.float32  # fp16 arithmetic on a CPU is several times slower than fp32
-    return asked

@@ -85,8 +85,12 @@ def run_linear(request: Request, hook: Hook | None = None) -> Tensor:
     k = k * _present(request)
     v = request.v.to(request.precision)
     v = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the last column sums the weights
-    if _causal(request):
+    if _causal(request) and request.aligned:
         total = _running(q, k[:, :, None], v[:, :, None])
+    elif _causal(request):  # rows of a cache that stand at different places: pair by pair, [T, S] of a short T
+        seen = request.visible
+        pairs = q @ k[:, :, None].mT
+        total = (pairs if seen is None else pairs * seen[:, :, None]) @ v[:, :, None]
     else:
         total = q @ (k.mT @ v)[:, :, None]
     weight = total[..., -1:]
@@ -105,8 +109,6 @@ def linear_cannot(request: Request) -> list[str]:
     for part in rest:
         if not lowering.only_keys(part):
             reasons.append(f"mask {part}: a query's keys must be all of them, those before it, or the same for all")
-    if _causal(request) and not request.aligned:
-        reasons.append("causal with given positions: it needs keys in order")
     return reasons
 
 

@@ -5,6 +5,7 @@ Nothing here imports torch, rich or the library before a command runs, so that h
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character shows a question mark
             stream.reconfigure(errors="replace")
+
+    # Read by OpenMP when torch loads.  Its threads otherwise spin at every barrier: with one other busy process on two
+    # cores a small matmul then takes a hundred times as long (docs/log.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     given = list(sys.argv[1:] if argv is None else argv)
 

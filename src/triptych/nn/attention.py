@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from triptych.attention import FlatKeys, Rows, SlotKeys, attend_rows
+from triptych.attention.mechanisms import Mechanism, additive_over, dot_product, run_linear
 from triptych.nn.linear import Linear
 from triptych.nn.part import Module
 from triptych.nn.positions import Bias, Rotation
@@ -53,6 +54,18 @@ class CrossView:
         return self.held
 
 
+class Additive(Module, of=parts.Additive):
+    weight: Tensor
+
+    def score(self) -> Mechanism:
+        return additive_over(self.weight)
+
+
+class LinearKernel(Module, of=parts.LinearKernel):
+    def score(self) -> Mechanism:
+        return run_linear
+
+
 class Attention(Module, of=parts.Attention):
     """`out(attend(q(x), k(y), v(y)))` over H heads, where y is the row itself or an encoder's output."""
 
@@ -63,6 +76,7 @@ class Attention(Module, of=parts.Attention):
     sinks: Tensor
     q_norm: Callable[[Tensor], Tensor] | None
     k_norm: Callable[[Tensor], Tensor] | None
+    mechanism: Additive | LinearKernel | None
 
     def forward(self, x: Tensor, view: SelfView | CrossView, taps: Taps) -> Tensor:
         """[N, D] -> [N, D]; the residual stream is the block's business."""
@@ -75,6 +89,7 @@ class Attention(Module, of=parts.Attention):
         call = partial(
             attend_rows, q, keys, rows, mask=view.mask, bias=view.bias, scale=spec.scale, softcap=spec.softcap,
             sinks=self.sinks if spec.sinks else None, dropout=spec.dropout if self.training else 0.0,
+            mechanism=dot_product if self.mechanism is None else self.mechanism.score(),
         )  # fmt: skip
         z = taps("z", taps.attend(call, rows), rows)  # [N, H, Kv]
         return self.out(z.flatten(1))  # type: ignore[no-any-return]

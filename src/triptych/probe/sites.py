@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest
 from triptych.spec.model import Model
-from triptych.spec.parts import GLU, Attention, Block, Stack
+from triptych.spec.parts import GLU, Attention, Block, LinearKernel, Stack
 
 CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
@@ -90,6 +90,7 @@ def _block(block: Block, width: int, prefix: str) -> list[Site]:
 
 def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list[Site]:
     h, g, k, v = attn.heads, attn.kv_heads, attn.head_width, attn.value_width
+    seen = [] if isinstance(attn.mechanism, LinearKernel) else ["scores", "pattern"]  # it never forms them
     return [
         Site(f"{prefix}in", width),
         Site(f"{prefix}q", h * k, h),
@@ -99,8 +100,7 @@ def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list
         Site(f"{prefix}k_rot", g * k, g, of_source=cross),
         Site(f"{prefix}k_ctx", g * k, g, of_source=cross),
         Site(f"{prefix}v_ctx", g * v, g, of_source=cross),
-        Site(f"{prefix}scores", h, h, per_key=True),
-        Site(f"{prefix}pattern", h, h, per_key=True),
+        *(Site(f"{prefix}{leaf}", h, h, per_key=True) for leaf in seen),
         Site(f"{prefix}z", h * v, h),
         Site(f"{prefix}out", width),
     ]

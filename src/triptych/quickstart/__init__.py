@@ -61,7 +61,12 @@ class Result:
     def facts(self) -> list[tuple[str, str]]:
         """For a person: name and value."""
         trained = f"{self.steps:,} steps in {self.seconds:,.0f} s"
-        return [("result", self.verdict.said), ("trained", trained), ("model", str(self.model)), ("page", str(self.report))]
+        return [
+            ("result", self.verdict.said),
+            ("trained", trained),
+            ("model", str(self.model)),
+            ("page", str(self.report)),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

@@ -71,11 +71,27 @@ class Norms(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Additive(Part):
+    """Bahdanau et al. 2015: queries and keys of width K are scored by `weight . tanh(q + k)`; ask for scale 1."""
+
+    width: int
+
+    def tensors(self) -> Shapes:
+        return {"weight": (self.width,)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearKernel(Part):
+    """Katharopoulos et al. 2020: weights proportional to `phi(q) . phi(k)`, phi = elu + 1.  In O(T), without scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention(Part):
     """Multi-head attention: H query heads read G key/value heads, head h reading group h*G//H.
 
     `q` gives H*K, `k` G*K, `v` G*Kv, `out` takes H*Kv: the head width is free of D/H and the value width of the key
     width.  `q_norm` and `k_norm` act on each head's K dimensions before rotation.  `scale` is 1/sqrt(K) when None.
+    `mechanism` is how a query scores a key: their dot product when None.
     """
 
     heads: int
@@ -86,6 +102,7 @@ class Attention(Part):
     out: Linear
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    mechanism: Additive | LinearKernel | None = None
     kind: str = "self"
     scale: float | None = None
     softcap: float | None = None
@@ -130,6 +147,7 @@ def attention(
     out_bias: bool | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
+    mechanism: Additive | LinearKernel | None = None,
     kind: str = "self",
     scale: float | None = None,
     softcap: float | None = None,
@@ -150,6 +168,7 @@ def attention(
         out=Linear(inputs=heads * values, outputs=width, bias=bias if out_bias is None else out_bias),
         q_norm=q_norm,
         k_norm=k_norm,
+        mechanism=mechanism,
         kind=kind,
         scale=scale,
         softcap=softcap,

@@ -9,11 +9,11 @@ from triptych.train.objectives import Batch, Example, Hide, causal, collate, los
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
 from triptych.train.recipe import Recipe, check_recipe, read_recipe
 from triptych.train.show import ShownRow, ShownToken, show_batch
-from triptych.train.state import Checkpoints, to_checkpoint
+from triptych.train.state import Checkpoints
 
 __all__ = [
     "Batch", "CausalText", "Checkpoints", "Data", "DivergedError", "Event", "Example", "HeldOut", "Hide", "Job",
     "MaskedText", "Optimizer", "OptimizerSettings", "Pairs", "Progress", "Recipe", "RunSettings", "Schedule", "Score",
     "ShownRow", "ShownToken", "Trainer", "causal", "check_recipe", "collate", "evaluate", "loss", "prepare",
-    "read_recipe", "resume", "seq2seq", "show_batch", "to_checkpoint", "verify_resume",
+    "read_recipe", "resume", "seq2seq", "show_batch", "verify_resume",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from torch import Tensor
 
 from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
 from triptych.errors import CheckpointError
-from triptych.families import plan, read_config, save_plan
-from triptych.families.triptych import to_config
-from triptych.nn import Transformer, assign, empty, finish
+from triptych.header import read_header
+from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from triptych.train.loop import Progress, Trainer
+from triptych.weights import read_weights, to_checkpoint
 
 VERSION = 1
 _NAME = re.compile(r"step-(\d{8})")
@@ -151,29 +151,11 @@ def read_optimizer(path: Path) -> dict[str, Tensor]:
 
 
 def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
-    """Module, tokenizer and HF config of a directory, every number as stored."""
-    hf, source = read_json(path / "config.json"), open_source(path)
-    spec = read_config(hf, stored=source.names, where=str(path / "config.json"))
-    module = empty(spec)
-    for load in plan(spec, "hf", source.names, where=str(path)).loads:
-        if not load.duplicate:
-            for name, value in load.to_ours(source.read(load.source)).items():
-                assign(module, name, value.clone())  # training writes in place, and the file is mapped
-    return finish(module), from_directory(path), hf
-
-
-def to_checkpoint(
-    module: Transformer, hf: Mapping[str, Any] | None
-) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
-
-    A model that came with an HF config is written back with it; one made from parts saves its spec.
-    """
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    dtype = {"dtype": str(next(iter(parameters.values())).dtype).removeprefix("torch.")}
-    if hf is None:
-        return ((name, parameters[name]) for name in module.spec.shapes()), to_config(module.spec) | dtype
-    return ((load.source, load.to_source(parameters)) for load in save_plan(module.spec)), {**hf, **dtype}
+    """Module, tokenizer and HF config of a directory, every number as stored.  Raises TextError without a tokenizer."""
+    header = read_header(path)
+    assert header.source is not None
+    module, _ = read_weights(header.spec, header.source)
+    return module, from_directory(path), header.hf
 
 
 def _sync_directory(path: Path) -> None:
