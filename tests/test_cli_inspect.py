@@ -88,6 +88,7 @@ def test_equal_blocks_are_one_line_and_others_are_not() -> None:
     found = names(describe(checkpoint("encoder-decoder")).tree)
     assert "blocks.0-1" in found  # the encoder's
     assert "blocks.0-2" in found  # the decoder's
+    assert {"q", "k", "v", "out"} <= set(found)  # equal too, but not a row of siblings
 
 
 def test_numberless() -> None:

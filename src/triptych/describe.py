@@ -163,7 +163,8 @@ def _value(name: str, value: Any, default: Any) -> str:
         return ""
     if value is True:
         return name
-    return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return f"{name} {value:,.0f}" if whole else f"{name} {value}"
 
 
 def mask_text(mask: Any) -> str:
