@@ -16,6 +16,7 @@ import torch
 
 V, D, F, L, H, G, K, CONTEXT = 41, 24, 37, 3, 6, 3, 10, 52
 INIT = 0.3  # large, so that a wrong head or norm moves the logits far
+EPS = 0.05  # in a variant of each norm, for the same reason
 
 _DECODER = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L,
             "num_attention_heads": H, "num_key_value_heads": G, "head_dim": K, "max_position_embeddings": CONTEXT,
@@ -38,14 +39,16 @@ _SHORT, _LONG = [1.0, 1.1, 1.2, 1.4, 1.7], [1.3, 1.9, 2.5, 3.1, 3.7]  # K / 2 fa
 # name -> (configuration class, model class, its keys)
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
-    "gpt2-untied": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False}),
+    "gpt2-untied": ("GPT2Config", "GPT2LMHeadModel",
+                    {**_GPT2, "tie_word_embeddings": False, "layer_norm_epsilon": EPS}),
     "gpt2-base": ("GPT2Config", "GPT2Model", _GPT2),
     "gpt2-layer-scale": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "scale_attn_by_inverse_layer_idx": True}),
     "gpt2-unscaled": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "scale_attn_weights": False, "n_inner": None}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", _DECODER),
     "llama-base": ("LlamaConfig", "LlamaModel", _DECODER),
     "llama-mqa": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "num_key_value_heads": 1}),
-    "llama-mha": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "num_key_value_heads": H, "head_dim": D // H}),
+    "llama-mha": ("LlamaConfig", "LlamaForCausalLM",
+                  {**_DECODER, "num_key_value_heads": H, "head_dim": D // H, "rms_norm_eps": EPS}),
     "llama-biased": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "attention_bias": True, "mlp_bias": True}),
     "llama-tied": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "tie_word_embeddings": True}),
     "llama-linear": ("LlamaConfig", "LlamaForCausalLM", {**_DECODER, **_rope("linear", factor=2.5)}),
@@ -70,7 +73,8 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),
     "bert-tokens": ("BertConfig", "BertForTokenClassification", {**_BERT, "num_labels": 5}),
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
-    "t5-gated": ("T5Config", "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "t5-gated": ("T5Config", "T5ForConditionalGeneration",
+                 {**_T5, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
     "t5-unscaled": ("T5Config", "T5ForConditionalGeneration", {**_T5, "tie_word_embeddings": False}),
     "t5-encoder": ("T5Config", "T5EncoderModel", _T5),
 }  # fmt: skip

@@ -5,69 +5,16 @@ Log-probabilities (or, without a language head, the outputs themselves) agree to
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import references
 import triptych
+from parity import ROWS, WITHIN, largest, ours, targets_of, theirs
 from triptych import generate as running
-from triptych.model import Model
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, TokenHead
-
-WITHIN = 1e-4
-ROWS = [[7, 3, 11, 40, 5, 9, 2, 6, 13, 17, 23, 29, 31, 37, 4, 8], [5, 19, 3], [6, 6, 28, 14, 33, 21, 10]]
-TARGETS = [[0, 4, 30, 22, 9], [0, 12, 18, 25, 5, 35, 16, 38], [0, 20]]
-
-
-@cache
-def ours(name: str) -> Model:
-    return triptych.load(references.saved(name)[1])
-
-
-def measured(x: torch.Tensor, model: Model) -> torch.Tensor:
-    language = isinstance(model.spec.head, LMHead | MaskedLMHead | ClassHead | TokenHead)
-    return x.float().log_softmax(-1) if language else x.float()
-
-
-def theirs(name: str, row: list[int], target: list[int] | None = None) -> torch.Tensor:
-    """[T, V] of transformers for one row, uncached and alone; the hidden states of a model without a head."""
-    reference: Any = references.saved(name)[0]
-    ids = torch.tensor([row])
-    with torch.no_grad():
-        if target is None:
-            out = reference(input_ids=ids)
-        else:
-            out = reference(input_ids=ids, decoder_input_ids=torch.tensor([target]))
-    return out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
-
-
-def mine(model: Model, rows: list[list[int]], targets: list[list[int]] | None) -> list[torch.Tensor]:
-    if isinstance(model.spec.head, LMHead | MaskedLMHead | ClassHead | TokenHead):
-        return model.logits(rows, targets)
-    ids, where = running.flat(rows, torch.device("cpu"))
-    module = model.module
-    with torch.no_grad():
-        hidden = module.encode(ids, where) if module.decoder is None else module.decode(ids, where)
-    return where.split(hidden)
-
-
-def targets_of(model: Model) -> list[list[int]] | None:
-    return TARGETS if model.spec.layout == "encoder-decoder" else None
-
-
-def largest(name: str, model: Model) -> float:
-    """The worst disagreement over a ragged batch."""
-    targets = targets_of(model)
-    found = 0.0
-    for i, out in enumerate(mine(model, ROWS, targets)):
-        expected = theirs(name, ROWS[i], None if targets is None else targets[i])
-        assert out.shape == expected.shape
-        found = max(found, float((measured(out, model) - measured(expected, model)).abs().max()))
-    return found
+from triptych.spec import LMHead
 
 
 @pytest.mark.parametrize("name", references.VARIANTS)

@@ -1,0 +1,131 @@
+"""Our model beside the reference library's on the same ragged rows, and how far apart they are.
+
+The measure is max |Δ log-softmax|, or max |Δ| of the outputs themselves where there is no head over words.  A NaN on
+either side makes it NaN, which is within nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import references
+import triptych
+from triptych import generate as running
+from triptych.attention import Rows
+from triptych.model import Model
+from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, TokenHead
+
+WITHIN = 1e-4
+ROWS = [[7, 3, 11, 40, 5, 9, 2, 6, 13, 17, 23, 29, 31, 37, 4, 8], [5, 19, 3], [6, 6, 28, 14, 33, 21, 10]]
+TARGETS = [[0, 4, 30, 22, 9], [0, 12, 18, 25, 5, 35, 16, 38], [0, 20]]
+CPU = torch.device("cpu")
+SCORING = LMHead | MaskedLMHead | ClassHead | TokenHead
+
+
+@cache
+def ours(name: str) -> Model:
+    return triptych.load(references.saved(name)[1])
+
+
+def measured(x: Tensor, model: Model) -> Tensor:
+    return x.float().log_softmax(-1) if isinstance(model.spec.head, SCORING) else x.float()
+
+
+def theirs(name: str, row: list[int], target: list[int] | None = None) -> Tensor:
+    """[T, V] of transformers for one row, uncached and alone; the hidden states of a model without a head."""
+    reference: Any = references.saved(name)[0]
+    ids = torch.tensor([row])
+    with torch.no_grad():
+        if target is None:
+            out = reference(input_ids=ids)
+        else:
+            out = reference(input_ids=ids, decoder_input_ids=torch.tensor([target]))
+    return out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
+
+
+def mine(model: Model, rows: list[list[int]], targets: list[list[int]] | None) -> list[Tensor]:
+    if isinstance(model.spec.head, SCORING):
+        return model.logits(rows, targets)
+    ids, where = running.flat(rows, CPU)
+    module = model.module
+    with torch.no_grad():
+        hidden = module.encode(ids, where) if module.decoder is None else module.decode(ids, where)
+    return where.split(hidden)
+
+
+def targets_of(model: Model) -> list[list[int]] | None:
+    return TARGETS if model.spec.layout == "encoder-decoder" else None
+
+
+@cache
+def expected(name: str) -> list[Tensor]:
+    """What transformers says to each of ROWS (and TARGETS)."""
+    targets = targets_of(ours(name)) or [None] * len(ROWS)
+    return [theirs(name, row, target) for row, target in zip(ROWS, targets, strict=True)]
+
+
+@cache
+def expected_pooled(name: str, mode: str) -> Tensor:
+    """[B, D]: each row's mean, its first vector, or what transformers' pooler makes of it."""
+    if mode != "dense":
+        return torch.stack([row.mean(0) if mode == "mean" else row[0] for row in expected(name)])
+    with torch.no_grad():
+        return torch.cat([references.saved(name)[0](input_ids=torch.tensor([row])).pooler_output for row in ROWS])
+
+
+def largest(name: str, model: Model) -> float:
+    """The worst disagreement over a ragged batch, pooled vectors included where the model pools."""
+    gap = apart(mine(model, ROWS, targets_of(model)), expected(name), model)
+    if isinstance(model.spec.head, Pooling):
+        for mode in ("mean", "first", "dense") if model.spec.head.dense is not None else ("mean", "first"):
+            pooled = model.encode(ROWS, pooling=mode)
+            gap = torch.maximum(gap, (pooled - expected_pooled(name, mode)).abs().max())
+    return float(gap)
+
+
+def apart(found: list[Tensor], expected: list[Tensor], model: Model) -> Tensor:
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+    gaps = [(measured(a, model) - measured(b, model)).abs().flatten() for a, b in zip(found, expected, strict=True)]
+    return torch.cat(gaps).max()
+
+
+CHUNKS = (3, 1, 1, 4)  # longer and shorter than what a ring of four takes without copying
+
+
+@torch.inference_mode()
+def through_the_cache(model: Model) -> list[Tensor]:
+    """`mine`, CHUNKS of each row at a time; before every step the cache is asked for its rows in reverse."""
+    module, targets = model.module, targets_of(model)
+    rows, cross = targets or ROWS, None
+    if targets is not None:
+        ids, where = running.flat(ROWS, CPU)
+        cross = module.remember(module.encode(ids, where), where)
+    assert module.decoder is not None
+    cache, order = module.decoder.cache(len(rows)), list(range(len(rows)))
+    pieces: list[list[Tensor]] = [[] for _ in rows]
+    begin, chunks = 0, cycle(CHUNKS)
+    while begin < max(map(len, rows)):
+        end = begin + next(chunks)
+        order.reverse()
+        for held in (cache, cross):
+            if held is not None:
+                held.filter(list(reversed(range(len(rows)))))
+        parts = [rows[i][begin:end] for i in order]
+        step = Rows(tuple(map(len, parts)), cache.lengths)
+        ids = torch.tensor([token for part in parts for token in part])
+        logits = module.logits(module.decode(ids, step, cache=cache, cross=cross), step)
+        for i, piece in zip(order, step.split(logits), strict=True):
+            pieces[i].append(piece)
+        begin = end
+    return [torch.cat(row) for row in pieces]
+
+
+def cached_gap(model: Model) -> float:
+    """The worst disagreement between cached and uncached."""
+    return float(apart(through_the_cache(model), mine(model, ROWS, targets_of(model)), model))
