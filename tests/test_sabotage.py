@@ -9,6 +9,9 @@ from functools import cache
 import pytest
 
 import references
+import sabotage_attention  # noqa: F401  each lists its own
+import sabotage_cache  # noqa: F401
+import sabotage_parts  # noqa: F401
 from parity import WITHIN, cached_gap, largest, ours
 from sabotage import CACHED, PARITY, Sabotage
 from triptych.attention.lowering import leaves

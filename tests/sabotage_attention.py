@@ -1,0 +1,257 @@
+"""Sabotages of positions, masks and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from sabotage import change, fill, of, parity, put
+from triptych import spec
+from triptych.attention import FlatKeys, Rows, SlotKeys
+from triptych.model import Model
+from triptych.nn import attention, positions
+from triptych.spec.masks import Causal
+
+# ---------------------------------------------------------------- positions
+
+
+@parity("llama", "Rope.pairing:half")
+def flipped_rope_pairing(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, pairing="interleaved")
+
+
+@parity("llama", "Rope.theta")
+def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, theta=20_000.0)
+
+
+@parity("llama", "Rope.width")
+def rope_turns_a_part_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, width=8)
+
+
+@parity("llama", "Rope")
+def rope_turns_backwards(model: Model, patch: pytest.MonkeyPatch) -> None:
+    turn = positions.rotate
+    patch.setattr(positions, "rotate", lambda x, cos, sin, pairing: turn(x, cos, -sin, pairing))
+
+
+@parity("llama", "Kind.position")
+def position_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Kind, "position", None)
+
+
+def rope_scaling_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, scaling=None)
+
+
+for _variant, _scaling in (("linear", "Interpolate"), ("yarn", "YaRN"), ("llama3", "Llama3"), ("longrope", "LongRope")):
+    parity(f"llama-{_variant}", f"Rope.scaling:{_scaling}")(rope_scaling_forgotten)
+
+
+@parity("llama-yarn", "Rope.scaling:YaRN")
+@parity("llama-longrope", "Rope.scaling:LongRope")
+def attention_factor_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for rope in of(model, spec.Rope):
+        patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(rope.spec.scaling, attention_factor=1.0)))
+
+
+@parity("llama-longrope", "Rope.scaling:LongRope")
+def short_factors_in_long_rows(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for rope in of(model, spec.Rope):
+        scaling = rope.spec.scaling
+        patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(scaling, long=scaling.short)))
+
+
+@parity("gpt2", "Learned")
+@parity("bert", "Learned")
+def learned_position_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Learned, offset=1)
+
+
+@parity("gpt2", "Embed.position")
+def positions_run_on_into_the_next_row(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(positions.Learned, "embed", lambda self, at: self.weight[: len(at)])
+
+
+@parity("t5", "T5Buckets")
+@parity("t5-encoder", "T5Buckets")
+def buckets_look_the_other_way(model: Model, patch: pytest.MonkeyPatch) -> None:
+    bias = positions.t5_bias
+    patch.setattr(positions, "t5_bias", lambda weight, q_pos, k_pos, **how: bias(weight, -q_pos, -k_pos, **how))
+
+
+@parity("t5-encoder", "T5Buckets.bidirectional")
+def buckets_of_an_encoder_look_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.T5Buckets, bidirectional=False)
+
+
+@parity("t5-encoder", "T5Buckets.max_distance")
+def buckets_reach_twice_as_far(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for buckets in of(model, spec.T5Buckets):
+        patch.setattr(buckets, "spec", replace(buckets.spec, max_distance=2 * buckets.spec.max_distance))
+
+
+# ---------------------------------------------------------------- masks and rows
+
+
+@parity("llama", "Kind.mask:Causal")
+def causal_mask_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Causal, "visible", lambda self, q, k: k.position <= q.position + 1)
+
+
+@parity("llama", "Kind.mask:Causal")
+def causal_mask_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Kind, mask=spec.full())
+
+
+@parity("bert", "Kind.mask:Full")
+def an_encoder_looks_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Kind, mask=spec.causal())
+
+
+@parity("mistral", "Kind.mask:Window")
+def window_one_too_wide(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Kind, mask=spec.causal() & spec.window(5))
+
+
+@parity("mistral", "Kind.mask:Window")
+def window_one_too_narrow(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Kind, mask=spec.causal() & spec.window(3))
+
+
+@parity("qwen2-window", "Attention.kind")
+def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        attn = block.spec.attn
+        swapped = replace(attn, kind="self" if attn.kind == "window" else "window")
+        patch.setattr(block, "spec", replace(block.spec, attn=swapped))
+
+
+@parity("bert", "Attention")
+def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
+    attend = attention.attend_rows
+
+    def as_one(q: Tensor, keys: FlatKeys, rows: Rows, **options: Any) -> Tensor:
+        one = Rows((rows.total,))
+        return attend(q, FlatKeys(keys.k, keys.v, one), one, **options)
+
+    patch.setattr(attention, "attend_rows", as_one)
+
+
+# ---------------------------------------------------------------- attention
+
+
+@parity("llama", "Attention.kv_heads")
+def wrong_head_grouping(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """Head h reads group h % G instead of h * G // H."""
+    attend = attention.attend_rows
+
+    def interleaved(q: Tensor, keys: FlatKeys, rows: Rows, **options: Any) -> Tensor:
+        groups = keys.k.shape[1]
+        together = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
+        z = attend(together, keys, rows, **options)
+        return z.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+
+    patch.setattr(attention, "attend_rows", interleaved)
+
+
+@parity("llama", "Attention.scale")
+@parity("gpt2", "Attention.scale")
+@parity("bert", "Attention.scale")
+def missing_score_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Attention, scale=1.0)
+
+
+@parity("t5", "Attention.scale")
+@parity("gpt2-unscaled", "Attention.scale")
+@parity("gpt2-layer-scale", "Attention.scale")
+def scores_scaled_like_everyone_s(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Attention, scale=None)
+
+
+@parity("llama-mha", "Attention.scale")
+def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Attention, scale=model.spec.decoder.width**-0.5)
+
+
+@parity("qwen3", "Attention.q_norm")
+def missing_query_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Attention, "q_norm", None)
+
+
+@parity("qwen3", "Attention.k_norm")
+def missing_key_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Attention, "k_norm", None)
+
+
+@parity("qwen3", "Attention.q_norm")
+def query_norm_after_the_rotation(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for attn in of(model, spec.Attention):
+        norm = attn.q_norm
+        fill(attn, patch, "q_norm", None)
+        _after_rotation(attn, norm, patch)
+
+
+def _after_rotation(attn: Any, norm: Any, patch: pytest.MonkeyPatch) -> None:
+    forward = attn.forward
+
+    def late(x: Tensor, view: Any, taps: Any) -> Tensor:
+        turn, turned = view.rotate, []
+
+        def rotate(x: Tensor) -> Tensor:
+            turned.append(x)
+            return norm(turn(x)) if len(turned) == 1 else turn(x)  # the queries turn first
+
+        return forward(x, replace(view, rotate=rotate), taps)
+
+    patch.setattr(attn, "forward", late)
+
+
+@parity("llama", "Attention")
+def keys_and_values_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    project = attention.Attention.project
+    patch.setattr(attention.Attention, "project", lambda self, y, rows, taps: project(self, y, rows, taps)[::-1])
+
+
+@parity("t5", "Block.cross")
+def cross_attention_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        patch.setattr(block, "forward", _without_cross(block))
+
+
+def _without_cross(block: Any) -> Callable[..., Tensor]:
+    def forward(x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
+        x = x + block.attn(block.attn_norm.pre(x), ctx.own(block.spec.attn.kind, layer), taps)
+        return x + block.mlp(block.mlp_norm.pre(x), ctx.rows, taps)
+
+    return forward
+
+
+@parity("t5", "Block.cross")
+def cross_attention_reads_self_keys(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def own(self: Any, attn: Any, x: Tensor, taps: Any) -> FlatKeys:
+        return FlatKeys(*attn.project(x, self.rows, taps), self.rows)
+
+    patch.setattr(attention.CrossView, "keys", own)
+
+
+@parity("t5", "Block.cross")
+def cross_attention_reads_the_next_row_s_source(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def neighbour(self: Any, attn: Any, x: Tensor, taps: Any) -> SlotKeys:
+        lengths = (self.held.lengths[-1], *self.held.lengths[:-1])
+        return SlotKeys(self.held.k.roll(1, 0), self.held.v.roll(1, 0), lengths)
+
+    patch.setattr(attention.CrossView, "keys", neighbour)
+
+
+@parity("t5", "Block.cross")
+def cross_attention_sees_the_padding(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def all_of_it(self: Any, attn: Any, x: Tensor, taps: Any) -> SlotKeys:
+        return replace(self.held, lengths=(max(self.held.lengths),) * len(self.held.lengths))
+
+    patch.setattr(attention.CrossView, "keys", all_of_it)

@@ -1,0 +1,317 @@
+"""Sabotages of norms, MLPs, embeddings, heads and what is read from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Identity, ModuleList, Parameter
+
+import triptych
+from sabotage import Break, change, fill, of, parity, put
+from triptych import families, spec
+from triptych.attention import Rows
+from triptych.families.weights import Load, RopePermute
+from triptych.model import Model
+from triptych.nn import heads as head_parts
+from triptych.nn import linear, stack
+
+# ---------------------------------------------------------------- norms
+
+
+@parity("llama", "RMSNorm")
+def norm_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """Gemma's (1 + weight) where the weight is the whole factor."""
+    change(model, patch, spec.RMSNorm, offset=1.0)
+
+
+@parity("llama", "RMSNorm")
+def rms_norm_that_centres(model: Model, patch: pytest.MonkeyPatch) -> None:
+    forward = linear.RMSNorm.forward
+    patch.setattr(linear.RMSNorm, "forward", lambda self, x: forward(self, x - x.mean(-1, keepdim=True)))
+
+
+@parity("gpt2", "LayerNorm")
+def layer_norm_that_does_not_centre(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(linear.LayerNorm, "forward", lambda self, x: _rms(x, self.spec.eps) * self.weight + self.bias)
+
+
+@parity("bert", "LayerNorm")
+def layer_norm_by_the_unbiased_variance(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def unbiased(self: Any, x: Tensor) -> Tensor:
+        root = (x.var(-1, keepdim=True) + self.spec.eps).sqrt()
+        return (x - x.mean(-1, keepdim=True)) / root * self.weight + self.bias
+
+    patch.setattr(linear.LayerNorm, "forward", unbiased)
+
+
+@parity("gpt2-untied", "LayerNorm.eps")
+def layer_norm_eps_outside_the_root(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def outside(self: Any, x: Tensor) -> Tensor:
+        spread = x.std(-1, correction=0, keepdim=True) + self.spec.eps
+        return (x - x.mean(-1, keepdim=True)) / spread * self.weight + self.bias
+
+    patch.setattr(linear.LayerNorm, "forward", outside)
+
+
+@parity("llama-mha", "RMSNorm.eps")
+def rms_norm_eps_outside_the_root(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def outside(self: Any, x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True).sqrt() + self.spec.eps) * self.weight
+
+    patch.setattr(linear.RMSNorm, "forward", outside)
+
+
+@parity("gpt2-untied", "LayerNorm.eps")
+def layer_norm_with_another_eps(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LayerNorm, eps=1e-5)
+
+
+@parity("llama-mha", "RMSNorm.eps")
+def rms_norm_with_another_eps(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.RMSNorm, eps=1e-6)
+
+
+@parity("gpt2", "LayerNorm.bias")
+@parity("bert", "LayerNorm.bias")
+def missing_norm_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.LayerNorm, "bias", None)
+
+
+class Around(torch.nn.Module):
+    """The norms around one sublayer, any of them anywhere."""
+
+    def __init__(self, pre: Any = None, post: Any = None) -> None:
+        super().__init__()
+        self.pre, self.out, self.post = pre or Identity(), Identity(), post or Identity()
+
+
+@parity("llama", "Norms.pre")
+@parity("gpt2", "Norms.pre")
+def pre_norm_applied_as_post_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        for slot in ("attn_norm", "mlp_norm"):
+            fill(block, patch, slot, Around(post=getattr(block, slot).pre))
+
+
+@parity("bert", "Norms.post")
+def post_norm_applied_as_pre_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        for slot in ("attn_norm", "mlp_norm"):
+            fill(block, patch, slot, Around(pre=getattr(block, slot).post))
+
+
+@parity("llama", "Block")
+def norms_of_attention_and_mlp_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        first, second = block.attn_norm, block.mlp_norm
+        fill(block, patch, "attn_norm", second)
+        fill(block, patch, "mlp_norm", first)
+
+
+@parity("t5", "Block.cross_norm")
+def missing_cross_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in model.module.decoder.blocks:
+        fill(block, patch, "cross_norm", Around())
+
+
+@parity("llama", "Stack.final_norm")
+@parity("t5", "Stack.final_norm")
+def missing_final_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Stack, "final_norm", None)
+
+
+def _rms(x: Tensor, eps: float) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+# ---------------------------------------------------------------- MLP, linear, block
+
+
+@parity("llama", "GLU")
+def swapped_gate_and_up(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for mlp in of(model, spec.GLU):
+        gate, up = mlp.gate, mlp.up
+        fill(mlp, patch, "gate", up)
+        fill(mlp, patch, "up", gate)
+
+
+@parity("llama", "GLU.act:silu")
+def gelu_for_silu(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.GLU, act="gelu")
+
+
+@parity("t5-gated", "GLU.act:gelu_tanh")
+def exact_gelu_for_the_tanh_one_in_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.GLU, act="gelu")
+
+
+@parity("gpt2-unscaled", "MLP.act:gelu_tanh")
+def exact_gelu_for_the_tanh_one(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MLP, act="gelu")
+
+
+@parity("bert", "MLP.act:gelu")
+def tanh_gelu_for_the_exact_one(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MLP, act="gelu_tanh")
+
+
+@parity("t5", "MLP.act:relu")
+def gelu_for_relu(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MLP, act="gelu")
+
+
+def _missing_bias(place: str) -> Break:
+    def missing(model: Model, patch: pytest.MonkeyPatch) -> None:
+        for name, module in model.module.named_modules():
+            if name.endswith(place):
+                fill(module, patch, "bias", None)
+
+    missing.__name__ = f"missing_bias_of_{place}"
+    return missing
+
+
+for _place in ("q", "k", "v", "out", "gate", "up", "down"):
+    parity("llama-biased", "Linear.bias")(_missing_bias(_place))
+
+
+@parity("gpt2", "Linear")
+def square_matrix_not_transposed(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for attn in of(model, spec.Attention):
+        fill(attn.out, patch, "weight", Parameter(attn.out.weight.detach().T))
+
+
+@parity("llama", "Block")
+def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def parallel(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
+        seen = self.attn(self.attn_norm.pre(x), ctx.own(self.spec.attn.kind, layer), taps)
+        return x + seen + self.mlp(self.mlp_norm.pre(x), ctx.rows, taps)
+
+    patch.setattr(stack.Block, "forward", parallel)
+
+
+@parity("llama", "Stack")
+def blocks_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for stacked in of(model, spec.Stack):
+        fill(stacked, patch, "blocks", ModuleList(reversed(stacked.blocks)))
+
+
+# ---------------------------------------------------------------- embedding and heads
+
+
+@parity("bert", "Embed.token_types")
+def token_types_dropped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Embed, token_types=0)
+
+
+@parity("bert", "Embed.norm")
+def missing_embedding_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Embed, "norm", None)
+
+
+@parity("llama", "Embed")
+@parity("gpt2", "Embed")
+def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for embed in of(model, spec.Embed):
+        patch.setattr(embed, "spec", replace(embed.spec, scale=embed.spec.width**0.5))
+
+
+@parity("gpt2", "Table")
+def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stack.Table, "forward", lambda self, ids: self.weight[ids - 1])
+
+
+@parity("t5", "LMHead.scale")
+def missing_tied_head_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LMHead, scale=None)
+
+
+@parity("t5-v1.1", "LMHead")
+def tied_head_scale_on_an_untied_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LMHead, scale=model.spec.decoder.width**-0.5)
+
+
+@parity("gpt2", "Model.ties")
+@parity("llama-tied", "Model.ties")
+def head_not_tied(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """The head keeps what it was initialized with."""
+    proj = model.module.head.proj
+    fresh = torch.randn(proj.weight.shape, generator=torch.Generator().manual_seed(0))
+    fill(proj, patch, "weight", Parameter(fresh * proj.weight.std().item()))
+
+
+@parity("bert", "MaskedLMHead.act:gelu")
+def relu_in_the_masked_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MaskedLMHead, act="relu")
+
+
+@parity("bert", "MaskedLMHead")
+def missing_masked_head_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.MaskedLMHead, "norm", Identity())
+
+
+@parity("bert", "MaskedLMHead")
+def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
+    fill(model.module.head.proj, patch, "bias", None)
+
+
+@parity("bert-classes", "ClassHead.dense")
+def class_head_without_its_dense(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.ClassHead, "dense", None)
+
+
+@parity("bert-classes", "ClassHead")
+def class_head_reads_the_last_token(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def last(self: Any, x: Tensor, rows: Rows) -> Tensor:
+        return self.classes(torch.tanh(self.dense(torch.stack([row[-1] for row in rows.split(x)]))))
+
+    patch.setattr(head_parts.ClassHead, "forward", last)
+
+
+@parity("bert-tokens", "TokenHead")
+def token_head_reads_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows: self.classes(x.roll(-1, 0)))
+
+
+@parity("bert-pooler", "Pooling.dense")
+def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
+    pool = head_parts.Pooling.forward
+
+    def bare(self: Any, x: Tensor, rows: Rows) -> Tensor:
+        return self.dense(x[list(rows.starts)]) if self.spec.mode == "dense" else pool(self, x, rows)
+
+    patch.setattr(head_parts.Pooling, "forward", bare)
+
+
+@parity("bert-no-pooler", "Pooling.mode:mean")
+def mean_over_the_whole_batch(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head_parts.Pooling, "forward", lambda self, x, rows: x.mean(0).expand(len(rows), -1))
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@parity("gpt2", "Attention")
+def qkv_split_in_the_wrong_order(model: Model, patch: pytest.MonkeyPatch) -> None:
+    split = Load.to_ours
+
+    def backwards(self: Load, x: Any) -> dict[str, Any]:
+        return split(replace(self, ours=self.ours[::-1]), x)
+
+    patch.setattr(Load, "to_ours", backwards)
+    patch.setattr(model, "module", triptych.load(model.path).module)
+
+
+@parity("llama", "Rope")
+def rope_permutation_of_gguf_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """q and k as a GGUF stores them, read as if it stored them like everyone."""
+    parameters = dict(model.module.named_parameters())
+    for load in families.save_plan(model.spec, "gguf"):
+        if any(isinstance(op, RopePermute) for op in load.ops):
+            packed = load.to_source(parameters).detach()
+            for name, value in replace(load, ops=()).to_ours(packed).items():
+                owner, _, leaf = name.rpartition(".")
+                fill(model.module.get_submodule(owner), patch, leaf, Parameter(value))
