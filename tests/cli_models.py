@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.model import create
-from triptych.text import DECODER, SEQ2SEQ, ChatTemplate, Tokenizer, byte_tokenizer, wordpiece_tokenizer
+from triptych.text import DECODER, SEQ2SEQ, ChatTemplate, Tokenizer, byte_tokenizer, word_tokenizer
 
 CONTEXT = 72
 CHAT = (
@@ -44,7 +44,7 @@ def _decoder() -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _encoder() -> tuple[Tokenizer, dict[str, Any]]:
-    return wordpiece_tokenizer(WORDS, 90), BERT
+    return word_tokenizer(WORDS, 90), BERT
 
 
 def _both() -> tuple[Tokenizer, dict[str, Any]]:

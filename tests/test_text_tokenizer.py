@@ -27,7 +27,7 @@ from triptych.text import (
     byte_tokenizer,
     character_tokenizer,
     from_directory,
-    wordpiece_tokenizer,
+    word_tokenizer,
 )
 
 ROMEO = "But, soft! what light through yonder window breaks\nIt is the east, and Juliet is the sun.\n" * 7
@@ -49,7 +49,7 @@ MADE = {
     "bytes": byte_tokenizer(),
     "characters": character_tokenizer(ROMEO),
     "bpe": bpe_tokenizer([ROMEO], 300),
-    "wordpiece": wordpiece_tokenizer([ROMEO], 90),
+    "words": word_tokenizer([ROMEO], 90),
     "seq2seq": bpe_tokenizer([ROMEO], 290, SEQ2SEQ),
     "encoder": byte_tokenizer(ENCODER),
 }

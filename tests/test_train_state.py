@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 8, "num_heads": 3, "num_layers": 2,
     },
 }  # fmt: skip
-TOKENIZERS = {"causal": "characters", "masked": "wordpiece:120", "seq2seq": "byte"}
+TOKENIZERS = {"causal": "characters", "masked": "words:60", "seq2seq": "byte"}
 
 
 def recipe(folder: Path, objective: str = "causal", steps: int = 20, out: Path | None = None, **run: Any) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.text.build import bpe_tokenizer, byte_tokenizer, character_tokenizer, wordpiece_tokenizer
+from triptych.text.build import bpe_tokenizer, byte_tokenizer, character_tokenizer, word_tokenizer
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
 from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Layout, Specials
@@ -22,5 +22,5 @@ __all__ = [
     "character_tokenizer",
     "from_directory",
     "from_gguf",
-    "wordpiece_tokenizer",
+    "word_tokenizer",
 ]

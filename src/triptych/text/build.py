@@ -70,14 +70,14 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = DECODE
     return _finish(backend, layout)
 
 
-def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = ENCODER) -> Tokenizer:
-    """BERT's uncased WordPiece trained on `texts`: lower case, accents off, words and their `##` continuations."""
-    backend = Backend(models.WordPiece(unk_token=layout.specials.unk or "[UNK]"))
+def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = ENCODER) -> Tokenizer:
+    """The commonest words and marks of `texts`, lower case, accents off; every other word is the unknown token."""
+    backend = Backend(models.WordLevel(unk_token=layout.specials.unk or "[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=_texts(layout), show_progress=False)
-    backend.train_from_iterator(texts, trainer)
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=_texts(layout), show_progress=False)
+    lines = (line for text in texts for line in text.splitlines())
+    backend.train_from_iterator(lines, trainer)
     return _finish(backend, layout)
 
 

@@ -24,7 +24,7 @@ from triptych.text import (
     byte_tokenizer,
     character_tokenizer,
     from_directory,
-    wordpiece_tokenizer,
+    word_tokenizer,
 )
 from triptych.train import sources
 from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
@@ -162,11 +162,11 @@ def _tokenizer(recipe: Recipe, train: list[Any]) -> Tokenizer:
         return byte_tokenizer(layout)
     if name == "characters":
         return character_tokenizer("".join(seen), layout)
-    if name in ("bpe", "wordpiece") and size.isdecimal():
-        return (bpe_tokenizer if name == "bpe" else wordpiece_tokenizer)(seen, int(size), layout)
+    if name in ("bpe", "words") and size.isdecimal():
+        return (bpe_tokenizer if name == "bpe" else word_tokenizer)(seen, int(size), layout)
     if Path(recipe.tokenizer or "").is_dir():
         return from_directory(recipe.tokenizer or "")
-    known = ("byte", "characters", "bpe:4096", "wordpiece:4096")
+    known = ("byte", "characters", "bpe:4096", "words:4096")
     raise ConfigError(
         f"tokenizer = {recipe.tokenizer!r} is not a directory and not one of {', '.join(known)}{nearest(name, known)}"
     )

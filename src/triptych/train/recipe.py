@@ -42,7 +42,7 @@ class Objective(Section):
 class Recipe(Section):
     """`model` is a `config.json` in its own keys (`vocab_size` and the ids of special tokens come from the tokenizer),
     or `{path = DIRECTORY}` to go on training what is there.  `tokenizer`: `byte`, `characters`, `bpe:4096`,
-    `wordpiece:4096`, or a directory with a tokenizer.json; with `model.path` it is the model's and is left out."""
+    `words:4096`, or a directory with a tokenizer.json; with `model.path` it is the model's and is left out."""
 
     model: dict[str, Any]
     data: Data
