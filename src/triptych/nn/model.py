@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.attention import CrossCache, Rows
+from triptych.attention import CrossCache, Rows, sinusoidal
 from triptych.errors import InputError
 from triptych.nn.part import Module, assign, build, tie
 from triptych.nn.positions import check_context
@@ -16,6 +16,7 @@ from triptych.nn.stack import Stack
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import Model
 from triptych.spec.parts import LayerNorm, Linear, RMSNorm
+from triptych.spec.positions import Learned, Sinusoidal
 
 
 class Transformer(Module, of=Model):
@@ -97,7 +98,11 @@ def finish(module: Transformer) -> Transformer:
 
 def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
     """A fresh model: normal weights of `init_std`, those that write to the residual stream divided by
-    sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0."""
+    sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0.
+
+    A learned position table begins as sinusoids: from noise, attention must first find out which places are near each
+    other, and a small BERT spends its first minutes on that alone (docs/log.md).
+    """
     module = empty(model)
     random = torch.Generator().manual_seed(seed)
     for name, part in model.walk():
@@ -109,6 +114,9 @@ def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tran
                 value = torch.zeros(shape, dtype=dtype)
             elif isinstance(part, LayerNorm | RMSNorm):
                 value = torch.full(shape, 1.0 - getattr(part, "offset", 0.0), dtype=dtype)
+            elif isinstance(part, Learned):
+                places, waves = torch.arange(shape[0]), Sinusoidal(width=shape[1])
+                value = (sinusoidal(places, waves) * 2.5 * model.init_std).to(dtype)
             else:
                 value = torch.empty(shape).normal_(0, _std(model, name, part), generator=random).to(dtype)
             assign(module, full, value)

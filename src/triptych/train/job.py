@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from triptych import nn
@@ -138,7 +139,8 @@ def _job(
 ) -> Job:
     _check_fit(recipe, module, tokenizer)
     module = module.to(recipe.run.device)
-    data, held_data = (_data(recipe, module, tokenizer, side) for side in (train, held))
+    hide = _hide(recipe, tokenizer, train) if recipe.objective.name == "masked" else None
+    data, held_data = (_data(recipe, module, tokenizer, side, hide) for side in (train, held))
     seq2seq = recipe.objective.name == "seq2seq"
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
     text = "".join(held) if recipe.objective.name == "causal" else None
@@ -203,7 +205,18 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> 
         raise ConfigError("objective seq2seq needs model.decoder_start_token_id")
 
 
-def _data(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, items: list[Any]) -> Data:
+def _hide(recipe: Recipe, tokenizer: Tokenizer, train: list[str]) -> Hide:
+    """What may be hidden: every token but the special ones, or the commonest of them."""
+    assert tokenizer.mask_id is not None
+    special = frozenset(i for i in vars(tokenizer).values() if isinstance(i, int))
+    if recipe.objective.commonest is not None:
+        counts = sum(np.bincount(tokenizer.encode_corpus(text), minlength=tokenizer.vocab_size) for text in train)
+        order = [int(i) for i in np.argsort(-np.asarray(counts), kind="stable") if int(i) not in special]
+        special |= frozenset(order[recipe.objective.commonest :])
+    return Hide(tokenizer.mask_id, tokenizer.vocab_size, special, recipe.objective.rate)
+
+
+def _data(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, items: list[Any], hide: Hide | None) -> Data:
     """Rows for the objective from documents, or pairs of texts."""
     length, start = recipe.run.length, module.spec.ids.start
     if recipe.objective.name == "seq2seq":
@@ -213,10 +226,7 @@ def _data(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, items: l
             rows = [row for row in rows if max(map(len, row)) <= length]
         return Pairs.of(rows, start, length)
     documents = [tokenizer.encode_corpus(document).tolist() for document in items]
-    ids = {i for i in vars(tokenizer).values() if isinstance(i, int)}
-    if recipe.objective.name == "masked":
-        assert tokenizer.mask_id is not None
-        hide = Hide(tokenizer.mask_id, tokenizer.vocab_size, frozenset(ids), recipe.objective.rate)
+    if hide is not None:
         frame = [[i for i in (side,) if i is not None] for side in (tokenizer.cls_id, tokenizer.sep_id)]
         return MaskedText.of(documents, length, hide, *frame)
     begin = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id

@@ -33,10 +33,12 @@ class Data(Section):
 
 
 class Objective(Section):
-    """`causal`: the next token.  `masked`: the hidden ones, `rate` of all.  `seq2seq`: the target from the source."""
+    """`causal`: the next token.  `masked`: the hidden ones, `rate` of all, or of the `commonest` so many tokens of the
+    training text where that is given.  `seq2seq`: the target from the source."""
 
     name: Literal["causal", "masked", "seq2seq"]
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    commonest: Positive | None = None
 
 
 class Recipe(Section):
