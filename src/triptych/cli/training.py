@@ -26,7 +26,15 @@ def quickstart(
         Option("--data", metavar="FILE", help="A UTF-8 file or folder instead of Shakespeare.", show_default=False),
     ] = None,
     seconds: Annotated[float, Option("--seconds", metavar="S", min=1, help="How long to train.")] = 90,
-    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the results go.")] = Path("runs/quickstart"),
+    out: Annotated[
+        Path | None,
+        Option(
+            "--out",
+            metavar="DIR",
+            help="Where the results go; runs/quickstart, or runs/quickstart-PANEL.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Go on where a run was stopped.")] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -79,16 +79,18 @@ def run(
     panel: str = "decoder",
     data: Path | str | None = None,
     seconds: float = 90.0,
-    out: Path | str = "runs/quickstart",
+    out: Path | str | None = None,
     resume: bool = False,
     watch: Watch | None = None,
 ) -> Result:
-    """Train the panel's model for `seconds` and write `model/`, `loss.png` and `report.html` under `out`.
+    """Train the panel's model for `seconds` and write `model/`, `loss.png` and `report.html` under `out`, by default
+    `runs/quickstart`, or `runs/quickstart-PANEL` for another panel than the decoder.
 
     A finished run under `out` is replaced; one that was stopped is gone on with by `resume`, and refused otherwise.
     Raises FetchError without a network and without `data`, TextError or InputError for data that cannot be used.
     """
-    out, watch, chosen = Path(out), watch or Nobody(), PANELS[panel]
+    watch, chosen = watch or Nobody(), PANELS[panel]
+    out = Path(out or "runs/quickstart" + (f"-{panel}" if panel != "decoder" else ""))
     job = _job(chosen, data, seconds, out, resume, watch)
     samples = _Samples(chosen, job, out, watch)
     job.run(on_step=watch.step, on_sample=samples.take)

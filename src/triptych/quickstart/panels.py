@@ -91,18 +91,14 @@ def _filled(model: Model, job: Job) -> Verdict:
 
 # ---------------------------------------------------------------- encoder-decoder
 
-FOLIO = (
-    "I loue thee not, therefore pursue me not",
-    "We haue heere a deuice to giue",
-    "Oh what a Rogue and Pesant slaue am I",
-)
+FOLIO = ("I loue thee", "haue giuen vs", "a Pesant slaue", "we shall heare")  # as long as the passages it learns from
 STACKS = ("cross", "encoder", "decoder")
 JUDGED = 200  # held-out passages written out in full
 
 
 def _modernize(model: Model) -> Written:
     found = model.generate(FOLIO, max_new_tokens=80)
-    return [("turns", "\n".join(f"{old}\n  → {new.text}" for old, new in zip(FOLIO, found, strict=True)))]
+    return [("turns", "\n".join(f"{old} → {new.text}" for old, new in zip(FOLIO, found, strict=True)))]
 
 
 def _corrected(model: Model, job: Job) -> Verdict:
