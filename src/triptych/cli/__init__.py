@@ -18,9 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character shows a question mark
             stream.reconfigure(errors="replace")
 
-    # Read by OpenMP when torch loads.  Its threads otherwise spin at every barrier: with one other busy process on two
-    # cores a small matmul then takes a hundred times as long (docs/log.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read by GNU OpenMP when torch loads.  Its threads otherwise spin for milliseconds at every barrier, and one other
+    # busy process on two cores then makes a small matmul a hundred times slower; a few microseconds of spinning keep
+    # small operations fast on a quiet machine too (docs/log.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     given = list(sys.argv[1:] if argv is None else argv)
 

@@ -51,7 +51,7 @@ SENTENCE = "She sat by the river bank"
 
 
 def _continue(model: Model) -> Written:
-    found = model.generate([OPENING], max_new_tokens=280, temperature=0.8, top_p=0.95, seed=1)[0]
+    found = model.generate([OPENING], max_new_tokens=110, temperature=0.8, top_p=0.95, seed=1)[0]
     return [("writes on from a king's name", (OPENING + found.text).strip("\n"))]
 
 
@@ -91,7 +91,7 @@ def _filled(model: Model, job: Job) -> Verdict:
 
 # ---------------------------------------------------------------- encoder-decoder
 
-FOLIO = ("I loue thee", "haue giuen vs", "a Pesant slaue", "we shall heare")  # as long as the passages it learns from
+FOLIO = ("I loue", "haue giuen", "heauen hath", "we shall", "Pesant slaue")  # as long as the passages it learns from
 STACKS = ("cross", "encoder", "decoder")
 JUDGED = 200  # held-out passages written out in full
 

@@ -54,7 +54,7 @@ def _commands(panel: Panel, model: Path) -> str:
     say = {
         "decoder": f'triptych generate {model} "My lord, " --temperature 0.8',
         "encoder": f'triptych fill {model} "What [MASK] you , my lord ?"',
-        "encoder-decoder": f'triptych generate {model} "I loue thee"',
+        "encoder-decoder": f'triptych generate {model} "I loue"',
     }[panel.name]
     return (
         "The model is a directory that other tools open too: config.json, model.safetensors and tokenizer.json.\n\n"
