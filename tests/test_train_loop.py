@@ -92,7 +92,7 @@ def copied_pairs() -> Pairs:
 def test_each_layout_learns_to_copy(hf: dict[str, Any], data: Any, bound: float) -> None:
     module = make(hf)
     losses: list[float] = []
-    run = trainer(module, data, steps=80, rows=16, optimizer={"lr": 0.02, "muon_lr": 0.03})
+    run = trainer(module, data, steps=120, rows=16, optimizer={"lr": 0.02, "muon_lr": 0.03})
     run.on_step = lambda event: losses.append(event.loss)
     run.run()
     assert losses[0] > 0.9 * math.log(V)

@@ -170,7 +170,7 @@ PANELS = {
             "the new.",
             _modernize,
             _corrected,
-            lambda model: sorted(look(model, FOLIO[0]).maps, key=lambda item: STACKS.index(item.stack)),
+            lambda model: sorted(look(model, FOLIO[2]).maps, key=lambda item: STACKS.index(item.stack)),
         ),
     )
 }
