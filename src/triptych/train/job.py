@@ -43,12 +43,13 @@ _FRAMES: dict[Name, Layout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": 
 
 @dataclass(eq=False)
 class Job:
-    """Everything of one run.  `skipped` are the checkpoints passed over when it was taken up again, and why."""
+    """Everything of one run.  `origin` is the checkpoint it was taken up from, `skipped` those passed over, and why."""
 
     recipe: Recipe
     trainer: Trainer
     tokenizer: Tokenizer
     hf: dict[str, Any]
+    origin: Path | None = None
     skipped: tuple[str, ...] = ()
 
     def run(
@@ -65,7 +66,7 @@ class Job:
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
         if out is not None:
             checkpoints = Checkpoints(out)
-            if trainer.at.step == 0 and checkpoints.exist():
+            if self.origin is None and checkpoints.exist():
                 raise ConfigError(f"{out} already holds a run; resume it, or give another run.out")
 
             def save(trainer: Trainer) -> None:
@@ -105,7 +106,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
     module, tokenizer, hf = read_model(saved.path)
     job = _job(recipe, module, tokenizer, hf, *_texts(recipe), progress)
     job.trainer.optimizer.restore(read_optimizer(saved.path))
-    job.skipped = saved.skipped
+    job.origin, job.skipped = saved.path, saved.skipped
     return job
 
 
