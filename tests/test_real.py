@@ -80,3 +80,11 @@ def test_minilm_embeds_what_sentence_transformers_embeds(minilm_dir: Path) -> No
     assert torch.allclose(ours.norm(dim=-1), torch.ones(len(SENTENCES)), atol=1e-5)
     others = torch.nn.functional.cosine_similarity(ours, reference.roll(1, 0))
     assert others.max() < 0.9  # the measure tells sentences apart
+
+
+def test_minilm_keeps_its_pooling_when_saved(minilm_dir: Path, tmp_path: Path) -> None:
+    model = triptych.load(minilm_dir)
+    model.save(tmp_path / "out")
+    back = triptych.load(tmp_path / "out")
+    assert back.spec == model.spec
+    assert torch.equal(back.encode(SENTENCES[:2]), model.encode(SENTENCES[:2]))

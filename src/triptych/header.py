@@ -63,7 +63,12 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     source = open_source(where) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
     spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
-    return Header(where, _pooled(spec, where), hf, source)
+    pooled = _pooled(spec, where)
+    if pooled != spec and isinstance(
+        pooled.head, Pooling
+    ):  # written back with the model, which has no other file for it
+        hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
+    return Header(where, pooled, hf, source)
 
 
 def _pooled(spec: Model, where: Path) -> Model:

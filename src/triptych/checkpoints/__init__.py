@@ -2,7 +2,7 @@
 
 from triptych.checkpoints.hub import fetch, local_path
 from triptych.checkpoints.locate import open_source
-from triptych.checkpoints.report import Loaded, LoadReport, missing_extra_error
+from triptych.checkpoints.report import Loaded, LoadReport
 from triptych.checkpoints.save import atomic_write, is_complete, recover, write_directory
 from triptych.checkpoints.source import Source, TensorInfo, read_json
 
@@ -15,7 +15,6 @@ __all__ = [
     "fetch",
     "is_complete",
     "local_path",
-    "missing_extra_error",
     "open_source",
     "read_json",
     "recover",

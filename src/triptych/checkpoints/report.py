@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-from triptych.checkpoints.source import shown
-from triptych.errors import CheckpointError, nearest
 
 
 @dataclass(frozen=True)
@@ -45,20 +41,3 @@ class LoadReport:
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.append(f"{len(self.tensors)} loaded, {len(self.ties)} tied, {len(self.ignored)} ignored")
         return "\n".join(lines + [f"ignored  {name}" for name in self.ignored])
-
-
-def missing_extra_error(path: Path | str, missing: Collection[str], extra: Collection[str]) -> CheckpointError:
-    """The one-line error for tensors a model wants and `path` lacks, and for tensors it holds that nothing reads."""
-    problems = []
-    if missing:
-        problems.append(f"{_few(missing, extra)} missing")
-    if extra:
-        problems.append(f"{_few(extra, missing)} in the file but not in the model")
-    return CheckpointError(f"{path}: {'; '.join(problems)}")
-
-
-def _few(names: Collection[str], others: Collection[str], limit: int = 3) -> str:
-    """`"5 tensors ('a' (did you mean 'b'?), 'c', 'd', ...) are"`."""
-    first = [shown(name) + nearest(name, others) for name in sorted(names)[:limit]]
-    listed = ", ".join(first) + (", ..." if len(names) > limit else "")
-    return f"{len(names)} tensors ({listed}) are" if len(names) > 1 else f"1 tensor ({listed}) is"
