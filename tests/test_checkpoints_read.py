@@ -7,8 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -156,54 +154,3 @@ def test_headers_are_read_without_torch(tmp_path: Path) -> None:
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program, *paths], check=True, env=environment)
-
-
-def anonymous() -> int:
-    """Bytes of this process that no file backs."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("RssAnon:")[1].split()[0])
-
-
-def peak_while(work: Callable[[], None]) -> int:
-    """The most anonymous memory while `work()` runs, over what there was before, bytes."""
-    seen = [anonymous()]
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.0005):
-            seen.append(anonymous())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    work()  # on the main thread: another has an allocator arena of its own, and its slack
-    seen.append(anonymous())
-    done.set()
-    watcher.join()
-    return max(seen) - seen[0]
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts memory as Linux does")
-@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
-def test_reading_costs_the_final_weights_and_little_more(kind: str, tmp_path: Path) -> None:
-    """Eight tensors, 64 MB as float32: packed ones cost that, stored ones nothing, and neither 15% over."""
-    blocks = np.zeros((1024, 64 * 34), dtype=np.uint8)
-    path = tmp_path / f"w.{kind}"
-    if kind == "gguf":
-        entries = tuple(malformed.entry(f"t{k}", (2048, 1024), 8, k * blocks.nbytes) for k in range(8))
-        path.write_bytes(malformed.gguf(entries=entries, data=blocks.tobytes() * 8))
-    else:
-        save_file({f"t{k}": torch.zeros(1024, 2048) for k in range(8)}, path)
-    source = open_source(path)
-    kept: list[torch.Tensor] = []
-
-    def read() -> None:
-        kept.extend(source.read(name) for name in source.names)
-        assert all(tensor.sum().item() == 0 for tensor in kept)  # every page touched
-
-    cost = peak_while(read)
-    weights = 8 * 1024 * 2048 * 4
-    assert len(kept) == 8
-    if kind == "gguf":
-        assert 0.8 * weights < cost <= 1.15 * weights
-    else:
-        assert cost <= 0.15 * weights

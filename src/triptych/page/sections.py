@@ -52,7 +52,8 @@ class Samples:
 class Curve:
     """Lines over a shared x axis.  `lines` are named horizontal references, such as what guessing scores.
 
-    A y that is not finite (a loss that diverged) leaves a gap in its line.
+    A y that is not finite (a loss that diverged) leaves a gap in its line.  `log` names the axes whose scale is
+    logarithmic; what is not positive there leaves a gap too.
     """
 
     title: str
@@ -60,6 +61,7 @@ class Curve:
     y_label: str
     series: Mapping[str, Sequence[tuple[float, float]]]
     lines: Mapping[str, float]
+    log: Literal["", "x", "y", "xy"] = ""
     kind: ClassVar[str] = "curve"
 
     def __post_init__(self) -> None:
@@ -77,7 +79,7 @@ class Curve:
             for name, points in self.series.items()
         }
         lines = {name: float(y) for name, y in self.lines.items()}
-        return {"x_label": self.x_label, "y_label": self.y_label, "series": series, "lines": lines}
+        return {"x_label": self.x_label, "y_label": self.y_label, "log": self.log, "series": series, "lines": lines}
 
 
 @dataclass(frozen=True)

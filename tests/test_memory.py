@@ -1,0 +1,84 @@
+"""What loading costs: the final weights, and little more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import malformed
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts memory as Linux does")
+
+# In a process of its own, since the allocator of this one keeps what other tests gave back.
+# `cost` is the most anonymous memory (what no file backs) while `work` runs, over what there was before.
+MEASURE = """
+import sys, threading
+from pathlib import Path
+import triptych, triptych.model
+from triptych.checkpoints import open_source
+
+def anonymous():
+    return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
+
+def cost(work):
+    seen, done = [anonymous()], threading.Event()
+    def watch():
+        while not done.wait(0.0005):
+            seen.append(anonymous())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    kept = work()  # on the main thread: another has an allocator arena of its own, and its slack
+    seen.append(anonymous())
+    done.set()
+    watcher.join()
+    return max(seen) - seen[0], sum(t.nbytes for t in kept), sum(float(t.double().sum()) for t in kept)  # touched
+"""
+READ = "source = open_source(Path(sys.argv[1]))\nprint(*cost(lambda: [source.read(name) for name in source.names]))"
+LOAD = "print(*cost(lambda: list(triptych.load(sys.argv[1]).module.parameters())))"
+
+
+def measure(program: str, path: Path) -> tuple[int, int]:
+    """(anonymous bytes it took at most, bytes of the weights it ended with)"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE + program, str(path)],
+        check=True,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    cost, weights, _ = done.stdout.split()
+    return int(cost), int(weights)
+
+
+def test_packed_tensors_are_read_one_by_one(tmp_path: Path) -> None:
+    """Twenty-four tensors, 192 MiB as float32: a reader that kept two copies, or read all at once, would show."""
+    blocks = np.zeros((1024, 64 * 34), dtype=np.uint8)
+    path = tmp_path / "w.gguf"
+    entries = tuple(malformed.entry(f"t{k}", (2048, 1024), 8, k * blocks.nbytes) for k in range(24))
+    path.write_bytes(malformed.gguf(entries=entries, data=blocks.tobytes() * 24))
+    cost, weights = measure(READ, path)
+    assert weights == 24 * 1024 * 2048 * 4
+    assert 0.9 * weights < cost <= 1.15 * weights
+
+
+def test_stored_tensors_are_views_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({f"t{k}": torch.zeros(1024, 2048) for k in range(8)}, path)
+    cost, weights = measure(READ, path)
+    assert weights == 8 * 1024 * 2048 * 4
+    assert cost <= 0.15 * weights
+
+
+def test_loading_a_real_model_costs_its_weights_and_little_more(smollm2_gguf: Path) -> None:
+    """The whole of `load`: header, tokenizer, mapping, and 97 MB of packed weights made float32."""
+    cost, weights = measure(LOAD, smollm2_gguf)
+    assert weights == 4 * 134_515_008
+    assert 0.9 * weights < cost <= 1.15 * weights
