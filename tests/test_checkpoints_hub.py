@@ -116,6 +116,13 @@ def test_fetches_weights_and_texts_and_nothing_else(hub: Hub, tmp_path: Path) ->
     assert not [path for path in hub.asked if path.endswith((".bin", ".py", ".onnx", ".gguf"))]
 
 
+def test_a_header_comes_without_its_weights(hub: Hub, tmp_path: Path) -> None:
+    folder = fetch("org/name", endpoint=hub.url, cache=tmp_path, weights=False)
+    assert (folder / "config.json").is_file()
+    assert not list(folder.rglob("*.safetensors*"))
+    assert not [path for path in hub.asked if path.endswith(".safetensors")]
+
+
 def test_offline_finds_what_was_fetched_and_asks_nobody(hub: Hub, tmp_path: Path) -> None:
     folder = fetch("org/name", endpoint=hub.url, cache=tmp_path)
     hub.asked.clear()

@@ -330,6 +330,19 @@ def test_a_batch_can_be_read() -> None:
     assert hidden.trained == 1
 
 
+def test_a_run_keeps_to_its_threads() -> None:
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+        made = trainer(make(LLAMA), copied_rows(), 2, length=9, threads=1)
+        made.on_step = lambda _: seen.append(torch.get_num_threads())
+        made.run()
+        assert seen == [1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_run_needs_an_end() -> None:
     with pytest.raises(ValueError, match="needs an end"):
         RunSettings(rows=1, length=4)

@@ -35,13 +35,15 @@ class Header:
         return text.from_directory(self.path) if (self.path / "tokenizer.json").is_file() else None
 
 
-def read_header(path: str | Path, ignore: Collection[str] = (), *, offline: bool = False) -> Header:
+def read_header(
+    path: str | Path, ignore: Collection[str] = (), *, offline: bool = False, weights: bool = True
+) -> Header:
     """The header of a model directory (with or without its weights), a `config.json`, a `.gguf` file, or
-    `hub:org/name`.
+    `hub:org/name`, of which `weights=False` fetches the small files alone.
 
     Raises CheckpointError, ConfigError or FetchError naming what is missing or not understood.
     """
-    where = local_path(path, offline)
+    where = local_path(path, offline, weights)
     if where.is_dir() or (where.suffix == ".json" and where.is_file()):
         return _with_config(where, ignore)
     source = open_source(where)

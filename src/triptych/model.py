@@ -344,8 +344,9 @@ def load(
     """
     header = read_header(path, ignore=ignore, offline=offline)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
+    tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
     module, report = read_weights(header.spec, source, dtype, torch.device(device), ignore)
-    return Model(module, header.tokenizer(), header.hf, header.path, report)
+    return Model(module, tokenizer, header.hf, header.path, report)
 
 
 def create(hf: dict[str, Any], tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triptych.errors import CheckpointError
 
-_CHUNK = 1 << 18  # elements unpacked at a time: temporaries stay at a few MB whatever the tensor
+_CHUNK = 1 << 15  # elements unpacked at a time: temporaries stay in the core's cache, whatever the tensor
 
 
 def dequantize(raw: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -46,12 +46,12 @@ def parse_name(text: str) -> HubName:
     return HubName(match["repo"], match["revision"], match["file"])
 
 
-def local_path(model: str | Path, offline: bool = False) -> Path:
+def local_path(model: str | Path, offline: bool = False, weights: bool = True) -> Path:
     """Where `model` is on this machine: a path is itself, a `hub:` name is fetched first."""
     if not str(model).startswith(PREFIX):
         return Path(model)
     name = parse_name(str(model))
-    return fetch(name.repo, name.revision, name.file, offline=offline)
+    return fetch(name.repo, name.revision, name.file, offline=offline, weights=weights)
 
 
 def fetch(
@@ -61,11 +61,13 @@ def fetch(
     offline: bool = False,
     endpoint: str | None = None,
     cache: Path | None = None,
+    weights: bool = True,
 ) -> Path:
     """The directory of a hub repository's model, or its one GGUF `file`, in huggingface-hub's cache.
 
     What is there already is not downloaded again; the rest comes with a progress bar on stderr.  `offline` (or
-    `HF_HUB_OFFLINE=1`) looks in the cache alone.  Raises `FetchError`, one line, for whatever goes wrong.
+    `HF_HUB_OFFLINE=1`) looks in the cache alone.  Without `weights` only the texts beside
+    them come.  Raises `FetchError`, one line, for whatever goes wrong.
     """
     name = parse_name(str(HubName(repo, revision, file)))
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -80,7 +82,7 @@ def fetch(
             repo,
             revision=revision,
             cache_dir=cache,
-            allow_patterns=wanted,
+            allow_patterns=wanted if weights or file else [one for one in wanted if ".safetensors" not in one],
             local_files_only=offline,
             endpoint=endpoint,
             etag_timeout=_TIMEOUT,

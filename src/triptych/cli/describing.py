@@ -184,7 +184,7 @@ def costs(
     from triptych.count import count
     from triptych.header import read_header
 
-    spec = read_header(model, ignore, offline=offline).spec
+    spec = read_header(model, ignore, offline=offline, weights=False).spec
     found, positions = count(spec), context or spec.context or POSITIONS
     source = positions if spec.layout == "encoder-decoder" else 0
     weights, cache = found.weight_bytes(dtype), found.cache_bytes(positions, batch=batch, dtype=dtype, source=source)

@@ -56,7 +56,14 @@ def quickstart(
 
 
 def train(
-    recipe: Annotated[Path, Argument(metavar="RECIPE.toml", help="What to train, on what, how.", show_default=False)],
+    recipe: Annotated[
+        Path,
+        Argument(
+            metavar="RECIPE",
+            help="What to train, on what, how: a .toml file, or decoder, encoder or encoder-decoder, the quickstart's.",
+            show_default=False,
+        ),
+    ],
     changes: Annotated[
         list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
     ] = None,

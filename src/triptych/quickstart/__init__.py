@@ -1,15 +1,13 @@
 """Train a small transformer on real text, write with it, and show its attention: one call, three panels.
 
-Each panel is a recipe beside this file, what its samples are, how it is judged, and what its page shows.
+Each panel is the recipe of its name, what its samples are, how it is judged, and what its page shows.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +17,7 @@ from triptych.model import Model
 from triptych.page import Sample
 from triptych.quickstart.panels import PANELS, Panel, Verdict
 from triptych.quickstart.report import write_report
-from triptych.train import Event, Job, Trainer, check_recipe, prepare, resume
+from triptych.train import Event, Job, Trainer, prepare, read_recipe, resume
 
 CHECKPOINTS, MODEL, SAMPLES, REPORT = "checkpoints", "model", "samples.json", "report.html"
 
@@ -135,12 +133,11 @@ def _job(panel: Panel, data: Path | str | None, seconds: float, out: Path, again
     for old in (REPORT, CHECKPOINTS, SAMPLES):
         path = out / old
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    text = resources.files(__package__).joinpath(f"{panel.name}.toml").read_text(encoding="utf-8")
     changes = [f"run.seconds={float(seconds)}", f"run.out={json.dumps(str(checkpoints))}"]
     if data is not None:
         changes.append(f"data.path={json.dumps(str(data))}")
     watch.say("reading the text")
-    return prepare(check_recipe(tomllib.loads(text), changes, f"{panel.name}.toml"))
+    return prepare(read_recipe(panel.name, changes))
 
 
 __all__ = ["PANELS", "Nobody", "Result", "Watch", "run"]

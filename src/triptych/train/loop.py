@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -30,7 +31,8 @@ from triptych.train.settings import Positive, Rate, Section, Share
 class RunSettings(Section):
     """`rows` of at most `length` tokens a step, in `accumulate` parts, until `steps` or `seconds` are over, whichever
     comes first.  `evaluate_every`, `save_every` and `sample_every` are shares of the run, so that they mean the same
-    under both; 0 is never.  `recompute` trades one more forward for the memory of activations."""
+    under both; 0 is never.  `recompute` trades one more forward for the memory of activations.  `threads` bounds the
+    cores of a step: a small model gains nothing from a second one, and waits for it when it is busy elsewhere."""
 
     rows: Positive
     length: Annotated[int, Field(gt=1)]
@@ -41,6 +43,7 @@ class RunSettings(Section):
     precision: Precision = "auto"
     compile: bool = False
     recompute: bool = False
+    threads: Positive | None = None
     device: str = "cpu"
     evaluate_every: Share = 0.1
     save_every: Share = 0.1
@@ -134,6 +137,11 @@ class Trainer:
         """
         if self.at.step == 0:
             self.on_save(self)
+        with _threads(self.settings.threads):
+            self._loop(until)
+        self.module.eval()
+
+    def _loop(self, until: int | None) -> None:
         began, tokens = time.monotonic() - self.at.elapsed, self.at.tokens
         since = time.monotonic()
         self.module.train()
@@ -151,7 +159,6 @@ class Trainer:
             if self._due(before, self.settings.save_every):
                 self._aside(self.on_save)
             self.at.elapsed = time.monotonic() - began
-        self.module.eval()
 
     def step(self) -> tuple[float, float, float]:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
@@ -216,6 +223,17 @@ class Trainer:
         self.module.eval()
         hook(self)
         self.module.train()
+
+
+@contextmanager
+def _threads(most: int | None) -> Iterator[None]:
+    """At most so many threads of torch inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, most or before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _ignore(_: Any) -> None:

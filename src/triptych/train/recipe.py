@@ -17,6 +17,9 @@ from triptych.train.loop import RunSettings
 from triptych.train.optim import OptimizerSettings, Schedule
 from triptych.train.settings import Positive, Section
 
+SHIPPED = ("decoder", "encoder", "encoder-decoder")  # recipes that come along: the quickstart's panels
+RECIPES = Path(__file__).with_name("recipes")
+
 
 class Data(Section):
     """`path`: a UTF-8 text file, a folder of them (each file a document), a `.jsonl` of `{"source", "target"}` for
@@ -56,15 +59,15 @@ class Recipe(Section):
 
 
 def read_recipe(path: Path | str, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe in the file `path` with `changes` ("run.seconds=90") made to it.
+    """The recipe in the file `path`, or the one of that name in `SHIPPED`, with `changes` ("run.seconds=90") made.
 
     Raises ConfigError, one line with the path to the key, for what is missing, unknown or of the wrong kind.
     """
-    path = Path(path)
+    path = RECIPES / f"{path}.toml" if str(path) in SHIPPED else Path(path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"no recipe {path}; give the path of a .toml file") from None
+        raise ConfigError(f"no recipe {path}; give the path of a .toml file, or one of {', '.join(SHIPPED)}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
     return check_recipe(tables, changes, str(path))
