@@ -12,6 +12,7 @@ import torch
 from triptych import quickstart
 from triptych.cli import main
 from triptych.cli.training_bar import TrainingBar, summary
+from triptych.errors import TextError
 from triptych.model import load
 from triptych.train import Event
 
@@ -177,3 +178,13 @@ def test_quickstart_hands_over_what_was_asked(
     assert "report.html" in out
     assert "reading" in err
     assert answered(argv, capsys) == {"steps": 7}
+
+
+def test_a_quickstart_that_cannot_start_takes_nothing_away(tmp_path: Path) -> None:
+    finished = tmp_path / "run"
+    (finished / "checkpoints").mkdir(parents=True)
+    (finished / "report.html").write_text("kept")
+    with pytest.raises(TextError, match="no file or folder"):
+        quickstart.run(data=tmp_path / "none.txt", out=finished)
+    assert (finished / "report.html").read_text() == "kept"
+    assert (finished / "checkpoints").is_dir()

@@ -130,14 +130,15 @@ def _job(panel: Panel, data: Path | str | None, seconds: float, out: Path, again
         return job
     if checkpoints.is_dir() and not (out / REPORT).is_file():
         raise InputError(f"{out} holds a run that was stopped; give --resume to go on, or another --out, or remove it")
-    for old in (REPORT, CHECKPOINTS, SAMPLES):
-        path = out / old
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     changes = [f"run.seconds={float(seconds)}", f"run.out={json.dumps(str(checkpoints))}"]
     if data is not None:
         changes.append(f"data.path={json.dumps(str(data))}")
     watch.say("reading the text")
-    return prepare(read_recipe(panel.name, changes))
+    job = prepare(read_recipe(panel.name, changes))
+    for old in (REPORT, CHECKPOINTS, SAMPLES):  # only now: a run that cannot start takes nothing away
+        path = out / old
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return job
 
 
 __all__ = ["PANELS", "Nobody", "Result", "Watch", "run"]
