@@ -49,18 +49,30 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     for name, y in curve.lines.items():
         axes.axhline(y, label=_plain(name), color="#777777", linewidth=1, linestyle=(0, (4, 3)))
     axes.set(title=_plain(curve.title), xlabel=_plain(curve.x_label), ylabel=_plain(curve.y_label))
+    _scale(axes, curve)
+    axes.grid(color="#e4e0d7", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if curve.series or curve.lines:
+        axes.legend(frameon=False)
+
+
+def _scale(axes: Axes, curve: Curve) -> None:
+    """Logarithmic axes; what is not positive there leaves a gap."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     if "y" in curve.log:
         axes.set_yscale("log", nonpositive="mask")
+        heights = [y for points in curve.series.values() for _, y in points if y > 0]
+        if heights and max(heights) < 1000 * min(heights):
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
     if "x" in curve.log:
         axes.set_xscale("log", nonpositive="mask")
         stops = sorted({x for points in curve.series.values() for x, _ in points if x > 0})
         if len(stops) <= MARKED:  # they say more than powers of ten
             axes.set_xticks(stops, [f"{x:,.10g}" for x in stops])
             axes.set_xticks([], minor=True)
-    axes.grid(color="#e4e0d7", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if curve.series or curve.lines:
-        axes.legend(frameon=False)
 
 
 def _draw_maps(figure: Figure, section: Attention) -> None:
