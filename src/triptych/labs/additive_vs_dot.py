@@ -92,12 +92,18 @@ def _draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float3
     return [torch.randn(*shape, generator=noise, dtype=dtype) for shape in shapes]
 
 
-def _weights(
-    seed: int, queries: int = WIDTH, keys: int = WIDTH, dtype: torch.dtype = torch.float32
-) -> dict[str, Tensor]:
-    """Of additive attention, each map keeping the size of what it maps."""
-    w_q, w_k, w_v = _draw(seed + 1, (HIDDEN, queries), (HIDDEN, keys), (HIDDEN,), dtype=dtype)
-    return {"w_q": w_q / queries**0.5, "w_k": w_k / keys**0.5, "w_v": w_v / HIDDEN**0.5}
+Weights = tuple[Tensor, Tensor, Tensor]
+
+
+def _weights(seed: int, queries: int = WIDTH, keys: int = WIDTH, dtype: torch.dtype = torch.float32) -> Weights:
+    """W_q, W_k and w, each keeping the size of what it maps."""
+    w_q, w_k, w = _draw(seed + 1, (HIDDEN, queries), (HIDDEN, keys), (HIDDEN,), dtype=dtype)
+    return w_q / queries**0.5, w_k / keys**0.5, w / HIDDEN**0.5
+
+
+def _bahdanau(q: Tensor, k: Tensor, v: Tensor, weights: Weights) -> Tensor:
+    w_q, w_k, w = weights
+    return additive(q, k, v, w_q=w_q, w_k=w_k, w_v=w)
 
 
 @torch.inference_mode()
@@ -105,7 +111,7 @@ def _times(tokens: int, seed: int) -> tuple[float, float]:
     """Seconds of one call (dot product, additive), the best of several."""
     q, k, v = _draw(seed, *[(tokens, WIDTH)] * 3)
     weights = _weights(seed)
-    return _best(lambda: attend(q, k, v), 30), _best(lambda: additive(q, k, v, **weights), 5)
+    return _best(lambda: attend(q, k, v), 30), _best(lambda: _bahdanau(q, k, v, weights), 5)
 
 
 def _best(call: Callable[[], object], times: int) -> float:
@@ -121,7 +127,7 @@ def _entropies(size: float, seed: int) -> tuple[float, float]:
     """Mean entropy of a row of weights in nats (dot product, additive), for inputs with entries of this size."""
     q, k = _draw(seed, *[(TOKENS, WIDTH)] * 2)
     q, k, own = size * q, size * k, torch.eye(TOKENS)  # values that are the identity make the output the pattern
-    patterns = attend(q, k, own), additive(q, k, own, **_weights(seed))
+    patterns = attend(q, k, own), _bahdanau(q, k, own, _weights(seed))
     dot, add = (-torch.special.xlogy(p, p).sum(-1).mean().item() for p in patterns)
     return dot, add
 
@@ -130,9 +136,9 @@ def _mismatched(seed: int) -> tuple[float, bool]:
     """(largest distance of additive attention from its formula in fp64, whether the dot product refused the widths)"""
     q, k, v = _draw(seed, (5, NARROW), (7, WIDE), (7, 3), dtype=torch.float64)
     weights = _weights(seed, NARROW, WIDE, torch.float64)
-    w_q, w_k, w_v = weights.values()
-    scores = torch.stack([torch.stack([w_v @ torch.tanh(w_q @ one + w_k @ other) for other in k]) for one in q])
-    error = (additive(q, k, v, **weights) - scores.softmax(-1) @ v).abs().max().item()
+    w_q, w_k, w = weights
+    scores = torch.stack([torch.stack([w @ torch.tanh(w_q @ one + w_k @ other) for other in k]) for one in q])
+    error = (_bahdanau(q, k, v, weights) - scores.softmax(-1) @ v).abs().max().item()
     try:
         attend(q, k, v)
     except InputError:
