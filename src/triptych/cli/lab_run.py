@@ -36,7 +36,7 @@ def run(name: str, *, out: Path, report: Path | None, seed: int, as_json: bool, 
 
         machine.use_threads()
         setup = Setup(seed=seed, say=say, **given)
-        for outcome in [reporting.timed(name, setup)] if name != ALL else reporting.attempts(setup):
+        for outcome in [reporting.timed(name, setup)] if name != ALL else reporting.attempts(names, setup):
             outcomes.append(outcome)
             plots[outcome.name] = reporting.draw(outcome, out) if draws else []
             done(outcome)

@@ -46,7 +46,7 @@ def timed(name: str, setup: Setup) -> Outcome:
     return Outcome(name, time.perf_counter() - began, finding)
 
 
-def attempts(setup: Setup, names: Sequence[str] = tuple(LABS)) -> Iterator[Outcome]:
+def attempts(names: Sequence[str], setup: Setup) -> Iterator[Outcome]:
     """Run labs one after the other; one that raises a TriptychError has failed, and the next goes on."""
     for name in names:
         began = time.perf_counter()

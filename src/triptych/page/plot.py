@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from triptych.errors import InputError
@@ -13,9 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Line = Sequence[tuple[float, float]]
+
 COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
 SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")  # those of heat.js
-MARKED = 12  # measured places that a logarithmic axis marks each by its own value
+MARKED = 12  # measured places that a logarithmic axis marks, each by its own value
 READABLE = 40  # tokens along a side that can still be read
 
 
@@ -42,35 +46,44 @@ def png(path: str | os.PathLike[str], section: Curve | Attention) -> None:
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:
-    for number, (name, points) in enumerate(curve.series.items()):
-        xs, ys = [x for x, _ in points], [y for _, y in points]
+    series = {name: _plottable(points, curve.log) for name, points in curve.series.items()}
+    for number, (name, points) in enumerate(series.items()):
+        xs, ys = zip(*points, strict=True) if points else ((), ())
         marker = "o" if len(points) <= 40 else ""
         axes.plot(xs, ys, label=_plain(name), color=COLOURS[number % len(COLOURS)], linewidth=1.6, marker=marker, ms=3)
     for name, y in curve.lines.items():
+        if "y" in curve.log and y <= 0:
+            continue
         axes.axhline(y, label=_plain(name), color="#777777", linewidth=1, linestyle=(0, (4, 3)))
     axes.set(title=_plain(curve.title), xlabel=_plain(curve.x_label), ylabel=_plain(curve.y_label))
-    _scale(axes, curve)
+    _scale(axes, series, curve.log)
     axes.grid(color="#e4e0d7", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if curve.series or curve.lines:
         axes.legend(frameon=False)
 
 
-def _scale(axes: Axes, curve: Curve) -> None:
-    """Logarithmic axes; what is not positive there leaves a gap."""
+def _plottable(points: Line, log: str) -> Line:
+    """The points that the axes can show: a logarithm knows nothing of zero and below."""
+    shown = [(x, y) for x, y in points if x > 0 or "x" not in log]
+    return [(x, y if y > 0 else math.nan) for x, y in shown] if "y" in log else shown
+
+
+def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
+    """Logarithmic axes, marked at round numbers, and across where something was measured if that was in few places."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    if "y" in curve.log:
-        axes.set_yscale("log", nonpositive="mask")
-        heights = [y for points in curve.series.values() for _, y in points if y > 0]
+    if "y" in log:
+        axes.set_yscale("log")
+        heights = [y for points in series.values() for _, y in points if math.isfinite(y)]
         if heights and max(heights) < 1000 * min(heights):
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
-    if "x" in curve.log:
-        axes.set_xscale("log", nonpositive="mask")
-        stops = sorted({x for points in curve.series.values() for x, _ in points if x > 0})
-        if len(stops) <= MARKED:  # they say more than powers of ten
+    if "x" in log:
+        axes.set_xscale("log")
+        stops = sorted({x for points in series.values() for x, _ in points})
+        if len(stops) <= MARKED:
             axes.set_xticks(stops, [f"{x:,.10g}" for x in stops])
             axes.set_xticks([], minor=True)
 
