@@ -21,7 +21,7 @@ from triptych.cli.app import app
 FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8").splitlines()
 
 
-COMMANDS = ["quickstart", "train", "generate", "chat", "fill", "encode", "inspect", "check", "count", "doctor"]
+COMMANDS = ["quickstart", "train", "generate", "chat", "fill", "encode", "lab", "inspect", "check", "count", "doctor"]
 
 
 def surface() -> list[str]:
@@ -72,6 +72,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["check", "m", "--against", "pytorch"], "--against"),
         (["quickstart", "--panel", "both"], "--panel"),
         (["inspect", "m", "--head", "3"], "--head needs a TEXT"),
+        (["lab", "--report", "labs.html"], "--report needs the NAME"),
         (["train", "r.toml", "--resume", "--show-batch"], "--resume"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

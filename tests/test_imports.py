@@ -60,3 +60,7 @@ def test_public_masks_and_errors_need_no_torch() -> None:
 def test_help_imports_nothing_heavy() -> None:
     run = "from triptych.cli import main\nsys.argv = ['triptych', '--help']\ntry: main()\nexcept SystemExit: pass"
     assert not loaded_after(run) & HEAVY
+
+
+def test_the_list_of_labs_imports_nothing_heavy() -> None:
+    assert not loaded_after("from triptych.cli import main\nmain(['lab'])") & HEAVY

@@ -16,7 +16,21 @@ import numpy as np
 import pytest
 
 from triptych.errors import InputError, TriptychError
-from triptych.page import Attention, AttentionMap, Curve, Facts, Prose, Sample, Samples, Table, render, write
+from triptych.page import (
+    Attention,
+    AttentionMap,
+    Chapter,
+    Criterion,
+    Curve,
+    Facts,
+    Prose,
+    Sample,
+    Samples,
+    Table,
+    Verdict,
+    render,
+    write,
+)
 from triptych.page.pack import MAX_BYTES, STEPS, pack, unpack
 
 NASTY = [
@@ -41,6 +55,8 @@ def every_section(text: str, texts: list[str]) -> list:
     return [
         *(Facts(one, [(one, one)]) for one in texts),
         Prose(text, text),
+        Verdict(text, True, text, [Criterion(False, one, one, one) for one in texts]),
+        Chapter(text, text, False, [Facts(one, [(one, one)]) for one in texts]),
         Samples(text, [Sample(None, one, one) for one in texts]),
         Curve(text, text, text, {one: [(1, 2)] for one in texts}, dict.fromkeys(texts, 3)),
         Table(text, texts, [texts]),
@@ -219,6 +235,38 @@ def test_a_table_sets_numbers_flush_right():
     assert Table("t", ["name", "right", "speed", "mixed"], rows).numeric == [False, True, True, False]
     with pytest.raises(InputError, match="row 1 has 1 cells and the header 2"):
         Table("t", ["a", "b"], [["1", "2"], ["3"]])
+
+
+def test_a_verdict_is_more_than_a_colour():
+    criteria = [Criterion(True, "a claim", "0.5", "at most 1"), Criterion(False, "another", "3", "at most 1")]
+    reader = Reader(render("t", [Verdict("came of it", False, "It means.", criteria)]))
+    assert reader.inside("i") == ["✗", "FAIL", "✓", "✗"]  # the badge, then the criteria
+    assert [attrs["aria-label"] for tag, attrs in reader.tags if tag == "i" and "aria-label" in attrs] == [
+        "met",
+        "not met",
+    ]
+    [data] = reader.sections()
+    assert data["criteria"][1] == {"met": False, "claim": "another", "measured": "3", "bounds": "at most 1"}
+    assert (data["passed"], data["meaning"]) == (False, "It means.")
+
+
+def test_chapters_are_listed_and_hold_their_sections():
+    table, curve = Table("table", ["a"], [["1"]]), Curve("curve", "x", "y", {"s": [(0, 1)]}, {})
+    chapters = [Chapter("first", "about one", True, [table, curve]), Chapter("second", "about two", False, [curve])]
+    reader = Reader(render("t", chapters))
+    ids = {attrs["id"]: attrs["class"] for tag, attrs in reader.tags if tag == "section"}
+    assert ids == {
+        "section-0": "chapter",
+        "section-0-0": "table",
+        "section-0-1": "curve",
+        "section-1": "chapter",
+        "section-1-0": "curve",
+    }
+    links = [attrs["href"] for tag, attrs in reader.tags if tag == "a" and attrs.get("class") != "skip"]
+    assert links == ["#section-0", "#section-1"]
+    verdicts = [attrs["class"] for tag, attrs in reader.tags if (attrs.get("class") or "").startswith("badge")]
+    assert verdicts == ["badge pass", "badge fail"] * 2  # in the contents, then over the chapters
+    assert [one["kind"] for one in reader.sections()[0]["sections"]] == ["table", "curve"]
 
 
 def test_prose_keeps_commands_as_typed():

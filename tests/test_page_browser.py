@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from test_page import NASTY, Reader, every_section, pattern
-from triptych.page import Attention, AttentionMap, render, write
+from triptych.page import Attention, AttentionMap, Chapter, Curve, render, write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -70,3 +70,20 @@ def test_the_map_reads_out_the_weight_it_was_given(tmp_path: Path):
     first = np.roll(weights, 1, axis=0)[0]
     assert shown == round(float(first[queries.index(query), keys.index(key)]), 3)
     assert keys.index(key) == first[queries.index(query)].argmax()
+
+
+def test_logarithmic_axes_space_powers_evenly(tmp_path: Path):
+    series = {"a": [(4.0, 1e-6), (16.0, 1e-3), (64.0, 1.0), (0.0, 5.0), (16.0, -1.0)]}
+    curve = Curve("t", "x", "y", series, {"never": 0.0, "one": 1.0}, "xy")
+    write(tmp_path / "page.html", render("t", [Chapter("c", "", True, [curve])]))
+    reader, console = opened(tmp_path / "page.html")
+    assert console == []
+    ticks = [float(str(attrs["x"])) for tag, attrs in reader.tags if tag == "text" and attrs.get("class") == "tick"]
+    assert len(ticks) == 3
+    assert ticks[1] - ticks[0] == pytest.approx(ticks[2] - ticks[1])
+    texts = [text for tag, text in reader.texts if tag == "text"]
+    assert {"4", "16", "64", "one · 1"} <= set(texts)
+    assert not any(text.startswith("never") for text in texts)
+    [line] = [str(attrs["d"]) for tag, attrs in reader.tags if attrs.get("class") == "line stroke-0"]
+    heights = [float(height) for height in re.findall(r"[ML][\d.]+,([\d.]+)", line)]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)

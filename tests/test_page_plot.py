@@ -1,15 +1,20 @@
-"""The loss curve as a file."""
+"""Curves and maps as files."""
 
 from __future__ import annotations
 
+import re
 import sys
+from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from triptych.errors import InputError
-from triptych.page import Curve
-from triptych.page.plot import loss_png
+from triptych.page import Attention, AttentionMap, Curve, plot
+from triptych.page.plot import SHADES, png
+
+matplotlib = pytest.importorskip("matplotlib")
 
 CURVE = Curve(
     "loss of a $5 run",
@@ -21,13 +26,12 @@ CURVE = Curve(
 
 
 def test_a_curve_becomes_a_picture_without_a_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("matplotlib")
     from matplotlib.image import imread
 
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # a backend for the whole process is not ours to choose
-    loss_png(tmp_path / "loss.png", CURVE)
-    loss_png(tmp_path / "empty.png", Curve("t", "x", "y", {}, {}))
+    png(tmp_path / "loss.png", CURVE)
+    png(tmp_path / "empty.png", Curve("t", "x", "y", {}, {}))
     drawn, empty = imread(tmp_path / "loss.png"), imread(tmp_path / "empty.png")
     assert drawn.shape[:2] == empty.shape[:2] == (675, 1200)
     assert (drawn != empty).any()
@@ -36,5 +40,53 @@ def test_a_curve_becomes_a_picture_without_a_display(tmp_path: Path, monkeypatch
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"pip install 'triptych\[plot\]'"):
-        loss_png(tmp_path / "loss.png", CURVE)
+        png(tmp_path / "loss.png", CURVE)
     assert not (tmp_path / "loss.png").exists()
+
+
+def drawn_axes(curve: Curve):
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    plot._draw_curve(axes, curve)
+    return axes
+
+
+def test_logarithmic_axes_are_marked_where_something_was_measured():
+    series = {"a": [(4.0, 0.03), (8.0, 0.004)], "b": [(512.0, -1.0), (0.0, 0.1)]}
+    axes = drawn_axes(Curve("t", "x", "y", series, {}, "xy"))
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "8", "512"]
+    plain = drawn_axes(Curve("t", "x", "y", series, {}))
+    assert (plain.get_xscale(), plain.get_yscale()) == ("linear", "linear")
+    many = {"a": [(float(x), 1.0) for x in range(1, 40)]}
+    assert len(drawn_axes(Curve("t", "x", "y", many, {}, "x")).get_xticks()) < 20
+
+
+def test_what_a_logarithm_cannot_show_is_left_out(tmp_path: Path):
+    png(tmp_path / "none.png", Curve("t", "x", "y", {"a": [(-1.0, 0.0)]}, {"floor": 0.0}, "xy"))
+    assert (tmp_path / "none.png").exists()
+
+
+def test_a_map_is_drawn_head_by_head(tmp_path: Path):
+    from matplotlib.image import imread
+
+    keys, queries = ["the", "$cat$", "sat"], ["le", "chat"]
+    sure, unsure = np.eye(2, 3), np.full((2, 3), 1 / 3)
+    maps = [
+        AttentionMap("cross", 1, queries, keys, np.stack((sure, unsure))),
+        AttentionMap("cross", 2, queries, keys, [sure]),
+    ]
+    png(tmp_path / "map.png", Attention("t", "", maps))
+    png(tmp_path / "other.png", Attention("t", "", [AttentionMap("cross", 1, queries, keys, [unsure])]))
+    shown, other = imread(tmp_path / "map.png"), imread(tmp_path / "other.png")
+    darkest = [int(SHADES[-1][at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    assert np.isclose(shown[..., :3], darkest, atol=0.01).all(-1).any()
+    assert not np.isclose(other[..., :3], darkest, atol=0.01).all(-1).all()
+
+
+def test_the_page_and_the_picture_share_their_colours():
+    script = (resources.files("triptych.page") / "heat.js").read_text(encoding="utf-8")
+    scale = re.search(r"light: \[(.*?)\]", script)
+    assert scale
+    assert tuple(re.findall(r"#[0-9a-f]{6}", scale[1])) == SHADES

@@ -33,14 +33,20 @@ LABS = {
 }
 
 
-def run(name: str, setup: Setup | None = None) -> Finding:
-    """Run one lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
+def known(name: str) -> str:
+    """`name`, where it is in `LABS`.  Raises InputError, with the nearest names, where it is not."""
     if name not in LABS:
         raise InputError(f"no lab {name!r}{nearest(name, LABS)}; `triptych lab` lists them")
+    return name
+
+
+def run(name: str, setup: Setup | None = None) -> Finding:
+    """Run one lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
+    module = f"triptych.labs.{known(name).replace('-', '_')}"
     from triptych.labs.lab import Setup
 
-    found: Finding = import_module(f"triptych.labs.{name.replace('-', '_')}").run(setup or Setup())
+    found: Finding = import_module(module).run(setup or Setup())
     return found
 
 
-__all__ = ["LABS", "run"]
+__all__ = ["LABS", "known", "run"]

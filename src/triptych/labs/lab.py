@@ -73,12 +73,18 @@ class Finding:
         return f"{'PASS' if self.passed else 'FAIL'}: {said}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Plain values, ready for JSON, which knows no NaN and no infinity: a measurement of those is None."""
         checks = [
-            {"claim": c.claim, "measured": c.measured, "least": c.least, "most": c.most, "passed": c.passed}
+            {
+                "claim": c.claim,
+                "measured": c.measured if math.isfinite(c.measured) else None,
+                "least": c.least,
+                "most": c.most,
+                "passed": c.passed,
+            }
             for c in self.checks
         ]
-        told = [{"kind": s.kind, "title": s.title, **s.data()} for s in self.sections]
+        told = [{"kind": section.kind, "title": section.title, **section.data()} for section in self.sections]
         return {"passed": self.passed, "question": self.question, "meaning": self.meaning} | {
             "checks": checks,
             "sections": told,

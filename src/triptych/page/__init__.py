@@ -11,6 +11,8 @@ from .render import render, write
 from .sections import (
     Attention,
     AttentionMap,
+    Chapter,
+    Criterion,
     Curve,
     Facts,
     Prose,
@@ -18,11 +20,14 @@ from .sections import (
     Samples,
     Section,
     Table,
+    Verdict,
 )
 
 __all__ = [
     "Attention",
     "AttentionMap",
+    "Chapter",
+    "Criterion",
     "Curve",
     "Facts",
     "Prose",
@@ -30,6 +35,7 @@ __all__ = [
     "Samples",
     "Section",
     "Table",
+    "Verdict",
     "render",
     "write",
 ]

@@ -7,6 +7,15 @@ const root = document.documentElement;
 // kind -> function(section data, <section> element); each interactive kind adds itself.
 const mounts = {};
 
+// Sections are numbered where they stand: `section-3`, and those of a chapter `section-3-0`.
+function mountAll(sections, under) {
+  sections.forEach((section, index) => {
+    mounts[section.kind]?.(section, document.getElementById(`${under}-${index}`));
+  });
+}
+
+mounts.chapter = (chapter, place) => mountAll(chapter.sections, place.id);
+
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);

@@ -1,6 +1,7 @@
 // Line plots: SVG at the width it is shown, a legend that reads out the values under the pointer.
 
 const COLOURS = 5; // --series-0 .. in the style sheet
+const MARKED = 12; // measured places that a logarithmic axis marks each by its own value
 
 // About `count` round numbers that cover [low, high].
 function ticks(low, high, count) {
@@ -12,7 +13,45 @@ function ticks(low, high, count) {
   return found.map((value) => Number(value.toPrecision(12)));
 }
 
-const readable = (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+// The same on a logarithmic axis: every so many powers of ten, 1-2-5 within few of them, even steps within one.
+function powers(low, high, count) {
+  const decades = Math.log10(high / low);
+  const factors = decades * 3 <= count ? [1, 2, 5] : [1];
+  const step = Math.max(1, Math.ceil(decades / count));
+  const found = [];
+  for (let power = step * Math.floor(Math.log10(low) / step); power <= Math.log10(high) + 1e-9; power += step) {
+    found.push(...factors.map((factor) => Number(`${factor}e${power}`)));
+  }
+  const within = found.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
+  return within.length > 1 ? within : ticks(low, high, count);
+}
+
+// One axis: where between its ends, 0 to 1, a value stands; and the round values to mark.
+function axis(values, logarithmic, pad) {
+  const into = logarithmic ? Math.log10 : (value) => value;
+  const [low, high] = extent(values.map(into), pad);
+  const out = logarithmic ? (value) => 10 ** value : (value) => value;
+  return {
+    share: (value) => (into(value) - low) / (high - low || 1),
+    ticks: (count) => (logarithmic ? powers : ticks)(out(low), out(high), count),
+  };
+}
+
+// Those of `values` whose labels keep `room` pixels between them.
+function spaced(values, place, room) {
+  let last = -Infinity;
+  return values.filter((value) => {
+    const fits = place(value) - last >= room;
+    if (fits) last = place(value);
+    return fits;
+  });
+}
+
+function readable(value) {
+  const size = Math.abs(value);
+  if (value !== 0 && (size < 1e-4 || size >= 1e7)) return Number(value.toPrecision(4)).toExponential().replace("e+", "e").replaceAll("-", "−");
+  return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+}
 
 function extent(values, pad) {
   let low = Infinity;
@@ -49,33 +88,41 @@ function nearest(points, at) {
 }
 
 // The axes, grid and reference lines of a plot that fits `box`.
-function frame(section, box, x, y, xRange, yRange) {
+function frame(section, box, x, y, marks, lines) {
   const parts = [];
-  for (const value of ticks(...yRange, box.height / 60)) {
+  for (const value of marks.y) {
     parts.push(svg("path", { class: "grid", d: `M${box.left},${y(value)}H${box.right}` }));
     parts.push(svg("text", { x: box.left - 8, y: y(value), dy: "0.32em", "text-anchor": "end" }, readable(value)));
   }
-  for (const value of ticks(...xRange, (box.right - box.left) / 90)) {
+  for (const value of marks.x) {
     parts.push(svg("path", { class: "axis", d: `M${x(value)},${box.bottom}v5` }));
-    parts.push(svg("text", { x: x(value), y: box.bottom + 19, "text-anchor": "middle" }, readable(value)));
+    parts.push(svg("text", { class: "tick", x: x(value), y: box.bottom + 19, "text-anchor": "middle" }, readable(value)));
   }
   parts.push(svg("path", { class: "axis", d: `M${box.left},${box.bottom}H${box.right}` }));
   parts.push(svg("text", { class: "name", x: box.right, y: box.bottom + 40, "text-anchor": "end" }, section.x_label));
   parts.push(svg("text", { class: "name", x: 0, y: 12 }, section.y_label));
-  for (const [name, value] of Object.entries(section.lines)) {
+  for (const [name, value] of lines) {
     parts.push(svg("path", { class: "reference", d: `M${box.left},${y(value)}H${box.right}` }));
     parts.push(svg("text", { class: "reference", x: box.right, y: y(value) - 6, "text-anchor": "end" }, `${name} · ${readable(value)}`));
   }
   return parts;
 }
 
+// The points of a line that its axes can show: a logarithm knows nothing of zero and below.
+function plottable(line, logs) {
+  const shown = logs.x ? line.filter(([x]) => x > 0) : line;
+  return logs.y ? shown.map(([x, y]) => [x, y > 0 ? y : null]) : shown;
+}
+
 mounts.curve = (section, place) => {
-  const series = Object.entries(section.series);
+  const logs = { x: section.log.includes("x"), y: section.log.includes("y") };
+  const series = Object.entries(section.series).map(([name, line]) => [name, plottable(line, logs)]);
+  const lines = Object.entries(section.lines).filter(([, value]) => value > 0 || !logs.y);
   const points = series.flatMap(([, line]) => line).filter(([, y]) => y !== null);
   if (!points.length) return place.append(el("p", { class: "quiet" }, "No points yet."));
   const stops = [...new Set(points.map(([x]) => x))].sort((a, b) => a - b);
-  const xRange = extent(stops, 0);
-  const yRange = extent([...points.map(([, y]) => y), ...Object.values(section.lines)], 0.06);
+  const across = axis(stops, logs.x, 0);
+  const up = axis([...points, ...lines].map(([, y]) => y), logs.y, 0.06);
 
   const legend = el("div", { class: "legend", "aria-live": "polite" });
   const picture = svg("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": `${section.title}: ${series.map(([name]) => name).join(", ")} by ${section.x_label}; arrow keys read out values` });
@@ -103,12 +150,17 @@ mounts.curve = (section, place) => {
     const width = picture.clientWidth;
     if (!width) return;
     const height = clamp(width * 0.42, 230, 400);
-    const box = { left: 46, right: width - 14, top: 26, bottom: height - 50, height };
-    const x = (value) => box.left + ((value - xRange[0]) / (xRange[1] - xRange[0] || 1)) * (box.right - box.left);
-    const y = (value) => box.bottom - ((value - yRange[0]) / (yRange[1] - yRange[0])) * (box.bottom - box.top);
+    const heights = up.ticks(height / 60);
+    const widest = Math.max(...heights.map((value) => readable(value).length));
+    const box = { left: Math.max(46, 7 * widest + 12), right: width - 14, top: 26, bottom: height - 50 };
+    const x = (value) => box.left + across.share(value) * (box.right - box.left);
+    const y = (value) => box.bottom - up.share(value) * (box.bottom - box.top);
+    // On a logarithmic axis the few places where something was measured say more than round numbers.
+    const measured = logs.x && stops.length <= MARKED ? stops : across.ticks((box.right - box.left) / 90);
+    const marks = { x: spaced(measured, x, 44), y: heights };
     drawn = { x, y, box };
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    picture.replaceChildren(...frame(section, box, x, y, xRange, yRange));
+    picture.replaceChildren(...frame(section, box, x, y, marks, lines));
     series.forEach(([, line], index) => {
       picture.append(svg("path", { class: `line stroke-${index % COLOURS}`, d: trail(line, x, y) }));
       if (line.length > 40) return;
@@ -126,10 +178,9 @@ mounts.curve = (section, place) => {
   }
 
   picture.addEventListener("pointermove", (event) => {
-    const { box } = drawn;
-    const share = (event.clientX - picture.getBoundingClientRect().left - box.left) / (box.right - box.left);
-    const at = xRange[0] + share * (xRange[1] - xRange[0]);
-    move(stops.reduce((best, value, index) => (Math.abs(value - at) < Math.abs(stops[best] - at) ? index : best), 0));
+    const { x } = drawn;
+    const at = event.clientX - picture.getBoundingClientRect().left;
+    move(stops.reduce((best, value, index) => (Math.abs(x(value) - at) < Math.abs(x(stops[best]) - at) ? index : best), 0));
   });
   const leap = Math.max(1, Math.round(stops.length / 20));
   onkeys(picture, {

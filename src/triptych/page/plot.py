@@ -1,41 +1,115 @@
-"""The loss curve as a picture file, for those who want it outside the page (extra `plot`)."""
+"""Curves and attention maps as picture files, for those who want them outside the page (extra `plot`)."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from triptych.errors import InputError
 
-from .sections import Curve
+from .sections import Attention, AttentionMap, Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Line = Sequence[tuple[float, float]]
 
 COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
+SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")  # those of heat.js
+MARKED = 12  # measured places that a logarithmic axis marks, each by its own value
+READABLE = 40  # tokens along a side that can still be read
 
 
-def loss_png(path: str | os.PathLike[str], curve: Curve) -> None:
-    """Draw `curve` into a PNG without a display.  Raises InputError where matplotlib is not installed."""
+def png(path: str | os.PathLike[str], section: Curve | Attention) -> None:
+    """Draw a curve, or every head of an attention section, into a PNG without a display.
+
+    Raises InputError where matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError(
-            "drawing loss.png needs matplotlib, which is not installed; run: pip install 'triptych[plot]'"
+            f"drawing {os.fspath(path)} needs matplotlib, which is not installed; run: pip install 'triptych[plot]'"
         ) from error
     # Figure and canvas are made directly: pyplot would choose a backend for the whole process.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for number, (name, points) in enumerate(curve.series.items()):
-        xs, ys = [x for x, _ in points], [y for _, y in points]
+    if isinstance(section, Curve):
+        _draw_curve(figure.add_subplot(), section)
+    else:
+        _draw_maps(figure, section)
+    figure.savefig(path, format="png")
+
+
+def _draw_curve(axes: Axes, curve: Curve) -> None:
+    series = {name: _plottable(points, curve.log) for name, points in curve.series.items()}
+    for number, (name, points) in enumerate(series.items()):
+        xs, ys = zip(*points, strict=True) if points else ((), ())
         marker = "o" if len(points) <= 40 else ""
         axes.plot(xs, ys, label=_plain(name), color=COLOURS[number % len(COLOURS)], linewidth=1.6, marker=marker, ms=3)
     for name, y in curve.lines.items():
+        if "y" in curve.log and y <= 0:
+            continue
         axes.axhline(y, label=_plain(name), color="#777777", linewidth=1, linestyle=(0, (4, 3)))
     axes.set(title=_plain(curve.title), xlabel=_plain(curve.x_label), ylabel=_plain(curve.y_label))
+    _scale(axes, series, curve.log)
     axes.grid(color="#e4e0d7", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if curve.series or curve.lines:
         axes.legend(frameon=False)
-    figure.savefig(path, format="png")
+
+
+def _plottable(points: Line, log: str) -> Line:
+    """The points that the axes can show: a logarithm knows nothing of zero and below."""
+    shown = [(x, y) for x, y in points if x > 0 or "x" not in log]
+    return [(x, y if y > 0 else math.nan) for x, y in shown] if "y" in log else shown
+
+
+def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
+    """Logarithmic axes, marked at round numbers, and across where something was measured if that was in few places."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    if "y" in log:
+        axes.set_yscale("log")
+        heights = [y for points in series.values() for _, y in points if math.isfinite(y)]
+        if heights and max(heights) < 1000 * min(heights):
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+    if "x" in log:
+        axes.set_xscale("log")
+        stops = sorted({x for points in series.values() for x, _ in points})
+        if len(stops) <= MARKED:
+            axes.set_xticks(stops, [f"{x:,.10g}" for x in stops])
+            axes.set_xticks([], minor=True)
+
+
+def _draw_maps(figure: Figure, section: Attention) -> None:
+    """A row of heads for each layer; tokens are written where there are few enough to be read."""
+    columns = max(len(one.head_names) for one in section.maps)
+    side = 5.0 if columns == 1 else 2.4
+    figure.set_size_inches(max(4.0, side * columns), side * len(section.maps) + 0.6)
+    grid = figure.subplots(len(section.maps), columns, squeeze=False)
+    for row, one in zip(grid, section.maps, strict=True):
+        for axes, name, weights in zip(row, one.head_names, one.weights, strict=False):
+            _draw_head(axes, one, name, weights)
+        for axes in row[len(one.head_names) :]:
+            axes.set_axis_off()
+    figure.suptitle(_plain(section.title))
+
+
+def _draw_head(axes: Axes, one: AttentionMap, name: int, weights: Any) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    axes.imshow(weights, cmap=LinearSegmentedColormap.from_list("weights", SHADES), vmin=0, aspect="auto")
+    axes.set_title(f"{one.stack} layer {one.layer}, head {name}", fontsize=8)
+    for tokens, mark, turned in ((one.keys, axes.set_xticks, 90), (one.queries, axes.set_yticks, 0)):
+        few = len(tokens) <= READABLE
+        mark(range(len(tokens)) if few else [], [_plain(t) for t in tokens] if few else [], rotation=turned, fontsize=6)
 
 
 def _plain(text: str) -> str:

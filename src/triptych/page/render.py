@@ -20,19 +20,19 @@ from markupsafe import Markup
 
 from triptych.errors import TriptychError
 
-from .sections import Section
+from .sections import Chapter, Section, told
 
 SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "start.js")
 
 
-def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
+def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
     style = _asset("page.css")
     script = "\n".join(map(_asset, SCRIPTS))
     data = {
         "title": title,
         "subtitle": subtitle,
-        "sections": [{"kind": section.kind, "title": section.title, **section.data()} for section in sections],
+        "sections": list(map(told, sections)),
     }
     return _template().render(
         title=title,

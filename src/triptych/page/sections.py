@@ -229,4 +229,54 @@ class Attention:
         return {"note": self.note, "steps": STEPS, "tokens": [list(tokens) for tokens in index], "maps": maps}
 
 
-Section = Samples | Curve | Facts | Attention | Table | Prose
+@dataclass(frozen=True)
+class Criterion:
+    """One thing that had to hold: `claim` in words, what was `measured`, and the `bounds` it had to lie in."""
+
+    met: bool
+    claim: str
+    measured: str
+    bounds: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """PASS or FAIL, what that means in words, and the criteria that decided it."""
+
+    title: str
+    passed: bool
+    meaning: str
+    criteria: Sequence[Criterion]
+    kind: ClassVar[str] = "verdict"
+
+    def data(self) -> Json:
+        return {
+            "passed": self.passed,
+            "meaning": self.meaning,
+            "criteria": [asdict(criterion) for criterion in self.criteria],
+        }
+
+
+Section = Samples | Curve | Facts | Attention | Table | Prose | Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Chapter:
+    """Sections that belong together, under one title with a PASS or FAIL beside it; `note` says what they are about.
+
+    On a page of chapters the list of contents at its head shows their notes and verdicts.
+    """
+
+    title: str
+    note: str
+    passed: bool
+    sections: Sequence[Section]
+    kind: ClassVar[str] = "chapter"
+
+    def data(self) -> Json:
+        return {"note": self.note, "passed": self.passed, "sections": list(map(told, self.sections))}
+
+
+def told(section: Section | Chapter) -> Json:
+    """What the page's scripts, and whoever saves its data, get of a section."""
+    return {"kind": section.kind, "title": section.title, **section.data()}

@@ -3,7 +3,5 @@
 const tools = document.getElementById("tools");
 mountTheme(tools);
 tools.append(button("Data", "Save everything this page shows as JSON", () => saveJson(fileName(page.title, "data.json"), page)));
-page.sections.forEach((section, index) => {
-  mounts[section.kind]?.(section, document.getElementById(`section-${index}`));
-});
+mountAll(page.sections, "section");
 repaint();

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from triptych import page
 from triptych.model import Model
-from triptych.page.plot import loss_png
+from triptych.page.plot import png
 from triptych.quickstart.panels import Panel, Verdict
 from triptych.train import Job
 
@@ -29,7 +29,7 @@ def write_report(out: Path, panel: Panel, job: Job, model: Model, samples: list[
     """`loss.png` where matplotlib is installed, and `report.html`, which needs nothing but itself."""
     losses = curve(job)
     if importlib.util.find_spec("matplotlib") is not None:
-        loss_png(out / "loss.png", losses)
+        png(out / "loss.png", losses)
     at = job.trainer.at
     parameters = sum(p.numel() for p in model.module.parameters())
     facts = [

@@ -1,0 +1,118 @@
+"""Does attention know the order of its input?  (Lectures L0 exercise 7, L4 exercise 12; Vaswani et al. 2017, 3.5)
+
+Without positions and without a mask, attention is equivariant: shuffle the input and the outputs are shuffled alike.
+It is not invariant, as is often said, and under a causal mask it is neither.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from triptych import nn
+from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.untrained import untrained
+from triptych.model import Model
+from triptych.page import Curve, Table
+from triptych.spec import Alibi, Learned, Rope, Sinusoidal, T5Buckets, causal, full
+from triptych.spec.positions import Absolute, Position
+
+WIDTH, HEADS, BLOCKS, TOKENS = 48, 4, 4, 24
+NONE = "none"
+MASKS = {"bidirectional": full(), "causal": causal()}
+SITES = ("embed", *(f"blocks.{i}.resid_post" for i in range(BLOCKS)))
+TWINS = (5, 17)  # places that hold the same token
+
+
+def run(setup: Setup) -> Finding:
+    """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
+    errors, twins = {}, {}
+    for name in _parts(causal=False):
+        for mask in MASKS:
+            model = _model(name, mask, setup.seed)
+            errors[name, mask], twins[name, mask] = _errors(model, setup.seed), _twins(model, setup.seed)
+    table = Table(
+        f"{BLOCKS} blocks on {TOKENS} tokens, fp64: how far f(shuffled x) is from shuffled f(x), relative to f(x)",
+        ("positions", "bidirectional", "causal", "same token at two places, bidirectional"),
+        [
+            [name, *(f"{errors[name, mask][-1]:.2g}" for mask in MASKS), f"{twins[name, 'bidirectional']:.2g}"]
+            for name in _parts(causal=False)
+        ],
+    )
+    shown = [(NONE, "bidirectional"), (NONE, "causal"), ("sinusoidal", "bidirectional"), ("RoPE", "bidirectional")]
+    curve = Curve(
+        "Order found out, block by block",
+        "blocks passed",
+        "relative error of permutation",
+        # 1e-17 stands for an exact 0, which a logarithm cannot show
+        {f"{n}, {m}": [(float(i), max(e, 1e-17)) for i, e in enumerate(errors[n, m])] for n, m in shown},
+        {"fp64 rounding": torch.finfo(torch.float64).eps},
+        "y",
+    )
+    return Finding("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
+
+
+MEANING = (
+    "Without positions a bidirectional transformer treats its input as a set: shuffle the tokens and the same vectors"
+    " come out, shuffled alike, up to rounding. The outputs move, so this is equivariance, not invariance. Two equal"
+    " tokens in one row then get equal vectors. Any position part tells them apart - sinusoids and tables already at"
+    " the input, RoPE, ALiBi and T5's buckets from the first attention on. So does a causal mask alone, since the t-th"
+    " token sees t tokens: a decoder without positions is not blind to order. Random weights show what can be told"
+    " apart, not what a trained model makes of it."
+)
+
+
+def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, str], float]) -> tuple[Check, ...]:
+    with_positions = [key for key in errors if key[0] != NONE]
+    return (
+        Check("no positions, bidirectional: error of permutation", errors[NONE, "bidirectional"][-1], most=1e-12),
+        Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
+        Check(
+            "the smallest error with a position part, either mask",
+            min(errors[key][-1] for key in with_positions),
+            least=0.1,
+        ),
+        Check("no positions, bidirectional: distance of twins", twins[NONE, "bidirectional"], most=1e-12),
+        Check(
+            "the smallest distance of twins with a position part, or a causal mask",
+            min(distance for key, distance in twins.items() if key != (NONE, "bidirectional")),
+            least=0.01,
+        ),
+    )
+
+
+def _parts(causal: bool) -> dict[str, Absolute | Position | None]:
+    return {
+        NONE: None,
+        "sinusoidal": Sinusoidal(width=WIDTH),
+        "learned": Learned(length=TOKENS, width=WIDTH),
+        "RoPE": Rope(width=WIDTH // HEADS),
+        "ALiBi": Alibi(heads=HEADS),
+        "T5 buckets": T5Buckets(heads=HEADS, bidirectional=not causal),
+    }
+
+
+def _model(name: str, mask: str, seed: int) -> Model:
+    part = _parts(causal=mask == "causal")[name]
+    # Weights large enough that attention is far from uniform: with init_std 0.02 a random model hardly looks around.
+    spec = untrained(MASKS[mask], part, width=WIDTH, heads=HEADS, blocks=BLOCKS, vocab=TOKENS, init_std=0.3)
+    return Model(nn.new(spec, seed, torch.float64))
+
+
+def _errors(model: Model, seed: int) -> list[float]:
+    """After the embedding and each block: the largest |f(x[order]) - f(x)[order]|, over the spread of f(x)."""
+    order = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(seed))
+    # Every token comes once, so that none is taken for another.
+    straight, shuffled = (model.trace([ids.tolist()], read=SITES) for ids in (torch.arange(TOKENS), order))
+    found = []
+    for site in SITES:
+        out = straight[site][0]
+        found.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
+    return found
+
+
+def _twins(model: Model, seed: int) -> float:
+    """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
+    ids = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(seed))
+    ids[TWINS[1]] = ids[TWINS[0]]
+    out = model.trace([ids.tolist()], read=SITES[-1:])[SITES[-1]][0]
+    return ((out[TWINS[0]] - out[TWINS[1]]).abs().max() / out.std()).item()

@@ -1,0 +1,188 @@
+"""What all labs share: the catalogue, the command, its files, and a page that holds them all."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from test_page import Reader
+from triptych import labs
+from triptych.cli import main
+from triptych.errors import InputError
+from triptych.labs import LABS
+from triptych.labs.lab import Check, Finding, Setup
+from triptych.page import Attention, AttentionMap, Curve, Facts, Prose, Sample, Samples, Table
+
+Run = Callable[[Setup], Finding]
+
+
+def good(setup: Setup) -> Finding:
+    setup.say("counting")
+    sections = (
+        Table("numbers", ("n", "square"), [["2", "4"], ["3", "9"]]),
+        Facts("facts", [("seed", str(setup.seed)), ("model", str(setup.model)), ("data", str(setup.data))]),
+        Curve("a curve", "n", "n²", {"squares": [(2.0, 4.0), (3.0, 9.0)]}, {}, "xy"),
+        Attention("a map", "", [AttentionMap("decoder", 0, ["a", "b"], ["a", "b"], np.eye(2)[None])]),
+        Samples("texts", [Sample(None, "said", "hello \x1b[31m")]),
+        Prose("words", "Some words."),
+    )
+    return Finding("Are squares square?", "They are.", (Check("two squared", 4.0, 4.0, 4.0),), sections)
+
+
+def bad(setup: Setup) -> Finding:
+    checks = (Check("a thing that holds", 1.0, most=2.0), Check("a thing that does not", math.nan, least=0.5))
+    return Finding("Does it?", "It does not.", checks, (Table("t", ("x",), [["1"]]),))
+
+
+def broken(setup: Setup) -> Finding:
+    raise InputError("the text is empty; give another")
+
+
+@pytest.fixture
+def catalogue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the labs by these."""
+
+    def put(**runs: Run) -> None:
+        for name in list(LABS):
+            monkeypatch.delitem(LABS, name)
+        for name, run in runs.items():
+            module = ModuleType(f"triptych.labs.{name}")
+            module.run = run  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            monkeypatch.setitem(LABS, name.replace("_", "-"), f"what {name} is about")
+
+    return put
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_every_lab_of_the_catalogue_is_there(name: str) -> None:
+    assert importlib.util.find_spec(f"triptych.labs.{name.replace('-', '_')}") is not None
+
+
+def test_the_list_names_every_lab(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown and about in shown for name, about in LABS.items())
+    assert main(["lab", "--json"]) == 0
+    assert {one["name"]: one["about"] for one in json.loads(capsys.readouterr().out)} == LABS
+
+
+@pytest.mark.parametrize(("name", "says"), [("scalin", "did you mean 'scaling'"), ("zzz", "`triptych lab` lists them")])
+def test_an_unknown_lab_is_one_line(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", name]) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"error: no lab '{name}'")
+    assert says in err
+    assert len(err.splitlines()) == 1
+    with pytest.raises(InputError, match=f"no lab '{name}'"):
+        labs.run(name)
+    assert not Path("runs").exists()
+
+
+def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    catalogue(of_squares=good)
+    given = ["--seed", "7", "--model", "m.gguf", "--data", "d.txt", "--out", "pictures", "--report", "new/page.html"]
+    assert main(["lab", "of-squares", *given]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "PASS: two squared: 4 (4 to 4)"
+    for text in ("Are squares square?", "square", "9", "7", "m.gguf", "d.txt", "hello", "Some words.", "They are."):
+        assert text in out
+    assert "\x1b" not in out
+    assert "counting" in err
+    assert sorted(p.name for p in Path("pictures").iterdir()) == ["of-squares-2.png", "of-squares.png"]
+    page = Reader(Path("new/page.html").read_text(encoding="utf-8"))
+    assert [one["kind"] for one in page.sections()] == [
+        "verdict", "table", "facts", "curve", "attention", "samples", "prose"
+    ]  # fmt: skip
+
+
+def test_a_lab_that_fails(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue(worse=bad)
+    assert main(["lab", "worse"]) == 1
+    out, _ = capsys.readouterr()
+    assert out.splitlines()[-1] == "FAIL: a thing that does not: nan (at least 0.5)"
+    [held, missed] = [line.split()[0] for line in out.splitlines() if "a thing that" in line][:2]
+    assert (held, missed) == ("ok", "FAILED")
+
+
+def test_a_lab_that_cannot_run_is_one_line(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue(hopeless=broken)
+    assert main(["lab", "hopeless"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: the text is empty; give another"
+
+
+def test_one_lab_as_json(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue(worse=bad)
+    assert main(["lab", "worse", "--json"]) == 1
+    out, err = capsys.readouterr()
+    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (told["name"], told["passed"], told["plots"]) == ("worse", False, [])
+    assert [check["passed"] for check in told["checks"]] == [True, False]
+    assert [check["measured"] for check in told["checks"]] == [1.0, None]
+    assert told["sections"][0]["rows"] == [["1"]]
+    assert "error" not in err
+
+
+def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    catalogue(hopeless=broken, worse=bad, squares=good)
+    assert main(["lab", "all", "--report", "labs.html"]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("FAIL: 1 of 3 labs pass, in ")
+    assert out.splitlines()[-1].endswith("failed: hopeless, worse")
+    assert "the text is empty" in out
+    assert "squares: counting" in err
+    assert sorted(p.name for p in Path("runs/labs").iterdir()) == ["squares-2.png", "squares.png"]
+    page = Reader(Path("labs.html").read_text(encoding="utf-8"))
+    sections = page.sections()
+    assert [(one["title"], one["passed"]) for one in sections] == [
+        ("hopeless", False), ("worse", False), ("squares", True)
+    ]  # fmt: skip
+    assert [inner["kind"] for inner in sections[2]["sections"]][:3] == ["verdict", "table", "facts"]
+    assert sections[0]["sections"][0]["meaning"] == "the text is empty; give another"
+    assert [text for text in page.inside("i") if text in ("PASS", "FAIL")] == ["FAIL", "FAIL", "PASS"] * 2
+
+
+def test_all_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue(squares=good, again=good)
+    assert main(["lab", "all", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["passed"]) for one in told] == [("squares", True), ("again", True)]
+
+
+def test_without_matplotlib_there_are_tables_and_a_note(
+    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
+    catalogue(squares=good)
+    assert main(["lab", "squares"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("PASS")
+    assert "pip install 'triptych[plot]'" in err
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_ends_it_before_the_work(
+    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    Path("taken").write_text("", encoding="utf-8")
+    catalogue(hopeless=broken)
+    assert main(["lab", "hopeless", "--out", "taken"]) == 1
+    assert "taken" in capsys.readouterr().err
