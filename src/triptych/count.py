@@ -157,7 +157,8 @@ def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter
             found["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
             found["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
             found["scores"] += _scores(cross, tokens, source)
-        found["mlp"] += sum(_linear(part, tokens) for _, part in block.mlp.walk() if isinstance(part, Linear))
+        hidden = () if block.mlp is None else block.mlp.walk()
+        found["mlp"] += sum(_linear(part, tokens) for _, part in hidden if isinstance(part, Linear))
     return found
 
 

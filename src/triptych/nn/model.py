@@ -128,5 +128,5 @@ def _std(model: Model, name: str, part: object) -> float:
     if not writes:
         return model.init_std
     stack = model.stacks[name.split(".")[0]]
-    sublayers = sum(2 if block.cross is None else 3 for block in stack.blocks)
+    sublayers = sum(1 + (block.cross is not None) + (block.mlp is not None) for block in stack.blocks)
     return float(model.init_std / sublayers**0.5)

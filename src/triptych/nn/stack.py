@@ -84,13 +84,13 @@ class Kind(Module, of=parts.Kind):
 
 
 class Block(Module, of=parts.Block):
-    """Self-attention, cross-attention if the slot is filled, MLP."""
+    """Self-attention, cross-attention if the slot is filled, MLP if it is."""
 
     attn: Attention
     attn_norm: Norms
     cross: Attention | None
     cross_norm: Norms
-    mlp: MLP | GLU
+    mlp: MLP | GLU | None
     mlp_norm: Norms
 
     def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
@@ -107,9 +107,10 @@ class Block(Module, of=parts.Block):
             x = self.cross_norm.post(x + self.drop(taps("cross.out", h, rows)))
 
         x = taps("resid_mid", x, rows)
-        h = taps("mlp.in", self.mlp_norm.pre(x), rows)
-        h = self.mlp_norm.out(self.mlp(h, rows, taps.at("mlp")))
-        x = self.mlp_norm.post(x + self.drop(taps("mlp.out", h, rows)))
+        if self.mlp is not None:
+            h = taps("mlp.in", self.mlp_norm.pre(x), rows)
+            h = self.mlp_norm.out(self.mlp(h, rows, taps.at("mlp")))
+            x = self.mlp_norm.post(x + self.drop(taps("mlp.out", h, rows)))
         return taps("resid_post", x, rows)
 
     def drop(self, x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest
 from triptych.spec.model import Model
-from triptych.spec.parts import GLU, Attention, Block, LinearKernel, Stack
+from triptych.spec.parts import GLU, MLP, Attention, Block, LinearKernel, Stack
 
 CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
@@ -81,11 +81,16 @@ def _block(block: Block, width: int, prefix: str) -> list[Site]:
     found = [Site(f"{prefix}resid_pre", width), *_attention(block.attn, width, f"{prefix}attn.", cross=False)]
     if block.cross is not None:
         found += _attention(block.cross, width, f"{prefix}cross.", cross=True)
-    found += [Site(f"{prefix}resid_mid", width), Site(f"{prefix}mlp.in", width)]
-    if isinstance(block.mlp, GLU):
-        found.append(Site(f"{prefix}mlp.gate", block.mlp.gate.outputs))
-    found += [Site(f"{prefix}mlp.up", block.mlp.up.outputs), Site(f"{prefix}mlp.act", block.mlp.down.inputs)]
-    return [*found, Site(f"{prefix}mlp.out", width), Site(f"{prefix}resid_post", width)]
+    found.append(Site(f"{prefix}resid_mid", width))
+    if block.mlp is not None:
+        found += _mlp(block.mlp, width, f"{prefix}mlp.")
+    return [*found, Site(f"{prefix}resid_post", width)]
+
+
+def _mlp(mlp: MLP | GLU, width: int, prefix: str) -> list[Site]:
+    gate = [Site(f"{prefix}gate", mlp.gate.outputs)] if isinstance(mlp, GLU) else []
+    inner = [Site(f"{prefix}up", mlp.up.outputs), Site(f"{prefix}act", mlp.down.inputs)]
+    return [Site(f"{prefix}in", width), *gate, *inner, Site(f"{prefix}out", width)]
 
 
 def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list[Site]:

@@ -212,12 +212,12 @@ def glu(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Part):
-    """Self-attention, cross-attention or none, and an MLP, each on the residual stream through its norms."""
+    """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms."""
 
     attn: Attention
-    mlp: MLP | GLU
+    mlp: MLP | GLU | None
     attn_norm: Norms
-    mlp_norm: Norms
+    mlp_norm: Norms | None
     cross: Attention | None = None
     cross_norm: Norms | None = None
     dropout: float = 0.0
@@ -225,6 +225,8 @@ class Block(Part):
     def __post_init__(self) -> None:
         if (self.cross is None) != (self.cross_norm is None):
             raise ConfigError("block: cross and cross_norm come together")
+        if (self.mlp is None) != (self.mlp_norm is None):
+            raise ConfigError("block: mlp and mlp_norm come together")
 
 
 @dataclass(frozen=True, kw_only=True)

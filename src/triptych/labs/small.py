@@ -1,0 +1,84 @@
+"""Small models and short runs: what the labs that train share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from triptych import nn
+from triptych.spec import Block, Embed, Kind, LMHead, Model, Norms, RMSNorm, Stack, attention, causal, mlp
+from triptych.spec.parts import Linear, Norm
+from triptych.spec.positions import Absolute, Position
+from triptych.train import Data, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
+
+Points = list[tuple[float, float]]
+
+
+def block(width: int, heads: int, hidden: int | None, *, norms: Norms | None = None) -> Block:
+    """A block of width D and H heads, pre-norm unless told otherwise; without an MLP when `hidden` (F) is None."""
+    norms = norms or Norms(pre=RMSNorm(width=width))
+    inner = None if hidden is None else mlp(width, hidden, "relu")
+    return Block(
+        attn=attention(width, heads, head_width=width // heads),
+        mlp=inner,
+        attn_norm=norms,
+        mlp_norm=None if inner is None else norms,
+    )
+
+
+def decoder(
+    vocab: int,
+    blocks: Sequence[Block],
+    *,
+    embedded: Absolute | None = None,
+    inside: Position | None = None,
+    final_norm: Norm | None = None,
+) -> Model:
+    """A causal decoder of `blocks`; positions are `embedded` or `inside` attention.
+
+    Weights begin with variance 1/D, so that a linear map keeps the size of a normalized vector.
+    """
+    width = blocks[0].attn.q.inputs
+    stack = Stack(
+        embed=Embed(vocab=vocab, width=width, position=embedded),
+        kinds={"self": Kind(mask=causal(), position=inside)},
+        blocks=tuple(blocks),
+        final_norm=final_norm,
+    )
+    head = LMHead(proj=Linear(inputs=width, outputs=vocab))
+    return Model(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
+
+
+def fit(
+    module: nn.Transformer,
+    data: Data,
+    *,
+    rows: int,
+    length: int,
+    steps: int,
+    seed: int,
+    optimizer: OptimizerSettings | None = None,
+) -> Points:
+    """Train `module` in place for `steps` steps of `rows` rows of at most `length` tokens; the (step, nats) it took."""
+    settings = RunSettings(rows=rows, length=length, steps=steps, seed=seed, precision="fp32", evaluate_every=0.0)
+    made = Optimizer(module, optimizer or OptimizerSettings())
+    trainer = Trainer(module, data, made, Schedule(shape="linear"), settings)
+    trainer.run()
+    return [(float(step["step"]), float(step["loss"])) for step in trainer.at.history]
+
+
+def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """b of the exponential `y = a e^(bx)` nearest to the points, in logarithms; NaN when a y is 0."""
+    return _slope(xs, [math.log(y) if y else -math.inf for y in ys])
+
+
+def power(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """b of the power law `y = a x^b` nearest to the points, in logarithms; NaN when a y is 0."""
+    return growth([math.log(x) for x in xs], ys)
+
+
+def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Of the line through the points, by least squares."""
+    mx, my = fmean(xs), fmean(ys)
+    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)

@@ -1,0 +1,192 @@
+"""The labs that look at gradients and train small models: PASS in small, FAIL when what they test is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from triptych import labs, nn
+from triptych.labs import bottleneck, depth, induction, mask_leak
+from triptych.labs.lab import Finding, Setup
+from triptych.nn.stack import Kind
+from triptych.page import render
+from triptych.probe import taps
+from triptych.spec import causal, full, window
+
+
+def failed(found: Finding) -> list[str]:
+    """The first words of each criterion that was not met."""
+    return [check.claim for check in found.checks if not check.passed]
+
+
+def every_kind(patch: pytest.MonkeyPatch, **changed: Any) -> None:
+    """All attention of every model gets `changed` in place of its own mask, rotation or bias."""
+    state = Kind.state
+    patch.setattr(Kind, "state", lambda *given: state(*given) | changed)
+
+
+# ---------------------------------------------------------------- depth
+
+
+@pytest.fixture
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth, "DEPTHS", (2, 8, 32))
+    monkeypatch.setattr(depth, "DRAWS", 1)
+
+
+def test_depth_passes(shallow: None) -> None:
+    found = labs.run("depth", Setup(seed=3))
+    assert found.passed, found.verdict
+    assert [len(section.rows) for section in found.sections if section.kind == "table"] == [3]
+
+
+def test_depth_fails_without_the_addition(shallow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Block, "forward", depth.PlainBlock.forward)
+    assert "pre-norm: the last block's gradient goes as depth to the power" in failed(labs.run("depth"))
+
+
+def test_depth_fails_when_pre_norm_norms_the_stream(shallow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = nn.Block.forward
+
+    def normed(block: Any, x: torch.Tensor, *given: Any) -> torch.Tensor:
+        return forward(block, block.attn_norm.pre(x), *given)
+
+    monkeypatch.setattr(nn.Block, "forward", normed)
+    assert "pre-norm: the last block's gradient goes as depth to the power" in failed(labs.run("depth"))
+
+
+# ---------------------------------------------------------------- mask-leak
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Words of two to six letters in any order: little to learn, and nothing of it by heart."""
+    noise = np.random.default_rng(0)
+    words = ["".join(noise.choice(list("abcdefghijklmnop"), noise.integers(2, 7))) for _ in range(200)]
+    file = tmp_path / "words.txt"
+    file.write_text(" ".join(noise.choice(words, 6000)), encoding="utf-8")
+    for name, value in {"STEPS": 120, "ROWS": 8, "HELD_OUT": 900, "WRITTEN": 12}.items():
+        monkeypatch.setattr(mask_leak, name, value)
+    return str(file)
+
+
+def test_mask_leak_passes_and_shows_what_each_writes(text: str) -> None:
+    found = labs.run("mask-leak", Setup(data=text))
+    assert found.passed, found.verdict
+    (samples,) = (section for section in found.sections if section.kind == "samples")
+    assert [sample.label for sample in samples.items] == [
+        f"trained {trained}, writing {used}" for trained in mask_leak.MASKS for used in mask_leak.MASKS
+    ]
+    assert "trained without" in render("labs", found.sections, subtitle="")
+
+
+def test_mask_leak_fails_when_causal_hides_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_kind(monkeypatch, mask=full())
+    assert "trained without and used with it, nats above trained with it" in failed(
+        labs.run("mask-leak", Setup(data=text))
+    )
+
+
+def test_mask_leak_fails_when_nothing_is_ever_unhidden(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_kind(monkeypatch, mask=causal())
+    assert "trained and used without it, over that with it" in failed(labs.run("mask-leak", Setup(data=text)))
+
+
+# ---------------------------------------------------------------- induction
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SHORTEST": 8, "LONGEST": 20, "VOCAB": 30, "STEPS": 240, "ROWS": 24}.items():
+        monkeypatch.setattr(induction, name, value)
+
+
+def test_induction_passes(short: None) -> None:
+    found = labs.run("induction", Setup(seed=1))
+    assert found.passed, found.verdict
+    (table,) = (section for section in found.sections if section.kind == "table")
+    assert len(table.rows) == 2 * induction.HEADS
+
+
+@pytest.mark.parametrize(
+    ("broken", "claim"),
+    [
+        (lambda patch: every_kind(patch, bias=None), "copied right by two layers"),
+        (lambda patch: every_kind(patch, mask=full()), "copied right by one layer"),
+    ],
+    ids=["no positions", "no mask"],
+)
+def test_induction_fails(
+    short: None, monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None], claim: str
+) -> None:
+    broken(monkeypatch)
+    assert claim in failed(labs.run("induction", Setup(seed=1)))
+
+
+def test_induction_fails_when_the_wrong_head_is_removed(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = taps._heads
+    monkeypatch.setattr(taps, "_heads", lambda *given: [(head + 1) % induction.HEADS for head in chosen(*given)])
+    assert "copied right without it" in failed(labs.run("induction", Setup(seed=1)))
+
+
+def test_a_repeated_row_says_the_same_twice_and_trains_what_can_be_known() -> None:
+    row = induction._repeated(np.random.default_rng(5))
+    n = (len(row.ids) + 1) // 2
+    assert np.flatnonzero(row.trained).tolist() == list(range(n, 2 * n - 1))
+    assert (row.targets[row.trained] == row.ids[1:n]).all()
+
+
+# ---------------------------------------------------------------- bottleneck
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bottleneck, "STEPS_BACK", (16, 64, 128))
+
+
+def test_bottleneck_passes(near: None) -> None:
+    found = labs.run("bottleneck", Setup(seed=2))
+    assert found.passed, found.verdict
+
+
+def test_bottleneck_fails_when_attention_cannot_look_back(near: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_kind(monkeypatch, mask=causal() & window(9))
+    claims = failed(labs.run("bottleneck", Setup(seed=2)))
+    assert "attention: recall, the worst over all T" in claims
+    assert any("the gradient from T" in claim for claim in claims)
+
+
+def test_the_gradient_is_that_of_the_first_tokens_embedding() -> None:
+    module, rows = bottleneck._made("GRU", 0), [bottleneck._row(symbol, 5) for symbol in range(bottleneck.SYMBOLS)]
+    tokens = module.decoder.embed.tokens.weight
+    norms = []
+    for row in rows:
+        x = tokens[torch.from_numpy(row.ids).long()].detach().requires_grad_()
+        states, _ = module.decoder.blocks[0].gru(x[None])
+        answer = module.head.proj(module.decoder.final_norm(states[0, -1]))[row.targets[-1]]
+        norms.append(torch.autograd.grad(answer, x)[0][0].norm().item())
+    assert bottleneck._gradient(module, rows) == pytest.approx(np.mean(norms), rel=1e-4)
+
+
+# ---------------------------------------------------------------- at full size
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["depth", "induction", "bottleneck"])
+@pytest.mark.parametrize("seed", range(5))
+def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> None:
+    found = labs.run(name, Setup(seed=seed))
+    assert found.passed, found.verdict
+
+
+@pytest.mark.heavy
+@pytest.mark.weights
+@pytest.mark.parametrize("seed", range(5))
+def test_mask_leak_on_shakespeare_with_any_seed(seed: int, unchecked: None) -> None:
+    found = labs.run("mask-leak", Setup(seed=seed))
+    assert found.passed, found.verdict
