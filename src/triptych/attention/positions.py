@@ -20,16 +20,20 @@ def sinusoidal(positions: Int[Tensor, " N"], spec: Sinusoidal) -> Float[Tensor, 
 
 
 def rope_angles(
-    spec: Rope, positions: Int[Tensor, " N"], length: int | Int[Tensor, " N"] | None = None
+    spec: Rope,
+    positions: Int[Tensor, " N"],
+    length: int | Int[Tensor, " N"] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "N half"], Float[Tensor, "N half"]]:
-    """cos and sin `[N, width / 2]` in fp32, with the scaling's attention factor multiplied in.
+    """cos and sin `[N, width / 2]` with the scaling's attention factor multiplied in.
 
     length   total length of the row, or of each token's row; LongRope alone asks for it.
+    dtype    what angles are computed in: fp32, as models are trained, or fp64.
 
     Raises InputError for LongRope without a length.
     """
-    frequencies = inverse_frequencies(spec, length).float().to(positions.device)
-    angles = positions[:, None].float() * frequencies
+    frequencies = inverse_frequencies(spec, length).to(dtype).to(positions.device)
+    angles = positions[:, None].to(dtype) * frequencies
     factor = attention_factor(spec)
     return angles.cos() * factor, angles.sin() * factor
 

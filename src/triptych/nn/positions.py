@@ -27,8 +27,8 @@ class Position(Module):
         """[N] absolute positions -> [N, D] to add to the token embedding."""
         raise NotImplementedError(f"{type(self).__name__} has no embed door")
 
-    def rotation(self, rows: Rows, device: torch.device) -> Rotation:
-        """What turns queries and keys `[N, H, K]` of these rows."""
+    def rotation(self, rows: Rows, x: Tensor) -> Rotation:
+        """What turns queries and keys `[N, H, K]` of these rows; `x` says on which device and how exactly."""
         return _same
 
     def bias(self) -> Bias | None:
@@ -49,11 +49,12 @@ class Sinusoidal(Position, of=spec.Sinusoidal):
 
 
 class Rope(Position, of=spec.Rope):
-    def rotation(self, rows: Rows, device: torch.device) -> Rotation:
-        length = None
+    def rotation(self, rows: Rows, x: Tensor) -> Rotation:
+        length, device = None, x.device
         if isinstance(self.spec.scaling, spec.LongRope):  # its factors depend on how long the row has become
             length = torch.tensor(rows.ends, device=device)[rows.row_of(device)]
-        cos, sin = rope_angles(self.spec, rows.positions(device), length)
+        exact = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = rope_angles(self.spec, rows.positions(device), length, exact)
         return lambda x: rotate(x, cos, sin, self.spec.pairing)
 
 

@@ -76,10 +76,10 @@ class Kind(Module, of=parts.Kind):
 
     position: Position | None
 
-    def state(self, rows: Rows, device: torch.device) -> dict[str, Any]:
+    def state(self, rows: Rows, x: Tensor) -> dict[str, Any]:
         if self.position is None:
             return {"mask": self.spec.mask, "rotate": _same, "bias": None}
-        rotate, bias = self.position.rotation(rows, device), self.position.bias()
+        rotate, bias = self.position.rotation(rows, x), self.position.bias()
         return {"mask": self.spec.mask, "rotate": rotate, "bias": bias}
 
 
@@ -164,10 +164,11 @@ class Stack(Module, of=parts.Stack):
         taps: Taps = NO_TAPS,
     ) -> Tensor:
         """[N] token ids of `rows` -> [N, D] after the final norm.  With a cache, the ids continue what it holds."""
-        kinds = {name: kind.state(rows, ids.device) for name, kind in self.kinds.items()}
+        x = self.embed(ids, rows, token_types)
+        kinds = {name: kind.state(rows, x) for name, kind in self.kinds.items()}
         ctx = Context(rows, kinds, NullCache() if cache is None else cache, cross)
         ctx.cache.begin(rows, taps.provenance)
-        x = taps("embed", self.embed(ids, rows, token_types), rows)
+        x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
             if self.recompute and self.training:
                 x = checkpoint(block, x, ctx, i, taps.at(f"blocks.{i}"), use_reentrant=False)

@@ -155,7 +155,7 @@ def final(module: Transformer, batch: Batch) -> Tensor:
 
 
 def loss(module: Transformer, batch: Batch) -> tuple[Tensor, int]:
-    """The sum of the nats of the trained tokens, fp32, and their number M.
+    """The sum of the nats of the trained tokens, in fp32 or better, and their number M.
 
     The sum, not the mean: whoever adds up batches divides once, by the tokens of all.  Only trained places reach the
     head, and with a large vocabulary they go through it in parts whose logits are made again in the backward pass,
@@ -165,11 +165,13 @@ def loss(module: Transformer, batch: Batch) -> tuple[Tensor, int]:
     part = max(1, _LOGITS_AT_ONCE // module.spec.vocab)
     if part >= batch.trained:
         return _nats(module, batch.rows, x, batch.targets), batch.trained
-    total = x.new_zeros((), dtype=torch.float32)
+    total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
     for vectors, targets in zip(torch.split(x, part), torch.split(batch.targets, part), strict=True):
         total = total + checkpoint(_nats, module, batch.rows, vectors, targets, use_reentrant=False)
     return total, batch.trained
 
 
 def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(module.logits(x, rows).float(), targets, reduction="sum")
+    logits = module.logits(x, rows)
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(exact), targets, reduction="sum")
