@@ -32,6 +32,10 @@ def ours(name: str) -> Model:
     return triptych.load(references.saved(name)[1])
 
 
+def headless(model: Model) -> bool:
+    return model.spec.head is None or isinstance(model.spec.head, Pooling)
+
+
 def measured(x: Tensor, model: Model) -> Tensor:
     return x.float().log_softmax(-1) if isinstance(model.spec.head, SCORING) else x.float()
 
@@ -45,11 +49,14 @@ def theirs(name: str, row: list[int], target: list[int] | None = None) -> Tensor
             out = reference(input_ids=ids)
         else:
             out = reference(input_ids=ids, decoder_input_ids=torch.tensor([target]))
-    return out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
+    if hasattr(out, "start_logits"):
+        return torch.stack((out.start_logits[0], out.end_logits[0]), dim=-1)
+    found = out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
+    return found[:, None] if type(reference).__name__ == "ElectraForPreTraining" else found  # one score a token
 
 
 def mine(model: Model, rows: list[list[int]], targets: list[list[int]] | None) -> list[Tensor]:
-    if isinstance(model.spec.head, SCORING):
+    if not headless(model):
         return model.logits(rows, targets)
     ids, where = running.flat(rows, CPU)
     module = model.module

@@ -25,6 +25,9 @@ _GPT2 = {"vocab_size": V, "n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, 
          "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
+_DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
+           "initializer_range": INIT}  # fmt: skip
+_ELECTRA = {**_BERT, "embedding_size": 15}
 _T5 = {"vocab_size": V, "d_model": D, "d_kv": K, "d_ff": F, "num_layers": 2, "num_decoder_layers": L, "num_heads": H,
        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "pad_token_id": 0,
        "decoder_start_token_id": 0, "initializer_factor": 1.0}  # fmt: skip
@@ -72,6 +75,31 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert-pooler": ("BertConfig", "BertModel", _BERT),
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),
     "bert-tokens": ("BertConfig", "BertForTokenClassification", {**_BERT, "num_labels": 5}),
+    "bert-spans": ("BertConfig", "BertForQuestionAnswering", _BERT),
+    "bert-untied": ("BertConfig", "BertForMaskedLM", {**_BERT, "tie_word_embeddings": False, "hidden_act": "relu"}),
+    "roberta": ("RobertaConfig", "RobertaForMaskedLM", _BERT),
+    "roberta-untied": ("RobertaConfig", "RobertaForMaskedLM",
+                       {**_BERT, "tie_word_embeddings": False, "hidden_act": "relu", "pad_token_id": 0}),
+    "roberta-pooler": ("RobertaConfig", "RobertaModel", _BERT),
+    "roberta-classes": ("RobertaConfig", "RobertaForSequenceClassification", {**_BERT, "num_labels": 5}),
+    "roberta-tokens": ("RobertaConfig", "RobertaForTokenClassification", {**_BERT, "num_labels": 5}),
+    "roberta-spans": ("RobertaConfig", "RobertaForQuestionAnswering", _BERT),
+    "xlm-roberta": ("XLMRobertaConfig", "XLMRobertaForMaskedLM", {**_BERT, "type_vocab_size": 1}),
+    "camembert": ("CamembertConfig", "CamembertForSequenceClassification", {**_BERT, "num_labels": 5}),
+    "distilbert": ("DistilBertConfig", "DistilBertForMaskedLM", _DISTIL),
+    "distilbert-untied": ("DistilBertConfig", "DistilBertForMaskedLM", {**_DISTIL, "tie_word_embeddings": False}),
+    "distilbert-base": ("DistilBertConfig", "DistilBertModel", {**_DISTIL, "sinusoidal_pos_embds": True}),
+    "distilbert-classes": ("DistilBertConfig", "DistilBertForSequenceClassification", {**_DISTIL, "num_labels": 5}),
+    "distilbert-tokens": ("DistilBertConfig", "DistilBertForTokenClassification", {**_DISTIL, "num_labels": 5}),
+    "distilbert-spans": ("DistilBertConfig", "DistilBertForQuestionAnswering", _DISTIL),
+    "electra": ("ElectraConfig", "ElectraForPreTraining", _ELECTRA),
+    "electra-wide": ("ElectraConfig", "ElectraForPreTraining", {**_BERT, "embedding_size": D, "hidden_act": "relu"}),
+    "electra-generator": ("ElectraConfig", "ElectraForMaskedLM", _ELECTRA),
+    "electra-untied": ("ElectraConfig", "ElectraForMaskedLM", {**_ELECTRA, "tie_word_embeddings": False}),
+    "electra-base": ("ElectraConfig", "ElectraModel", _ELECTRA),
+    "electra-classes": ("ElectraConfig", "ElectraForSequenceClassification", {**_ELECTRA, "num_labels": 5}),
+    "electra-tokens": ("ElectraConfig", "ElectraForTokenClassification", {**_ELECTRA, "num_labels": 5}),
+    "electra-spans": ("ElectraConfig", "ElectraForQuestionAnswering", _ELECTRA),
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
     "t5-gated": ("T5Config", "T5ForConditionalGeneration",
                  {**_T5, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
@@ -114,6 +142,17 @@ def build(name: str) -> Any:
     if change is not None:
         change(model)
     return model
+
+
+# Biases that the reference stores twice beside a head of its own, and reads once.
+SPARE = {"cls.predictions.bias", "lm_head.bias"}
+
+
+def numbers(name: str) -> int:
+    """How many numbers the reference computes with: parameters and the buffers it saves, tied ones once."""
+    model = saved(name)[0]
+    spare = set() if model.config.tie_word_embeddings else SPARE
+    return sum({x.data_ptr(): x.numel() for key, x in model.state_dict().items() if key not in spare}.values())
 
 
 @cache

@@ -243,32 +243,75 @@ def head_not_tied(model: Model, patch: pytest.MonkeyPatch) -> None:
     fill(proj, patch, "weight", Parameter(fresh * proj.weight.std().item()))
 
 
-@parity("bert", "MaskedLMHead.act:gelu")
-def relu_in_the_masked_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MaskedLMHead, act="relu")
+@parity("electra-generator", "Embed.project")
+def embedding_projected_by_another_matrix(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for embed in of(model, spec.Embed):
+        fill(embed.project, patch, "weight", Parameter(embed.project.weight.detach().flip(0)))
+
+
+@parity("electra-generator", "Embed.project")
+def missing_bias_of_the_projection(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for embed in of(model, spec.Embed):
+        fill(embed.project, patch, "bias", None)
+
+
+@parity("bert", "Transform.act:gelu")
+@parity("roberta-untied", "Transform.act:gelu")
+@parity("electra-classes", "Transform.act:gelu")
+def relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Transform, act="relu")
+
+
+@parity("distilbert-classes", "Transform.act:relu")
+@parity("bert-untied", "Transform.act:relu")
+def gelu_for_relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Transform, act="gelu")
+
+
+@parity("bert-classes", "Transform.act:tanh")
+@parity("roberta-classes", "Transform.act:tanh")
+def gelu_for_tanh_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Transform, act="gelu")
+
+
+@parity("bert", "Transform.norm")
+@parity("electra-generator", "Transform.norm")
+def missing_norm_of_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Transform, "norm", None)
 
 
 @parity("bert", "MaskedLMHead")
-def missing_masked_head_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.MaskedLMHead, "norm", Identity())
-
-
-@parity("bert", "MaskedLMHead")
+@parity("bert-untied", "MaskedLMHead")
 def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
     fill(model.module.head.proj, patch, "bias", None)
 
 
-@parity("bert-classes", "ClassHead.dense")
-def class_head_without_its_dense(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.ClassHead, "dense", None)
+@parity("roberta", "Learned.offset")
+@parity("roberta-untied", "Learned.offset")
+def positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Learned, offset=0)
 
 
-@parity("bert-classes", "ClassHead")
+@parity("bert-classes", "ClassHead.transform")
+@parity("roberta-classes", "ClassHead.transform")
+def class_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.ClassHead, "transform", None)
+
+
+@parity("bert-classes", "ClassHead.pool:first")
 def class_head_reads_the_last_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def last(self: Any, x: Tensor, rows: Rows) -> Tensor:
-        return self.classes(torch.tanh(self.dense(torch.stack([row[-1] for row in rows.split(x)]))))
+    change(model, patch, spec.ClassHead, pool="last")
 
-    patch.setattr(head_parts.ClassHead, "forward", last)
+
+@parity("bert-spans", "SpanHead")
+def ends_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    forward = head_parts.SpanHead.forward
+    patch.setattr(head_parts.SpanHead, "forward", lambda self, x, rows: forward(self, x, rows).flip(-1))
+
+
+@parity("electra", "ReplacedHead")
+def replaced_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head_parts.ReplacedHead, "forward", lambda self, x, rows: self.proj(x))
 
 
 @parity("bert-tokens", "TokenHead")
