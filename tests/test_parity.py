@@ -51,12 +51,12 @@ def test_saved_by_us_opens_there_and_here(name: str, tmp_path: Path) -> None:
         assert torch.equal(value, back.module.state_dict()[key]), key
     reference = references.saved(name)[0]
     again, info = type(reference).from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not info["missing_keys"]
+    assert model.report is not None
+    assert set(info["missing_keys"]) <= set(model.report.ignored)
     assert not info["unexpected_keys"]
     expected = reference.state_dict()
     found = again.state_dict()
     assert expected.keys() == found.keys()
-    assert model.report is not None
     assert all(torch.equal(expected[key], found[key]) for key in expected if key not in model.report.ignored)
 
 

@@ -54,10 +54,10 @@ head.transform.dense.*                cls.predictions.transform.dense.*
 head.transform.norm.*                 cls.predictions.transform.LayerNorm.*
 head.proj.weight                      cls.predictions.decoder.weight
 -                                     cls.seq_relationship.*  -  # next-sentence head
-[tied]
+[tie:head.proj.weight]
 head.proj.bias                        cls.predictions.bias
 head.proj.bias                        cls.predictions.decoder.bias
-[untied]
+[own:head.proj.weight]
 head.proj.bias                        cls.predictions.decoder.bias
 head.proj.bias                        cls.predictions.bias|spare  -  # added to a tied head alone
 """)

@@ -24,10 +24,10 @@ head.classes.*             classifier.out_proj.*
 head.transform.dense.*     lm_head.dense.*
 head.transform.norm.*      lm_head.layer_norm.*
 head.proj.weight           lm_head.decoder.weight
-[tied]
+[tie:head.proj.weight]
 head.proj.bias             lm_head.bias
 head.proj.bias             lm_head.decoder.bias
-[untied]
+[own:head.proj.weight]
 head.proj.bias             lm_head.decoder.bias
 head.proj.bias             lm_head.bias|spare  -  # added to a tied head alone
 """)

@@ -11,8 +11,9 @@
 names of ours in brackets are one stored tensor, split along its rows.  `-` in our column is a tensor known and not
 needed, the comment says why; `-` elsewhere, a name that format lacks.  Two rows for one of our names are duplicates:
 the first one present is loaded, the others must equal it, the first is written.  One marked `spare` is written too, and
-when there is a first one, not looked at.  `[Part]` opens rows for models that have such a part, `[tied]` and `[untied]`
-for those whose head shares the embedding or does not.  A format without names for a family needs no column.
+when there is a first one, not looked at.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those
+in which that parameter shares another's tensor and `[own:name]` where it has its own.  A format without names for a
+family needs no column.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from triptych.spec import Attention, Model, Pooling
 Kind = Literal["hf", "gguf"]
 Shape = tuple[int, ...]
 _LEAVES = ("weight", "bias")
-_HEAD = "head.proj.weight"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Row:
     gguf: str | None
     hf_ops: tuple[str, ...] = ()
     gguf_ops: tuple[str, ...] = ()
-    part: str | None = None  # only for models with such a part, or tied, or untied
+    part: str | None = None  # only for models with such a part, or such a tie
     note: str = ""
 
     def column(self, kind: Kind) -> tuple[str | None, tuple[str, ...]]:
@@ -262,7 +262,8 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
     shapes = spec.shapes()
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
     heads = _heads(spec)
-    parts = {type(part).__name__ for _, part in spec.walk()} | {"tied" if _HEAD in spec.ties else "untied"}
+    parts = {type(part).__name__ for _, part in spec.walk()}
+    parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()}
     if not rows:  # a family of our own: every parameter under its own name
         yield from ((Load((name,), name, (), (shape,)), "") for name, shape in shapes.items())
     depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
