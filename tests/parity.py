@@ -32,6 +32,10 @@ def ours(name: str) -> Model:
     return triptych.load(references.saved(name)[1])
 
 
+def headless(model: Model) -> bool:
+    return model.spec.head is None or isinstance(model.spec.head, Pooling)
+
+
 def measured(x: Tensor, model: Model) -> Tensor:
     return x.float().log_softmax(-1) if isinstance(model.spec.head, SCORING) else x.float()
 
@@ -45,28 +49,47 @@ def theirs(name: str, row: list[int], target: list[int] | None = None) -> Tensor
             out = reference(input_ids=ids)
         else:
             out = reference(input_ids=ids, decoder_input_ids=torch.tensor([target]))
-    return out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
+    if hasattr(out, "start_logits"):
+        return torch.stack((out.start_logits[0], out.end_logits[0]), dim=-1)
+    found = out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
+    return found[:, None] if type(reference).__name__ == "ElectraForPreTraining" else found  # one score a token
 
 
 def mine(model: Model, rows: list[list[int]], targets: list[list[int]] | None) -> list[Tensor]:
-    if isinstance(model.spec.head, SCORING):
+    if not headless(model):
         return model.logits(rows, targets)
     ids, where = running.flat(rows, CPU)
-    module = model.module
+    module, cross = model.module, None
     with torch.no_grad():
-        hidden = module.encode(ids, where) if module.decoder is None else module.decode(ids, where)
+        if targets is not None:
+            cross = module.remember(module.encode(ids, where), where)
+            ids, where = running.flat(targets, CPU)
+        hidden = module.encode(ids, where) if module.decoder is None else module.decode(ids, where, cross=cross)
     return where.split(hidden)
 
 
+def rows_of(model: Model) -> list[list[int]]:
+    """What a model reads; a label is read at the end of a row, where an encoder-decoder finds its EOS."""
+    return [[*row, *model.spec.ids.eos] for row in ROWS] if _labels_targets(model) else ROWS
+
+
 def targets_of(model: Model) -> list[list[int]] | None:
-    return TARGETS if model.spec.layout == "encoder-decoder" else None
+    if model.spec.layout != "encoder-decoder":
+        return None
+    assert model.spec.ids.start is not None
+    return [[model.spec.ids.start, *row[:-1]] for row in rows_of(model)] if _labels_targets(model) else TARGETS
+
+
+def _labels_targets(model: Model) -> bool:
+    return model.spec.layout == "encoder-decoder" and isinstance(model.spec.head, ClassHead)
 
 
 @cache
 def expected(name: str) -> list[Tensor]:
     """What transformers says to each of ROWS (and TARGETS)."""
-    targets = targets_of(ours(name)) or [None] * len(ROWS)
-    return [theirs(name, row, target) for row, target in zip(ROWS, targets, strict=True)]
+    rows = rows_of(ours(name))
+    targets = targets_of(ours(name)) or [None] * len(rows)
+    return [theirs(name, row, target) for row, target in zip(rows, targets, strict=True)]
 
 
 @cache
@@ -80,7 +103,7 @@ def expected_pooled(name: str, mode: str) -> Tensor:
 
 def largest(name: str, model: Model) -> float:
     """The worst disagreement over a ragged batch, pooled vectors included where the model pools."""
-    gap = apart(mine(model, ROWS, targets_of(model)), expected(name), model)
+    gap = apart(mine(model, rows_of(model), targets_of(model)), expected(name), model)
     if isinstance(model.spec.head, Pooling):
         for mode in ("mean", "first", "dense") if model.spec.head.dense is not None else ("mean", "first"):
             pooled = model.encode(ROWS, pooling=mode)

@@ -25,6 +25,16 @@ _GPT2 = {"vocab_size": V, "n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, 
          "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
+_DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
+           "initializer_range": INIT}  # fmt: skip
+_ELECTRA = {**_BERT, "embedding_size": 15}
+_MODERN = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
+           "max_position_embeddings": CONTEXT, "local_attention": 6, "initializer_range": INIT,
+           "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
+_BART = {"vocab_size": V, "d_model": D, "encoder_layers": 2, "decoder_layers": L, "encoder_attention_heads": H,
+         "decoder_attention_heads": G, "encoder_ffn_dim": F, "decoder_ffn_dim": F + 2, "init_std": INIT,
+         "max_position_embeddings": CONTEXT, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+         "decoder_start_token_id": 0}  # fmt: skip
 _T5 = {"vocab_size": V, "d_model": D, "d_kv": K, "d_ff": F, "num_layers": 2, "num_decoder_layers": L, "num_heads": H,
        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "pad_token_id": 0,
        "decoder_start_token_id": 0, "initializer_factor": 1.0}  # fmt: skip
@@ -72,10 +82,65 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert-pooler": ("BertConfig", "BertModel", _BERT),
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),
     "bert-tokens": ("BertConfig", "BertForTokenClassification", {**_BERT, "num_labels": 5}),
+    "bert-spans": ("BertConfig", "BertForQuestionAnswering", _BERT),
+    "bert-untied": ("BertConfig", "BertForMaskedLM", {**_BERT, "tie_word_embeddings": False, "hidden_act": "relu"}),
+    "roberta": ("RobertaConfig", "RobertaForMaskedLM", _BERT),
+    "roberta-untied": ("RobertaConfig", "RobertaForMaskedLM",
+                       {**_BERT, "tie_word_embeddings": False, "hidden_act": "relu", "pad_token_id": 0}),
+    "roberta-pooler": ("RobertaConfig", "RobertaModel", _BERT),
+    "roberta-classes": ("RobertaConfig", "RobertaForSequenceClassification", {**_BERT, "num_labels": 5}),
+    "roberta-tokens": ("RobertaConfig", "RobertaForTokenClassification", {**_BERT, "num_labels": 5}),
+    "roberta-spans": ("RobertaConfig", "RobertaForQuestionAnswering", _BERT),
+    "xlm-roberta": ("XLMRobertaConfig", "XLMRobertaForMaskedLM", {**_BERT, "type_vocab_size": 1}),
+    "camembert": ("CamembertConfig", "CamembertForSequenceClassification", {**_BERT, "num_labels": 5}),
+    "distilbert": ("DistilBertConfig", "DistilBertForMaskedLM", _DISTIL),
+    "distilbert-untied": ("DistilBertConfig", "DistilBertForMaskedLM", {**_DISTIL, "tie_word_embeddings": False}),
+    "distilbert-base": ("DistilBertConfig", "DistilBertModel", {**_DISTIL, "sinusoidal_pos_embds": True}),
+    "distilbert-classes": ("DistilBertConfig", "DistilBertForSequenceClassification", {**_DISTIL, "num_labels": 5}),
+    "distilbert-tokens": ("DistilBertConfig", "DistilBertForTokenClassification", {**_DISTIL, "num_labels": 5}),
+    "distilbert-spans": ("DistilBertConfig", "DistilBertForQuestionAnswering", _DISTIL),
+    "electra": ("ElectraConfig", "ElectraForPreTraining", _ELECTRA),
+    "electra-wide": ("ElectraConfig", "ElectraForPreTraining", {**_BERT, "embedding_size": D, "hidden_act": "relu"}),
+    "electra-generator": ("ElectraConfig", "ElectraForMaskedLM", _ELECTRA),
+    "electra-untied": ("ElectraConfig", "ElectraForMaskedLM", {**_ELECTRA, "tie_word_embeddings": False}),
+    "electra-base": ("ElectraConfig", "ElectraModel", _ELECTRA),
+    "electra-classes": ("ElectraConfig", "ElectraForSequenceClassification", {**_ELECTRA, "num_labels": 5}),
+    "electra-tokens": ("ElectraConfig", "ElectraForTokenClassification", {**_ELECTRA, "num_labels": 5}),
+    "electra-spans": ("ElectraConfig", "ElectraForQuestionAnswering", _ELECTRA),
+    "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM", _MODERN),
+    "modernbert-untied": ("ModernBertConfig", "ModernBertForMaskedLM",
+                          {**_MODERN, "tie_word_embeddings": False, "decoder_bias": False, "norm_eps": EPS,
+                           "hidden_activation": "silu", "classifier_activation": "tanh"}),
+    "modernbert-biased": ("ModernBertConfig", "ModernBertForMaskedLM",
+                          {**_MODERN, "attention_bias": True, "mlp_bias": True, "norm_bias": True,
+                           "classifier_bias": True}),
+    "modernbert-base": ("ModernBertConfig", "ModernBertModel",
+                        {**_MODERN, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "modernbert-classes": ("ModernBertConfig", "ModernBertForSequenceClassification",
+                           {**_MODERN, "num_labels": 5, "classifier_pooling": "mean"}),
+    "modernbert-first": ("ModernBertConfig", "ModernBertForSequenceClassification", {**_MODERN, "num_labels": 5}),
+    "modernbert-tokens": ("ModernBertConfig", "ModernBertForTokenClassification", {**_MODERN, "num_labels": 5}),
+    "modernbert-spans": ("ModernBertConfig", "ModernBertForQuestionAnswering", _MODERN),
+    "bart": ("BartConfig", "BartForConditionalGeneration", _BART),
+    "bart-untied": ("BartConfig", "BartForConditionalGeneration",
+                    {**_BART, "tie_word_embeddings": False, "scale_embedding": True, "activation_function": "relu"}),
+    "bart-base": ("BartConfig", "BartModel", _BART),
+    "bart-classes": ("BartConfig", "BartForSequenceClassification", {**_BART, "num_labels": 5}),
+    "mbart": ("MBartConfig", "MBartForConditionalGeneration", {**_BART, "scale_embedding": True}),
+    "mbart-base": ("MBartConfig", "MBartModel", _BART),
+    "marian": ("MarianConfig", "MarianMTModel",
+               {**_BART, "scale_embedding": True, "activation_function": "swish", "decoder_vocab_size": V}),
+    "marian-two": ("MarianConfig", "MarianMTModel",
+                   {**_BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": V + 2}),
+    "marian-untied": ("MarianConfig", "MarianMTModel",
+                      {**_BART, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
+    "marian-base": ("MarianConfig", "MarianModel", _BART),
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
     "t5-gated": ("T5Config", "T5ForConditionalGeneration",
                  {**_T5, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
     "t5-unscaled": ("T5Config", "T5ForConditionalGeneration", {**_T5, "tie_word_embeddings": False}),
+    "mt5": ("MT5Config", "MT5ForConditionalGeneration", _T5),
+    "mt5-encoder": ("MT5Config", "MT5EncoderModel", _T5),
     "t5-encoder": ("T5Config", "T5EncoderModel", _T5),
 }  # fmt: skip
 
@@ -91,6 +156,7 @@ def _without_pooler(model: Any) -> None:
 
 # name -> (the variant it begins as, what is done to it)
 CHANGED: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "mt5-published": ("mt5", _untied_head),
     "bert-no-pooler": ("bert-pooler", _without_pooler),
     "t5-v1.1": ("t5-unscaled", _untied_head),
 }
@@ -108,12 +174,25 @@ def build(name: str) -> Any:
     config = getattr(transformers, config_class)(**keys)
     model = getattr(transformers, model_class)(config).eval().float()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+        biases = [buffer for name, buffer in model.named_buffers() if name == "final_logits_bias"]
+        for vector in (*(parameter for parameter in model.parameters() if parameter.dim() == 1), *biases):
+            vector.add_(torch.randn_like(vector) * 0.2)
     if change is not None:
         change(model)
     return model
+
+
+# What the reference stores beside a head of its own and does not read: a second bias, a third embedding.
+SPARE = {"cls.predictions.bias", "lm_head.bias", "model.shared.weight"}
+COMPUTED = {f"{prefix}{side}.embed_positions.weight" for prefix in ("", "model.") for side in ("encoder", "decoder")}
+
+
+def numbers(name: str) -> int:
+    """How many numbers the reference computes with: parameters and the buffers it saves, tied ones once."""
+    model = saved(name)[0]
+    spare = set() if model.config.tie_word_embeddings else SPARE
+    spare |= COMPUTED if model.config.model_type == "marian" else set()
+    return sum({x.data_ptr(): x.numel() for key, x in model.state_dict().items() if key not in spare}.values())
 
 
 @cache

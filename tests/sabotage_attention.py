@@ -114,6 +114,24 @@ def an_encoder_looks_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Kind, mask=spec.causal())
 
 
+@parity("modernbert", "Kind.mask:Window")
+def local_layers_see_one_token_less_ahead(model: Model, patch: pytest.MonkeyPatch) -> None:
+    narrow = spec.window(4, ahead=2)
+    for kind in of(model, spec.Kind):
+        if kind.spec.mask != spec.full():
+            patch.setattr(kind, "spec", replace(kind.spec, mask=narrow))
+
+
+@parity("modernbert", "Kind.mask:Window")
+def local_layers_see_everything(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Kind, mask=spec.full())
+
+
+@parity("modernbert", "Rope.theta")
+def one_base_for_both_kinds(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, theta=10_000.0)
+
+
 @parity("mistral", "Kind.mask:Window")
 def window_one_too_wide(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Kind, mask=spec.causal() & spec.window(5))

@@ -1,4 +1,4 @@
-"""Sabotages of norms, MLPs, embeddings, heads and what is read from a checkpoint."""
+"""Sabotages of norms, MLPs, blocks and what is read from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from torch.nn import Identity, ModuleList, Parameter
 import triptych
 from sabotage import Break, change, fill, of, parity, put
 from triptych import families, spec
-from triptych.attention import Rows
 from triptych.families.weights import Load, RopePermute
 from triptych.model import Model
-from triptych.nn import heads as head_parts
 from triptych.nn import linear, stack
 
 # ---------------------------------------------------------------- norms
@@ -104,6 +102,12 @@ def post_norm_applied_as_pre_norm(model: Model, patch: pytest.MonkeyPatch) -> No
             fill(block, patch, slot, Around(pre=getattr(block, slot).post))
 
 
+@parity("bart", "Norms.post")
+def post_norm_left_out(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in model.module.decoder.blocks:
+        fill(block, patch, "cross_norm", Around())
+
+
 @parity("llama", "Block")
 def norms_of_attention_and_mlp_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
     for block in of(model, spec.Block):
@@ -144,6 +148,17 @@ def gelu_for_silu(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.GLU, act="gelu")
 
 
+@parity("modernbert", "GLU.act:gelu")
+def silu_for_gelu_in_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.GLU, act="silu")
+
+
+@parity("modernbert", "Norms.pre")
+def first_layer_normed_twice(model: Model, patch: pytest.MonkeyPatch) -> None:
+    first, second = model.module.encoder.blocks[:2]
+    fill(first, patch, "attn_norm", second.attn_norm)
+
+
 @parity("t5-gated", "GLU.act:gelu_tanh")
 def exact_gelu_for_the_tanh_one_in_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.GLU, act="gelu")
@@ -157,6 +172,11 @@ def exact_gelu_for_the_tanh_one(model: Model, patch: pytest.MonkeyPatch) -> None
 @parity("bert", "MLP.act:gelu")
 def tanh_gelu_for_the_exact_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.MLP, act="gelu_tanh")
+
+
+@parity("marian", "MLP.act:silu")
+def gelu_for_silu_without_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MLP, act="gelu")
 
 
 @parity("t5", "MLP.act:relu")
@@ -197,98 +217,6 @@ def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> No
 def blocks_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
     for stacked in of(model, spec.Stack):
         fill(stacked, patch, "blocks", ModuleList(reversed(stacked.blocks)))
-
-
-# ---------------------------------------------------------------- embedding and heads
-
-
-@parity("bert", "Embed.token_types")
-def token_types_dropped(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Embed, token_types=0)
-
-
-@parity("bert", "Embed.norm")
-def missing_embedding_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Embed, "norm", None)
-
-
-@parity("llama", "Embed")
-@parity("gpt2", "Embed")
-def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for embed in of(model, spec.Embed):
-        patch.setattr(embed, "spec", replace(embed.spec, scale=embed.spec.width**0.5))
-
-
-@parity("gpt2", "Table")
-def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stack.Table, "forward", lambda self, ids: self.weight[ids - 1])
-
-
-@parity("t5", "LMHead.scale")
-def missing_tied_head_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHead, scale=None)
-
-
-@parity("t5-v1.1", "LMHead")
-def tied_head_scale_on_an_untied_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHead, scale=model.spec.decoder.width**-0.5)
-
-
-@parity("gpt2", "Model.ties")
-@parity("llama-tied", "Model.ties")
-def head_not_tied(model: Model, patch: pytest.MonkeyPatch) -> None:
-    """The head keeps what it was initialized with."""
-    proj = model.module.head.proj
-    fresh = torch.randn(proj.weight.shape, generator=torch.Generator().manual_seed(0))
-    fill(proj, patch, "weight", Parameter(fresh * proj.weight.std().item()))
-
-
-@parity("bert", "MaskedLMHead.act:gelu")
-def relu_in_the_masked_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MaskedLMHead, act="relu")
-
-
-@parity("bert", "MaskedLMHead")
-def missing_masked_head_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.MaskedLMHead, "norm", Identity())
-
-
-@parity("bert", "MaskedLMHead")
-def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
-    fill(model.module.head.proj, patch, "bias", None)
-
-
-@parity("bert-classes", "ClassHead.dense")
-def class_head_without_its_dense(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.ClassHead, "dense", None)
-
-
-@parity("bert-classes", "ClassHead")
-def class_head_reads_the_last_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def last(self: Any, x: Tensor, rows: Rows) -> Tensor:
-        return self.classes(torch.tanh(self.dense(torch.stack([row[-1] for row in rows.split(x)]))))
-
-    patch.setattr(head_parts.ClassHead, "forward", last)
-
-
-@parity("bert-tokens", "TokenHead")
-def token_head_reads_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows: self.classes(x.roll(-1, 0)))
-
-
-@parity("bert-pooler", "Pooling.dense")
-def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
-    pool = head_parts.Pooling.forward
-
-    def bare(self: Any, x: Tensor, rows: Rows) -> Tensor:
-        return self.dense(x[list(rows.starts)]) if self.spec.mode == "dense" else pool(self, x, rows)
-
-    patch.setattr(head_parts.Pooling, "forward", bare)
-
-
-@parity("bert-no-pooler", "Pooling.mode:mean")
-def mean_over_the_whole_batch(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.Pooling, "forward", lambda self, x, rows: x.mean(0).expand(len(rows), -1))
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -22,12 +22,12 @@ def test_a_ragged_batch_is_the_reference(name: str) -> None:
     assert largest(name, ours(name)) <= WITHIN
 
 
-@pytest.mark.parametrize("name", [n for n in references.VARIANTS if not n.startswith("bert")])
+@pytest.mark.parametrize("name", references.VARIANTS)
 def test_cached_generation_is_the_reference(name: str) -> None:
     """Prefill in chunks of three, then one token at a time, each step's logits against a whole uncached pass."""
     model = ours(name)
     if not isinstance(model.spec.head, LMHead):
-        pytest.skip("a base model has no next token")
+        pytest.skip("no head for the next token")
     targets = targets_of(model)
     rows = [row[:5] for row in (targets or ROWS)]
     state = running.start(model.module, rows, sources=ROWS if targets else None)
@@ -51,12 +51,13 @@ def test_saved_by_us_opens_there_and_here(name: str, tmp_path: Path) -> None:
         assert torch.equal(value, back.module.state_dict()[key]), key
     reference = references.saved(name)[0]
     again, info = type(reference).from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not info["missing_keys"]
+    assert model.report is not None
+    assert set(info["missing_keys"]) <= set(model.report.ignored)
     assert not info["unexpected_keys"]
     expected = reference.state_dict()
     found = again.state_dict()
     assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    assert all(torch.equal(expected[key], found[key]) for key in expected if key not in model.report.ignored)
 
 
 def test_greedy_generation_is_the_reference() -> None:

@@ -11,6 +11,7 @@ import pytest
 import references
 import sabotage_attention  # noqa: F401  each lists its own
 import sabotage_cache  # noqa: F401
+import sabotage_heads  # noqa: F401
 import sabotage_parts  # noqa: F401
 from parity import WITHIN, cached_gap, largest, ours
 from sabotage import CACHED, PARITY, Sabotage

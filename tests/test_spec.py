@@ -254,8 +254,10 @@ def test_every_part_goes_through_json() -> None:
                 positions.LongRope(short=(1.0, 1.5), long=(2.0, 2.5), original_length=9, max_length=18),
             )
         ),
-        spec.MaskedLMHead(dense=line, act="gelu", norm=norm, proj=line),
-        spec.ClassHead(dense=None, classes=line, dropout=0.1),
+        spec.MaskedLMHead(transform=spec.Transform(dense=line, act="gelu", norm=norm), proj=line),
+        spec.ClassHead(pool="mean", classes=line, dropout=0.1),
+        spec.SpanHead(transform=spec.Transform(dense=line, act="relu"), ends=line),
+        spec.ReplacedHead(transform=spec.Transform(dense=line, act="gelu"), proj=line),
         spec.TokenHead(classes=line),
         spec.Pooling(mode="dense", normalize=True, dense=line),
         spec.LMHead(proj=line, scale=0.5, softcap=30.0),

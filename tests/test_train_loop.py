@@ -176,7 +176,7 @@ def test_roles_come_from_the_tree() -> None:
     assert roles(read_config(LLAMA))["head.proj.weight"] == "head"
     bert = roles(read_config(BERT))
     assert bert["encoder.blocks.0.attn.q.bias"] == "other"
-    assert bert["head.dense.weight"] == "head"
+    assert bert["head.transform.dense.weight"] == "head"
 
 
 def test_muon_has_the_matrices_and_only_they_and_the_head_decay() -> None:

@@ -23,6 +23,7 @@ from triptych.spec import (
     SpecialIds,
     Stack,
     T5Buckets,
+    Transform,
     attention,
     causal,
     full,
@@ -100,7 +101,7 @@ def encoder(position: str = "learned", seed: int = 0) -> nn.Transformer:
     embed = Embed(vocab=V, width=D, position=absolute, token_types=2, norm=norm)
     stack = Stack(embed=embed, kinds={"self": _kind(full(), part)}, blocks=(block, block))
     dense, proj = Linear(inputs=D, outputs=D, bias=True), Linear(inputs=D, outputs=V, bias=True)
-    head = MaskedLMHead(dense=dense, act="gelu", norm=norm, proj=proj)
+    head = MaskedLMHead(transform=Transform(dense=dense, act="gelu", norm=norm), proj=proj)
     return nn.new(Model(family="tiny", encoder=stack, head=head, context=64, init_std=0.3), seed)
 
 

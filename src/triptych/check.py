@@ -1,7 +1,7 @@
 """Does this model, here, compute what it should?  Every fast path against the plain one, and against transformers.
 
-All of it runs in fp32 on a few short rows.  Differences are max |Δ log-softmax|, or max |Δ| of the final hidden states
-where a model has no head over words.
+All of it runs in fp32 on a few short rows.  Differences are max |Δ log-softmax| of words, else max |Δ| of what the head
+gives, or of the final hidden states where there is none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triptych.errors import InputError
 from triptych.model import Model, load
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe import Plan, Session, sites
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, TokenHead
+from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
 
 PEERS = ("transformers", "none")
 # Where a config does not name its class: the one with our head.
@@ -33,6 +33,8 @@ AUTO: dict[type, str] = {
     MaskedLMHead: "AutoModelForMaskedLM",
     ClassHead: "AutoModelForSequenceClassification",
     TokenHead: "AutoModelForTokenClassification",
+    SpanHead: "AutoModelForQuestionAnswering",
+    ReplacedHead: "AutoModelForPreTraining",
 }
 CHEAP = 1 << 30  # bytes of weights up to which a copy on disk is made
 LONGEST = 32  # tokens of a row
@@ -146,7 +148,7 @@ def check(
 
 
 def run(model: Model, rows: list[list[int]], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
-    """One uncached forward: each row's log-probabilities [T, V], or hidden states [T, D] of a model without a head."""
+    """One uncached forward: each row's log-probabilities [T, V], other outputs of a head, or hidden states [T, D]."""
     module, device = model.module, model.device
     with torch.inference_mode():
         ids, where = running.flat(rows, device)
@@ -159,8 +161,8 @@ def run(model: Model, rows: list[list[int]], targets: list[list[int]] | None, ta
             ids, where = running.flat(targets, device)
             x = module.decode(ids, where, cross=held, taps=taps)
         if not _headless(model):
-            x = torch.log_softmax(module.logits(x, where, taps).double(), dim=-1)
-    return list(x.split(list(where.lengths))) if x.shape[0] == where.total else list(x)
+            x = _measured(model, module.logits(x, where, taps))
+    return list(x) if isinstance(model.spec.head, ClassHead) else where.split(x)
 
 
 def apart(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
@@ -169,6 +171,11 @@ def apart(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
         float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) if a.numel() else 0.0
         for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def _measured(model: Model, logits: Tensor) -> Tensor:
+    """What is compared of a head's output: of words their log-probabilities, of labels and ends the scores."""
+    return torch.log_softmax(logits.double(), -1) if isinstance(model.spec.head, LMHead | MaskedLMHead) else logits
 
 
 def _headless(model: Model) -> bool:
@@ -304,7 +311,7 @@ def _against_transformers(case: _Case) -> None:
         ours = case.run(slice(i, i + 1), session.taps)
         trace = session.close()
         theirs = _their(peer, row, None if case.targets is None else case.targets[i])
-        out = theirs["last_hidden_state"] if _headless(case.model) else torch.log_softmax(theirs["logits"].double(), -1)
+        out = _their_output(theirs, case.model)
         difference = max(difference, apart(ours, list(out)))
         for name, stack in spec.stacks.items():
             states = theirs[f"{name}_hidden_states" if prefixes[name] else "hidden_states"]
@@ -349,3 +356,13 @@ def _their(peer: Any, row: list[int], target: list[int] | None) -> Any:
         given["decoder_input_ids"] = torch.tensor([target])
     with torch.inference_mode():
         return peer(**given, output_hidden_states=True)
+
+
+def _their_output(theirs: Any, model: Model) -> Tensor:
+    """[1, T, ...] in the form of ours."""
+    if _headless(model):
+        return theirs["last_hidden_state"]  # type: ignore[no-any-return]
+    if isinstance(model.spec.head, SpanHead):
+        return torch.stack((theirs["start_logits"], theirs["end_logits"]), dim=-1)
+    logits = theirs["logits"]
+    return _measured(model, logits.unsqueeze(-1) if isinstance(model.spec.head, ReplacedHead) else logits)

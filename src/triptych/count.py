@@ -149,6 +149,8 @@ def _kv_width(attn: Attention) -> int:
 
 def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter[str]:
     found: Counter[str] = Counter()
+    if stack.embed.project is not None:
+        found["projections"] += _linear(stack.embed.project, tokens)
     for block in stack.blocks:
         attn, cross = block.attn, block.cross
         found["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))

@@ -16,8 +16,8 @@ from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.errors import InputError, TextError
 from triptych.header import read_header
 from triptych.probe import Edit, Plan, Read, Session, Trace
+from triptych.spec import ClassHead, Pooling
 from triptych.spec import Model as Spec
-from triptych.spec import Pooling
 from triptych.text import RenderedPrompt, Tokenizer
 from triptych.weights import read_weights, to_checkpoint
 
@@ -295,7 +295,7 @@ class Model:
             into, where_into = running.flat(self.ids(target, target_mask), self.device)
             out = self.module(into, where_into, source=(ids, where), taps=taps)
             where = where_into
-        return list(out.split(list(where.lengths))) if out.shape[0] == where.total else list(out)
+        return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 
     def _prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], list[list[int]] | None]:
         rows = self.ids(prompts)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
+from triptych.families import encoders
 from triptych.families.keys import Keys
 from triptych.families.weights import table
-from triptych.spec.parts import Activation
 
 hf_types = frozenset({"bert"})
 gguf_archs = frozenset({"bert"})
@@ -24,7 +24,7 @@ ignore = frozenset(
     }
 )  # fmt: skip
 
-weights = table("""
+ROWS = table("""
 encoder.embed.tokens.weight           bert.embeddings.word_embeddings.weight               token_embd.weight
 encoder.embed.position.weight         bert.embeddings.position_embeddings.weight           position_embd.weight
 encoder.embed.token_types.weight      bert.embeddings.token_type_embeddings.weight         token_types.weight
@@ -38,89 +38,63 @@ encoder.blocks.{i}.mlp.up.*           bert.encoder.layer.{i}.intermediate.dense.
 encoder.blocks.{i}.mlp.down.*         bert.encoder.layer.{i}.output.dense.*                blk.{i}.ffn_down.*
 encoder.blocks.{i}.mlp_norm.post.*    bert.encoder.layer.{i}.output.LayerNorm.*            blk.{i}.layer_output_norm.*
 -                                     bert.embeddings.position_ids                         -  # 0, 1, 2, ...
+-                                     bert.pooler.dense.*                                  -  # where no head reads it
+head.ends.*                           qa_outputs.*
 [Pooling]
-head.dense.*                          bert.pooler.dense.*                                  -
-[ClassHead]
-head.dense.*                          bert.pooler.dense.*                                  -
-head.classes.*                        classifier.*                                         -
+head.dense.*                          bert.pooler.dense.*
 [TokenHead]
-head.classes.*                        classifier.*                                         -
+head.classes.*                        classifier.*
+""")
+weights = ROWS + table("""
+[ClassHead]
+head.transform.dense.*                bert.pooler.dense.*
+head.classes.*                        classifier.*
 [MaskedLMHead]
-head.dense.*                          cls.predictions.transform.dense.*                    -
-head.norm.*                           cls.predictions.transform.LayerNorm.*                -
-head.proj.weight                      cls.predictions.decoder.weight                       -
-head.proj.bias                        cls.predictions.bias                                 -
-head.proj.bias                        cls.predictions.decoder.bias                         -
--                                     bert.pooler.dense.*                                  -  # fills no masked word
--                                     cls.seq_relationship.*                               -  # next-sentence head
+head.transform.dense.*                cls.predictions.transform.dense.*
+head.transform.norm.*                 cls.predictions.transform.LayerNorm.*
+head.proj.weight                      cls.predictions.decoder.weight
+-                                     cls.seq_relationship.*  -  # next-sentence head
+[tie:head.proj.weight]
+head.proj.bias                        cls.predictions.bias
+head.proj.bias                        cls.predictions.decoder.bias
+[own:head.proj.weight]
+head.proj.bias                        cls.predictions.decoder.bias
+head.proj.bias                        cls.predictions.bias|spare  -  # added to a tied head alone
 """)
 
 
 def config(keys: Keys) -> spec.Model:
-    width, heads, vocab = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("vocab_size")
-    context, types = keys.int("max_position_embeddings"), keys.int("type_vocab_size", default=2, low=0)
-    hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="gelu")
-    norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-12))
-    dropout = keys.dropout("hidden_dropout_prob", default=0.1)
+    stack = encoder(keys)
+    dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
+    heads = encoders.heads(
+        keys, "Bert", stack.width,
+        masked=spec.Transform(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.embed.norm),
+        label=spec.Transform(dense=dense, act="tanh"),
+        pooler=keys.has_tensor("pooler.dense.weight", default=True),  # is written in no config
+        dropout=stack.embed.dropout,
+    )  # fmt: skip
+    heads["BertForPreTraining"] = heads["BertForMaskedLM"]
+    return encoders.model(keys, stack, keys.architecture(heads, default="BertModel"))
+
+
+def encoder(keys: Keys, *, offset: int = 0, embed_width: int | None = None) -> spec.Stack:
+    """The stack of a config with BERT's keys.  `offset` rows of the table of positions are skipped."""
     keys.choice("position_embedding_type", {"absolute": None}, default="absolute")
-    block = spec.Block(
-        attn=spec.attention(width, heads, bias=True, dropout=keys.dropout("attention_probs_dropout_prob", default=0.1)),
-        mlp=spec.mlp(width, hidden, act, bias=True),
-        attn_norm=spec.Norms(post=norm),
-        mlp_norm=spec.Norms(post=norm),
-        dropout=dropout,
+    return encoders.post_norm(
+        vocab=keys.int("vocab_size"),
+        positions=keys.int("max_position_embeddings", low=offset + 1) - offset,
+        offset=offset,
+        types=keys.int("type_vocab_size", default=2, low=0),
+        embed_width=embed_width,
+        width=keys.int("hidden_size"),
+        layers=keys.count("num_hidden_layers"),
+        heads=keys.count("num_attention_heads"),
+        hidden=keys.int("intermediate_size"),
+        act=keys.act("hidden_act", default="gelu"),
+        eps=keys.float("layer_norm_eps", default=1e-12),
+        dropout=keys.dropout("hidden_dropout_prob", default=0.1),
+        attn_dropout=keys.dropout("attention_probs_dropout_prob", default=0.1),
     )
-    embed = spec.Embed(
-        vocab=vocab,
-        width=width,
-        position=spec.Learned(length=context, width=width),
-        token_types=types,
-        norm=norm,
-        dropout=dropout,
-    )
-    blocks = (block,) * keys.count("num_hidden_layers")
-    head = _head(keys, width, vocab, act, norm, dropout)
-    tied = isinstance(head, spec.MaskedLMHead)
-    if not keys.bool("tie_word_embeddings", default=True) and tied:
-        raise keys.error("tie_word_embeddings is false: such heads store two biases of which the reference adds one")
-    return spec.Model(
-        family="bert",
-        encoder=spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.full())}, blocks=blocks),
-        head=head,
-        ties={"head.proj.weight": "encoder.embed.tokens.weight"} if tied else {},
-        ids=keys.special_ids(vocab),
-        context=context,
-        init_std=keys.float("initializer_range", default=0.02),
-    )
-
-
-def _head(
-    keys: Keys, width: int, vocab: int, act: Activation, norm: spec.LayerNorm, dropout: float
-) -> spec.MaskedLMHead | spec.ClassHead | spec.TokenHead | spec.Pooling:
-    """The head of the class the checkpoint was saved from; a bare encoder pools."""
-    kind = keys.architecture(
-        {
-            "BertModel": spec.Pooling,
-            "BertForMaskedLM": spec.MaskedLMHead,
-            "BertForPreTraining": spec.MaskedLMHead,
-            "BertForSequenceClassification": spec.ClassHead,
-            "BertForTokenClassification": spec.TokenHead,
-        },
-        default="BertModel",
-    )
-    last = keys.optional_float("classifier_dropout", high=1.0)
-    last = dropout if last is None else last
-    dense = spec.Linear(inputs=width, outputs=width, bias=True)
-    if kind is spec.MaskedLMHead:
-        proj = spec.Linear(inputs=width, outputs=vocab, bias=True)
-        return spec.MaskedLMHead(dense=dense, act=act, norm=norm, proj=proj)
-    if kind is spec.Pooling:  # whether BertModel was saved with its pooler is written in no config
-        pooler = keys.has_tensor("pooler.dense.weight", default=True)
-        return spec.Pooling(dense=dense if pooler else None)
-    classes = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
-    if kind is spec.ClassHead:
-        return spec.ClassHead(dense=dense, classes=classes, dropout=last)
-    return spec.TokenHead(classes=classes, dropout=last)
 
 
 _GGUF_POOLING = {1: "mean", 2: "first"}

@@ -5,12 +5,15 @@
     decoder.blocks.{i}.attn.(q,k,v).*   transformer.h.{i}.attn.c_attn.*|transpose   blk.{i}.attn_qkv.*
     -                                   model.layers.{i}.self_attn.rotary.inv_freq  -      # computed from the config
     [MaskedLMHead]
+    head.proj.bias                      lm_head.bias|spare                          -      # why it need not be equal
 
 `{i}` runs over the blocks, `*` over weight and bias; rows of parameters the spec does not have fall away.  Several
 names of ours in brackets are one stored tensor, split along its rows.  `-` in our column is a tensor known and not
 needed, the comment says why; `-` elsewhere, a name that format lacks.  Two rows for one of our names are duplicates:
-the first one present is loaded, the others must equal it, the first is written.  `[Part]` opens rows for models that
-have such a part.  A format without names for a family needs no column.
+the first one present is loaded, the others must equal it, the first is written.  One marked `spare` is written too, and
+when there is a first one, not looked at.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those
+in which that parameter shares another's tensor and `[own:name]` where it has its own.  A format without names for a
+family needs no column.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -63,7 +66,23 @@ class RopePermute:
         return shape
 
 
-Op = Transpose | RopePermute
+@dataclass(frozen=True)
+class OneRow:
+    """The stored vector is a matrix of one row (BART's bias of the logits)."""
+
+    rows = False
+
+    def to_ours(self, x: Any) -> Any:
+        return x[0]
+
+    def to_source(self, x: Any) -> Any:
+        return x[None]
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return (1, *shape)
+
+
+Op = Transpose | RopePermute | OneRow
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ class Row:
     gguf: str | None
     hf_ops: tuple[str, ...] = ()
     gguf_ops: tuple[str, ...] = ()
-    part: str | None = None  # only for models with such a part
+    part: str | None = None  # only for models with such a part, or such a tie
     note: str = ""
 
     def column(self, kind: Kind) -> tuple[str | None, tuple[str, ...]]:
@@ -101,6 +120,14 @@ def table(text: str) -> Table:
     return tuple(rows)
 
 
+def renamed(rows: Table, old: str, new: str) -> Table:
+    """The rows of a family in which `new` stands for `old` in every HF name.
+
+    GGUF names do not come along: under them is the family they were made for.
+    """
+    return tuple(replace(row, hf=row.hf and row.hf.replace(old, new), gguf=None) for row in rows)
+
+
 def _several(name: str) -> tuple[str, ...]:
     """`a.(q,k).*` -> `a.q.*`, `a.k.*`; `-` -> nothing."""
     before, bracket, rest = name.partition("(")
@@ -115,7 +142,7 @@ class Load:
     """One stored tensor and the parameters it becomes.
 
     `shapes` are those of `ours`; `duplicate` marks a tensor whose parameters come from another one and which is
-    only compared with them.
+    only compared with them, `spare` one that need not even be equal.
     """
 
     ours: tuple[str, ...]
@@ -123,6 +150,7 @@ class Load:
     ops: tuple[Op, ...]
     shapes: tuple[Shape, ...]
     duplicate: bool = False
+    spare: bool = False
 
     @property
     def rows_only(self) -> bool:
@@ -199,6 +227,9 @@ def plan(
         expected.setdefault(ours, source)
         if source in original and original[source] not in ignored:
             duplicate = ours in found
+            if duplicate and load.spare:
+                ignored[original[source]] = note
+                continue
             found.setdefault(ours, []).append(Load(ours, original[source], load.ops, load.shapes, duplicate))
     loads = tuple(load for group in found.values() for load in group)
     used = {load.source for load in loads}
@@ -217,11 +248,11 @@ def save_plan(spec: Model, rows: Table, kind: Kind, *, prefix: str = "") -> tupl
     A model without a head of its own is written as the base model: without `prefix`.
     """
     base = spec.head is None or isinstance(spec.head, Pooling)
-    loads: dict[tuple[str, ...], Load] = {}
+    loads: dict[tuple[tuple[str, ...], bool], Load] = {}
     for load, _ in _expand(spec, rows, kind):
         if load.ours and not any(name in spec.ties for name in load.ours):
             source = load.source.removeprefix(prefix) if base else load.source
-            loads.setdefault(load.ours, Load(load.ours, source, load.ops, load.shapes))
+            loads.setdefault((load.ours, load.spare), replace(load, source=source))
     _check_covered(spec, {name for load in loads.values() for name in load.ours}, kind, f"a {spec.family} model")
     return tuple(loads.values())
 
@@ -232,6 +263,7 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
     heads = _heads(spec)
     parts = {type(part).__name__ for _, part in spec.walk()}
+    parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()}
     if not rows:  # a family of our own: every parameter under its own name
         yield from ((Load((name,), name, (), (shape,)), "") for name, shape in shapes.items())
     depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
@@ -245,8 +277,14 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
         for i, leaf in ((i, leaf) for i in blocks for leaf in leaves):
             ours = tuple(_fill(pattern, i, leaf) for pattern in row.ours)
             if all(one in shapes for one in ours):
-                bound = tuple(Transpose() if op == "transpose" else RopePermute(heads[ours[0]]) for op in ops)
-                yield Load(ours, _fill(name, i, leaf), bound, tuple(shapes[one] for one in ours)), row.note
+                bound = tuple(_op(op, heads.get(ours[0], 1)) for op in ops if op != "spare")
+                found = tuple(shapes[one] for one in ours)
+                yield Load(ours, _fill(name, i, leaf), bound, found, spare="spare" in ops), row.note
+
+
+def _op(name: str, heads: int) -> Op:
+    known: dict[str, Op] = {"transpose": Transpose(), "rope_permute": RopePermute(heads), "one_row": OneRow()}
+    return known[name]
 
 
 def _fill(pattern: str, i: int, leaf: str) -> str:

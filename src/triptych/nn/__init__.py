@@ -1,12 +1,12 @@
 """The parts as modules; `new` makes a fresh model and `empty` one to be filled from a file."""
 
-from triptych.nn.heads import ClassHead, LMHead, MaskedLMHead, Pooling, TokenHead
+from triptych.nn.heads import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
 from triptych.nn.model import Transformer, empty, finish, new
 from triptych.nn.part import Module, assign, build
 from triptych.nn.stack import Block, Context, Stack
 from triptych.nn.taps import NO_TAPS, Taps
 
 __all__ = [
-    "NO_TAPS", "Block", "ClassHead", "Context", "LMHead", "MaskedLMHead", "Module", "Pooling", "Stack", "Taps",
-    "TokenHead", "Transformer", "assign", "build", "empty", "finish", "new",
+    "NO_TAPS", "Block", "ClassHead", "Context", "LMHead", "MaskedLMHead", "Module", "Pooling", "ReplacedHead",
+    "SpanHead", "Stack", "Taps", "TokenHead", "Transformer", "assign", "build", "empty", "finish", "new",
 ]  # fmt: skip

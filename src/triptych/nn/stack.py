@@ -51,12 +51,13 @@ class Table(Module, of=parts.Table):
 
 
 class Embed(Module, of=parts.Embed):
-    """`norm(scale * tokens[id] + position + token_types[type])`."""
+    """`project(norm(scale * tokens[id] + position + token_types[type]))`."""
 
     tokens: Table
     token_types: Table
     position: Position | None
     norm: Callable[[Tensor], Tensor] | None
+    project: Callable[[Tensor], Tensor] | None
 
     def forward(self, ids: Tensor, rows: Rows, token_types: Tensor | None) -> Tensor:
         x = self.tokens(ids)  # [N, D]
@@ -68,7 +69,8 @@ class Embed(Module, of=parts.Embed):
             x = x + self.position.embed(rows.positions(ids.device)).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
-        return F.dropout(x, self.spec.dropout, self.training)
+        x = F.dropout(x, self.spec.dropout, self.training)
+        return x if self.project is None else self.project(x)
 
 
 class Kind(Module, of=parts.Kind):

@@ -12,7 +12,19 @@ from triptych.spec.masks import (
     same_document,
     window,
 )
-from triptych.spec.model import ClassHead, LMHead, MaskedLMHead, Model, Pooling, SpecialIds, TokenHead
+from triptych.spec.model import (
+    ClassHead,
+    Head,
+    LMHead,
+    MaskedLMHead,
+    Model,
+    Pooling,
+    ReplacedHead,
+    SpanHead,
+    SpecialIds,
+    TokenHead,
+    Transform,
+)
 from triptych.spec.part import Part
 from triptych.spec.parts import (
     GLU,
@@ -43,6 +55,7 @@ __all__ = [
     "Block",
     "ClassHead",
     "Embed",
+    "Head",
     "Kind",
     "LMHead",
     "LayerNorm",
@@ -56,12 +69,15 @@ __all__ = [
     "Part",
     "Pooling",
     "RMSNorm",
+    "ReplacedHead",
     "Rope",
     "Sinusoidal",
+    "SpanHead",
     "SpecialIds",
     "Stack",
     "T5Buckets",
     "TokenHead",
+    "Transform",
     "attention",
     "block_sparse",
     "causal",

@@ -24,30 +24,56 @@ class LMHead(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLMHead(Part):
-    """BERT's: `proj(norm(act(dense(x))))`."""
+class Transform(Part):
+    """What a head does before its last matrix: `norm(act(dense(x)))`."""
 
     dense: Linear
     act: Activation
-    norm: Norm
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMHead(Part):
+    """BERT's: the token at each place, `proj(transform(x))`."""
+
+    transform: Transform
     proj: Linear
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassHead(Part):
-    """One label a row, from the first token: `classes(tanh(dense(x[0])))`."""
+    """One label a row, from its first token, its last, or their mean: `classes(transform(pooled))`."""
 
-    dense: Linear | None
+    pool: Literal["first", "last", "mean"] = "first"
+    transform: Transform | None = None
     classes: Linear
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenHead(Part):
-    """One label a token: `classes(x)`."""
+    """One label a token: `classes(transform(x))`."""
 
+    transform: Transform | None = None
     classes: Linear
     dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanHead(Part):
+    """Where an answer begins and where it ends, two scores a token: `ends(transform(x))`."""
+
+    transform: Transform | None = None
+    ends: Linear
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedHead(Part):
+    """ELECTRA's (Clark et al. 2020): one score a token, above zero where it was put in another's place."""
+
+    transform: Transform
+    proj: Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +88,7 @@ class Pooling(Part):
     dense: Linear | None = None
 
 
-Head = LMHead | MaskedLMHead | ClassHead | TokenHead | Pooling
+Head = LMHead | MaskedLMHead | ClassHead | TokenHead | SpanHead | ReplacedHead | Pooling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,7 +250,10 @@ class Table(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Part):
-    """Token ids to vectors: `norm(scale * tokens[id] + position + token_types[type])`."""
+    """Token ids to vectors: `project(norm(scale * tokens[id] + position + token_types[type]))`.
+
+    `width` is that of the tables; `project` takes it to the model's where the two differ (ELECTRA).
+    """
 
     vocab: int
     width: int
@@ -258,7 +261,13 @@ class Embed(Part):
     token_types: int = 0
     norm: Norm | None = None
     scale: float | None = None
+    project: Linear | None = None
     dropout: float = 0.0
+
+    @property
+    def outputs(self) -> int:
+        """D, the width of what it gives."""
+        return self.width if self.project is None else self.project.outputs
 
     def children(self) -> Iterator[tuple[str, Part]]:
         yield "tokens", Table(rows=self.vocab, width=self.width)
@@ -284,4 +293,4 @@ class Stack(Part):
 
     @property
     def width(self) -> int:
-        return self.embed.width
+        return self.embed.outputs

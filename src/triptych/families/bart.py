@@ -1,0 +1,116 @@
+"""BART (Lewis et al. 2020) and mBART (Liu et al. 2020): encoder-decoders with learned positions, a norm on the
+embedding and a bias on the logits.  BART's norms come after each sublayer; mBART's before it, and one at the end.
+
+References: transformers `models/bart`, `models/mbart`, whose tables of positions begin with two rows nobody reads.
+"""
+
+from __future__ import annotations
+
+from triptych import spec
+from triptych.families import seq2seq
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+from triptych.spec.positions import Absolute
+
+_NAMES = {"bart": "Bart", "mbart": "MBart"}
+hf_types = frozenset(_NAMES)
+prefix = "model."
+ignore = frozenset(
+    {
+        "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
+        "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
+        "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
+        "force_bos_token_to_be_generated",
+    }
+)  # fmt: skip
+
+ROWS = seq2seq.table("""
+SIDE.embed.position.weight         model.SIDE.embed_positions.weight
+SIDE.embed.norm.*                  model.SIDE.layernorm_embedding.*
+SIDE.blocks.{i}.attn.q.*           model.SIDE.layers.{i}.self_attn.q_proj.*
+SIDE.blocks.{i}.attn.k.*           model.SIDE.layers.{i}.self_attn.k_proj.*
+SIDE.blocks.{i}.attn.v.*           model.SIDE.layers.{i}.self_attn.v_proj.*
+SIDE.blocks.{i}.attn.out.*         model.SIDE.layers.{i}.self_attn.out_proj.*
+SIDE.blocks.{i}.attn_norm.post.*   model.SIDE.layers.{i}.self_attn_layer_norm.*
+SIDE.blocks.{i}.attn_norm.pre.*    model.SIDE.layers.{i}.self_attn_layer_norm.*
+SIDE.blocks.{i}.cross.q.*          model.SIDE.layers.{i}.encoder_attn.q_proj.*
+SIDE.blocks.{i}.cross.k.*          model.SIDE.layers.{i}.encoder_attn.k_proj.*
+SIDE.blocks.{i}.cross.v.*          model.SIDE.layers.{i}.encoder_attn.v_proj.*
+SIDE.blocks.{i}.cross.out.*        model.SIDE.layers.{i}.encoder_attn.out_proj.*
+SIDE.blocks.{i}.cross_norm.post.*  model.SIDE.layers.{i}.encoder_attn_layer_norm.*
+SIDE.blocks.{i}.cross_norm.pre.*   model.SIDE.layers.{i}.encoder_attn_layer_norm.*
+SIDE.blocks.{i}.mlp.up.*           model.SIDE.layers.{i}.fc1.*
+SIDE.blocks.{i}.mlp.down.*         model.SIDE.layers.{i}.fc2.*
+SIDE.blocks.{i}.mlp_norm.post.*    model.SIDE.layers.{i}.final_layer_norm.*
+SIDE.blocks.{i}.mlp_norm.pre.*     model.SIDE.layers.{i}.final_layer_norm.*
+SIDE.final_norm.*                  model.SIDE.layer_norm.*
+""")
+weights = ROWS + table("""
+head.proj.weight                   lm_head.weight
+head.proj.bias                     final_logits_bias|one_row
+head.transform.dense.*             classification_head.dense.*
+head.classes.*                     classification_head.out_proj.*
+[tie:decoder.embed.tokens.weight]
+encoder.embed.tokens.weight        model.shared.weight
+encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
+decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
+[own:decoder.embed.tokens.weight]
+encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
+decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
+encoder.embed.tokens.weight        model.shared.weight|spare  -  # stored beside the two that are read
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    name, pre = _NAMES[keys.str("model_type")], keys.str("model_type") == "mbart"
+    width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_position_embeddings")
+    seq2seq.as_built(
+        keys, normalize_before=pre, add_final_layer_norm=pre, normalize_embedding=True, static_position_embeddings=False
+    )
+    position, norm = spec.Learned(length=context, width=width, offset=2), spec.LayerNorm(width=width)
+    dense = spec.Linear(inputs=width, outputs=width, bias=True)
+    labels = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
+    heads: dict[str, spec.Head | None] = {
+        f"{name}Model": None,
+        f"{name}ForConditionalGeneration": seq2seq.lm_head(keys, width, vocab),
+        f"{name}ForSequenceClassification": spec.ClassHead(
+            pool="last", transform=spec.Transform(dense=dense, act="tanh"), classes=labels,
+            dropout=keys.dropout("classifier_dropout"),
+        ),
+    }  # fmt: skip
+    head = keys.architecture(heads, default=f"{name}ForConditionalGeneration")
+    tied = keys.bool("tie_word_embeddings", default=True)
+    # Before transformers 5, `false` left one embedding to both sides; now each may have stored its own.
+    shared = tied or not keys.has_tensor("decoder.embed_tokens.weight", default=True)
+    ties = {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"} if shared else {}
+    ties |= {"head.proj.weight": "encoder.embed.tokens.weight"} if tied and isinstance(head, spec.LMHead) else {}
+    return spec.Model(
+        family=keys.str("model_type"),
+        encoder=side(keys, "encoder", vocab, position, pre=pre, embed_norm=norm),
+        decoder=side(keys, "decoder", vocab, position, pre=pre, embed_norm=norm),
+        head=head,
+        ties=ties,
+        ids=keys.special_ids(vocab, start=None if pre else 2),
+        context=context,
+        init_std=keys.float("init_std", default=0.02),
+    )
+
+
+def side(
+    keys: Keys, name: seq2seq.Side, vocab: int, position: Absolute, *, pre: bool, embed_norm: spec.LayerNorm | None
+) -> spec.Stack:
+    """One side.  `pre`: norms before each sublayer and one at the end, instead of after each."""
+    width, norm = keys.int("d_model"), spec.LayerNorm(width=keys.int("d_model"))
+    act, dropout = keys.act("activation_function", default="gelu"), keys.dropout("dropout", default=0.1)
+    scale = width**0.5 if keys.bool("scale_embedding", default=False) else None
+    inside, between = keys.dropout("attention_dropout"), keys.dropout("activation_dropout")
+    return seq2seq.stack(
+        name,
+        spec.Embed(vocab=vocab, width=width, position=position, norm=embed_norm, scale=scale, dropout=dropout),
+        attn=spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside),
+        mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
+        norms=spec.Norms(pre=norm) if pre else spec.Norms(post=norm),
+        layers=keys.count(f"{name}_layers"),
+        dropout=dropout,
+        final_norm=norm if pre else None,
+    )

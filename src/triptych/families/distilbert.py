@@ -1,0 +1,78 @@
+"""DistilBERT (Sanh et al. 2019): half of BERT's blocks, without token types and pooler.
+
+Reference: transformers `models/distilbert`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych import spec
+from triptych.families import encoders
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"distilbert"})
+prefix = "distilbert."
+ignore = frozenset(
+    {
+        "sinusoidal_pos_embds",  # what the table of positions began as; it is stored either way
+        "tie_weights_",  # of a training script
+    }
+)
+
+weights = table("""
+encoder.embed.tokens.weight           distilbert.embeddings.word_embeddings.weight
+encoder.embed.position.weight         distilbert.embeddings.position_embeddings.weight
+encoder.embed.norm.*                  distilbert.embeddings.LayerNorm.*
+encoder.blocks.{i}.attn.q.*           distilbert.transformer.layer.{i}.attention.q_lin.*
+encoder.blocks.{i}.attn.k.*           distilbert.transformer.layer.{i}.attention.k_lin.*
+encoder.blocks.{i}.attn.v.*           distilbert.transformer.layer.{i}.attention.v_lin.*
+encoder.blocks.{i}.attn.out.*         distilbert.transformer.layer.{i}.attention.out_lin.*
+encoder.blocks.{i}.attn_norm.post.*   distilbert.transformer.layer.{i}.sa_layer_norm.*
+encoder.blocks.{i}.mlp.up.*           distilbert.transformer.layer.{i}.ffn.lin1.*
+encoder.blocks.{i}.mlp.down.*         distilbert.transformer.layer.{i}.ffn.lin2.*
+encoder.blocks.{i}.mlp_norm.post.*    distilbert.transformer.layer.{i}.output_layer_norm.*
+-                                     distilbert.embeddings.position_ids  -  # 0, 1, 2, ...
+head.classes.*                        classifier.*
+head.ends.*                           qa_outputs.*
+[ClassHead]
+head.transform.dense.*                pre_classifier.*
+[MaskedLMHead]
+head.transform.dense.*                vocab_transform.*
+head.transform.norm.*                 vocab_layer_norm.*
+head.proj.*                           vocab_projector.*
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    act = keys.act("activation", default="gelu")
+    stack = encoders.post_norm(
+        vocab=keys.int("vocab_size"),
+        positions=keys.int("max_position_embeddings"),
+        width=keys.int("dim"),
+        layers=keys.count("n_layers"),
+        heads=keys.count("n_heads"),
+        hidden=keys.int("hidden_dim"),
+        act=act,
+        eps=1e-12,  # no key changes it
+        dropout=keys.dropout("dropout", default=0.1),
+        attn_dropout=keys.dropout("attention_dropout", default=0.1),
+    )
+    dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
+    heads = encoders.heads(
+        keys, "DistilBert", stack.width,
+        masked=spec.Transform(dense=dense, act=act, norm=stack.embed.norm),
+        label=spec.Transform(dense=dense, act="relu"),
+        dropout=stack.embed.dropout,
+    )  # fmt: skip
+    head = keys.architecture(heads, default="DistilBertModel")
+    label_dropout, span_dropout = (
+        keys.dropout("seq_classif_dropout", default=0.2),
+        keys.dropout("qa_dropout", default=0.1),
+    )
+    if isinstance(head, spec.ClassHead):
+        head = replace(head, dropout=label_dropout)
+    elif isinstance(head, spec.SpanHead):
+        head = replace(head, dropout=span_dropout)
+    return encoders.model(keys, stack, head)

@@ -1,0 +1,50 @@
+"""ELECTRA (Clark et al. 2020): BERT whose embedding may be narrower than its blocks.  The generator guesses hidden
+words, the discriminator says of each token whether it was replaced.
+
+Reference: transformers `models/electra`, whose heads over words and labels have GELU whatever `hidden_act` says.
+"""
+
+from __future__ import annotations
+
+from triptych import spec
+from triptych.families import bert, encoders
+from triptych.families.keys import Keys
+from triptych.families.weights import renamed, table
+
+hf_types = frozenset({"electra"})
+prefix = "electra."
+renames = bert.renames
+# They shape a summary that only the multiple-choice class has.
+ignore = frozenset({"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"})
+
+weights = renamed(bert.ROWS, "bert.", "electra.") + table("""
+encoder.embed.project.*     electra.embeddings_project.*
+[ClassHead]
+head.transform.dense.*      classifier.dense.*
+head.classes.*              classifier.out_proj.*
+[MaskedLMHead]
+head.transform.dense.*      generator_predictions.dense.*
+head.transform.norm.*       generator_predictions.LayerNorm.*
+head.proj.*                 generator_lm_head.*
+[ReplacedHead]
+head.transform.dense.*      discriminator_predictions.dense.*
+head.proj.*                 discriminator_predictions.dense_prediction.*
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    stack = bert.encoder(keys, embed_width=keys.int("embedding_size", default=128))
+    width, inner = stack.width, stack.embed.width
+    dense = spec.Linear(inputs=width, outputs=width, bias=True)
+    narrow = spec.Linear(inputs=width, outputs=inner, bias=True)
+    heads = encoders.heads(
+        keys, "Electra", width,
+        masked=spec.Transform(dense=narrow, act="gelu", norm=stack.embed.norm),
+        label=spec.Transform(dense=dense, act="gelu"),
+        dropout=stack.embed.dropout,
+    )  # fmt: skip
+    heads["ElectraForPreTraining"] = spec.ReplacedHead(
+        transform=spec.Transform(dense=dense, act=keys.act("hidden_act", default="gelu")),
+        proj=spec.Linear(inputs=width, outputs=1, bias=True),
+    )
+    return encoders.model(keys, stack, keys.architecture(heads, default="ElectraModel"))

@@ -1,0 +1,97 @@
+"""What encoder families share: BERT's stack, the heads their classes are named after, the model of the two."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from triptych import spec
+from triptych.families.keys import Keys
+from triptych.spec.parts import Activation
+
+
+def post_norm(
+    *,
+    vocab: int,
+    positions: int,
+    width: int,
+    layers: int,
+    heads: int,
+    hidden: int,
+    act: Activation,
+    eps: float,
+    dropout: float,
+    attn_dropout: float,
+    offset: int = 0,
+    types: int = 0,
+    embed_width: int | None = None,
+) -> spec.Stack:
+    """Devlin et al. 2019: learned positions, a norm on the embedding and after every sublayer, biases everywhere.
+
+    `offset` rows of the table of positions are skipped; `embed_width` is the embedding's where it is not `width`.
+    """
+    norm, inner = spec.LayerNorm(width=width, eps=eps), embed_width or width
+    block = spec.Block(
+        attn=spec.attention(width, heads, bias=True, dropout=attn_dropout),
+        mlp=spec.mlp(width, hidden, act, bias=True),
+        attn_norm=spec.Norms(post=norm),
+        mlp_norm=spec.Norms(post=norm),
+        dropout=dropout,
+    )
+    embed = spec.Embed(
+        vocab=vocab,
+        width=inner,
+        position=spec.Learned(length=positions, width=inner, offset=offset),
+        token_types=types,
+        norm=spec.LayerNorm(width=inner, eps=eps),
+        project=spec.Linear(inputs=inner, outputs=width, bias=True) if inner != width else None,
+        dropout=dropout,
+    )
+    return spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.full())}, blocks=(block,) * layers)
+
+
+def heads(
+    keys: Keys,
+    name: str,
+    width: int,
+    *,
+    masked: spec.Transform,
+    label: spec.Transform,
+    each: spec.Transform | None = None,
+    pool: Literal["first", "mean"] = "first",
+    masked_bias: bool = True,
+    pooler: bool = False,
+    dropout: float,
+) -> dict[str, spec.Head]:
+    """The head of each class `{name}...` a checkpoint can be saved from; a bare encoder pools.
+
+    `masked`, `label` and `each` come before the logits of hidden words, of a row's label, and of what is said of each
+    token; `pooler` is whether a bare encoder carries BERT's pooler; `dropout` comes before labels unless the config
+    has a `classifier_dropout`.
+    """
+    own = keys.optional_float("classifier_dropout", high=1.0)
+    dropout = dropout if own is None else own
+    labels = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
+    ends = spec.Linear(inputs=width, outputs=2, bias=True)
+    words = spec.Linear(inputs=masked.dense.outputs, outputs=keys.int("vocab_size"), bias=masked_bias)
+    return {
+        f"{name}Model": spec.Pooling(dense=spec.Linear(inputs=width, outputs=width, bias=True) if pooler else None),
+        f"{name}ForMaskedLM": spec.MaskedLMHead(transform=masked, proj=words),
+        f"{name}ForSequenceClassification": spec.ClassHead(pool=pool, transform=label, classes=labels, dropout=dropout),
+        f"{name}ForTokenClassification": spec.TokenHead(transform=each, classes=labels, dropout=dropout),
+        f"{name}ForQuestionAnswering": spec.SpanHead(transform=each, ends=ends, dropout=dropout),
+    }
+
+
+def model(keys: Keys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
+    """The encoder under its head, which shares the embedding where it is one over words."""
+    position = encoder.embed.position
+    tied = keys.bool("tie_word_embeddings", default=True) and isinstance(head, spec.MaskedLMHead)
+    return spec.Model(
+        family=keys.str("model_type"),
+        encoder=encoder,
+        head=head,
+        ties={"head.proj.weight": "encoder.embed.tokens.weight"} if tied else {},
+        ids=keys.special_ids(encoder.embed.vocab),
+        context=position.length if isinstance(position, spec.Learned) else keys.int("max_position_embeddings"),
+        init_std=keys.float("initializer_range", default=0.02),
+    )

@@ -1,0 +1,59 @@
+"""Marian (Junczys-Dowmunt et al. 2018, the OPUS-MT models): the Transformer of Vaswani et al. 2017, post-norm and
+sinusoidal, with a bias on the logits.
+
+Reference: transformers `models/marian`; names and blocks are BART's.
+"""
+
+from __future__ import annotations
+
+from triptych import spec
+from triptych.families import bart, seq2seq
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"marian"})
+prefix = bart.prefix
+ignore = bart.ignore | {"classifier_dropout"}  # of a head no class has
+
+weights = bart.ROWS + table("""
+head.proj.weight                   lm_head.weight
+head.proj.bias                     final_logits_bias|one_row
+-                                  model.encoder.embed_positions.weight  -  # sines and cosines
+-                                  model.decoder.embed_positions.weight  -  # sines and cosines
+[tie:decoder.embed.tokens.weight]
+encoder.embed.tokens.weight        model.shared.weight
+[Model]
+encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
+decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_position_embeddings")
+    seq2seq.as_built(
+        keys, normalize_before=False, add_final_layer_norm=False, normalize_embedding=False,
+        static_position_embeddings=True,
+    )  # fmt: skip
+    shared = keys.bool("share_encoder_decoder_embeddings", default=True)
+    tied = keys.bool("tie_word_embeddings", default=True)
+    target = keys.optional_int("decoder_vocab_size") or vocab
+    if shared and (target != vocab or not tied):
+        raise keys.error(
+            "share_encoder_decoder_embeddings is set, so decoder_vocab_size must be vocab_size and "
+            "tie_word_embeddings true"
+        )
+    lm = keys.architecture({"MarianMTModel": True, "MarianModel": False}, default="MarianMTModel")
+    ties = {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"} if shared else {}
+    if lm and tied:
+        ties["head.proj.weight"] = f"{'encoder' if shared else 'decoder'}.embed.tokens.weight"
+    position = spec.Sinusoidal(width=width, layout="halves")
+    return spec.Model(
+        family="marian",
+        encoder=bart.side(keys, "encoder", vocab, position, pre=False, embed_norm=None),
+        decoder=bart.side(keys, "decoder", target, position, pre=False, embed_norm=None),
+        head=seq2seq.lm_head(keys, width, target) if lm else None,
+        ties=ties,
+        ids=keys.special_ids(target),
+        context=context,
+        init_std=keys.float("init_std", default=0.02),
+    )

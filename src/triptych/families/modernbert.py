@@ -1,0 +1,114 @@
+"""ModernBERT (Warner et al. 2024): pre-norm encoder with RoPE, GeGLU and, in two layers of three, a local window with a
+base of its own.  The embedding's norm stands for the first layer's.
+
+Reference: transformers `models/modernbert`, which keeps q, k and v in one matrix, gate and up in another.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from triptych import spec
+from triptych.families import encoders
+from triptych.families.keys import Keys
+from triptych.families.rope import rope
+from triptych.families.weights import table
+
+hf_types = frozenset({"modernbert"})
+prefix = "model."
+ignore = frozenset(
+    {
+        "cls_token_id",
+        "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",  # how the reference runs
+        "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",  # training
+        "layer_norm_eps", "position_embedding_type",  # left over from BERT's config: norm_eps and RoPE hold
+    }
+)  # fmt: skip
+
+_POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
+
+weights = table("""
+encoder.embed.tokens.weight            model.embeddings.tok_embeddings.weight
+encoder.embed.norm.*                   model.embeddings.norm.*
+encoder.blocks.{i}.attn_norm.pre.*     model.layers.{i}.attn_norm.*
+encoder.blocks.{i}.attn.(q,k,v).*      model.layers.{i}.attn.Wqkv.*
+encoder.blocks.{i}.attn.out.*          model.layers.{i}.attn.Wo.*
+encoder.blocks.{i}.mlp_norm.pre.*      model.layers.{i}.mlp_norm.*
+encoder.blocks.{i}.mlp.(gate,up).*     model.layers.{i}.mlp.Wi.*
+encoder.blocks.{i}.mlp.down.*          model.layers.{i}.mlp.Wo.*
+encoder.final_norm.*                   model.final_norm.*
+head.transform.dense.*                 head.dense.*
+head.transform.norm.*                  head.norm.*
+head.proj.*                            decoder.*
+head.classes.*                         classifier.*
+head.ends.*                            classifier.*
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, heads, vocab = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("vocab_size")
+    norm = spec.LayerNorm(
+        width=width, eps=keys.float("norm_eps", default=1e-5), bias=keys.bool("norm_bias", default=False)
+    )
+    attn_bias, attn_dropout = keys.bool("attention_bias", default=False), keys.dropout("attention_dropout")
+    mlp = spec.glu(
+        width, keys.int("intermediate_size"), keys.act("hidden_activation", default="gelu"),
+        bias=keys.bool("mlp_bias", default=False), dropout=keys.dropout("mlp_dropout"),
+    )  # fmt: skip
+    blocks = tuple(
+        spec.Block(
+            attn=spec.attention(width, heads, bias=attn_bias, kind=kind, dropout=attn_dropout),
+            mlp=mlp,
+            attn_norm=spec.Norms(pre=norm if i else None),
+            mlp_norm=spec.Norms(pre=norm),
+        )
+        for i, kind in enumerate(_kinds(keys))
+    )
+    near = keys.int("local_attention", default=128) // 2  # on either side
+    far, close = _ropes(keys, width // heads)
+    kinds = {
+        "self": spec.Kind(mask=spec.full(), position=far),
+        "window": spec.Kind(mask=spec.window(near + 1, ahead=near), position=close),
+    }
+    stack = spec.Stack(
+        embed=spec.Embed(vocab=vocab, width=width, norm=norm, dropout=keys.dropout("embedding_dropout")),
+        kinds={name: kind for name, kind in kinds.items() if any(block.attn.kind == name for block in blocks)},
+        blocks=blocks,
+        final_norm=norm,
+    )
+    dense = spec.Linear(inputs=width, outputs=width, bias=keys.bool("classifier_bias", default=False))
+    transform = spec.Transform(dense=dense, act=keys.act("classifier_activation", default="gelu"), norm=norm)
+    known = encoders.heads(
+        keys, "ModernBert", width, masked=transform, label=transform, each=transform,
+        dropout=0.0,
+        masked_bias=keys.bool("decoder_bias", default=True),
+        pool=keys.choice("classifier_pooling", _POOLS, default="cls"),
+    )  # fmt: skip
+    return encoders.model(keys, stack, keys.architecture(known, default="ModernBertModel"))
+
+
+def _kinds(keys: Keys) -> tuple[str, ...]:
+    """The kind of each layer: `layer_types` says it, or every third (`global_attn_every_n_layers`) sees everything."""
+    layers, every = keys.count("num_hidden_layers"), keys.count("global_attn_every_n_layers", default=3)
+    known = {"full_attention": "self", "sliding_attention": "window"}
+    if keys.get("layer_types", None) is None:
+        return tuple("window" if i % every else "self" for i in range(layers))
+    types = keys.strings("layer_types")
+    if len(types) != layers or not set(types) <= known.keys():
+        raise keys.error(f"layer_types must name full_attention or sliding_attention {layers} times")
+    return tuple(known[name] for name in types)
+
+
+def _ropes(keys: Keys, head_width: int) -> tuple[spec.Rope, spec.Rope]:
+    """RoPE of layers that see everything and of local ones: each under its name in `rope_parameters`; before
+    transformers 5, two bases."""
+    given = keys.table("rope_parameters") or Keys({}, f"{keys.where}: rope_parameters")
+    length, found = keys.get("max_position_embeddings"), []
+    for name, old, theta in (
+        ("full_attention", "global_rope_theta", 160_000.0),
+        ("sliding_attention", "local_rope_theta", 10_000.0),
+    ):
+        own = {"rope_parameters": given.get(name, None), "max_position_embeddings": length}
+        found.append(rope(Keys(own, given.where), head_width, keys.float(old, default=theta, low=1.0)))
+    given.finish()
+    return found[0], found[1]

@@ -1,0 +1,48 @@
+"""RoBERTa (Liu et al. 2019) and what is built like it, XLM-RoBERTa and CamemBERT: BERT whose positions begin after the
+padding id, with heads of its own.
+
+Reference: transformers `models/roberta`, whose masked-LM head has GELU whatever `hidden_act` says.
+"""
+
+from __future__ import annotations
+
+from triptych import spec
+from triptych.families import bert, encoders
+from triptych.families.keys import Keys
+from triptych.families.weights import renamed, table
+
+_NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+hf_types = frozenset(_NAMES)
+prefix = "roberta."
+renames = bert.renames
+
+weights = renamed(bert.ROWS, "bert.", "roberta.") + table("""
+[ClassHead]
+head.transform.dense.*     classifier.dense.*
+head.classes.*             classifier.out_proj.*
+[MaskedLMHead]
+head.transform.dense.*     lm_head.dense.*
+head.transform.norm.*      lm_head.layer_norm.*
+head.proj.weight           lm_head.decoder.weight
+[tie:head.proj.weight]
+head.proj.bias             lm_head.bias
+head.proj.bias             lm_head.decoder.bias
+[own:head.proj.weight]
+head.proj.bias             lm_head.decoder.bias
+head.proj.bias             lm_head.bias|spare  -  # added to a tied head alone
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    # Row `pad` of the table is for padding and the first token is at `pad + 1`.
+    stack = bert.encoder(keys, offset=keys.int("pad_token_id", default=1, low=0) + 1)
+    name = _NAMES[keys.str("model_type")]
+    dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
+    heads = encoders.heads(
+        keys, name, stack.width,
+        masked=spec.Transform(dense=dense, act="gelu", norm=stack.embed.norm),
+        label=spec.Transform(dense=dense, act="tanh"),
+        pooler=keys.has_tensor("pooler.dense.weight", default=True),
+        dropout=stack.embed.dropout,
+    )  # fmt: skip
+    return encoders.model(keys, stack, keys.architecture(heads, default=f"{name}Model"))

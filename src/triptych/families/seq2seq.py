@@ -1,0 +1,61 @@
+"""What encoder-decoder families share: how one side is put together, in a spec and in a table of names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from triptych import spec
+from triptych.families import weights
+from triptych.families.keys import Keys
+from triptych.spec.positions import Position
+
+Side = Literal["encoder", "decoder"]
+
+
+def stack(
+    side: Side,
+    embed: spec.Embed,
+    *,
+    attn: spec.Attention,
+    mlp: spec.MLP | spec.GLU,
+    norms: spec.Norms,
+    layers: int,
+    dropout: float,
+    position: Position | None = None,
+    final_norm: spec.LayerNorm | spec.RMSNorm | None = None,
+) -> spec.Stack:
+    """Equal blocks.  A decoder's look back only, and read the encoder through a cross-attention shaped like `attn`."""
+    decodes = side == "decoder"
+    block = spec.Block(
+        attn=attn,
+        cross=replace(attn, kind="cross") if decodes else None,
+        mlp=mlp,
+        attn_norm=norms,
+        cross_norm=norms if decodes else None,
+        mlp_norm=norms,
+        dropout=dropout,
+    )
+    kind = spec.Kind(mask=spec.causal() if decodes else spec.full(), position=position)
+    return spec.Stack(embed=embed, kinds={"self": kind}, blocks=(block,) * layers, final_norm=final_norm)
+
+
+def as_built(keys: Keys, **facts: bool) -> None:
+    """Old configs of BART, mBART and Marian say how the three differ.  Raises ConfigError where one says otherwise."""
+    for name, fact in {"is_encoder_decoder": True, **facts}.items():
+        if keys.bool(name, default=fact) is not fact:
+            raise keys.error(f"{name} is {str(not fact).lower()}, which no {keys.str('model_type')} is")
+
+
+def lm_head(keys: Keys, width: int, vocab: int) -> spec.LMHead:
+    """BART's, with a bias of its own beside a shared matrix; a file without it means zero."""
+    bias = keys.has_tensor("final_logits_bias", default=True)
+    return spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab, bias=bias))
+
+
+def table(text: str, **words: tuple[str, str]) -> weights.Table:
+    """A table for both sides: `SIDE`, and each of `words`, reads as the encoder's word, then the decoder's."""
+    both = [text, text]
+    for word, choices in {"SIDE": ("encoder", "decoder"), **words}.items():
+        both = [one.replace(word, choice) for one, choice in zip(both, choices, strict=True)]
+    return weights.table(both[0]) + weights.table(both[1])

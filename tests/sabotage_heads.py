@@ -1,0 +1,200 @@
+"""Sabotages of what stands at both ends: embeddings and heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sabotage import change, fill, of, parity, put
+from triptych import spec
+from triptych.attention import Rows
+from triptych.model import Model
+from triptych.nn import heads as head_parts
+from triptych.nn import positions, stack
+
+
+@parity("bert", "Embed.token_types")
+def token_types_dropped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Embed, token_types=0)
+
+
+@parity("bert", "Embed.norm")
+def missing_embedding_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Embed, "norm", None)
+
+
+@parity("llama", "Embed")
+@parity("gpt2", "Embed")
+def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for embed in of(model, spec.Embed):
+        patch.setattr(embed, "spec", replace(embed.spec, scale=embed.spec.width**0.5))
+
+
+@parity("mbart", "Embed.scale")
+@parity("marian", "Embed.scale")
+def missing_embedding_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Embed, scale=None)
+
+
+@parity("marian", "Sinusoidal")
+def scale_on_the_positions_too(model: Model, patch: pytest.MonkeyPatch) -> None:
+    embed = positions.Sinusoidal.embed
+    patch.setattr(positions.Sinusoidal, "embed", lambda self, at: embed(self, at) * self.spec.width**0.5)
+
+
+@parity("marian", "Sinusoidal.layout:halves")
+def sines_and_cosines_in_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Sinusoidal, layout="interleaved")
+
+
+@parity("marian", "Sinusoidal.theta")
+def sinusoids_of_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Sinusoidal, theta=9_000.0)
+
+
+@parity("bart", "Learned.offset")
+def bart_positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Learned, offset=0)
+
+
+@parity("gpt2", "Table")
+def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stack.Table, "forward", lambda self, ids: self.weight[ids - 1])
+
+
+@parity("t5", "LMHead.scale")
+def missing_tied_head_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LMHead, scale=None)
+
+
+@parity("t5-v1.1", "LMHead")
+def tied_head_scale_on_an_untied_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LMHead, scale=model.spec.decoder.width**-0.5)
+
+
+@parity("bart", "LMHead")
+@parity("marian-two", "LMHead")
+def missing_bias_of_the_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
+    fill(model.module.head.proj, patch, "bias", None)
+
+
+@parity("mt5", "LMHead")
+def tied_head_scale_where_none_is(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LMHead, scale=model.spec.decoder.width**-0.5)
+
+
+@parity("gpt2", "Model.ties")
+@parity("llama-tied", "Model.ties")
+def head_not_tied(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """The head keeps what it was initialized with."""
+    proj = model.module.head.proj
+    fresh = torch.randn(proj.weight.shape, generator=torch.Generator().manual_seed(0))
+    fill(proj, patch, "weight", Parameter(fresh * proj.weight.std().item()))
+
+
+@parity("electra-generator", "Embed.project")
+def embedding_projected_by_another_matrix(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for embed in of(model, spec.Embed):
+        fill(embed.project, patch, "weight", Parameter(embed.project.weight.detach().flip(0)))
+
+
+@parity("electra-generator", "Embed.project")
+def missing_bias_of_the_projection(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for embed in of(model, spec.Embed):
+        fill(embed.project, patch, "bias", None)
+
+
+@parity("bert", "Transform.act:gelu")
+@parity("roberta-untied", "Transform.act:gelu")
+@parity("electra-classes", "Transform.act:gelu")
+def relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Transform, act="relu")
+
+
+@parity("distilbert-classes", "Transform.act:relu")
+@parity("bert-untied", "Transform.act:relu")
+def gelu_for_relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Transform, act="gelu")
+
+
+@parity("bert-classes", "Transform.act:tanh")
+@parity("roberta-classes", "Transform.act:tanh")
+def gelu_for_tanh_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Transform, act="gelu")
+
+
+@parity("bert", "Transform.norm")
+@parity("electra-generator", "Transform.norm")
+def missing_norm_of_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Transform, "norm", None)
+
+
+@parity("bert", "MaskedLMHead")
+@parity("bert-untied", "MaskedLMHead")
+def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
+    fill(model.module.head.proj, patch, "bias", None)
+
+
+@parity("roberta", "Learned.offset")
+@parity("roberta-untied", "Learned.offset")
+def positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Learned, offset=0)
+
+
+@parity("bert-classes", "ClassHead.transform")
+@parity("roberta-classes", "ClassHead.transform")
+def class_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.ClassHead, "transform", None)
+
+
+@parity("bert-classes", "ClassHead.pool:first")
+def class_head_reads_the_last_token(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.ClassHead, pool="last")
+
+
+@parity("bart-classes", "ClassHead.pool:last")
+@parity("modernbert-classes", "ClassHead.pool:mean")
+def class_head_reads_the_first_token_alone(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.ClassHead, pool="first")
+
+
+@parity("modernbert-tokens", "TokenHead.transform")
+@parity("modernbert-spans", "SpanHead.transform")
+def labels_of_tokens_without_their_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, type(model.spec.head), "transform", None)
+
+
+@parity("bert-spans", "SpanHead")
+def ends_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    forward = head_parts.SpanHead.forward
+    patch.setattr(head_parts.SpanHead, "forward", lambda self, x, rows: forward(self, x, rows).flip(-1))
+
+
+@parity("electra", "ReplacedHead")
+def replaced_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head_parts.ReplacedHead, "forward", lambda self, x, rows: self.proj(x))
+
+
+@parity("bert-tokens", "TokenHead")
+def token_head_reads_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows: self.classes(x.roll(-1, 0)))
+
+
+@parity("bert-pooler", "Pooling.dense")
+def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
+    pool = head_parts.Pooling.forward
+
+    def bare(self: Any, x: Tensor, rows: Rows) -> Tensor:
+        return self.dense(x[list(rows.starts)]) if self.spec.mode == "dense" else pool(self, x, rows)
+
+    patch.setattr(head_parts.Pooling, "forward", bare)
+
+
+@parity("bert-no-pooler", "Pooling.mode:mean")
+def mean_over_the_whole_batch(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head_parts.Pooling, "forward", lambda self, x, rows: x.mean(0).expand(len(rows), -1))
