@@ -108,7 +108,7 @@ def post_norm_left_out(model: Model, patch: pytest.MonkeyPatch) -> None:
         fill(block, patch, "cross_norm", Around())
 
 
-@parity("llama", "Block")
+@parity("llama", "Block.mlp_norm")
 def norms_of_attention_and_mlp_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
     for block in of(model, spec.Block):
         first, second = block.attn_norm, block.mlp_norm
@@ -204,7 +204,7 @@ def square_matrix_not_transposed(model: Model, patch: pytest.MonkeyPatch) -> Non
         fill(attn.out, patch, "weight", Parameter(attn.out.weight.detach().T))
 
 
-@parity("llama", "Block")
+@parity("llama", "Block", "Block.mlp")
 def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> None:
     def parallel(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
         seen = self.attn(self.attn_norm.pre(x), ctx.own(self.spec.attn.kind, layer), taps)
