@@ -40,7 +40,11 @@ def run(setup: Setup) -> Finding:
     checks = (
         Check("logits differ by", float(off), most=1e-10),
         Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
-        Check("and from the slopes found by nudging by", max(map(_best, nudged.values())), most=1e-6),
+        Check(
+            "slopes found by nudging differ from the gradients, relatively, by",
+            max(map(_best, nudged.values())),
+            most=1e-6,
+        ),
         Check(f"losses of {STEPS} steps of AdamW differ by", apart, most=1e-6),
         Check("while they fall by, nats", losses[0][1] - losses[-1][1], least=1.0),
     )
