@@ -33,7 +33,7 @@ def run(setup: Setup) -> Finding:
         counted[heads], measured[heads], seconds[heads] = _counted(model), _measured(model), _seconds(model)
     table = Table(
         f"One block of width {WIDTH} on {TOKENS} tokens, measured; time of a forward on {LONG}",
-        ("heads", "head width", *COLUMNS, f"ms for {LONG} tokens"),
+        ("heads", "head width", *COLUMNS, f"time for {LONG} tokens"),
         [[str(h), str(WIDTH // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"] for h in HEADS],
     )
     lines = {name: [(float(h), measured[h][i] / measured[1][i]) for h in HEADS] for i, name in enumerate(COLUMNS)}
