@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from triptych import attention, labs, spec
 from triptych.attention import dispatch, mechanisms, reference, rows
 from triptych.attention.request import Request
-from triptych.labs import additive_vs_dot, heads_vs_width, permutation, soft_vs_hard, untrained
+from triptych.labs import additive_vs_dot, heads_vs_width, permutation, small, soft_vs_hard
 from triptych.labs.lab import Setup
 from triptych.nn import positions
 from triptych.page import Curve, Table
@@ -124,7 +125,8 @@ def test_permutation_with_a_position_part_that_does_nothing(
 
 
 def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untrained, "attention", lambda width, heads: spec.attention(width, heads, head_width=width))
+    full_width = partial(spec.attention, head_width=heads_vs_width.WIDTH)
+    monkeypatch.setattr(small, "attention", lambda width, heads, head_width: full_width(width, heads))
     claims = failed("heads-vs-width")
     assert "parameters of" in claims
     assert "matmul FLOPs of" in claims

@@ -57,6 +57,7 @@ def test_logarithmic_axes_are_marked_where_something_was_measured():
     axes = drawn_axes(Curve("t", "x", "y", series, {}, "xy"))
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "8", "512"]
+    assert np.isnan(axes.lines[1].get_ydata()).all()  # -1 leaves a gap; at x = 0 there is no place to leave it
     plain = drawn_axes(Curve("t", "x", "y", series, {}))
     assert (plain.get_xscale(), plain.get_yscale()) == ("linear", "linear")
     many = {"a": [(float(x), 1.0) for x in range(1, 40)]}

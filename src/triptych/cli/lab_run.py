@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 def run(name: str, *, out: Path, report: Path | None, seed: int, as_json: bool, **given: Any) -> bool:
     """Run one lab, or all; -> whether every one passed."""
     names = list(LABS) if name == ALL else [known(name)]
-    plots: dict[str, list[Path]] = {}
-    outcomes: list[Outcome] = []
     draws = importlib.util.find_spec("matplotlib") is not None
-    for folder in (out if draws else None, report.parent if report is not None else None):
-        if folder is not None:  # an hour of work is not to end at a folder that cannot be made
-            folder.mkdir(parents=True, exist_ok=True)
+    for folder in ([out] if draws else []) + ([report.parent] if report is not None else []):
+        folder.mkdir(parents=True, exist_ok=True)  # now: minutes of work are not to end at a folder that cannot be
 
+    outcomes: list[Outcome] = []
+    plots: dict[str, list[Path]] = {}
     with _progress(len(names)) as (say, done):
         say("loading torch")
         from triptych import machine
@@ -36,15 +35,13 @@ def run(name: str, *, out: Path, report: Path | None, seed: int, as_json: bool, 
 
         machine.use_threads()
         setup = Setup(seed=seed, say=say, **given)
-        for outcome in [reporting.timed(name, setup)] if name != ALL else reporting.attempts(names, setup):
+        for outcome in reporting.attempts(names, setup) if name == ALL else [reporting.timed(name, setup)]:
             outcomes.append(outcome)
             plots[outcome.name] = reporting.draw(outcome, out) if draws else []
             done(outcome)
 
     if report is not None:
-        from triptych import page
-
-        page.write(report, reporting.html(outcomes, f"Seed {seed}, triptych {__version__}."))
+        reporting.write(report, outcomes, f"Seed {seed}, triptych {__version__}.")
     if as_json:
         told = [outcome.to_dict() | {"plots": list(map(str, plots[outcome.name]))} for outcome in outcomes]
         screen.result(told if name == ALL else told[0])

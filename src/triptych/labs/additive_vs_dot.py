@@ -44,9 +44,9 @@ def run(setup: Setup) -> Finding:
     facts = Facts(
         "What each needs",
         [
-            ("Parameters of a layer, dot product", f"{plain:,} (width {WIDTH * HEADS}, {HEADS} heads)"),
-            ("Parameters of a layer, additive", f"{plain + gained:,}: w is {gained} more, W_q and W_k were there"),
-            (f"Queries of width {NARROW}, keys of width {WIDE}", "additive compares them; the dot product cannot"),
+            (f"A layer of width {WIDTH * HEADS}, dot product", f"{plain:,} parameters"),
+            ("The same, additive", f"{plain + gained:,} parameters"),
+            (f"Queries of width {NARROW}, keys of {WIDE}", "additive only"),
         ],
     )
     slower = Curve(

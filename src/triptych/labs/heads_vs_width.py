@@ -11,7 +11,7 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.count import count
 from triptych.labs.lab import Check, Finding, Setup
-from triptych.labs.untrained import untrained
+from triptych.labs.small import block, decoder
 from triptych.model import Model
 from triptych.page import Curve, Table
 from triptych.spec import full
@@ -27,13 +27,12 @@ def run(setup: Setup) -> Finding:
     setup.say(f"one block of width {WIDTH}, {HEADS[0]} to {HEADS[-1]} heads")
     counted, measured, seconds = {}, {}, {}
     for heads in HEADS:
-        model = Model(
-            nn.new(untrained(full(), width=WIDTH, heads=heads, blocks=1, vocab=VOCAB, hidden=WIDTH), setup.seed)
-        )
+        made = decoder(VOCAB, [block(WIDTH, heads, WIDTH)], mask=full())
+        model = Model(nn.new(made, setup.seed))
         counted[heads], measured[heads], seconds[heads] = _counted(model), _measured(model), _seconds(model)
     table = Table(
         f"One block of width {WIDTH} on {TOKENS} tokens, measured; time of a forward on {LONG}",
-        ("heads", "head width", *COLUMNS, f"ms for {LONG} tokens"),
+        ("heads", "head width", *COLUMNS, f"time for {LONG} tokens"),
         [[str(h), str(WIDTH // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"] for h in HEADS],
     )
     lines = {name: [(float(h), measured[h][i] / measured[1][i]) for h in HEADS] for i, name in enumerate(COLUMNS)}

@@ -78,17 +78,20 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     return drawn
 
 
-def html(outcomes: Sequence[Outcome], made_with: str) -> str:
+def write(path: Path, outcomes: Sequence[Outcome], made_with: str) -> None:
     """One page: the sections of a single lab, or a chapter for each of several under a list of contents.
 
-    `made_with` says how the numbers came about, such as the seed and the version.
+    `made_with` says how the numbers came about, such as the seed and the version.  Raises TriptychError where the
+    file cannot be written.
     """
     if len(outcomes) == 1:
         [only] = outcomes
         question = only.finding.question if only.finding is not None else LABS[only.name]
-        return page.render(question, _parts(only), subtitle=f"Triptych lab {only.name}: {LABS[only.name]}. {made_with}")
-    chapters = [page.Chapter(one.name, LABS[one.name], one.passed, _parts(one)) for one in outcomes]
-    return page.render("The lectures, running", chapters, subtitle=f"{summary(outcomes)}. {made_with}")
+        subtitle = f"Triptych lab {only.name}: {LABS[only.name]}. {made_with}"
+        page.write(path, page.render(question, _sections(only, "What came of it"), subtitle=subtitle))
+        return
+    chapters = [page.Chapter(one.name, LABS[one.name], one.passed, _sections(one)) for one in outcomes]
+    page.write(path, page.render("The lectures, running", chapters, subtitle=f"{summary(outcomes)}. {made_with}"))
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -99,12 +102,13 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return f"{told}; failed: {', '.join(failed)}" if failed else told
 
 
-def _parts(outcome: Outcome) -> list[page.Section]:
+def _sections(outcome: Outcome, title: str = "") -> list[page.Section]:
+    """The verdict under `title`, or under the question it answers, then what it rests on."""
     finding = outcome.finding
     if finding is None:
         return [page.Verdict("What happened", False, outcome.error, [])]
     criteria = [page.Criterion(c.passed, c.claim, f"{c.measured:.4g}", c.criterion) for c in finding.checks]
-    return [page.Verdict("What came of it", finding.passed, finding.meaning, criteria), *finding.sections]
+    return [page.Verdict(title or finding.question, finding.passed, finding.meaning, criteria), *finding.sections]
 
 
 def clock(seconds: float) -> str:

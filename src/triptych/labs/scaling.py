@@ -8,6 +8,7 @@ import torch
 
 from triptych.attention import attend
 from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.small import power
 from triptych.page import Curve, Table
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -18,7 +19,7 @@ def run(setup: Setup) -> Finding:
     """q and k of unit variance: the spread of q·k, the entropy of its softmax and the gradient through it, over d."""
     rows = [_measure(width, setup.seed) for width in WIDTHS]
     uniform = math.log(TOKENS)
-    slope = _slope([(width, variance) for width, (variance, *_) in zip(WIDTHS, rows, strict=True)])
+    slope = power(WIDTHS, [variance for variance, *_ in rows])
     narrow, wide = rows[0], rows[-1]
     table = Table(
         f"{TOKENS} tokens, q and k with independent unit entries",
@@ -66,10 +67,3 @@ def _through(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | N
     pull = pattern @ v  # a loss that wants the first value number: d loss / d score = p * (v - z)
     gradient = pattern * (v[..., 0].unsqueeze(-2) - pull[..., :1])
     return entropy, gradient.abs().mean().item()
-
-
-def _slope(points: list[tuple[float, float]]) -> float:
-    """Exponent of the power law through `points`, by least squares on logarithms."""
-    xs, ys = ([math.log(point[i]) for point in points] for i in (0, 1))
-    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from triptych import nn
-from triptych.spec import Block, Embed, Kind, LMHead, Model, Norms, RMSNorm, Stack, attention, causal, mlp
+from triptych.spec import Block, Embed, Kind, LMHead, Mask, Model, Norms, RMSNorm, Stack, attention, causal, mlp
 from triptych.spec.parts import Linear, Norm
 from triptych.spec.positions import Absolute, Position
 from triptych.train import Data, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
+
+CAUSAL = causal()
 
 Points = list[tuple[float, float]]
 
@@ -34,15 +36,16 @@ def decoder(
     embedded: Absolute | None = None,
     inside: Position | None = None,
     final_norm: Norm | None = None,
+    mask: Mask = CAUSAL,
 ) -> Model:
-    """A causal decoder of `blocks`; positions are `embedded` or `inside` attention.
+    """A decoder of `blocks`, causal unless `mask` says otherwise; positions are `embedded` or `inside` attention.
 
     Weights begin with variance 1/D, so that a linear map keeps the size of a normalized vector.
     """
     width = blocks[0].attn.q.inputs
     stack = Stack(
         embed=Embed(vocab=vocab, width=width, position=embedded),
-        kinds={"self": Kind(mask=causal(), position=inside)},
+        kinds={"self": Kind(mask=mask, position=inside)},
         blocks=tuple(blocks),
         final_norm=final_norm,
     )

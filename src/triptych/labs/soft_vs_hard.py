@@ -16,8 +16,8 @@ from triptych.labs.lab import Check, Finding, Setup
 from triptych.page import Curve, Table
 
 ENTRIES, QUESTIONS, WIDTH, VALUES = 16, 32, 24, 20
-SHARPNESS = tuple(2.0**i for i in range(-2, 13))
-SOFT, HARD, STEPS, RATE = 4.0, 4096.0, 400, 0.15
+SHARPNESS = tuple(2.0**i for i in range(-2, 13, 2))
+SOFT, HARD, STEPS, RATE = 4.0, 4096.0, 400, 0.3
 
 
 def run(setup: Setup) -> Finding:

@@ -145,8 +145,9 @@ class Plot {
     this.cellBand.style.transform = `translate(${s * cell}px, ${t * cell}px)`;
     this.tip.textContent = three(this.head.at(t, s));
     const across = this.side.offsetWidth + s * cell - this.node.scrollLeft;
-    const flip = across > this.node.clientWidth * 0.7 ? "calc(-100% - 6px)" : `${cell + 6}px`;
-    this.tip.style.transform = `translate(${s * cell}px, ${t * cell}px) translate(${flip}, calc(-100% - 4px))`;
+    const room = Math.min(this.node.clientWidth, this.side.offsetWidth + this.heat.offsetWidth);
+    const flip = across > room * 0.7 ? "calc(-100% - 6px)" : `${cell + 6}px`;
+    this.tip.style.transform = `translate(${s * cell}px, ${t * cell}px) translate(${flip}, ${t ? "calc(-100% - 4px)" : "2px"})`;
     for (const label of this.marked ?? []) label?.classList.remove("on");
     this.marked = [this.labels.queries[t], this.labels.keys[s]];
     for (const label of this.marked) label?.classList.add("on");

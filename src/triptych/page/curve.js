@@ -87,7 +87,7 @@ function nearest(points, at) {
   return best;
 }
 
-// The axes, grid and reference lines of a plot that fits `box`.
+// The axes, grid and unnamed reference lines of a plot that fits `box`.
 function frame(section, box, x, y, marks, lines) {
   const parts = [];
   for (const value of marks.y) {
@@ -101,10 +101,7 @@ function frame(section, box, x, y, marks, lines) {
   parts.push(svg("path", { class: "axis", d: `M${box.left},${box.bottom}H${box.right}` }));
   parts.push(svg("text", { class: "name", x: box.right, y: box.bottom + 40, "text-anchor": "end" }, section.x_label));
   parts.push(svg("text", { class: "name", x: 0, y: 12 }, section.y_label));
-  for (const [name, value] of lines) {
-    parts.push(svg("path", { class: "reference", d: `M${box.left},${y(value)}H${box.right}` }));
-    parts.push(svg("text", { class: "reference", x: box.right, y: y(value) - 6, "text-anchor": "end" }, `${name} · ${readable(value)}`));
-  }
+  for (const [, value] of lines) parts.push(svg("path", { class: "reference", d: `M${box.left},${y(value)}H${box.right}` }));
   return parts;
 }
 
@@ -168,6 +165,9 @@ mounts.curve = (section, place) => {
         if (py !== null) picture.append(svg("circle", { class: `fill-${index % COLOURS}`, cx: x(px), cy: y(py), r: 2.6 }));
       }
     });
+    for (const [name, value] of lines) { // over the series, where they can be read
+      picture.append(svg("text", { class: "reference", x: box.right, y: y(value) - 6, "text-anchor": "end" }, `${name} · ${readable(value)}`));
+    }
     picture.append(cursor);
     readOut();
   }
