@@ -1,0 +1,179 @@
+"""Where a walk ends: logits and the next token, the word behind a mask, a label, or a vector for the whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.labs.walk import again
+from triptych.labs.walk.stack import Stack, norm_formula
+from triptych.labs.walk.steps import Given, Shown, Step
+from triptych.model import Model
+from triptych.probe import Trace
+from triptych.spec import ClassHead, Linear, LMHead, MaskedLMHead, Pooling, TokenHead
+
+TOP = 8  # candidates printed
+WARM = 0.7  # the temperature shown beside 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The last steps, what they say in words, and the token chosen where there is one."""
+
+    steps: list[Step]
+    said: str
+    token: int | None = None
+
+
+def outcome(model: Model, at: Stack, trace: Trace, row: int) -> Outcome:
+    """What the model's own head makes of the last hidden states."""
+    head, logits = model.spec.head, trace.logits[0].cpu()
+    if isinstance(head, LMHead):
+        return _next(model, at, head, logits[-1])
+    mask = None if model.tokenizer is None else model.tokenizer.mask_id
+    if isinstance(head, MaskedLMHead) and mask in at.ids:
+        place = row if at.ids[row] == mask else list(at.ids).index(mask)
+        return _filled(model, at, head, logits[place], place)
+    if isinstance(head, ClassHead):
+        return _label(at, head, logits.reshape(-1), 0)
+    if isinstance(head, TokenHead):
+        return _label(at, head, logits[row], row)
+    return _pooled(model, at, head if isinstance(head, Pooling) else Pooling())
+
+
+def _parameters(at: Stack, name: str, spec: Linear, symbol: str, letters: str) -> list[Shown]:
+    """Of the head, whose names have no stack before them."""
+    found = [("weight", f"W{symbol}", letters)] + [("bias", f"b{symbol}", letters.split()[0])] * spec.bias
+    return [
+        Shown(f"head.{name}.{leaf}", called, axes, at.module.get_parameter(f"head.{name}.{leaf}").detach().cpu())
+        for leaf, called, axes in found
+    ]
+
+
+def _linear(g: Given, x: Tensor, uses: Sequence[Shown]) -> Tensor:
+    return again.linear(x, g[uses[0].name], g[uses[1].name] if len(uses) > 1 else None)
+
+
+def _next(model: Model, at: Stack, head: LMHead, logits: Tensor) -> Outcome:
+    uses = _parameters(at, "proj", head.proj, "_head", "V D")
+    scale = 1.0 if head.scale is None else head.scale
+    inside = ("h" if head.scale is None else f"({scale:.4g} · h)") + "[last] W_headᵀ" + " + b_head" * head.proj.bias
+    formula = inside if head.softcap is None else f"c · tanh({inside} / c), c = {head.softcap:g}"
+
+    def once_more(g: Given) -> Tensor:
+        found = _linear(g, g[at.final][-1] * scale, uses).double()
+        return found if head.softcap is None else head.softcap * torch.tanh(found / head.softcap)
+
+    why = "One number for each word of the vocabulary, from the last token's vector alone."
+    steps = [_logits(at, f"l = {formula}", why, logits, once_more, uses), _candidates(model, logits)]
+    token = int(logits.argmax())
+    last = Shown("token", "token", "new", torch.tensor([token]), columns=_names(model, [token]))
+    why = (
+        "Greedy decoding takes the likeliest. Sampling divides the logits by a temperature, may drop the tail (top-k,"
+        " top-p), and draws one; then the walk begins again with one token more."
+    )
+    steps.append(Step(OUT, "Next token", "token = argmax l", why, [last], lambda g: g["logits"].argmax()[None]))
+    chance = float(logits.softmax(-1)[token])
+    return Outcome(steps, f"next token: {_names(model, [token])[0]} (id {token}, p {chance:.4f})", token)
+
+
+def _filled(model: Model, at: Stack, head: MaskedLMHead, logits: Tensor, place: int) -> Outcome:
+    dense, proj = _parameters(at, "dense", head.dense, "_d", "D D"), _parameters(at, "proj", head.proj, "_head", "V D")
+    norm = _norm_parameters(at, head)
+
+    def once_more(g: Given) -> Tensor:
+        x = again.activation(head.act, _linear(g, g[at.final][place], dense))
+        bias = g[norm[1].name] if len(norm) > 1 else None
+        return _linear(g, again.norm(x, head.norm, g[norm[0].name], bias), proj)
+
+    formula = f"l = norm({head.act}(h[mask] W_dᵀ + b_d)) W_headᵀ + b_head,  norm(x) = {norm_formula(head.norm)}"
+    why = "One number for each word of the vocabulary, from the vector at the mask alone."
+    token = int(logits.argmax())
+    name, chance = _names(model, [token])[0], float(logits.softmax(-1)[token])
+    last = Shown("token", "token", "new", torch.tensor([token]), columns=[name])
+    steps = [
+        _logits(at, formula, why, logits, once_more, [*dense, *norm, *proj]),
+        _candidates(model, logits),
+        Step(
+            OUT, "The word", "token = argmax l", "The likeliest word goes where the mask was.", [last],
+            lambda g: g["logits"].argmax()[None],
+        ),
+    ]  # fmt: skip
+    return Outcome(steps, f"the mask at {place} is {name} (id {token}, p {chance:.4f})", token)
+
+
+def _label(at: Stack, head: ClassHead | TokenHead, logits: Tensor, place: int) -> Outcome:
+    dense = head.dense if isinstance(head, ClassHead) else None
+    first = [] if dense is None else _parameters(at, "dense", dense, "_d", "D D")
+    classes = _parameters(at, "classes", head.classes, "_c", "C D")
+
+    def once_more(g: Given) -> Tensor:
+        x = g[at.final][place]
+        return _linear(g, torch.tanh(_linear(g, x, first)) if first else x, classes)
+
+    inner = f"h[{place}]" if dense is None else f"tanh(h[{place}] W_dᵀ + b_d)"
+    why = "One number for each label, from one token's vector; the largest wins."
+    step = _logits(at, f"l = {inner} W_cᵀ + b_c", why, logits, once_more, [*first, *classes], letter="C")
+    return Outcome([step], f"label {int(logits.argmax())} of {len(logits)}, from the token {at.labels[place]}")
+
+
+def _pooled(model: Model, at: Stack, how: Pooling) -> Outcome:
+    value = model.encode([list(at.ids)])[0].cpu()
+    dense = [] if how.mode != "dense" or how.dense is None else _parameters(at, "dense", how.dense, "_d", "D D")
+    formula = {"mean": "v = mean of h over tokens", "first": "v = h[0]", "dense": "v = tanh(h[0] W_dᵀ + b_d)"}[how.mode]
+
+    def once_more(g: Given) -> Tensor:
+        h = g[at.final]
+        found = h.sum(0) / len(h) if how.mode == "mean" else h[0]
+        found = torch.tanh(_linear(g, found, dense)) if dense else found
+        return found / (found * found).sum() ** 0.5 if how.normalize else found
+
+    formula += ",  v ← v / |v|" if how.normalize else ""
+    why = "One vector for the whole text: texts that mean alike point alike."
+    step = Step(OUT, "Pooled vector", formula, why, [Shown("pooled", "v", "D", value)], once_more, dense)
+    return Outcome([step], f"a vector of {len(value):,} numbers, length {float(value.norm()):.4f}")
+
+
+OUT = "text out"
+
+
+def _logits(
+    at: Stack, formula: str, why: str, logits: Tensor, once_more: object, uses: Sequence[Shown], letter: str = "V"
+) -> Step:
+    return Step(OUT, "Logits", formula, why, [Shown("logits", "l", letter, logits)], once_more, uses)  # type: ignore[arg-type]
+
+
+def _candidates(model: Model, logits: Tensor) -> Step:
+    """The likeliest, with what a temperature makes of their probabilities."""
+    top = min(TOP, len(logits))
+
+    def table(values: Tensor, p: Tensor, warm: Tensor) -> Tensor:
+        best = values.topk(top).indices
+        return torch.stack([values[best], p[best], warm[best]], 1)
+
+    value = table(logits, logits.softmax(-1), (logits / WARM).softmax(-1))
+    labels = _names(model, logits.topk(top).indices.tolist())
+    shown = Shown("candidates", "p", "top ·", value, labels, ["l", "p", f"p, τ={WARM}"], focus=0)
+    rest = len(logits) - top
+    why = "Softmax over the vocabulary. " + (
+        f"The other {rest:,} tokens share {1 - float(value[:, 1].sum()):.1%}." if rest else ""
+    )
+    return Step(
+        OUT, "Candidates", "p = softmax(l),  p at τ = softmax(l / τ)", why.strip(), [shown],
+        lambda g: table(g["logits"], again.softmax(g["logits"]), again.softmax(g["logits"] / WARM)),
+    )  # fmt: skip
+
+
+def _norm_parameters(at: Stack, head: MaskedLMHead) -> list[Shown]:
+    names = head.norm.tensors()
+    return [
+        Shown(f"head.norm.{leaf}", leaf[0], "D", at.module.get_parameter(f"head.norm.{leaf}").detach().cpu())
+        for leaf in names
+    ]
+
+
+def _names(model: Model, ids: Sequence[int]) -> list[str]:
+    return [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
