@@ -86,7 +86,7 @@ def _walk(walk: Walk) -> None:
         if step.part != part:
             part = step.part
             out.print()
-            out.rule(part[0].upper() + part[1:], align="left", style="dim")
+            out.rule(part, align="left", style="dim")
         _step(out, number, step, error)
     out.print()
     out.print(screen.plain(walk.outcome), style="bold")
@@ -142,6 +142,8 @@ def _matrix(out: Console, one: Shown) -> list[Any]:
     for name in part.columns:
         made.add_column(Text(_short(name, CELL - 2)), justify="right", min_width=CELL - 2, header_style="dim")
     for i, (name, row) in enumerate(zip(part.rows, part.values, strict=True)):
+        if i == part.gap:
+            made.add_row("⋮")
         cells = [number(x) for x in row]
         made.add_row(_short(name, label), *cells, style="bold" if i == part.focus else "")
     head = Text.assemble(name_of(one), " ", (one.shape, "dim"), ("   " + part.left_out, "dim"))

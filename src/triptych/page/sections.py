@@ -233,7 +233,8 @@ class Attention:
 class Grid:
     """A matrix of which some rows and columns are shown: `rows` are (name, cells), `left_out` says what is not shown.
 
-    `where` is the matrix's full name, `focus` the row that is followed, `shade` a number in [0, 1] for each cell.
+    `where` is the matrix's full name, `named` whether its columns have names to show, `focus` the row that is followed,
+    `gap` the row before which some are left out, `shade` a number in [0, 1] for each cell.
     """
 
     name: str
@@ -242,7 +243,9 @@ class Grid:
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
     left_out: str = ""
+    named: bool = False
     focus: int | None = None
+    gap: int | None = None
     shade: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
@@ -268,6 +271,7 @@ class Unfolding:
     meaning: str
     grids: Sequence[Grid]
     check: str
+    open: bool = False
 
 
 @dataclass(frozen=True)

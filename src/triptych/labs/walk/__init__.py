@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from triptych.labs.walk.decoding import explain_cache
 from triptych.labs.walk.steps import TOLERANCE, Excerpt, Shown, Step, Walk
 from triptych.labs.walk.walking import explain
 
-__all__ = ["TOLERANCE", "Excerpt", "Shown", "Step", "Walk", "explain"]
+__all__ = ["TOLERANCE", "Excerpt", "Shown", "Step", "Walk", "explain", "explain_cache"]

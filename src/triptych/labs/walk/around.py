@@ -12,19 +12,21 @@ from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.spec import Learned
 from triptych.spec.positions import Absolute
 
+OUT = "Text out"  # the last part of every walk
+
 
 def beginning(at: Stack) -> list[Step]:
     """The embedding, and the blocks before the chosen one."""
     steps = [_embedding(at)]
     if at.layer:
-        steps.append(_through(at, f"{at.title}blocks before", 0, at.layer, "embed", f"{at.block}.resid_pre"))
+        steps.append(_through(at, at.part("text in"), 0, at.layer, "embed", f"{at.block}.resid_pre"))
     return steps
 
 
 def ending(at: Stack) -> list[Step]:
     """The blocks after the chosen one, and the final norm."""
     last = len(at.spec.blocks) - 1
-    part, end = f"{at.title}to the end of the stack", f"blocks.{last}.resid_post"
+    part, end = at.part("output") if at.prefix else OUT, f"blocks.{last}.resid_post"
     steps = []
     if at.layer < last:
         steps.append(_through(at, part, at.layer + 1, last + 1, f"{at.block}.resid_post", end))
@@ -64,11 +66,11 @@ def _embedding(at: Stack) -> Step:
 
     places = ", and a vector for its place is added." if spec.position is not None else "; places come in later."
     meaning = "Each id picks its row of a learned table" + places
-    return Step(f"{at.title}embedding", "Embedding", formula, meaning, [at.shown("embed", "x")], once_more, uses)
+    return Step(at.part("text in"), "Embedding", formula, meaning, [at.shown("embed", "x")], once_more, uses)
 
 
 def _positions(at: Stack, spec: Absolute) -> Shown:
-    places = torch.arange(len(at.ids))
+    places = at.places
     if not isinstance(spec, Learned):
         return at.row_each(f"{at.name}.embed.position", "P", sinusoidal(places, spec))
     rows = at.parameter("embed.position.weight", "P", "positions D").value[places + spec.offset]

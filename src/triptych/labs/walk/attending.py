@@ -57,7 +57,8 @@ class Attending:
     softcap: float | None = None
     sinks: Tensor | None = None
     bias: Bias | None = None
-    first: int = 0  # position of the first query
+    q_pos: Tensor | None = None  # where the queries and keys stand; from 0 on unless given
+    k_pos: Tensor | None = None
     head: int = 0
     forward: Forward | None = None
 
@@ -118,12 +119,11 @@ class Attending:
         return Step(self.part, "Position bias", bias.formula, bias.meaning, shown, once_more, bias.uses)
 
     def _mask(self) -> Step:
-        t, s = self.q.value.shape[-2], self.k.value.shape[-2]
-        places = Points(torch.arange(self.first, self.first + t)[:, None]), Points(torch.arange(s)[None])
-        seen = torch.as_tensor(self.mask.visible(*places)).expand(t, s)
-        hidden = torch.zeros(t, s).masked_fill(~seen, -math.inf)
+        q_pos, k_pos = self._places
+        seen = torch.as_tensor(self.mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
+        hidden = torch.zeros(len(q_pos), len(k_pos)).masked_fill(~seen, -math.inf)
         everything = bool(seen.all())
-        why = f"Mask: {mask_text(self.mask)}. "
+        why = f"The rule here is {mask_text(self.mask)}. "
         why += "Every query sees every key." if everything else "What a query may not see gets -∞, so weight 0."
         if isinstance(self.mask, Full):
             why = "No mask: every query sees every key."
@@ -170,8 +170,13 @@ class Attending:
         bias = None if self.bias is None else self.bias.value[None]
         return {
             "scale": self.scale, "softcap": self.softcap, "bias": bias, "mask": self.mask, "sinks": self.sinks,
-            "q_pos": torch.arange(self.first, self.first + self.q.value.shape[-2]),
+            "q_pos": self._places[0], "k_pos": self._places[1],
         }  # fmt: skip
+
+    @property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        q_pos = torch.arange(self.q.value.shape[-2]) if self.q_pos is None else self.q_pos
+        return q_pos, torch.arange(self.k.value.shape[-2]) if self.k_pos is None else self.k_pos
 
     def _scored(self, **options: Any) -> Tensor:
         return _unbatch(attention_scores(_batch(self.q.value), _batch(self.k.value), **options), self.q.value)

@@ -17,21 +17,21 @@ ADDED = {"attn": "what attention gathered", "cross": "what was read of the sourc
 
 def middle(at: Stack) -> list[Step]:
     """Every step of the block."""
-    block, begins = at.spec.blocks[at.layer], f"{at.title}block {at.layer}, "
+    block, begins = at.spec.blocks[at.layer], f"block {at.layer}, "
     x = at.prefix + (f"{at.block}.resid_pre" if at.layer else "embed")
-    last, part = f"{at.block}.resid_mid", f"{begins}attention"
+    last, part = f"{at.block}.resid_mid", at.part(f"{begins}attention")
     steps, entered = _entered(at, part, x, "attn", block.attn_norm)
     steps += attention(at, part, entered, "attn", block.attn, block.attn_norm)
     if block.cross is not None:
         between = f"{at.block}.{BETWEEN}"
         steps.append(_residual(at, part, x, "attn", block.attn_norm, between))
-        part, x = f"{begins}cross-attention", at.prefix + between
+        part, x = at.part(f"{begins}cross-attention"), at.prefix + between
         norms, entered = _entered(at, part, x, "cross", block.cross_norm)
         steps += [*norms, *attention(at, part, entered, "cross", block.cross, block.cross_norm)]
         steps.append(_residual(at, part, x, "cross", block.cross_norm, last))
     else:
         steps.append(_residual(at, part, x, "attn", block.attn_norm, last))
-    part, x = f"{begins}MLP", at.prefix + last
+    part, x = at.part(f"{begins}MLP"), at.prefix + last
     norms, entered = _entered(at, part, x, "mlp", block.mlp_norm)
     steps += [*norms, *_mlp(at, part, entered, block.mlp, block.mlp_norm)]
     return [*steps, _residual(at, part, x, "mlp", block.mlp_norm, f"{at.block}.resid_post")]

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from triptych.attention import alibi_slopes, rope_angles, t5_bucket
 from triptych.labs.walk import again
-from triptych.labs.walk.attending import Attending, Bias, Forward
+from triptych.labs.walk.attending import Attending, Forward
+from triptych.labs.walk.places import angles, relative
 from triptych.labs.walk.stack import Applied, Stack, leaving
 from triptych.labs.walk.steps import Given, Shown, Step
-from triptych.spec import Alibi, Attention, Rope, T5Buckets, full
+from triptych.spec import Attention, Rope, full
 from triptych.spec.parts import Norms
 
 AXES = {"q": "H T K", "k": "G S K", "v": "G S V"}
 
 
-def attention(at: Stack, part: str, entered: str, sub: str, spec: Attention, norms: Norms) -> list[Step]:
-    """From what entered the layer to what leaves it."""
+@dataclass(frozen=True)
+class Held:
+    """Under which names a cache's keys and values were printed; positions and tokens of all keys, the new included."""
+
+    k: str
+    v: str
+    places: Sequence[int]
+    labels: Sequence[str]
+
+
+def attention(
+    at: Stack, part: str, entered: str, sub: str, spec: Attention, norms: Norms, held: Held | None = None
+) -> list[Step]:
+    """From what entered the layer to what leaves it; the keys and values of earlier tokens from a cache, if `held`."""
     kind = None if sub == "cross" else at.spec.kinds[spec.kind]
     turned = _rotation(at, part, sub, spec, None if kind is None else kind.position)
     q, k, v = (by_head(at, sub, spec, leaf) for leaf in ("q", "k", "v"))
     if turned is not None:
         q, k = turned.makes
+    extended = [] if held is None else [_extension(at, part, sub, k, v, held)]
+    for step in extended:
+        k, v = step.makes
+    k_pos = at.places if held is None else torch.tensor(list(held.places))
     sinks = at.parameter(f"{at.block}.{sub}.sinks", "sink", "H").value if spec.sinks else None
     scores, pattern, z = (at.read(f"{at.block}.{sub}.{leaf}") for leaf in ("scores", "pattern", "z"))
+    if held is not None:  # a column a position there, also of those a window has let go
+        scores, pattern = scores[..., k_pos], pattern[..., k_pos]
     core = Attending(
         part=part,
         prefix=f"{at.prefix}{at.block}.{sub}.",
@@ -38,13 +56,15 @@ def attention(at: Stack, part: str, entered: str, sub: str, spec: Attention, nor
         scale=spec.scale,
         softcap=spec.softcap,
         sinks=sinks,
-        bias=None if kind is None else _bias(at, kind.position, f"{at.name}.kinds.{spec.kind}.position"),
+        bias=None if kind is None else relative(at, k.labels, k_pos, kind.position, spec.kind),
+        q_pos=None if kind is None else at.places,
+        k_pos=None if kind is None else k_pos,
         head=at.head,
         forward=Forward(scores, pattern, z.transpose(0, 1)),
     )
     begin = [_projections(at, part, entered, sub, spec), _split(at, part, sub, spec)]
     begin += [] if turned is None else [turned]
-    return [*begin, *core.steps(), *_joined(at, part, sub, spec, norms)]
+    return [*begin, *extended, *core.steps(), *_joined(at, part, sub, spec, norms)]
 
 
 def by_head(at: Stack, sub: str, spec: Attention, leaf: str, name: str = " by head") -> Shown:
@@ -115,14 +135,14 @@ def _rotation(at: Stack, part: str, sub: str, spec: Attention, position: object)
         for leaf in ("q", "k")
     }
     uses = [use for one in norms.values() if one is not None for use in one.uses]
-    angles = [] if rope is None else _angles(at, under, rope)
+    turns = [] if rope is None else angles(at, under, rope)
     before = {leaf: f"{at.prefix}{under}.{leaf} by head" for leaf in ("q", "k")}
 
     def once_more(g: Given) -> list[Tensor]:
         made = []
         for leaf, norm in norms.items():
             x = g[before[leaf]] if norm is None else norm.run(g, g[before[leaf]])
-            made.append(x if rope is None else again.rotate(x, *(g[one.name] for one in angles), rope.pairing))
+            made.append(x if rope is None else again.rotate(x, *(g[one.name] for one in turns), rope.pairing))
         return made
 
     normed = next((one.formula for one in norms.values() if one is not None), "")
@@ -131,50 +151,19 @@ def _rotation(at: Stack, part: str, sub: str, spec: Attention, position: object)
     formula = ",  ".join(filter(None, [f"q ← norm(q), norm(x) = {normed}" if normed else "", turning]))
     why = "Each pair of dimensions turns by position × its own speed, so a product q·k knows how far apart they stand."
     makes = [by_head(at, sub, spec, f"{leaf}_rot", "") for leaf in ("q", "k")]
-    return Step(part, title, formula, why if rope is not None else "", makes, once_more, [*uses, *angles])
+    return Step(part, title, formula, why if rope is not None else "", makes, once_more, [*uses, *turns])
 
 
-def _angles(at: Stack, under: str, rope: Rope) -> list[Shown]:
-    places = torch.arange(len(at.ids))
-    values = rope_angles(rope, places, torch.full_like(places, len(at.ids)))
-    names = zip(("cos", "sin"), values, strict=True)
-    return [at.row_each(f"{at.prefix}{under}.{name}", name, value, "N K/2") for name, value in names]
-
-
-def _bias(at: Stack, position: object, name: str) -> Bias | None:
-    """What a relative position part adds to the scores."""
-    places = torch.arange(len(at.ids))
-    apart = places[None, :] - places[:, None]
-
-    def matrix(what: str, symbol: str, value: Tensor) -> Shown:
-        return Shown(f"{name}.{what}", symbol, "T S", value, at.labels, at.labels, focus=at.focus)
-
-    if isinstance(position, T5Buckets):
-        table = Shown(f"{name}.weight", "R", "buckets H", at.module.get_parameter(f"{name}.weight").detach().cpu())
-        near, far = position.buckets, position.max_distance
-        bucket = matrix(
-            "bucket", "β", t5_bucket(apart, buckets=near, max_distance=far, bidirectional=position.bidirectional)
-        )
-        return Bias(
-            at.stack.get_submodule(f"kinds.{name.split('.')[-2]}").position.bias()(places, places).detach().cpu(),
-            "s ← s + b,  b = R[β(key − query)]",
-            "Positions enter here: one learned number for each head and distance, near ones apart, far ones together.",
-            [table, bucket],
-            lambda g: g[table.name][g[bucket.name]].permute(2, 0, 1),
-        )
-    if isinstance(position, Alibi):
-        slopes, distance = (
-            Shown(f"{name}.slopes", "a", "H", alibi_slopes(position.heads)),
-            matrix("distance", "|Δ|", apart.abs()),
-        )
-        return Bias(
-            -slopes.value[:, None, None] * apart.abs(),
-            "s ← s + b,  b = −a · |key − query|",
-            "Positions enter here: the further a key, the lower its score, by a slope of the head's own.",
-            [slopes, distance],
-            lambda g: -g[slopes.name][:, None, None] * g[distance.name],
-        )
-    return None
+def _extension(at: Stack, part: str, sub: str, k: Shown, v: Shown, held: Held) -> Step:
+    under, focus = f"{at.prefix}{at.block}.{sub}", len(held.places) - 1
+    makes = []
+    for leaf, new in (("k", k), ("v", v)):
+        value = at.read(f"{at.block}.{sub}.{leaf}_ctx").transpose(0, 1)
+        makes.append(replace(new, name=f"{under}.{leaf}_ctx", value=value, labels=held.labels, focus=focus))
+    pairs = ((held.k, k.name), (held.v, v.name))
+    formula = "k = [k of the cache; k new],  v = [v of the cache; v new]"
+    why = "The new key and value join those kept: nothing of the earlier tokens is computed again."
+    return Step(part, "Cache", formula, why, makes, lambda g: [torch.cat([g[old], g[new]], 1) for old, new in pairs])
 
 
 def _joined(at: Stack, part: str, sub: str, spec: Attention, norms: Norms) -> list[Step]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych.labs.walk import again
+from triptych.labs.walk.around import OUT
 from triptych.labs.walk.stack import Stack, norm_formula
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.model import Model
@@ -77,7 +78,7 @@ def _next(model: Model, at: Stack, head: LMHead, logits: Tensor) -> Outcome:
     )
     steps.append(Step(OUT, "Next token", "token = argmax l", why, [last], lambda g: g["logits"].argmax()[None]))
     chance = float(logits.softmax(-1)[token])
-    return Outcome(steps, f"next token: {_names(model, [token])[0]} (id {token}, p {chance:.4f})", token)
+    return Outcome(steps, f"next token: “{_names(model, [token])[0]}” (id {token}, p {chance:.4f})", token)
 
 
 def _filled(model: Model, at: Stack, head: MaskedLMHead, logits: Tensor, place: int) -> Outcome:
@@ -102,7 +103,7 @@ def _filled(model: Model, at: Stack, head: MaskedLMHead, logits: Tensor, place: 
             lambda g: g["logits"].argmax()[None],
         ),
     ]  # fmt: skip
-    return Outcome(steps, f"the mask at {place} is {name} (id {token}, p {chance:.4f})", token)
+    return Outcome(steps, f"the mask at {place} is “{name}” (id {token}, p {chance:.4f})", token)
 
 
 def _label(at: Stack, head: ClassHead | TokenHead, logits: Tensor, place: int) -> Outcome:
@@ -135,9 +136,6 @@ def _pooled(model: Model, at: Stack, how: Pooling) -> Outcome:
     why = "One vector for the whole text: texts that mean alike point alike."
     step = Step(OUT, "Pooled vector", formula, why, [Shown("pooled", "v", "D", value)], once_more, dense)
     return Outcome([step], f"a vector of {len(value):,} numbers, length {float(value.norm()):.4f}")
-
-
-OUT = "text out"
 
 
 def _logits(

@@ -58,6 +58,7 @@ class Stack:
     head: int
     focus: int
     source: Stack | None = None  # the encoder that a decoder reads
+    first: int = 0  # the position of its first token
 
     @property
     def spec(self) -> Any:
@@ -69,14 +70,18 @@ class Stack:
         return found
 
     @property
+    def places(self) -> Tensor:
+        """The position of each token."""
+        return torch.arange(self.first, self.first + len(self.ids))
+
+    @property
     def prefix(self) -> str:
         """Of its sites."""
         return f"{self.name}." if self.module.spec.layout == "encoder-decoder" else ""
 
-    @property
-    def title(self) -> str:
-        """What the titles of its parts begin with."""
-        return f"{self.name.capitalize()}: " if self.prefix else ""
+    def part(self, name: str) -> str:
+        """The title of a part of the walk, with the stack's name where there are two."""
+        return f"{self.name.capitalize()}: {name}" if self.prefix else name[0].upper() + name[1:]
 
     @property
     def block(self) -> str:

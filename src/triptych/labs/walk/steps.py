@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych.page import Facts, Grid, Section, Steps, Unfolding
 
 TOLERANCE = 1e-5
-ROWS, COLUMNS = 4, 5  # printed of a tensor, unless the reader's screen is narrower
+ROWS, COLUMNS = 4, 4  # printed of a tensor, unless the reader's screen is narrower
 SQUARE = 8  # of one with a row and a column a token, and of the candidates
 LARGE = 1 << 22  # numbers; above it a tensor is not doubled to be recomputed from: a vocabulary's matrix
 
@@ -29,6 +29,7 @@ class Excerpt:
     more_rows: int
     more_columns: int
     focus: int | None  # which of the printed rows is the one followed
+    gap: int | None  # before which of them rows are left out; None where they are the first ones
 
     @property
     def left_out(self) -> str:
@@ -84,6 +85,7 @@ class Shown:
             high - len(down),
             wide - len(across),
             down.index(self.focus) if self.focus in down else None,
+            next((i for i, row in enumerate(down) if row != i), None),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,8 +196,10 @@ class Walk:
         parts: dict[str, list[Unfolding]] = {}
         for number, (step, error) in enumerate(zip(self.steps, self.errors, strict=True), 1):
             grids = [grid(one) for one in (*step.uses, *step.makes)]
-            off = f"recomputed from the tensors above: largest difference {error:.1e}"
-            shown = Unfolding(number, step.title, step.formula, step.meaning, grids, off)
+            off = "Recomputed from the tensors above: " + (
+                f"largest difference {error:.1e}." if error else "no difference."
+            )
+            shown = Unfolding(number, step.title, step.formula, step.meaning, grids, off, open=number == 1)
             parts.setdefault(step.part, []).append(shown)
         facts = [*self.facts, ("Result", self.outcome), ("Check", self.verdict)]
         return [Facts("What was run", facts), *(Steps(part, items) for part, items in parts.items())]
@@ -206,7 +210,10 @@ def grid(shown: Shown) -> Grid:
     part = shown.excerpt()
     shade = part.values if shown.name.endswith("pattern") else None
     rows = [(label, [number(x) for x in row]) for label, row in zip(part.rows, part.values, strict=True)]
-    return Grid(name_of(shown), shown.shape, shown.name, part.columns, rows, part.left_out, part.focus, shade)
+    named = bool(shown.columns)
+    return Grid(
+        name_of(shown), shown.shape, shown.name, part.columns, rows, part.left_out, named, part.focus, part.gap, shade
+    )
 
 
 def name_of(shown: Shown) -> str:

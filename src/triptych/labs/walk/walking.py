@@ -130,4 +130,4 @@ def _read(model: Model, stack: Stack, text: str | None) -> Step:
         again = list(stack.ids) if text is None else model.ids([text])[0]
         return torch.tensor(again)
 
-    return Step(f"{stack.title}text in", title, formula, meaning, [shown], once_more)
+    return Step(stack.part("text in"), title, formula, meaning, [shown], once_more)
