@@ -53,6 +53,8 @@ def explain(
 
         show(worked(example), save=save, as_json=as_json)
         return
+    if cache and row is not None:
+        raise typer.BadParameter("--cache follows the newest token; leave --row out")
     if model is None or text is None:
         raise typer.BadParameter("give MODEL and TEXT, or --example NAME")
     from triptych.cli.models import opened
@@ -60,8 +62,11 @@ def explain(
 
     # Half precision could not be recomputed to 1e-5.
     loaded = opened(model, dtype=options.DType.fp32, device=device, offline=offline, ignore=ignore)
-    chosen = walk.explain_cache if cache else walk.explain
-    show(chosen(loaded, text, layer=layer, head=head, row=row), save=save, as_json=as_json)
+    if cache:
+        found = walk.explain_cache(loaded, text, layer=layer, head=head)
+    else:
+        found = walk.explain(loaded, text, layer=layer, head=head, row=row)
+    show(found, save=save, as_json=as_json)
 
 
 def show(walk: Walk, *, save: Path | None, as_json: bool) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from triptych.labs.walk.decoding import explain_cache
+from triptych.labs.walk.examples import EXAMPLES, worked
 from triptych.labs.walk.steps import TOLERANCE, Excerpt, Shown, Step, Walk
 from triptych.labs.walk.walking import explain
 
-__all__ = ["TOLERANCE", "Excerpt", "Shown", "Step", "Walk", "explain", "explain_cache"]
+__all__ = ["EXAMPLES", "TOLERANCE", "Excerpt", "Shown", "Step", "Walk", "explain", "explain_cache", "worked"]

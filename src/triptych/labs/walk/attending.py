@@ -96,7 +96,7 @@ class Attending:
             f"A sum of {width} products has a variance of {width}; √{width} brings it back to about 1.",
         )
         if scale == 1.0:
-            title, formula, why = "No scale", "s ← s", "This model was trained without dividing by √K."
+            title, formula, why = "No scale", "s ← s", "The products enter as they are: nothing is divided by √K."
         if self.softcap is not None:
             formula += f",  then {self.softcap:g} · tanh(s / {self.softcap:g})"
             why += f" The soft cap keeps every score within ±{self.softcap:g}."
