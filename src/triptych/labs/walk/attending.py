@@ -119,20 +119,17 @@ class Attending:
         return Step(self.part, "Position bias", bias.formula, bias.meaning, shown, once_more, bias.uses)
 
     def _mask(self) -> Step:
+        before, name = f"{self.prefix}{'scaled' if self.bias is None else 'biased'}", f"{self.prefix}mask"
+        scores = [self._matrix("scores", "s", self._real("scores", self._scored(**self._options)))]
+        if isinstance(self.mask, Full):
+            why = "Every query sees every key: this is what enters softmax."
+            return Step(self.part, "No mask", "s ← s", why, scores, lambda g: g[before])
         q_pos, k_pos = self._places
         seen = torch.as_tensor(self.mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
         hidden = torch.zeros(len(q_pos), len(k_pos)).masked_fill(~seen, -math.inf)
-        everything = bool(seen.all())
-        why = f"The rule here is {mask_text(self.mask)}. "
-        why += "Every query sees every key." if everything else "What a query may not see gets -∞, so weight 0."
-        if isinstance(self.mask, Full):
-            why = "No mask: every query sees every key."
-        before = f"{self.prefix}{'scaled' if self.bias is None else 'biased'}"
-        name = f"{self.prefix}mask"
         m = Shown(name, "m", "T S", hidden, self.q.labels, self.k.labels, focus=self.q.focus)
-        value = self._real("scores", self._scored(**self._options))
-        shown = [self._matrix("scores", "s", value)]
-        return Step(self.part, "Mask", "s ← s + m", why, shown, lambda g: g[before] + g[name], [m])
+        why = f"The rule here is {mask_text(self.mask)}. What a query may not see gets -∞, so weight 0."
+        return Step(self.part, "Mask", "s ← s + m", why, scores, lambda g: g[before] + g[name], [m])
 
     def _softmax(self) -> Step:
         scores, sink = f"{self.prefix}scores", f"{self.prefix}sinks"

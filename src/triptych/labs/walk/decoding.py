@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -112,26 +112,27 @@ def _held(whole: Stack, one: Stack) -> Step:
     uses, makes = [], []
     for leaf, computed in (("k", "k_rot"), ("v", "v")):
         shown = by_head(whole, "attn", spec, computed, " of a whole forward")
+        shown = replace(shown, symbol=f"{leaf} whole")
         uses.append(shown)
         value = one.read(f"{one.block}.attn.{leaf}_ctx").transpose(0, 1)[:, :-1]
         letters = shown.letters
-        makes.append(Shown(f"{under}.{leaf} cached", leaf, letters, value, labels, head=shown.head))
+        makes.append(Shown(f"{under}.{leaf} cached", f"{leaf} cached", letters, value, labels, head=shown.head))
     at = torch.tensor(list(earlier))
     why = (
         f"{len(earlier)} keys and values a group, in each of {len(one.spec.blocks)} layers, computed once and kept: the"
         " same numbers as a forward over the whole text."
     )
-    formula = "k cached = k[earlier],  v cached = v[earlier]"
+    formula = "k cached = k whole[earlier],  v cached = v whole[earlier]"
     return Step(BEFORE, "The cache", formula, why, makes, lambda g: [g[use.name][:, at] for use in uses], uses)
 
 
 def _entered(whole: Stack, one: Stack) -> Step:
     site = f"{one.block}.attn.in"
     shown = whole.shown(site, "h")
-    full = Shown(f"{shown.name} of a whole forward", "h", "N D", shown.value, whole.labels, focus=whole.focus)
+    full = Shown(f"{shown.name} of a whole forward", "h whole", "N D", shown.value, whole.labels, focus=whole.focus)
     why = "Only the new token runs through the model: one row enters each layer where a whole forward has them all."
     makes = [one.shown(site, "h")]
-    return Step(one.part("this step"), "One row", "h = h[last]", why, makes, lambda g: g[full.name][-1:], [full])
+    return Step(one.part("this step"), "One row", "h = h whole[last]", why, makes, lambda g: g[full.name][-1:], [full])
 
 
 def _attention(whole: Stack, one: Stack) -> list[Step]:
@@ -150,7 +151,7 @@ def _bytes(model: Model, step: Decoded, source: int | None) -> Step:
     total = count(spec).cache_bytes(length, dtype="fp32", source=source or 0) * size // 4
     shown = Shown(
         "bytes", "bytes", "· ·", torch.tensor([[total, sum(used) + cross], [used[step.layer], used[step.layer]]]),
-        ["all layers", "this layer"], ["by count", "in tensors"],
+        ["all layers", "this layer"], ["by count", "tensors"],
     )  # fmt: skip
 
     def once_more(g: Given) -> Tensor:
@@ -185,7 +186,7 @@ def _used(store: object, length: int) -> int:
 
 
 def _logits(step: Decoded) -> Step:
-    whole = Shown("logits of a whole forward", "l", "V", step.whole.logits[0][-1].cpu())
+    whole = Shown("logits of a whole forward", "l whole", "V", step.whole.logits[0][-1].cpu())
     shown = Shown("logits", "l cached", "V", step.logits)
     why = "The cache changes what is computed, not what comes out: the logits are those of a forward over all tokens."
-    return Step(OUT, "Logits", "l cached = l", why, [shown], lambda g: g[whole.name], [whole])
+    return Step(OUT, "Logits", "l cached = l whole", why, [shown], lambda g: g[whole.name], [whole])

@@ -48,7 +48,7 @@ def _plain(name: str) -> str:
 Made = tuple[list[Step], str]
 
 
-def _matrix(symbol: str, letters: str, values: Sequence[object] | np.ndarray, name: str = "") -> Shown:
+def _matrix(symbol: str, letters: str, values: object, name: str = "") -> Shown:
     return Shown(name or symbol, symbol, letters, torch.as_tensor(np.asarray(values)).to(torch.get_default_dtype()))
 
 
@@ -62,7 +62,7 @@ def _printed(
     of: str, symbol: str, letters: str, values: Sequence[object], meaning: str, rows: Sequence[int] = ()
 ) -> Step:
     """The lecture's own figures, which what was computed must come to; `rows` are those it prints."""
-    shown = _matrix(symbol, letters, values, f"{of} in the lecture")
+    shown = Shown(f"{of} in the lecture", symbol, letters, torch.tensor(values))
     shown = replace(shown, labels=[str(i) for i in rows]) if rows else shown
     index = torch.tensor(list(rows) or list(range(len(values))))
     return Step(LECTURE, "As printed", f"{symbol} = the lecture's {symbol}", meaning, [shown], lambda g: g[of][index])

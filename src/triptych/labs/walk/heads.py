@@ -16,6 +16,7 @@ from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.spec import Attention, Rope, full
 from triptych.spec.parts import Norms
 
+TURNING = "Each pair of dimensions turns by position × its own speed, so a product q·k knows how far apart they stand."
 AXES = {"q": "H T K", "k": "G S K", "v": "G S V"}
 
 
@@ -142,16 +143,17 @@ def _rotation(at: Stack, part: str, sub: str, spec: Attention, position: object)
         made = []
         for leaf, norm in norms.items():
             x = g[before[leaf]] if norm is None else norm.run(g, g[before[leaf]])
-            made.append(x if rope is None else again.rotate(x, *(g[one.name] for one in turns), rope.pairing))
+            made.append(x if rope is None else again.rotate(x, g[turns[0].name], g[turns[1].name], rope.pairing))
         return made
 
     normed = next((one.formula for one in norms.values() if one is not None), "")
     title = " and ".join(["Norm of each head"] * bool(normed) + ["Rotation"] * (rope is not None)).capitalize()
     turning = "(a, b) ← (a cos − b sin, b cos + a sin)" if rope is not None else ""
     formula = ",  ".join(filter(None, [f"q ← norm(q), norm(x) = {normed}" if normed else "", turning]))
-    why = "Each pair of dimensions turns by position × its own speed, so a product q·k knows how far apart they stand."
+    whys = ["Each head's queries and keys are brought to one scale."] * bool(normed)
+    whys += [TURNING] * (rope is not None)
     makes = [by_head(at, sub, spec, f"{leaf}_rot", "") for leaf in ("q", "k")]
-    return Step(part, title, formula, why if rope is not None else "", makes, once_more, [*uses, *turns])
+    return Step(part, title, formula, " ".join(whys), makes, once_more, [*uses, *turns])
 
 
 def _extension(at: Stack, part: str, sub: str, k: Shown, v: Shown, held: Held) -> Step:

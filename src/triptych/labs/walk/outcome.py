@@ -35,7 +35,7 @@ def outcome(model: Model, at: Stack, trace: Trace, row: int) -> Outcome:
     if isinstance(head, LMHead):
         return _next(model, at, head, logits[-1])
     mask = None if model.tokenizer is None else model.tokenizer.mask_id
-    if isinstance(head, MaskedLMHead) and mask in at.ids:
+    if isinstance(head, MaskedLMHead) and mask is not None and mask in at.ids:
         place = row if at.ids[row] == mask else list(at.ids).index(mask)
         return _filled(model, at, head, logits[place], place)
     if isinstance(head, ClassHead):

@@ -34,8 +34,9 @@ def relative(at: Stack, keys: Sequence[str], k_pos: Tensor, position: object, ki
         bucket = matrix(
             "bucket", "β", t5_bucket(apart, buckets=near, max_distance=far, bidirectional=position.bidirectional)
         )
+        added: Tensor = at.module.get_submodule(name).bias()(at.places, k_pos)  # type: ignore[operator]
         return Bias(
-            at.module.get_submodule(name).bias()(at.places, k_pos).detach().cpu(),
+            added.detach().cpu(),
             "s ← s + b,  b = R[β(key − query)]",
             "Positions enter here: one learned number for each head and distance, near ones apart, far ones together.",
             [table, bucket],

@@ -74,8 +74,8 @@ class Shown:
         matrix = self.value[self.head] if self.value.dim() == 3 else self.value
         matrix = matrix[None] if matrix.dim() < 2 else matrix
         high, wide = matrix.shape
-        square = len(self.columns) == high
-        down, across = _picked(high, rows, self.focus), _picked(wide, columns, self.focus if square else None)
+        last = self.focus if len(self.columns) == high else wide - 1  # of names only: dimensions have no last one
+        down, across = _picked(high, rows, self.focus), _picked(wide, columns, last if self.columns else None)
         labels = self.labels or (("",) if high == 1 else [str(i) for i in range(high)])
         names = self.columns or [str(i) for i in range(wide)]
         return Excerpt(
@@ -234,13 +234,13 @@ def number(x: float) -> str:
 
 
 def apart(one: Tensor, other: Tensor) -> float:
-    """Largest difference, relative where numbers exceed 1; infinite for another shape, for NaN, and where only one
+    """Largest difference, relative where floats exceed 1; infinite for another shape, for NaN, and where only one
     side is infinite."""
     if one.shape != other.shape:
         return math.inf
     a, b = one.double(), other.double()
     difference = (a - b).abs().masked_fill(a == b, 0.0)  # also where both are -inf
-    finite = a[a.isfinite()]
+    finite = a[a.isfinite()] if one.is_floating_point() else a[:0]
     scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
     worst = float(difference.max()) / scale if difference.numel() else 0.0
     return worst if math.isfinite(worst) else math.inf

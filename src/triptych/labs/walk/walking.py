@@ -98,7 +98,7 @@ def facts(model: Model, text: str | Sequence[int], stacks: Sequence[Stack]) -> l
     told.append(("Head", f"{stacks[0].head} of 0 to {heads - 1}"))
     for stack in stacks:
         which = f"{stack.name} row" if len(stacks) > 1 else "row"
-        told.append((which.capitalize(), f"{stack.focus}, {stack.labels[stack.focus]}"))
+        told.append((which.capitalize(), f"{stack.first + stack.focus}, {stack.labels[stack.focus]}"))
     return told
 
 
