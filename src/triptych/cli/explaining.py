@@ -72,9 +72,10 @@ def explain(
 def show(walk: Walk, *, save: Path | None, as_json: bool) -> None:
     """A walk on the screen, as JSON, or as a page; exit 1 where a step could not be recomputed."""
     if save is not None:
+        from triptych.labs.walk.page import sections
         from triptych.page import render, write
 
-        write(save, render(walk.title, walk.sections(), subtitle=dict(walk.facts).get("Text", "")))
+        write(save, render(walk.title, sections(walk), subtitle=dict(walk.facts).get("Text", "")))
         screen.note(f"{save}: open it in a browser")
     if as_json:
         screen.result(walk.to_dict())

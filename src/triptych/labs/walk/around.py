@@ -94,5 +94,6 @@ def _through(at: Stack, part: str, first: int, end: int, before: str, after: str
             x = stack.blocks[i](x, ctx, i, nn.NO_TAPS)
         return x.cpu()
 
-    meaning = f"{end - first} more of the same kind, each adding to the stream; --layer walks through another one."
+    blocks = "A block" if end == first + 1 else f"{end - first} blocks"
+    meaning = f"{blocks} of the same kind, adding to the stream; --layer walks through another one."
     return Step(part, which.capitalize(), f"x ← {which} of x", meaning, [at.shown(after, "x")], once_more)

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.page import Facts, Grid, Section, Steps, Unfolding
-
 TOLERANCE = 1e-5
 ROWS, COLUMNS = 4, 4  # printed of a tensor, unless the reader's screen is narrower
 SQUARE = 8  # of one with a row and a column a token, and of the candidates
@@ -190,30 +188,6 @@ class Walk:
         ]
         told = {"title": self.title, "facts": dict(self.facts), "outcome": self.outcome, "token": self.token}
         return told | {"agrees": self.agrees, "steps": steps}
-
-    def sections(self) -> list[Section]:
-        """What a page shows of it: a section for each part of the model walked through."""
-        parts: dict[str, list[Unfolding]] = {}
-        for number, (step, error) in enumerate(zip(self.steps, self.errors, strict=True), 1):
-            grids = [grid(one) for one in (*step.uses, *step.makes)]
-            off = "Recomputed from the tensors above: " + (
-                f"largest difference {error:.1e}." if error else "no difference."
-            )
-            shown = Unfolding(number, step.title, step.formula, step.meaning, grids, off, open=number == 1)
-            parts.setdefault(step.part, []).append(shown)
-        facts = [*self.facts, ("Result", self.outcome), ("Check", self.verdict)]
-        return [Facts("What was run", facts), *(Steps(part, items) for part, items in parts.items())]
-
-
-def grid(shown: Shown) -> Grid:
-    """A tensor as a page prints it."""
-    part = shown.excerpt()
-    shade = part.values if shown.name.endswith("pattern") else None
-    rows = [(label, [number(x) for x in row]) for label, row in zip(part.rows, part.values, strict=True)]
-    named = bool(shown.columns)
-    return Grid(
-        name_of(shown), shown.shape, shown.name, part.columns, rows, part.left_out, named, part.focus, part.gap, shade
-    )
 
 
 def name_of(shown: Shown) -> str:
