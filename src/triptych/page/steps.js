@@ -9,6 +9,6 @@ mounts.steps = (section, node) => {
   const tell = () => (toggle.textContent = steps.some((step) => !step.open) ? "Open all" : "Close all");
   steps.forEach((step) => step.addEventListener("toggle", tell));
   tell();
-  node.querySelector("h2").append(toggle);
+  node.querySelector("h2, h3").append(toggle);
   addEventListener("beforeprint", () => steps.forEach((step) => (step.open = true)));
 };
