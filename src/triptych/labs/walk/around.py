@@ -41,7 +41,7 @@ def ending(at: Stack) -> list[Step]:
 
 
 def _embedding(at: Stack) -> Step:
-    spec, after = at.spec.embed, None
+    spec, after, project = at.spec.embed, None, None
     rows = at.parameter("embed.tokens.weight", "E", "V D").value[torch.tensor(list(at.ids))]
     table = at.row_each(f"{at.name}.embed.tokens.weight[ids]", "E[ids]", rows)
     uses, scale = [table], 1.0 if spec.scale is None else spec.scale
@@ -59,10 +59,15 @@ def _embedding(at: Stack) -> Step:
         after = at.norm("embed.norm", spec.norm)
         uses += after.uses
         formula = f"x = norm({' + '.join(terms)}),  norm(x) = {after.formula}"
+    if spec.project is not None:
+        project = at.linear("embed.project", spec.project, "e", "D E")
+        uses += project.uses
+        formula = formula.replace("x = ", "e = ", 1) + f",  x = e {project.formula}"
 
     def once_more(g: Given) -> Tensor:
         x = g[table.name] * scale + sum(g[name] for name in added)
-        return x if after is None else after.run(g, x)
+        x = x if after is None else after.run(g, x)
+        return x if project is None else project.run(g, x)
 
     places = ", and a vector for its place is added." if spec.position is not None else "; places come in later."
     meaning = "Each id picks its row of a learned table" + places
@@ -88,7 +93,7 @@ def _through(at: Stack, part: str, first: int, end: int, before: str, after: str
         held = None
         if at.source is not None:
             held = stack.remember(g.raw[at.source.final].to(at.device), Rows((len(at.source.ids),)))
-        kinds = {name: kind.state(rows, at.device) for name, kind in stack.kinds.items()}
+        kinds = {name: kind.state(rows, x) for name, kind in stack.kinds.items()}
         ctx = nn.Context(rows, kinds, cross=held)
         for i in range(first, end):
             x = stack.blocks[i](x, ctx, i, nn.NO_TAPS)

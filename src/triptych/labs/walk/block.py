@@ -31,6 +31,8 @@ def middle(at: Stack) -> list[Step]:
         steps.append(_residual(at, part, x, "cross", block.cross_norm, last))
     else:
         steps.append(_residual(at, part, x, "attn", block.attn_norm, last))
+    if block.mlp is None:
+        return steps
     part, x = at.part(f"{begins}MLP"), at.prefix + last
     norms, entered = _entered(at, part, x, "mlp", block.mlp_norm)
     steps += [*norms, *_mlp(at, part, entered, block.mlp, block.mlp_norm)]

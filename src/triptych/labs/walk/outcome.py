@@ -10,11 +10,21 @@ from torch import Tensor
 
 from triptych.labs.walk import again
 from triptych.labs.walk.around import OUT
-from triptych.labs.walk.stack import Stack, norm_formula
-from triptych.labs.walk.steps import Given, Shown, Step
+from triptych.labs.walk.stack import Applied, Stack
+from triptych.labs.walk.steps import Again, Given, Shown, Step
 from triptych.model import Model
 from triptych.probe import Trace
-from triptych.spec import ClassHead, Linear, LMHead, MaskedLMHead, Pooling, TokenHead
+from triptych.spec import (
+    ClassHead,
+    Linear,
+    LMHead,
+    MaskedLMHead,
+    Pooling,
+    ReplacedHead,
+    SpanHead,
+    TokenHead,
+    Transform,
+)
 
 TOP = 8  # candidates printed
 WARM = 0.7  # the temperature shown beside 1
@@ -39,19 +49,29 @@ def outcome(model: Model, at: Stack, trace: Trace, row: int) -> Outcome:
         place = row if at.ids[row] == mask else list(at.ids).index(mask)
         return _filled(model, at, head, logits[place], place)
     if isinstance(head, ClassHead):
-        return _label(at, head, logits.reshape(-1), 0)
+        return _label(at, head, logits.reshape(-1))
     if isinstance(head, TokenHead):
-        return _label(at, head, logits[row], row)
+        said = f"label {int(logits[row].argmax())} of {head.classes.outputs} for {at.labels[row]}"
+        return Outcome([_scored(at, head.transform, "classes", head.classes, logits, "Labels of each token.")], said)
+    if isinstance(head, SpanHead):
+        first, last = logits.argmax(0).tolist()
+        said = f"the answer begins at {first}, {at.labels[first]}, and ends at {last}, {at.labels[last]}"
+        why = "Two numbers a token: does an answer begin here, does it end here."
+        return Outcome([_scored(at, head.transform, "ends", head.ends, logits, why)], said)
+    if isinstance(head, ReplacedHead):
+        said = f"{at.labels[row]}: {float(logits[row, 0]):.4f}, above 0 where it was put in another's place"
+        return Outcome([_scored(at, head.transform, "proj", head.proj, logits, "One number a token.")], said)
     return _pooled(model, at, head if isinstance(head, Pooling) else Pooling())
 
 
 def _parameters(at: Stack, name: str, spec: Linear, symbol: str, letters: str) -> list[Shown]:
     """Of the head, whose names have no stack before them."""
-    found = [("weight", f"W{symbol}", letters)] + [("bias", f"b{symbol}", letters.split()[0])] * spec.bias
-    return [
-        Shown(f"head.{name}.{leaf}", called, axes, at.module.get_parameter(f"head.{name}.{leaf}").detach().cpu())
-        for leaf, called, axes in found
-    ]
+    weight = _parameter(at, f"{name}.weight", f"W{symbol}", letters)
+    return [weight, _parameter(at, f"{name}.bias", f"b{symbol}", letters.split()[0])] if spec.bias else [weight]
+
+
+def _parameter(at: Stack, name: str, symbol: str, letters: str) -> Shown:
+    return Shown(f"head.{name}", symbol, letters, at.module.get_parameter(f"head.{name}").detach().cpu())
 
 
 def _linear(g: Given, x: Tensor, uses: Sequence[Shown]) -> Tensor:
@@ -69,7 +89,8 @@ def _next(model: Model, at: Stack, head: LMHead, logits: Tensor) -> Outcome:
         return found if head.softcap is None else head.softcap * torch.tanh(found / head.softcap)
 
     why = "One number for each word of the vocabulary, from the last token's vector alone."
-    steps = [_logits(at, f"l = {formula}", why, logits, once_more, uses), _candidates(model, logits)]
+    shown = Shown("logits", "l", "V", logits)
+    steps = [_logits(f"l = {formula}", why, shown, once_more, uses), _candidates(model, logits)]
     token = int(logits.argmax())
     last = Shown("token", "token", "new", torch.tensor([token]), columns=_names(model, [token]))
     why = (
@@ -82,21 +103,18 @@ def _next(model: Model, at: Stack, head: LMHead, logits: Tensor) -> Outcome:
 
 
 def _filled(model: Model, at: Stack, head: MaskedLMHead, logits: Tensor, place: int) -> Outcome:
-    dense, proj = _parameters(at, "dense", head.dense, "_d", "D D"), _parameters(at, "proj", head.proj, "_head", "V D")
-    norm = _norm_parameters(at, head)
-
-    def once_more(g: Given) -> Tensor:
-        x = again.activation(head.act, _linear(g, g[at.final][place], dense))
-        bias = g[norm[1].name] if len(norm) > 1 else None
-        return _linear(g, again.norm(x, head.norm, g[norm[0].name], bias), proj)
-
-    formula = f"l = norm({head.act}(h[mask] W_dᵀ + b_d)) W_headᵀ + b_head,  norm(x) = {norm_formula(head.norm)}"
+    transform, proj = _transform(at, head.transform), _parameters(at, "proj", head.proj, "_head", "V D")
+    formula = f"l = t W_headᵀ + b_head,  t = {transform.formula} of x = h[{place}]"
     why = "One number for each word of the vocabulary, from the vector at the mask alone."
     token = int(logits.argmax())
     name, chance = _names(model, [token])[0], float(logits.softmax(-1)[token])
     last = Shown("token", "token", "new", torch.tensor([token]), columns=[name])
+
+    def once_more(g: Given) -> Tensor:
+        return _linear(g, transform.run(g, g[at.final][place]), proj)
+
     steps = [
-        _logits(at, formula, why, logits, once_more, [*dense, *norm, *proj]),
+        _logits(formula, why, Shown("logits", "l", "V", logits), once_more, [*transform.uses, *proj]),
         _candidates(model, logits),
         Step(
             OUT, "The word", "token = argmax l", "The likeliest word goes where the mask was.", [last],
@@ -106,19 +124,46 @@ def _filled(model: Model, at: Stack, head: MaskedLMHead, logits: Tensor, place: 
     return Outcome(steps, f"the mask at {place} is “{name}” (id {token}, p {chance:.4f})", token)
 
 
-def _label(at: Stack, head: ClassHead | TokenHead, logits: Tensor, place: int) -> Outcome:
-    dense = head.dense if isinstance(head, ClassHead) else None
-    first = [] if dense is None else _parameters(at, "dense", dense, "_d", "D D")
-    classes = _parameters(at, "classes", head.classes, "_c", "C D")
+def _label(at: Stack, head: ClassHead, logits: Tensor) -> Outcome:
+    transform, classes = _transform(at, head.transform), _parameters(at, "classes", head.classes, "_c", "C D")
+    where = {"first": "h[0]", "last": "h[last]", "mean": "mean of h over tokens"}[head.pool]
 
     def once_more(g: Given) -> Tensor:
-        x = g[at.final][place]
-        return _linear(g, torch.tanh(_linear(g, x, first)) if first else x, classes)
+        h = g[at.final]
+        x = {"first": h[0], "last": h[-1], "mean": h.sum(0) / len(h)}[head.pool]
+        return _linear(g, transform.run(g, x), classes)
 
-    inner = f"h[{place}]" if dense is None else f"tanh(h[{place}] W_dᵀ + b_d)"
-    why = "One number for each label, from one token's vector; the largest wins."
-    step = _logits(at, f"l = {inner} W_cᵀ + b_c", why, logits, once_more, [*first, *classes], letter="C")
-    return Outcome([step], f"label {int(logits.argmax())} of {len(logits)}, from the token {at.labels[place]}")
+    why = "One number for each label, from one vector for the whole text; the largest wins."
+    formula = f"l = t W_cᵀ + b_c,  t = {transform.formula} of x = {where}"
+    step = _logits(formula, why, Shown("logits", "l", "C", logits), once_more, [*transform.uses, *classes])
+    return Outcome([step], f"label {int(logits.argmax())} of {len(logits)}")
+
+
+def _scored(at: Stack, spec: Transform | None, name: str, last: Linear, logits: Tensor, why: str) -> Step:
+    """A few numbers for each token."""
+    transform, proj = _transform(at, spec), _parameters(at, name, last, "_c", "C D")
+    shown = at.row_each("logits", "l", logits, "N C")
+
+    def once_more(g: Given) -> Tensor:
+        return _linear(g, transform.run(g, g[at.final]), proj)
+
+    formula = f"l = t W_cᵀ + b_c,  t = {transform.formula} of x = h"
+    return _logits(formula, why, shown, once_more, [*transform.uses, *proj])
+
+
+def _transform(at: Stack, spec: Transform | None) -> Applied:
+    """What a head does before its last matrix."""
+    if spec is None:
+        return Applied([], "x", lambda g, x: x)
+    dense, kind = _parameters(at, "transform.dense", spec.dense, "_d", "D D"), spec.norm
+    norm = [] if kind is None else [_parameter(at, f"transform.norm.{leaf}", leaf[0], "D") for leaf in kind.tensors()]
+
+    def run(g: Given, x: Tensor) -> Tensor:
+        x = again.activation(spec.act, _linear(g, x, dense))
+        return x if kind is None else again.norm(x, kind, g[norm[0].name], g[norm[1].name] if len(norm) > 1 else None)
+
+    formula = f"{spec.act}(x W_dᵀ + b_d)" if spec.dense.bias else f"{spec.act}(x W_dᵀ)"
+    return Applied([*dense, *norm], formula if kind is None else f"norm({formula})", run)
 
 
 def _pooled(model: Model, at: Stack, how: Pooling) -> Outcome:
@@ -138,10 +183,8 @@ def _pooled(model: Model, at: Stack, how: Pooling) -> Outcome:
     return Outcome([step], f"a vector of {len(value):,} numbers, length {float(value.norm()):.4f}")
 
 
-def _logits(
-    at: Stack, formula: str, why: str, logits: Tensor, once_more: object, uses: Sequence[Shown], letter: str = "V"
-) -> Step:
-    return Step(OUT, "Logits", formula, why, [Shown("logits", "l", letter, logits)], once_more, uses)  # type: ignore[arg-type]
+def _logits(formula: str, why: str, shown: Shown, once_more: Again, uses: Sequence[Shown]) -> Step:
+    return Step(OUT, "Logits", formula, why, [shown], once_more, uses)
 
 
 def _candidates(model: Model, logits: Tensor) -> Step:
@@ -163,14 +206,6 @@ def _candidates(model: Model, logits: Tensor) -> Step:
         OUT, "Candidates", "p = softmax(l),  p at τ = softmax(l / τ)", why.strip(), [shown],
         lambda g: table(g["logits"], again.softmax(g["logits"]), again.softmax(g["logits"] / WARM)),
     )  # fmt: skip
-
-
-def _norm_parameters(at: Stack, head: MaskedLMHead) -> list[Shown]:
-    names = head.norm.tensors()
-    return [
-        Shown(f"head.norm.{leaf}", leaf[0], "D", at.module.get_parameter(f"head.norm.{leaf}").detach().cpu())
-        for leaf in names
-    ]
 
 
 def _names(model: Model, ids: Sequence[int]) -> list[str]:

@@ -25,7 +25,8 @@ def reads(spec: Model, name: str, layer: int) -> list[str]:
     block, last = stack.blocks[layer], len(stack.blocks) - 1
     under = [f"attn.{leaf}" for leaf in LEAVES]
     under += [f"cross.{leaf}" for leaf in LEAVES] if block.cross is not None else []
-    under += ["mlp.in", "mlp.up", "mlp.act", "mlp.out"] + ["mlp.gate"] * isinstance(block.mlp, GLU)
+    under += ["mlp.in", "mlp.up", "mlp.act", "mlp.out"] if block.mlp is not None else []
+    under += ["mlp.gate"] if isinstance(block.mlp, GLU) else []
     sites = [f"blocks.{layer}.{leaf}" for leaf in ("resid_pre", *under, "resid_mid", "resid_post")]
     return [prefix + site for site in dict.fromkeys(("embed", *sites, f"blocks.{last}.resid_post", "final"))]
 

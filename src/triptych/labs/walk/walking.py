@@ -13,6 +13,7 @@ from triptych.labs.walk.outcome import outcome
 from triptych.labs.walk.stack import Stack, reads
 from triptych.labs.walk.steps import Shown, Step, Walk
 from triptych.model import Model
+from triptych.spec import LMHead
 
 WRITTEN = 6  # tokens an encoder-decoder writes; the walk is through the last of them
 
@@ -52,7 +53,7 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
 def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> tuple[list[int], list[int] | None]:
     """The ids a walk is through, what the decoder beside an encoder reads, and everything that can be wrong.
 
-    That decoder reads its start token and all but the last of what it writes.
+    That decoder reads its start token and all but the last of what it writes - of the text itself, where it only labels.
     """
     ids, spec = model.ids([text])[0], model.spec
     if not ids or (isinstance(text, str) and not text.strip()):
@@ -75,7 +76,8 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
         return ids, None
     if spec.ids.start is None:
         raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
-    return ids, [spec.ids.start, *model.generate([ids], max_new_tokens=WRITTEN)[0].ids[:-1]]
+    written = model.generate([ids], max_new_tokens=WRITTEN)[0].ids if isinstance(spec.head, LMHead) else ids
+    return ids, [spec.ids.start, *written[:-1]]
 
 
 def in_range(what: str, given: int, n: int) -> None:
@@ -124,7 +126,7 @@ def _read(model: Model, stack: Stack, text: str | None) -> Step:
     title, formula, meaning = "Tokens", "ids = tokenize(text)", f"The text is cut into {n} of a fixed vocabulary."
     if stack.source is not None:
         title, formula = "Tokens so far", "ids = [start, what was written]"
-        meaning = f"The decoder has read {n}: its start, and what it has written itself."
+        meaning = f"The decoder has read {n}: its start, and what it has written."
 
     def once_more(_: object) -> torch.Tensor:
         again = list(stack.ids) if text is None else model.ids([text])[0]
