@@ -21,7 +21,20 @@ from triptych.cli.app import app
 FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8").splitlines()
 
 
-COMMANDS = ["quickstart", "train", "generate", "chat", "fill", "encode", "lab", "inspect", "check", "count", "doctor"]
+COMMANDS = [
+    "quickstart",
+    "train",
+    "generate",
+    "chat",
+    "fill",
+    "encode",
+    "explain",
+    "lab",
+    "inspect",
+    "check",
+    "count",
+    "doctor",
+]
 
 
 def surface() -> list[str]:

@@ -23,10 +23,13 @@ from triptych.page import (
     Criterion,
     Curve,
     Facts,
+    Grid,
     Prose,
     Sample,
     Samples,
+    Steps,
     Table,
+    Unfolding,
     Verdict,
     render,
     write,
@@ -60,6 +63,9 @@ def every_section(text: str, texts: list[str]) -> list:
         Samples(text, [Sample(None, one, one) for one in texts]),
         Curve(text, text, text, {one: [(1, 2)] for one in texts}, dict.fromkeys(texts, 3)),
         Table(text, texts, [texts]),
+        Steps(
+            text, [Unfolding(1, text, text, text, [Grid(text, text, text, texts, [(text, texts)], text, True)], text)]
+        ),
         Attention(text, text, [AttentionMap("cross", 3, texts, [*texts, text, text], pattern(2, 7, 9))]),
     ]
 
@@ -101,7 +107,7 @@ def test_nasty_text_is_still_readable():
     reader = Reader(render("t", every_section("t", NASTY)))
     shown = [text for tag, text in reader.texts if tag == "bdi"]
     assert set(filter(None, NASTY)) <= set(shown)
-    *_, samples, _, table, attention = reader.sections()
+    *_, samples, _, table, _, attention = reader.sections()
     assert [item["text"] for item in samples["items"]] == NASTY
     assert table["rows"] == [NASTY]
     assert attention["tokens"][attention["maps"][0]["queries"]] == NASTY
@@ -126,7 +132,7 @@ def test_nothing_is_loaded():
 def test_scripts_never_make_markup_or_code_from_text():
     folder = resources.files("triptych.page")
     scripts = [item.read_text(encoding="utf-8") for item in folder.iterdir() if item.name.endswith(".js")]
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     for script in scripts:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from test_page import NASTY, Reader, every_section, pattern
-from triptych.page import Attention, AttentionMap, Chapter, Curve, render, write
+from triptych.labs.walk import worked
+from triptych.labs.walk.page import sections
+from triptych.page import Attention, AttentionMap, Chapter, Curve, Steps, Unfolding, render, write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -87,3 +89,21 @@ def test_logarithmic_axes_space_powers_evenly(tmp_path: Path):
     [line] = [str(attrs["d"]) for tag, attrs in reader.tags if attrs.get("class") == "line stroke-0"]
     heights = [float(height) for height in re.findall(r"[ML][\d.]+,([\d.]+)", line)]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
+
+
+def test_steps_open_all_at_once(tmp_path: Path):
+    items = [Unfolding(i, f"step {i}", "y = x", "", [], "", open=i == 1) for i in (1, 2, 3)]
+    write(tmp_path / "page.html", render("t", [Steps("part", items), Steps("opened", items[:1])]))
+    reader, console = opened(tmp_path / "page.html")
+    assert console == []
+    assert ["open" in attrs for tag, attrs in reader.tags if tag == "details"] == [True, False, False, True]
+    assert [text for tag, text in reader.texts if tag == "button" and text.strip()][-2:] == ["Open all", "Close all"]
+
+
+def test_a_walk_in_the_browser(tmp_path: Path):
+    walk = worked("L4.12.3")
+    write(tmp_path / "page.html", render(walk.title, sections(walk)))
+    reader, console = opened(tmp_path / "page.html")
+    assert console == []
+    assert sum(tag == "details" for tag, _ in reader.tags) == len(walk.steps)
+    assert "0.3010" in [text for tag, text in reader.texts if tag == "td"]  # the lecture's first weight

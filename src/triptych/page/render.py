@@ -22,7 +22,7 @@ from triptych.errors import TriptychError
 
 from .sections import Chapter, Section, told
 
-SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "start.js")
+SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js", "start.js")
 
 
 def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:

@@ -230,6 +230,63 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """A matrix of which some rows and columns are shown: `rows` are (name, cells), `left_out` says what is not shown.
+
+    `where` is the matrix's full name, `named` whether its columns have names to show, `focus` the row that is followed,
+    `gap` the row before which some are left out, `shade` a number in [0, 1] for each cell.
+    """
+
+    name: str
+    shape: str
+    where: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+    left_out: str = ""
+    named: bool = False
+    focus: int | None = None
+    gap: int | None = None
+    shade: Sequence[Sequence[float]] | None = None
+
+    def __post_init__(self) -> None:
+        for label, cells in self.rows:
+            if len(cells) != len(self.columns):
+                raise InputError(
+                    f"grid {self.name!r}: row {label!r} has {len(cells)} cells and there are {len(self.columns)}"
+                    " columns; give each row one cell a column"
+                )
+
+    def tint(self, row: int, column: int) -> int:
+        """How dark a cell is, from 0 to 9."""
+        return 0 if self.shade is None else round(9 * min(max(self.shade[row][column], 0.0), 1.0))
+
+
+@dataclass(frozen=True)
+class Unfolding:
+    """One step that opens: what happened, its formula, what it means, its matrices, and how it was checked."""
+
+    number: int
+    title: str
+    formula: str
+    meaning: str
+    grids: Sequence[Grid]
+    check: str
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps in order; each shows its formula and opens on its numbers."""
+
+    title: str
+    items: Sequence[Unfolding]
+    kind: ClassVar[str] = "steps"
+
+    def data(self) -> Json:
+        return {"items": [asdict(item) for item in self.items]}
+
+
+@dataclass(frozen=True)
 class Criterion:
     """One thing that had to hold: `claim` in words, what was `measured`, and the `bounds` it had to lie in."""
 
@@ -257,7 +314,7 @@ class Verdict:
         }
 
 
-Section = Samples | Curve | Facts | Attention | Table | Prose | Verdict
+Section = Samples | Curve | Facts | Attention | Table | Prose | Verdict | Steps
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,237 @@
+"""What a walk is made of: steps that print tensors, and the check that each follows from those printed before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-5
+ROWS, COLUMNS = 4, 4  # printed of a tensor, unless the reader's screen is narrower
+SQUARE = 8  # of one with a row and a column a token, and of the candidates
+LARGE = 1 << 22  # numbers; above it a tensor is not doubled to be recomputed from: a vocabulary's matrix
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The part of a tensor that is printed: names and numbers, and how many rows and columns are not."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    more_rows: int
+    more_columns: int
+    focus: int | None  # which of the printed rows is the one followed
+    gap: int | None  # before which of them rows are left out; None where they are the first ones
+
+    @property
+    def left_out(self) -> str:
+        """`… 570 more columns, 3 more rows`, or nothing where everything is printed."""
+        told = [_more(self.more_columns, "column"), _more(self.more_rows, "row")]
+        return "… " + ", ".join(filter(None, told)) if any(told) else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A tensor as a step prints it.
+
+    name      the site, parameter or quantity it is, once in a walk: `blocks.0.attn.q`.
+    symbol    what the formula calls it: `q`.
+    letters   its axes: `N D`, or `H T S` with the heads first, of which `head` is printed.
+    value     all of it, on the host.
+    labels, columns   names of its rows and columns, where they have any: tokens.
+    focus     the row that is followed, always printed.
+    """
+
+    name: str
+    symbol: str
+    letters: str
+    value: Tensor
+    labels: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    head: int = 0
+    focus: int | None = None
+
+    @property
+    def shape(self) -> str:
+        """`[N 6, D 576]`"""
+        sizes = zip(self.letters.split(), self.value.shape, strict=True)
+        return "[" + ", ".join(f"{letter} {size:,}" for letter, size in sizes) + "]"
+
+    def excerpt(self, columns: int = SQUARE) -> Excerpt:
+        """A few rows - the followed one among them - and at most so many columns of the printed matrix.
+
+        One whose columns have names is read cell by cell, so more of it is printed.
+        """
+        rows, columns = (SQUARE, columns) if self.columns else (ROWS, min(columns, COLUMNS))
+        matrix = self.value[self.head] if self.value.dim() == 3 else self.value
+        matrix = matrix[None] if matrix.dim() < 2 else matrix
+        high, wide = matrix.shape
+        last = self.focus if len(self.columns) == high else wide - 1  # of names only: dimensions have no last one
+        down, across = _picked(high, rows, self.focus), _picked(wide, columns, last if self.columns else None)
+        labels = self.labels or (("",) if high == 1 else [str(i) for i in range(high)])
+        names = self.columns or [str(i) for i in range(wide)]
+        return Excerpt(
+            tuple(labels[i] for i in down),
+            tuple(names[i] for i in across),
+            tuple(tuple(float(matrix[i, j]) for j in across) for i in down),
+            high - len(down),
+            wide - len(across),
+            down.index(self.focus) if self.focus in down else None,
+            next((i for i, row in enumerate(down) if row != i), None),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        part = self.excerpt()
+        values = [[x if math.isfinite(x) else str(x) for x in row] for row in part.values]
+        head = {"head": self.head} if self.value.dim() == 3 else {}
+        return {
+            "name": self.name, "symbol": self.symbol, "letters": self.letters.split(), "shape": list(self.value.shape),
+            **head, "rows": part.rows, "columns": part.columns, "values": values,
+            "more_rows": part.more_rows, "more_columns": part.more_columns,
+        }  # fmt: skip
+
+
+class Given(Mapping[str, Tensor]):
+    """The tensors printed so far, by name, in float64.  One that was not printed is not there: a KeyError."""
+
+    def __init__(self) -> None:
+        self.raw: dict[str, Tensor] = {}
+
+    def add(self, shown: Sequence[Shown]) -> None:
+        self.raw |= {one.name: one.value for one in shown}
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self.raw[name]
+        return value if not value.is_floating_point() or value.numel() > LARGE else value.double()
+
+    def __iter__(self) -> Any:
+        return iter(self.raw)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+
+Again = Callable[[Given], Tensor | Sequence[Tensor]]
+"""What a step makes, once more, by the formula as it is written, from what was printed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One formula happening.  `uses` are parameters and constants printed here for the first time, `makes` what the
+    forward made; `again` makes it once more."""
+
+    part: str
+    title: str
+    formula: str
+    meaning: str
+    makes: Sequence[Shown]
+    again: Again
+    uses: Sequence[Shown] = ()
+
+    def error(self, given: Given) -> float:
+        """How far the recomputed is from the printed: the largest difference, relative to the largest number where
+        that is above 1.  `given` grows by what this step prints."""
+        given.add(self.uses)
+        made = self.again(given)
+        made = [made] if isinstance(made, Tensor) else list(made)
+        given.add(self.makes)
+        return max(apart(one.value, other) for one, other in zip(self.makes, made, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Steps from a text to what the model makes of it.  `token` is the id at the end, where there is one."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    steps: Sequence[Step]
+    outcome: str
+    token: int | None = None
+
+    @cached_property
+    def errors(self) -> tuple[float, ...]:
+        """Of each step, recomputed from the tensors printed before it."""
+        given = Given()
+        return tuple(step.error(given) for step in self.steps)
+
+    @property
+    def agrees(self) -> bool:
+        return all(error <= TOLERANCE for error in self.errors)
+
+    @property
+    def verdict(self) -> str:
+        """One line: whether every step was recomputed, and the furthest any was off."""
+        if self.agrees:
+            return f"{len(self.steps)} steps recomputed from what is printed; largest difference {max(self.errors):.1e}"
+        bad = [step.title for step, error in zip(self.steps, self.errors, strict=True) if not error <= TOLERANCE]
+        return f"NOT recomputed to {TOLERANCE:g}: {', '.join(bad)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        steps = [
+            {
+                "part": step.part,
+                "title": step.title,
+                "formula": step.formula,
+                "meaning": step.meaning,
+                "uses": [one.to_dict() for one in step.uses],
+                "makes": [one.to_dict() for one in step.makes],
+                "error": error if math.isfinite(error) else str(error),
+            }
+            for step, error in zip(self.steps, self.errors, strict=True)
+        ]
+        told = {"title": self.title, "facts": dict(self.facts), "outcome": self.outcome, "token": self.token}
+        return told | {"agrees": self.agrees, "steps": steps}
+
+
+def name_of(shown: Shown) -> str:
+    """The symbol, with the head that is printed where there is a choice."""
+    if shown.value.dim() < 3 or len(shown.value) == 1:
+        return shown.symbol
+    which = "head" if shown.letters.startswith("H") else "group"
+    return f"{shown.symbol} of {which} {shown.head}"
+
+
+def number(x: float) -> str:
+    """A number as a step prints it, to four decimals or in three figures."""
+    if math.isinf(x):
+        return "-∞" if x < 0 else "∞"
+    if x == int(x) and abs(x) < 1e9:
+        return f"{x:.0f}"
+    return f"{x:.4f}" if 1e-3 <= abs(x) < 1e4 else f"{x:.2e}"
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """Largest difference, relative where floats exceed 1; infinite for another shape, for NaN, and where only one
+    side is infinite."""
+    if one.shape != other.shape:
+        return math.inf
+    a, b = one.double(), other.double()
+    difference = (a - b).abs().masked_fill(a == b, 0.0)  # also where both are -inf
+    finite = a[a.isfinite()] if one.is_floating_point() else a[:0]
+    scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+    worst = float(difference.max()) / scale if difference.numel() else 0.0
+    return worst if math.isfinite(worst) else math.inf
+
+
+def floats(values: Sequence[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _picked(n: int, most: int, focus: int | None) -> list[int]:
+    """The first of n, and the followed one in place of the last of them where it lies beyond."""
+    if n <= most:
+        return list(range(n))
+    if focus is None or focus < most:
+        return list(range(most))
+    return [*range(most - 1), focus]
+
+
+def _more(count: int, what: str) -> str:
+    return f"{count:,} more {what}{'s' * (count != 1)}" if count else ""

@@ -1,0 +1,414 @@
+"""The walk: every step follows from what is printed before it, to 1e-5, and it ends where the model ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import references
+import tiny
+from cli_models import CONTEXT, checkpoint
+from triptych.attention import positions
+from triptych.cli import main
+from triptych.count import count
+from triptych.errors import InputError
+from triptych.labs.walk import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
+from triptych.labs.walk.steps import Given, apart, number
+from triptych.model import Model, create, load
+from triptych.spec import LMHead, Pooling
+from triptych.text import DECODER, SEQ2SEQ, byte_tokenizer, word_tokenizer
+from triptych.train import read_recipe
+
+IDS = [3, 1, 4, 11, 5, 9, 2, 6]
+SENTENCE = "She sat by the river bank"
+FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "llama-yarn", "llama-longrope", "mistral",
+            "qwen2-window", "qwen3", "bert", "bert-pooler", "bert-classes", "bert-tokens", "bert-spans", "electra",
+            "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes", "marian"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Commands set torch's threads; the next test shall not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def reference(name: str) -> Model:
+    return load(references.saved(name)[1])
+
+
+def written(model: Model, text: Any) -> int:
+    """The token a walk must end in: the next one, or the last of the six an encoder-decoder writes."""
+    most = 1 if model.spec.encoder is None else 6
+    return model.generate([text], max_new_tokens=most)[0].ids[-1]
+
+
+def titles(walk: Walk) -> list[str]:
+    return [step.title for step in walk.steps]
+
+
+def made(walk: Walk, name: str) -> torch.Tensor:
+    (found,) = [one.value for step in walk.steps for one in step.makes if one.name == name]
+    return found
+
+
+def changed(walk: Walk, number: int, where: str, index: int) -> Walk:
+    """The walk with one printed tensor off by a little."""
+    step = walk.steps[number]
+    shown = list(getattr(step, where))
+    value = shown[index].value
+    off = torch.linspace(0.01, 0.02, value.numel()).reshape(value.shape)
+    wrong = value + off if value.is_floating_point() else (value - 1).abs()
+    shown[index] = replace(shown[index], value=wrong)
+    steps = [*walk.steps[:number], replace(step, **{where: shown}), *walk.steps[number + 1 :]]
+    return replace(walk, steps=steps)
+
+
+# ---------------------------------------------------------------- every step, every family
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_step_follows_and_the_last_is_what_generate_gives(name: str) -> None:
+    model = reference(name)
+    depth = max(len(stack.blocks) for stack in model.spec.stacks.values())
+    for layer, head, row in ((0, 0, None), (depth - 1, 2, 3)):
+        walk = explain(model, IDS, layer=layer, head=head, row=row)
+        assert max(walk.errors) <= TOLERANCE, (walk.verdict, walk.errors)
+        assert walk.agrees
+        if isinstance(model.spec.head, LMHead):
+            assert walk.token == written(model, IDS)
+
+
+@pytest.mark.parametrize("position", tiny.POSITIONS)
+def test_every_position_part(position: str) -> None:
+    walk = explain(Model(tiny.decoder(position, "window")), IDS, head=2)
+    assert walk.agrees, walk.verdict
+    assert ("Rotation" in titles(walk)) == position.startswith("rope")
+    assert ("Position bias" in titles(walk)) == (position in ("alibi", "t5"))
+
+
+@pytest.mark.parametrize("make", [lambda: reference("qwen3"), tiny.encoder, tiny.encoder_decoder])
+def test_one_printed_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) -> None:
+    """All of them, one at a time: nothing is printed that no step is checked against."""
+    module = make()
+    model = module if isinstance(module, Model) else Model(module)
+    walk = explain(model, IDS[:5], layer=1, head=3)
+    assert walk.agrees
+    for i, step in enumerate(walk.steps):
+        for where in ("uses", "makes"):
+            for j, shown in enumerate(getattr(step, where)):
+                off = changed(walk, i, where, j)
+                assert not off.agrees, shown.name
+                assert off.verdict.startswith("NOT")
+
+
+def test_a_forward_that_turns_the_wrong_way_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, right = reference("llama"), positions.rotate
+    monkeypatch.setattr("triptych.nn.positions.rotate", lambda x, cos, sin, pairing: right(x, cos, -sin, pairing))
+    walk = explain(model, IDS)
+    assert [step.title for step, error in zip(walk.steps, walk.errors, strict=True) if error > TOLERANCE] == [
+        "Rotation"
+    ]
+
+
+def test_a_step_cannot_use_what_was_not_printed() -> None:
+    walk = explain(reference("gpt2"), IDS)
+    norm = titles(walk).index("Norm")
+    with pytest.raises(KeyError, match="embed"):
+        _ = replace(walk, steps=walk.steps[norm:]).errors
+
+
+def test_the_walk_prints_the_forward_s_own_numbers() -> None:
+    model = reference("llama")
+    walk, sites = explain(model, IDS, layer=1, head=4), ["embed", "blocks.1.resid_pre", "blocks.1.resid_mid", "final"]
+    trace = model.trace([IDS], read=[*sites, "blocks.1.attn.*", "blocks.1.mlp.*"])
+    for site in [*sites, *(f"blocks.1.mlp.{leaf}" for leaf in ("in", "gate", "up", "act", "out"))]:
+        assert torch.equal(made(walk, site), trace[site][0]), site
+    for leaf in ("scores", "pattern"):
+        assert torch.equal(made(walk, f"blocks.1.attn.{leaf}"), trace[f"blocks.1.attn.{leaf}"][0])
+    assert torch.equal(made(walk, "blocks.1.attn.z"), trace["blocks.1.attn.z"][0].transpose(0, 1))
+    assert torch.equal(made(walk, "logits"), trace.logits[0][-1])
+
+
+def test_a_block_of_a_decoder_has_its_steps_in_order() -> None:
+    assert titles(explain(reference("qwen3"), IDS, layer=1)) == [
+        "Tokens", "Embedding", "Block 0", "Norm", "Projections", "Heads", "Norm of each head and rotation", "Scores",
+        "Scale", "Mask", "Softmax", "Weighted sum", "Concatenation", "Output projection", "Residual", "Norm", "Widen",
+        "Activation", "Narrow", "Residual", "Block 2", "Final norm", "Logits", "Candidates", "Next token",
+    ]  # fmt: skip
+
+
+def test_an_encoder_decoder_reads_its_source() -> None:
+    model = reference("t5")
+    walk = explain(model, IDS)
+    assert {"No scale", "Position bias"} <= set(titles(walk))
+    cross = [step for step in walk.steps if "cross-attention" in step.part]
+    pattern = next(step.makes[0] for step in cross if step.title == "Softmax")
+    target = len(made(walk, "decoder.ids"))
+    assert pattern.value.shape == (references.H, target, len(IDS))
+    assert pattern.focus == target - 1
+
+
+# ---------------------------------------------------------------- where it ends
+
+
+def test_an_encoder_fills_its_mask() -> None:
+    model = load(checkpoint("encoder"))
+    walk = explain(model, "the old [MASK] stands where", head=1)
+    assert walk.agrees
+    assert titles(walk)[-1] == "The word"
+    (((word, chance), *_),) = model.fill(["the old [MASK] stands where"])[0]
+    assert model.tokenizer is not None
+    assert model.tokenizer.decode([walk.token]).strip() == word  # type: ignore[list-item]
+    assert f"p {chance:.4f}" in walk.outcome
+    assert dict(walk.facts)["Row"] == "3, [MASK]"
+
+
+def test_an_encoder_without_a_mask_gives_its_vector() -> None:
+    model = load(checkpoint("encoder"))
+    walk = explain(model, "the old mill stands")
+    assert torch.equal(made(walk, "pooled"), model.encode(["the old mill stands"])[0])
+    assert dict(walk.facts)["Row"].endswith("stands")  # not the separator after it
+
+
+@pytest.mark.parametrize("mode", ["mean", "first", "dense"])
+def test_pooling(mode: Any) -> None:
+    model = reference("bert-pooler")
+    head = model.spec.head
+    assert isinstance(head, Pooling)
+    model.module.spec = replace(model.spec, head=replace(head, mode=mode, normalize=True))
+    model.module.head.spec = model.module.spec.head  # type: ignore[union-attr]
+    assert explain(model, IDS).agrees
+
+
+@pytest.mark.parametrize("panel", ["decoder", "encoder", "encoder-decoder"])
+def test_the_models_of_the_quickstart(panel: str) -> None:
+    tokenizer = {
+        "decoder": lambda: byte_tokenizer(DECODER),
+        "encoder": lambda: word_tokenizer([SENTENCE], 90),
+        "encoder-decoder": lambda: byte_tokenizer(SEQ2SEQ),
+    }[panel]()
+    ids = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
+    ids |= {"decoder_start_token_id": tokenizer.pad_id} if panel == "encoder-decoder" else {}
+    known = {key: value for key, value in ids.items() if value is not None}
+    model = create(read_recipe(panel).model | known | {"vocab_size": tokenizer.vocab_size}, tokenizer)
+    walk = explain(model, SENTENCE, layer=1)
+    assert walk.agrees, walk.verdict
+    if panel != "encoder":
+        assert walk.token == written(model, SENTENCE)
+
+
+def test_real_weights(smollm2_gguf: Path) -> None:
+    model = load(smollm2_gguf)
+    for walk in (explain(model, SENTENCE, layer=29, head=8), explain_cache(model, SENTENCE, layer=7)):
+        assert walk.agrees, walk.verdict
+        assert walk.token == written(model, SENTENCE)
+
+
+# ---------------------------------------------------------------- with the cache
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-mqa", "mistral", "qwen2-window", "qwen3", "t5", "t5-gated"])
+def test_a_cached_step_computes_one_token_and_changes_nothing(name: str) -> None:
+    model = reference(name)
+    walk = explain_cache(model, IDS, layer=1, head=4)
+    assert walk.agrees, (walk.verdict, walk.errors)
+    assert walk.token == written(model, IDS)
+    prefix = "decoder." if name.startswith("t5") else ""
+    assert len(made(walk, f"{prefix}blocks.1.attn.q")) == 1
+    source = len(IDS) if prefix else 0
+    length = len(made(walk, "ids"))
+    by_count, stored = made(walk, "bytes")[0].tolist()
+    assert by_count == stored == count(model.spec).cache_bytes(length, dtype="fp32", source=source)
+
+
+@pytest.mark.parametrize("make", [lambda: tiny.decoder("alibi", "window"), tiny.encoder_decoder])
+def test_a_cached_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) -> None:
+    walk = explain_cache(Model(make()), IDS, head=2)
+    assert walk.agrees
+    for i, step in enumerate(walk.steps[1:], 1):  # the ids are only told
+        for j, shown in enumerate(step.makes):
+            assert not changed(walk, i, "makes", j).agrees, shown.name
+
+
+# ---------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_comes_to_the_lecture_s_figures(name: str) -> None:
+    walk = worked(name)
+    assert walk.agrees, (walk.verdict, walk.errors)
+    printed = [i for i, step in enumerate(walk.steps) if step.part == "The lecture's figures"]
+    assert printed or name in ("L2.example-2", "L2.example-3", "L2.2", "L4.shapes", "L4.9")  # those have shapes only
+    for i in printed:
+        assert not changed(walk, i, "makes", 0).agrees
+
+
+def test_the_shapes_of_the_lectures() -> None:
+    """L2 example 2 and practice 2, L4's trace."""
+    shapes = {"L2.example-2": (2, 3, 3), "L2.2": (16, 128, 128), "L4.shapes": (8, 10, 10)}
+    widths = {"L2.example-2": (2, 3, 4), "L2.2": (16, 128, 64), "L4.shapes": (8, 10, 64)}
+    for name, scores in shapes.items():
+        walk = worked(name)
+        assert made(walk, "blocks.0.attn.scores").shape == scores
+        assert made(walk, "blocks.0.attn.q by head").shape == widths[name]
+
+
+def test_an_example_is_found_however_it_is_written() -> None:
+    assert worked("l2 1").title == worked("L2.1").title == worked("L2_1").title
+    with pytest.raises(InputError, match=r"did you mean 'L2.example-2'\?\); they are L0.2.6, .*L4.9"):
+        worked("L2.exmple-2")
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def test_what_is_left_out_is_counted() -> None:
+    shown = Shown("x", "x", "N D", torch.arange(70.0).reshape(10, 7), [f"t{i}" for i in range(10)], focus=8)
+    part = shown.excerpt()
+    assert part.rows == ("t0", "t1", "t2", "t8")
+    assert (part.focus, part.gap) == (3, 3)
+    assert part.values[3] == (56, 57, 58, 59)
+    assert part.left_out == "… 3 more columns, 6 more rows"
+    assert shown.excerpt(columns=2).left_out == "… 5 more columns, 6 more rows"
+    square = Shown("p", "p", "H T S", torch.rand(2, 12, 12), list("abcdefghijkl"), list("abcdefghijkl"), 1, 11)
+    assert square.excerpt().columns == tuple("abcdefgl")
+    assert square.excerpt().values[7][7] == float(square.value[1, 11, 11])
+    assert square.excerpt().left_out == "… 4 more columns, 4 more rows"
+    assert square.shape == "[H 2, T 12, S 12]"
+
+
+@pytest.mark.parametrize(
+    ("x", "said"), [(1.0, "1"), (0.12345, "0.1235"), (-1e-5, "-1.00e-05"), (float("-inf"), "-∞"), (12345.6, "1.23e+04")]
+)
+def test_numbers(x: float, said: str) -> None:
+    assert number(x) == said
+
+
+def test_apart() -> None:
+    one = torch.tensor([1.0, -torch.inf])
+    assert apart(one, one.double()) == 0
+    assert apart(one, torch.tensor([1.0, 0.0])) == float("inf")
+    assert apart(one, torch.tensor([torch.nan, -torch.inf])) == float("inf")
+    assert apart(one, one[:1]) == float("inf")
+    assert apart(torch.tensor([100.0, 1.0]), torch.tensor([100.0, 2.0])) == pytest.approx(0.01)
+
+
+def test_half_precision_is_not_doubled_where_it_is_large() -> None:
+    given = Given()
+    given.add([Shown("w", "w", "D", torch.ones(3)), Shown("ids", "ids", "N", torch.ones(2, dtype=torch.long))])
+    assert given["w"].dtype == torch.float64
+    assert given["ids"].dtype == torch.long
+
+
+# ---------------------------------------------------------------- the command
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    got = main(argv)
+    out, err = capsys.readouterr()
+    assert got == code, err
+    return out if not code else err
+
+
+@pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
+@pytest.mark.parametrize("cache", [False, True])
+def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    if cache and layout == "encoder":
+        return
+    path = str(checkpoint(layout))
+    argv = ["explain", path, "the old mill", "--layer", "1", "--head", "2", *["--cache"] * cache]
+    out = said(argv, capsys)
+    told = json.loads(said([*argv, "--json"], capsys))
+    assert told["outcome"] in out
+    assert f"{len(told['steps'])} steps recomputed from what is printed" in out
+    assert told["agrees"]
+    for step in told["steps"]:
+        assert step["title"] in out
+        assert step["error"] <= TOLERANCE
+        for shown in [*step["uses"], *step["makes"]]:
+            assert len(shown["values"]) == len(shown["rows"])
+            assert all(len(row) == len(shown["columns"]) for row in shown["values"])
+
+
+def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.labs.walk.again.softmax", lambda s, sinks=None: s.softmax(-2))
+    assert main(["explain", "--example", "L2.1"]) == 1
+    out = capsys.readouterr().out
+    assert "recomputed otherwise: off by" in out
+    assert "NOT recomputed to 1e-05: Softmax" in out
+
+
+@pytest.mark.parametrize(
+    ("layout", "argv", "says"),
+    [
+        ("decoder", ["Mill", "--layer", "3"], "layer 3 is out of range; layers are 0 to 2"),
+        ("decoder", ["Mill", "--layer", "-1"], "layer -1 is out of range; layers are 0 to 2"),
+        ("decoder", ["Mill", "--head", "6"], "head 6 is out of range; heads are 0 to 5"),
+        ("decoder", ["Mill", "--row", "9"], "row 9 is out of range; rows are 0 to 3"),
+        ("decoder", [""], "the text is empty"),
+        ("decoder", ["  "], "the text is empty"),
+        ("encoder", [""], "the text is empty"),
+        ("decoder", ["a" * (CONTEXT + 1)], f"{CONTEXT + 1} tokens and the model has {CONTEXT} positions"),
+        ("encoder", ["a", "--cache"], "an encoder keeps no cache"),
+        ("decoder", ["a", "--cache"], "two tokens"),
+        ("decoder", ["a", "--cache", "--layer", "3"], "layers are 0 to 2"),
+        ("decoder", ["a\udcff"], "UTF-8"),
+    ],
+)
+def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    err = said(["explain", str(checkpoint(layout)), *argv], capsys, 1)
+    assert says in err
+    assert len(err.splitlines()) == 1
+    assert "unexpected" not in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["model"],
+        ["model", "text", "--example", "L2.1"],
+        ["m", "t", "--cache", "--row", "1"],
+        ["m", "t", "--head", "x"],
+    ],
+)
+def test_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(said(["explain", *argv], capsys, 2).splitlines()) == 1
+
+
+def test_models_a_walk_cannot_be_through() -> None:
+    with pytest.raises(InputError, match="no head"):
+        explain(reference("llama-base"), IDS)
+    with pytest.raises(InputError, match="no dot products"):
+        explain(Model(tiny.decoder("rope", mechanism="linear")), IDS)
+    with pytest.raises(InputError, match="decodes nothing"):
+        explain_cache(reference("bart-classes"), IDS)
+    with pytest.raises(InputError, match="bfloat16 cannot hold numbers to 1e-5"):
+        explain(Model(tiny.decoder().bfloat16()), IDS)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_holds_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "walk.html"
+    said(["explain", str(checkpoint("encoder-decoder")), "the old mill", "--save", str(page)], capsys)
+    html = page.read_text("utf-8")
+    walk = explain(load(checkpoint("encoder-decoder")), "the old mill")
+    assert html.count('<details class="step"') == len(walk.steps)
+    assert 'class="tint-9"' in html  # a weight of nearly 1
+
+
+def test_a_step_is_what_it_says() -> None:
+    step = Step("p", "t", "y = x + 1", "", [Shown("y", "y", "D", torch.tensor([2.0]))], lambda g: g["x"] + 1)
+    given = Given()
+    given.add([Shown("x", "x", "D", torch.tensor([1.5]))])
+    assert step.error(given) == 0.25  # of 2
