@@ -53,7 +53,7 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
 def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> tuple[list[int], list[int] | None]:
     """The ids a walk is through, what the decoder beside an encoder reads, and everything that can be wrong.
 
-    That decoder reads its start token and all but the last of what it writes - of the text itself, where it only labels.
+    That decoder reads its start token and all but the last of what it writes, or of the text where it only labels.
     """
     ids, spec = model.ids([text])[0], model.spec
     if not ids or (isinstance(text, str) and not text.strip()):
