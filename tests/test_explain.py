@@ -29,7 +29,8 @@ IDS = [3, 1, 4, 11, 5, 9, 2, 6]
 SENTENCE = "She sat by the river bank"
 FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "llama-yarn", "llama-longrope",
             "mistral", "qwen2-window", "qwen3", "bert", "bert-pooler", "bert-classes", "bert-tokens", "bert-spans",
-            "electra", "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes", "marian"]  # fmt: skip
+            "electra", "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes",
+            "marian"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
