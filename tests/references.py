@@ -23,6 +23,12 @@ _DECODER = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidd
             "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 _GPT2 = {"vocab_size": V, "n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, "n_positions": CONTEXT,
          "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+# Heads of 30 / 5 dimensions, where a config cannot say another width.
+_EVEN = {"vocab_size": V, "hidden_size": 30, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": 5,
+         "max_position_embeddings": CONTEXT, "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2,
+         "pad_token_id": 0}  # fmt: skip
+_GPTJ = {"vocab_size": V, "n_embd": 30, "n_layer": L, "n_head": 5, "n_inner": F, "n_positions": CONTEXT,
+         "rotary_dim": 4, "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
 _DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
@@ -78,6 +84,21 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _DECODER),
     "qwen3-tied": ("Qwen3Config", "Qwen3ForCausalLM", {**_DECODER, "tie_word_embeddings": True}),
+    "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
+                 {**_EVEN, **_rope("default", partial_rotary_factor=0.7), "layer_norm_eps": EPS}),
+    "gpt-neox-in-turn": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
+                         {**_EVEN, "use_parallel_residual": False, "attention_bias": False,
+                          **_rope("linear", factor=2.5, partial_rotary_factor=0.4)}),
+    "gpt-neox-tied": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
+                      {**_EVEN, "tie_word_embeddings": True, **_rope("default", partial_rotary_factor=1.0)}),
+    "gpt-neox-base": ("GPTNeoXConfig", "GPTNeoXModel",
+                      {**_EVEN, **_rope("default", partial_rotary_factor=0.7)}),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", _GPTJ),
+    "gptj-tied": ("GPTJConfig", "GPTJForCausalLM", {**_GPTJ, "tie_word_embeddings": True, "n_inner": None}),
+    "phi": ("PhiConfig", "PhiForCausalLM", _EVEN | _rope("default", partial_rotary_factor=0.7)),
+    "phi-normed": ("PhiConfig", "PhiForCausalLM",
+                   {**_EVEN, "qk_layernorm": True, "num_key_value_heads": 1, "head_dim": 6, "layer_norm_eps": EPS,
+                    "tie_word_embeddings": True, **_rope("default", partial_rotary_factor=0.4)}),
     "bert": ("BertConfig", "BertForMaskedLM", _BERT),
     "bert-pooler": ("BertConfig", "BertModel", _BERT),
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),

@@ -24,6 +24,11 @@ def flipped_rope_pairing(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Rope, pairing="interleaved")
 
 
+@parity("gptj", "Rope.pairing:interleaved")
+def rope_pairs_the_halves(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, pairing="half")
+
+
 @parity("llama", "Rope.theta")
 def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Rope, theta=20_000.0)
@@ -32,6 +37,18 @@ def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("llama", "Rope.width")
 def rope_turns_a_part_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Rope, width=8)
+
+
+@parity("gpt-neox", "Rope.width")
+@parity("phi", "Rope.width")
+def rope_turns_the_whole_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, width=6)
+
+
+@parity("gpt-neox", "Rope.width")
+def rope_turns_the_end_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    turn = positions.rotate
+    patch.setattr(positions, "rotate", lambda x, *how: turn(x.roll(4, -1), *how).roll(-4, -1))
 
 
 @parity("llama", "Rope")
@@ -198,11 +215,13 @@ def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 
 @parity("qwen3", "Attention.q_norm")
+@parity("phi-normed", "Attention.q_norm")
 def missing_query_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
     put(model, patch, spec.Attention, "q_norm", None)
 
 
 @parity("qwen3", "Attention.k_norm")
+@parity("phi-normed", "Attention.k_norm")
 def missing_key_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
     put(model, patch, spec.Attention, "k_norm", None)
 

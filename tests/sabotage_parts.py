@@ -13,7 +13,7 @@ from torch.nn import Identity, ModuleList, Parameter
 import triptych
 from sabotage import Break, change, fill, of, parity, put
 from triptych import families, spec
-from triptych.families.weights import Load, RopePermute
+from triptych.families.weights import ByHead, Load, RopePermute
 from triptych.model import Model
 from triptych.nn import linear, stack
 
@@ -196,6 +196,7 @@ def _missing_bias(place: str) -> Break:
 
 for _place in ("q", "k", "v", "out", "gate", "up", "down"):
     parity("llama-biased", "Linear.bias")(_missing_bias(_place))
+parity("gptj", "Linear.bias")(_missing_bias("proj"))
 
 
 @parity("gpt2", "Linear")
@@ -211,6 +212,32 @@ def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> No
         return x + seen + self.mlp(self.mlp_norm.pre(x), ctx.rows, taps)
 
     patch.setattr(stack.Block, "forward", parallel)
+
+
+@parity("gpt-neox", "ParallelBlock")
+@parity("gptj", "ParallelBlock")
+def attention_and_mlp_in_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def in_turn(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
+        seen = self.attn_norm.pre(self.norm(x))
+        x = x + self.attn(seen, ctx.own(self.spec.attn.kind, layer), taps)
+        return x + self.mlp(self.mlp_norm.pre(self.norm(x)), ctx.rows, taps)
+
+    patch.setattr(stack.ParallelBlock, "forward", in_turn)
+
+
+@parity("gpt-neox", "ParallelBlock")
+def the_mlp_reads_what_attention_reads(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.ParallelBlock):
+        fill(block, patch, "mlp_norm", block.attn_norm)
+
+
+@parity("gptj", "ParallelBlock.norm")
+@parity("phi", "ParallelBlock.norm")
+def the_mlp_reads_the_stream_itself(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.ParallelBlock):
+        norm = block.norm
+        fill(block, patch, "norm", Identity())
+        fill(block, patch, "attn_norm", Around(pre=norm))
 
 
 @parity("llama", "Stack")
@@ -230,6 +257,13 @@ def qkv_split_in_the_wrong_order(model: Model, patch: pytest.MonkeyPatch) -> Non
         return split(replace(self, ours=self.ours[::-1]), x)
 
     patch.setattr(Load, "to_ours", backwards)
+    patch.setattr(model, "module", triptych.load(model.path).module)
+
+
+@parity("gpt-neox", "Attention")
+def rows_of_a_fused_matrix_in_thirds(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """q, k and v of GPT-NeoX go head by head."""
+    patch.setattr(ByHead, "to_ours", lambda self, x: x)
     patch.setattr(model, "module", triptych.load(model.path).module)
 
 

@@ -362,6 +362,10 @@ GGUF = {
     "llama-tied": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gpt-neox": gguf.MODEL_ARCH.GPTNEOX,
+    "gpt-neox-in-turn": gguf.MODEL_ARCH.GPTNEOX,
+    "gptj": gguf.MODEL_ARCH.GPTJ,
+    "phi": gguf.MODEL_ARCH.PHI2,
     "bert-no-pooler": gguf.MODEL_ARCH.BERT,
 }
 
@@ -423,7 +427,22 @@ def metadata(arch: str, **values: Any) -> dict[str, Any]:
 
 RMS = {"attention.layer_norm_rms_epsilon": 9.999999974752427e-07}  # 1e-6 as a float32
 GROUPED = RMS | {"attention.head_count_kv": G, "attention.key_length": K, "attention.value_length": K}
+EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
 HEADERS = {
+    "gpt-neox": metadata("gptneox", **EVEN, **{"attention.layer_norm_epsilon": 0.05, "rope.freq_base": 1000.0}),
+    "gpt-neox-in-turn": metadata(
+        "gptneox",
+        **EVEN | {"rope.dimension_count": 2},
+        **{"attention.layer_norm_epsilon": 9.999999747378752e-06, "rope.freq_base": 1000.0},
+        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "use_parallel_residual": False},
+    ),
+    "gptj": metadata("gptj", **EVEN, **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
+    "phi": metadata(
+        "phi2",
+        **EVEN,
+        **{"attention.head_count_kv": 5, "attention.layer_norm_epsilon": 9.999999747378752e-06},
+        **{"rope.freq_base": 1000.0},
+    ),
     "llama": metadata("llama", **GROUPED, **{"rope.dimension_count": K, "vocab_size": V}),
     "llama-biased": metadata("llama", **GROUPED),
     "llama-tied": metadata("llama", **GROUPED),

@@ -13,8 +13,9 @@ from triptych.spec import Rope
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
 
-def rope(keys: Keys, head_width: int, theta: float = 10_000.0) -> Rope:
-    """The position part of `keys`, for heads of width K; `theta` is the family's default base.
+def rope(keys: Keys, head_width: int, theta: float = 10_000.0, share: float = 1.0) -> Rope:
+    """The position part of `keys`, for heads of width K.  `theta` is the family's default base, `share` how much of a
+    head it turns by default.
 
     Raises ConfigError for a scaling that is not understood, and for `dynamic`: its frequencies follow the length
     of the sequence, so keys cached early would not be the keys of one full forward.
@@ -22,7 +23,7 @@ def rope(keys: Keys, head_width: int, theta: float = 10_000.0) -> Rope:
     given = keys.table("rope_parameters")
     scaling = keys.table("rope_scaling") or given or Keys({}, f"{keys.where}: rope_parameters")
     base = keys.float("rope_theta", default=theta, low=1.0)
-    share = keys.float("partial_rotary_factor", default=1.0, low=0.0, high=1.0)
+    share = keys.float("partial_rotary_factor", default=share, low=0.0, high=1.0)
     part = Rope(
         width=int(head_width * scaling.float("partial_rotary_factor", default=share, low=0.0, high=1.0)),
         theta=scaling.float("rope_theta", default=base, low=1.0),
