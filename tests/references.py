@@ -29,6 +29,8 @@ _EVEN = {"vocab_size": V, "hidden_size": 30, "intermediate_size": F, "num_hidden
          "pad_token_id": 0}  # fmt: skip
 _GPTJ = {"vocab_size": V, "n_embd": 30, "n_layer": L, "n_head": 5, "n_inner": F, "n_positions": CONTEXT,
          "rotary_dim": 4, "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+# One expert after the other: their grouped kernel refuses widths that are no multiple of 16 bytes.
+_MIXTURE = {**_DECODER, "num_experts_per_tok": 2, "experts_implementation": "eager"}
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
 _DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
@@ -99,6 +101,16 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi-normed": ("PhiConfig", "PhiForCausalLM",
                    {**_EVEN, "qk_layernorm": True, "num_key_value_heads": 1, "head_dim": 6, "layer_norm_eps": EPS,
                     "tie_word_embeddings": True, **_rope("default", partial_rotary_factor=0.4)}),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**_MIXTURE, "num_local_experts": 5}),
+    "mixtral-window": ("MixtralConfig", "MixtralForCausalLM",
+                       {**_MIXTURE, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 4,
+                        "tie_word_embeddings": True}),
+    "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                  {**_MIXTURE, "num_experts": 5, "moe_intermediate_size": 17,
+                   "mlp_only_layers": [1]}),
+    "qwen3-moe-normed": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                         {**_MIXTURE, "num_experts": 7, "num_experts_per_tok": 4, "moe_intermediate_size": 17,
+                          "norm_topk_prob": True, "attention_bias": True}),
     "bert": ("BertConfig", "BertForMaskedLM", _BERT),
     "bert-pooler": ("BertConfig", "BertModel", _BERT),
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),

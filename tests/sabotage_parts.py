@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -182,6 +183,47 @@ def gelu_for_silu_without_a_gate(model: Model, patch: pytest.MonkeyPatch) -> Non
 @parity("t5", "MLP.act:relu")
 def gelu_for_relu(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.MLP, act="gelu")
+
+
+@parity("mixtral", "MoE.top_k")
+@parity("qwen3-moe", "MoE.top_k")
+def one_expert_too_few(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for mixture in of(model, spec.MoE):
+        patch.setattr(mixture, "spec", replace(mixture.spec, top_k=mixture.spec.top_k - 1))
+
+
+@parity("mixtral", "MoE.normalize")
+@parity("qwen3-moe-normed", "MoE.normalize")
+def weights_of_experts_not_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MoE, normalize=False)
+
+
+@parity("qwen3-moe", "MoE")
+def weights_of_experts_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MoE, normalize=True)
+
+
+@parity("mixtral", "MoE.experts")
+def experts_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for mixture in of(model, spec.MoE):
+        fill(mixture, patch, "experts", ModuleList(reversed(mixture.experts)))
+
+
+@parity("mixtral", "MoE")
+def every_expert_weighs_the_same(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for mixture in of(model, spec.MoE):
+        patch.setattr(mixture.router, "forward", _signs(mixture.router.forward))
+
+
+def _signs(score: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Scores whose two largest are equal: the same experts, the same weights."""
+    return lambda x: torch.where(score(x) >= score(x).topk(2).values[:, 1:], 1.0, 0.0)
+
+
+@parity("qwen3-moe", "MoE")
+def outputs_of_experts_go_to_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
+    forward = linear.MoE.forward
+    patch.setattr(linear.MoE, "forward", lambda self, x, rows, taps: forward(self, x, rows, taps).roll(1, 0))
 
 
 def _missing_bias(place: str) -> Break:

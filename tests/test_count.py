@@ -158,9 +158,10 @@ def test_parts_add_up_to_the_reference(name: str) -> None:
     assert count(_spec(name)).total == references.numbers(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "llama", "llama-mqa", "qwen3", "bert", "bert-classes", "electra-generator", "t5", "t5-v1.1"]
-)
+COUNTED = ["gpt2", "llama", "llama-mqa", "qwen3", "mixtral", "qwen3-moe", "gpt-neox", "phi"]
+
+
+@pytest.mark.parametrize("name", [*COUNTED, "bert", "bert-classes", "electra-generator", "t5", "t5-v1.1"])
 def test_flops_are_torch_s(name: str) -> None:
     model, tokens, source = references.build(name), 7, 13
     model.set_attn_implementation("eager")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -362,6 +363,8 @@ GGUF = {
     "llama-tied": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen3-moe-normed": gguf.MODEL_ARCH.QWEN3MOE,
     "gpt-neox": gguf.MODEL_ARCH.GPTNEOX,
     "gpt-neox-in-turn": gguf.MODEL_ARCH.GPTNEOX,
     "gptj": gguf.MODEL_ARCH.GPTJ,
@@ -380,7 +383,8 @@ def test_gguf_round_trip_and_names(name: str) -> None:
     assert back.keys() == parameters.keys()
     assert all(torch.equal(back[key], parameters[key]) for key in back)
     names = gguf.get_tensor_name_map(GGUF[name], L)
-    expected = {names.get_name(key, try_suffixes=(".weight", ".bias")) for key in tensors}
+    merged = {re.sub(r"(experts)\.\d+", r"\1", key) for key in tensors}  # of all experts one tensor
+    expected = {names.get_name(key, try_suffixes=(".weight", ".bias")) for key in merged}
     assert packed.keys() == expected
 
 
@@ -427,8 +431,17 @@ def metadata(arch: str, **values: Any) -> dict[str, Any]:
 
 RMS = {"attention.layer_norm_rms_epsilon": 9.999999974752427e-07}  # 1e-6 as a float32
 GROUPED = RMS | {"attention.head_count_kv": G, "attention.key_length": K, "attention.value_length": K}
+EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
 HEADERS = {
+    "mixtral": metadata(
+        "llama",
+        **GROUPED | EXPERTS | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06},
+        **{"rope.freq_base": 1e6},
+    ),
+    "qwen3-moe-normed": metadata(
+        "qwen3moe", **GROUPED, **{"expert_count": 7, "expert_used_count": 4, "expert_feed_forward_length": 17}
+    ),
     "gpt-neox": metadata("gptneox", **EVEN, **{"attention.layer_norm_epsilon": 0.05, "rope.freq_base": 1000.0}),
     "gpt-neox-in-turn": metadata(
         "gptneox",

@@ -130,6 +130,11 @@ class Keys:
         values = self._typed(name, (list, tuple), default, "a list of numbers")
         return tuple(Keys({name: value}, self.where).float(name, low=1e-12) for value in values)
 
+    def ints(self, name: Str, default: Any = REQUIRED) -> tuple[Int, ...]:
+        """A list of integers of at least zero."""
+        values = self._typed(name, (list, tuple), default, "a list of integers")
+        return tuple(Keys({name: value}, self.where).int(name, low=0) for value in values)
+
     def strings(self, name: Str, default: Any = REQUIRED) -> tuple[Str, ...]:
         """A list of strings."""
         values = self._typed(name, (list, tuple), default, "a list of strings")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -130,7 +131,8 @@ class MoE(Module, of=parts.MoE):
         token, weights = by_expert // count, weights.flatten()[by_expert, None].to(x.dtype)
         given = chosen.flatten().bincount(minlength=self.spec.experts).tolist()
         out = torch.zeros_like(x)
-        for expert, mine, weight in zip(self.experts, token.split(given), weights.split(given), strict=True):
-            if len(mine):
-                out = out.index_add(0, mine, expert(x[mine], rows, NO_TAPS) * weight)
+        for expert, end, number in zip(self.experts, accumulate(given), given, strict=True):
+            if number:
+                mine = slice(end - number, end)
+                out = out.index_add(0, token[mine], expert(x[token[mine]], rows, NO_TAPS) * weights[mine])
         return out
