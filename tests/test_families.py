@@ -363,6 +363,8 @@ GGUF = {
     "llama-tied": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "phi3-window": gguf.MODEL_ARCH.PHI3,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3-moe-normed": gguf.MODEL_ARCH.QWEN3MOE,
     "gpt-neox": gguf.MODEL_ARCH.GPTNEOX,
@@ -434,6 +436,16 @@ GROUPED = RMS | {"attention.head_count_kv": G, "attention.key_length": K, "atten
 EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
 HEADERS = {
+    "phi3": metadata(
+        "phi3",
+        **GROUPED | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06, "attention.sliding_window": 0},
+        **{"rope.dimension_count": 4, "rope.freq_base": 1000.0, "rope.scaling.original_context_length": 4096},
+    ),
+    "phi3-window": metadata(
+        "phi3",
+        **GROUPED | {"attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 0.05},
+        **{"attention.sliding_window": 4},
+    ),
     "mixtral": metadata(
         "llama",
         **GROUPED | EXPERTS | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06},
@@ -508,6 +520,24 @@ def test_llama3_divisors_come_from_a_tensor() -> None:
     )
     assert config["rope_parameters"]["rope_type"] == "longrope"
     assert "rope_freqs.weight" in families.plan(model, "gguf", shapes).ignored
+
+
+def test_phi3_s_factors_come_from_two_tensors() -> None:
+    factors = {"rope_factors_short.weight": [1.0, 1.1], "rope_factors_long.weight": [1.3, 1.9]}
+    hf, shapes = read("phi3-long"), packed_shapes("phi3-long") | dict.fromkeys(factors, (2,))
+    header = metadata(
+        "phi3",
+        **EVEN | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06},
+        **{"rope.freq_base": 1000.0, "rope.scaling.original_context_length": 13},
+    )
+    _, model = families.read_gguf(header, shapes, read=factors.__getitem__)
+    assert model == replace(hf, ids=spec.SpecialIds(eos=(2,)), init_std=0.02)
+    _, other = families.read_gguf(header | {"phi3.rope.scaling.attn_factor": 1.5}, shapes, read=factors.__getitem__)
+    position = decoder_of(other).kinds["self"].position
+    assert isinstance(position, spec.Rope)
+    assert isinstance(position.scaling, LongRope)
+    assert position.scaling.attention_factor == 1.5
+    assert factors.keys() == families.plan(model, "gguf", shapes).ignored.keys()
 
 
 def test_gguf_scalings() -> None:

@@ -97,3 +97,12 @@ def test_active_parameters_by_hand() -> None:
     assert found.total - found.active == 2 * (E - TOP) * 3 * D * F
     assert found.parameters["mlp"] == 2 * (D * E + E * 3 * D * F)
     assert found.to_dict(5)["parameters"]["active"] == found.active
+
+
+def test_autocast_leaves_the_stream_as_it_is() -> None:
+    module, x = made(), torch.randn(N, D)
+    exact = ours(module, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = ours(module, x)
+    assert rounded.dtype == torch.float32
+    assert (rounded - exact).abs().max() < 0.05 * exact.abs().max()

@@ -6,6 +6,8 @@ from typing import Any
 
 from triptych.families.keys import Keys
 
+TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")  # divisors of RoPE, beside the metadata
+
 
 def header(keys: Keys, name: str) -> dict[str, Any]:
     """Sizes of a `{name}ForCausalLM`, under the HF names most families use."""
@@ -36,15 +38,21 @@ def head_width(keys: Keys, *, partial: bool = False) -> dict[str, Any]:
 def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
     """`rope_parameters`; `theta` is the family's default base."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
-    factors = keys.get("rope_freqs", None)
+    length = keys.get("rope.scaling.original_context_length", None)
+    factors, short, long = (keys.get(name, None) for name in TENSORS)
     kind = keys.choice("rope.scaling.type", {"none": "default", "linear": "linear", "yarn": "yarn"}, default="none")
     keys.get("rope.scaling.finetuned", None)  # says how the model was trained, not what it computes
     if factors is not None:
         # Llama 3's scaling arrives as one divisor a frequency, the same at every length: LongRoPE says just that.
         divisors = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         found |= {"rope_type": "longrope", "original_max_position_embeddings": keys.int("context_length")} | divisors
-    elif kind != "default":
+    elif short is not None:
+        found |= {"rope_type": "longrope", "original_max_position_embeddings": length}
+        found |= {"short_factor": short, "long_factor": long}
+        found |= {"attention_factor": keys.optional_float("rope.scaling.attn_factor")}
+    elif kind == "linear":
         found |= {"rope_type": kind, "factor": keys.float("rope.scaling.factor")}
-    if kind == "yarn":
-        found["original_max_position_embeddings"] = keys.int("rope.scaling.original_context_length")
+    elif kind == "yarn":
+        factor = keys.float("rope.scaling.factor")
+        found |= {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length}
     return found

@@ -62,6 +62,7 @@ def model(
     head_norm: bool = False,
     eps: float = 1e-6,
     theta: float = 10_000.0,
+    dropout: float = 0.0,
 ) -> spec.Model:
     """The model of classes `{name}ForCausalLM` and `{name}Model`.
 
@@ -85,6 +86,7 @@ def model(
             mlp=mlp,
             attn_norm=spec.Norms(pre=norm),
             mlp_norm=spec.Norms(pre=norm),
+            dropout=dropout,
         )
         for size, mlp in zip(windows, mlps, strict=True)
     )  # fmt: skip

@@ -24,8 +24,9 @@ def rope(keys: Keys, head_width: int, theta: float = 10_000.0, share: float = 1.
     scaling = keys.table("rope_scaling") or given or Keys({}, f"{keys.where}: rope_parameters")
     base = keys.float("rope_theta", default=theta, low=1.0)
     share = keys.float("partial_rotary_factor", default=share, low=0.0, high=1.0)
+    share = scaling.float("partial_rotary_factor", default=share, low=0.0, high=1.0)
     part = Rope(
-        width=int(head_width * scaling.float("partial_rotary_factor", default=share, low=0.0, high=1.0)),
+        width=int(head_width * share + 1e-6),  # 49 * (2 / 49) is a hair under 2
         theta=scaling.float("rope_theta", default=base, low=1.0),
         scaling=_scaling(scaling, keys),
     )
@@ -39,6 +40,8 @@ def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
     kind = scaling.str("rope_type", default=scaling.str("type", default="default"))
     if kind == "default":
         return None
+    if kind == "su":  # what the first Phi-3 configs call it
+        kind = "longrope"
     if kind == "linear":
         return Interpolate(factor=scaling.float("factor", low=1e-6))
     if kind == "dynamic":

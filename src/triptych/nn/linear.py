@@ -134,5 +134,5 @@ class MoE(Module, of=parts.MoE):
         for expert, end, number in zip(self.experts, accumulate(given), given, strict=True):
             if number:
                 mine = slice(end - number, end)
-                out = out.index_add(0, token[mine], expert(x[token[mine]], rows, NO_TAPS) * weights[mine])
+                out.index_add_(0, token[mine], (expert(x[token[mine]], rows, NO_TAPS) * weights[mine]).to(x.dtype))
         return out
