@@ -31,6 +31,10 @@ _GPTJ = {"vocab_size": V, "n_embd": 30, "n_layer": L, "n_head": 5, "n_inner": F,
          "rotary_dim": 4, "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 # One expert after the other: their grouped kernel refuses widths that are no multiple of 16 bytes.
 _MIXTURE = {**_DECODER, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+_GEMMA2 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17, "attn_logit_softcapping": 5.0,
+           "final_logit_softcapping": 7.0}  # fmt: skip
+_GEMMA3 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17,
+           "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
 _DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
@@ -108,6 +112,19 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3-long": ("Phi3Config", "Phi3ForCausalLM",
                   {**_EVEN, "original_max_position_embeddings": 13,
                    **_rope("longrope", short_factor=_SHORT[:2], long_factor=_LONG[:2], partial_rotary_factor=0.7)}),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", {**_DECODER, "rms_norm_eps": EPS}),
+    "gemma-biased": ("GemmaConfig", "GemmaForCausalLM",
+                     {**_DECODER, "attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA2),
+    "gemma2-uncapped": ("Gemma2Config", "Gemma2ForCausalLM",
+                        {**_GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+                         "num_key_value_heads": H, "tie_word_embeddings": False}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA3),
+    "gemma3-linear": ("Gemma3TextConfig", "Gemma3ForCausalLM",
+                      {**_GEMMA3, "num_key_value_heads": 1, "final_logit_softcapping": 3.0,
+                       "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.5},
+                                           "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}}),
+    "gemma3-base": ("Gemma3TextConfig", "Gemma3TextModel", _GEMMA3),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**_MIXTURE, "num_local_experts": 5}),
     "mixtral-window": ("MixtralConfig", "MixtralForCausalLM",
                        {**_MIXTURE, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 4,

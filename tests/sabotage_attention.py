@@ -160,6 +160,7 @@ def window_one_too_narrow(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 
 @parity("qwen2-window", "Attention.kind")
+@parity("gemma2", "Attention.kind")
 def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
     for block in of(model, spec.Block):
         attn = block.spec.attn
@@ -212,6 +213,30 @@ def scores_scaled_like_everyone_s(model: Model, patch: pytest.MonkeyPatch) -> No
 @parity("llama-mha", "Attention.scale")
 def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Attention, scale=model.spec.decoder.width**-0.5)
+
+
+@parity("gemma2", "Attention.softcap")
+def missing_cap_of_the_scores(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Attention, softcap=None)
+
+
+@parity("gemma2", "Attention.scale")
+def scores_scaled_by_the_head_width(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Attention, scale=None)
+
+
+@parity("gemma3", "Kind.position")
+def one_base_for_all_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
+    kinds = model.module.decoder.kinds
+    fill(kinds["window"], patch, "position", kinds["self"].position)
+
+
+@parity("gemma3", "Kind.position")
+def bases_of_the_two_kinds_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    full, window = model.module.decoder.kinds["self"], model.module.decoder.kinds["window"]
+    first, second = full.position, window.position
+    fill(full, patch, "position", second)
+    fill(window, patch, "position", first)
 
 
 @parity("qwen3", "Attention.q_norm")

@@ -62,6 +62,18 @@ def bart_positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch)
     change(model, patch, spec.Learned, offset=0)
 
 
+@parity("gemma", "Embed.scale")
+@parity("gemma3", "Embed.scale")
+def missing_embedding_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Embed, scale=None)
+
+
+@parity("gemma2", "LMHead.softcap")
+@parity("gemma3-linear", "LMHead.softcap")
+def missing_cap_of_the_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LMHead, softcap=None)
+
+
 @parity("gpt2", "Table")
 def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stack.Table, "forward", lambda self, ids: self.weight[ids - 1])

@@ -27,6 +27,12 @@ def norm_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.RMSNorm, offset=1.0)
 
 
+@parity("gemma", "RMSNorm.offset")
+@parity("gemma2", "RMSNorm.offset")
+def norm_by_the_weight_alone(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.RMSNorm, offset=0.0)
+
+
 @parity("llama", "RMSNorm")
 def rms_norm_that_centres(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = linear.RMSNorm.forward
@@ -109,6 +115,21 @@ def post_norm_left_out(model: Model, patch: pytest.MonkeyPatch) -> None:
         fill(block, patch, "cross_norm", Around())
 
 
+@parity("gemma2", "Norms.out")
+@parity("gemma3", "Norms.out")
+def missing_norm_of_what_a_sublayer_gives(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        for slot in ("attn_norm", "mlp_norm"):
+            fill(block, patch, slot, Around(pre=getattr(block, slot).pre))
+
+
+@parity("gemma2", "Norms.out")
+def output_norm_applied_as_post_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        for slot in ("attn_norm", "mlp_norm"):
+            fill(block, patch, slot, Around(pre=getattr(block, slot).pre, post=getattr(block, slot).out))
+
+
 @parity("llama", "Block.mlp_norm")
 def norms_of_attention_and_mlp_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
     for block in of(model, spec.Block):
@@ -137,6 +158,7 @@ def _rms(x: Tensor, eps: float) -> Tensor:
 
 
 @parity("llama", "GLU")
+@parity("phi3", "GLU")
 def swapped_gate_and_up(model: Model, patch: pytest.MonkeyPatch) -> None:
     for mlp in of(model, spec.GLU):
         gate, up = mlp.gate, mlp.up

@@ -225,6 +225,58 @@ def test_partial_rotary_in_both_spellings() -> None:
     assert decoder_of(inside).kinds["self"].position == spec.Rope(width=4)
 
 
+def test_gemma_3_in_both_spellings() -> None:
+    """Two bases, of which transformers 5 keeps a table; before, the second had a key and a scaling was the first's."""
+    hf, tensors = stored("gemma3-linear")
+    old = {key: value for key, value in hf.items() if key not in ("rope_parameters", "layer_types")}
+    old |= {"rope_theta": 500.0, "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}
+    stack = decoder_of(families.read_config(old | {"sliding_window_pattern": 2}, stored=tensors))
+    assert [block.attn.kind for block in stack.blocks] == ["window", "self", "window"]
+    assert stack.kinds["self"].position == spec.Rope(width=K, theta=500.0, scaling=Interpolate(factor=2.5))
+    assert stack.kinds["window"].position == spec.Rope(width=K, theta=50.0)
+    hf["rope_parameters"]["full_attention"]["rope_theta"] = 500.0
+    assert decoder_of(families.read_config(hf, stored=tensors)) == stack
+    bare = {key: value for key, value in old.items() if not key.startswith("rope_")}
+    kinds = decoder_of(families.read_config(bare | {"sliding_window_pattern": 2}, stored=tensors)).kinds
+    assert [kinds[name].position for name in ("self", "window")] == [
+        spec.Rope(width=K, theta=1_000_000.0),
+        spec.Rope(width=K, theta=10_000.0),
+    ]
+    pattern = [block.attn.kind for block in decoder_of(families.read_config(bare | {"num_hidden_layers": 7})).blocks]
+    assert pattern == ["window"] * 5 + ["self", "window"]
+
+
+def test_gemma_defaults() -> None:
+    capped = decoder_of(read("gemma2")).blocks[0].attn
+    assert (capped.softcap, capped.scale) == (5.0, 17**-0.5)
+    hf, tensors = stored("gemma2")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "layer_types"):
+        del hf[key]
+    model = families.read_config(hf, stored=tensors)
+    attn = decoder_of(model).blocks[0].attn
+    assert isinstance(model.head, spec.LMHead)
+    assert (attn.softcap, model.head.softcap, attn.scale) == (50.0, 30.0, 256**-0.5)
+    assert [block.attn.kind for block in decoder_of(model).blocks] == ["window", "self", "window"]
+    assert decoder_of(read("gemma3", attn_logit_softcapping=5.0)).blocks[0].attn.softcap is None
+    assert decoder_of(read("gemma", hidden_act="gelu")).blocks[0].mlp.act == "gelu_tanh"
+    with pytest.raises(ConfigError, match="look ahead"):
+        read("gemma3", use_bidirectional_attention=True)
+
+
+def test_layers_of_qwen3_moe() -> None:
+    def mixed(**changes: Any) -> list[bool]:
+        hf, _ = stored("qwen3-moe-normed")
+        return [isinstance(b.mlp, spec.MoE) for b in decoder_of(families.read_config(hf | changes)).blocks]
+
+    assert mixed() == [True] * L
+    assert mixed(mlp_only_layers=[0, 2]) == [False, True, False]
+    assert mixed(decoder_sparse_step=2) == [False, True, False]
+    assert mixed(mlp_only_layers=None) == [True] * L
+    hf, _ = stored("qwen3-moe")
+    old = {key: value for key, value in hf.items() if key != "num_local_experts"} | {"num_experts": 5}
+    assert families.read_config(old) == families.read_config(hf)
+
+
 def test_windows() -> None:
     assert decoder_of(read("mistral")).kinds["self"].mask == spec.causal() & spec.window(4)
     assert decoder_of(read("mistral-full")).kinds["self"].mask == spec.causal()
@@ -363,6 +415,10 @@ GGUF = {
     "llama-tied": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "gemma3-linear": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "phi3-window": gguf.MODEL_ARCH.PHI3,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
@@ -383,7 +439,9 @@ def test_gguf_round_trip_and_names(name: str) -> None:
     packed = {load.source: load.to_source(parameters) for load in families.save_plan(model, "gguf")}
     back = fill(families.plan(model, "gguf", packed), packed)
     assert back.keys() == parameters.keys()
-    assert all(torch.equal(back[key], parameters[key]) for key in back)
+    shifted = {load.ours[0] for load in families.save_plan(model, "gguf") if weights.PlusOne() in load.ops}
+    assert all(torch.equal(back[key], parameters[key]) for key in back.keys() - shifted)
+    assert all(torch.allclose(back[key], parameters[key], rtol=0, atol=1e-6) for key in shifted)
     names = gguf.get_tensor_name_map(GGUF[name], L)
     merged = {re.sub(r"(experts)\.\d+", r"\1", key) for key in tensors}  # of all experts one tensor
     expected = {names.get_name(key, try_suffixes=(".weight", ".bias")) for key in merged}
@@ -407,6 +465,32 @@ def test_gguf_rope_permutation_is_the_reference_s() -> None:
             assert load.rows_only
             moved += not torch.equal(packed, parameters[load.ours[0]])
     assert moved == 2 * L
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_gguf_norms_of_gemma_are_the_reference_s(name: str) -> None:
+    from transformers.modeling_gguf_pytorch_utils import Gemma2TensorProcessor
+
+    hf, tensors = stored(name)
+    model = families.read_config(hf, stored=tensors)
+    parameters = fill(families.plan(model, "hf", tensors), tensors)
+    shifted = 0
+    for load in families.save_plan(model, "gguf"):
+        packed = load.to_source(parameters)
+        theirs = Gemma2TensorProcessor({}).process(packed.numpy(), load.source).weights
+        assert torch.allclose(torch.from_numpy(theirs), parameters[load.ours[0]], rtol=0, atol=1e-6), load.source
+        shifted += not load.rows_only
+    assert shifted == 1 + L * {"gemma": 2, "gemma2": 4, "gemma3": 6}[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "scalar"), [("gemma2", 46, D // H), ("gemma3", 62, D // H), ("gemma2", 62, K)]
+)
+def test_the_largest_gemmas_in_gguf_scale_scores_by_the_model_s_width(name: str, layers: int, scalar: int) -> None:
+    header = HEADERS[name] | {f"{name}.block_count": layers}
+    config, model = families.read_gguf(header, packed_shapes(name))
+    assert config["query_pre_attn_scalar"] == scalar
+    assert {block.attn.scale for block in decoder_of(model).blocks} == {scalar**-0.5}
 
 
 def test_only_row_ops_may_touch_packed_columns() -> None:
@@ -435,7 +519,16 @@ RMS = {"attention.layer_norm_rms_epsilon": 9.999999974752427e-07}  # 1e-6 as a f
 GROUPED = RMS | {"attention.head_count_kv": G, "attention.key_length": K, "attention.value_length": K}
 EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
+CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
 HEADERS = {
+    "gemma": metadata("gemma", **GROUPED | {"attention.layer_norm_rms_epsilon": 0.05}),
+    "gemma2": metadata("gemma2", **GROUPED, **CAPS, **{"attention.sliding_window": 4}),
+    "gemma3": metadata("gemma3", **GROUPED, **{"attention.sliding_window": 4, "rope.freq_base": 1e6}),
+    "gemma3-linear": metadata(
+        "gemma3",
+        **GROUPED | {"attention.head_count_kv": 1, "attention.sliding_window": 4, "final_logit_softcapping": 3.0},
+        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "rope.freq_base_swa": 50.0},
+    ),
     "phi3": metadata(
         "phi3",
         **GROUPED | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06, "attention.sliding_window": 0},
@@ -480,6 +573,11 @@ HEADERS = {
 }
 
 
+# What GGUF has no key for: which layers slide, and what the scores of Gemmas are scaled by.
+_THIRD = {"query_pre_attn_scalar": K, "layer_types": None}
+UNSAID = {"gemma2": {"query_pre_attn_scalar": K}, "gemma3": _THIRD, "gemma3-linear": _THIRD}
+
+
 def packed_shapes(name: str) -> dict[str, tuple[int, ...]]:
     return {load.source: load.source_shape for load in families.save_plan(read(name), "gguf")}
 
@@ -487,7 +585,7 @@ def packed_shapes(name: str) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("name", GGUF)
 def test_a_gguf_header_gives_the_spec_of_the_hf_config(name: str) -> None:
     config, model = families.read_gguf(HEADERS[name], packed_shapes(name))
-    hf = read(name)  # ids and the initial scale are not the architecture's
+    hf = read(name, **UNSAID.get(name, {}))  # ids and the initial scale are not the architecture's
     assert model == replace(hf, ids=spec.SpecialIds(eos=(2,)), init_std=0.02)
     assert families.read_config(json.loads(json.dumps(config)), stored=()) == model
 

@@ -47,16 +47,18 @@ def model(
     stack: spec.Stack,
     *,
     context: int,
+    base: str | None = None,
     tied: bool = False,
     bias: bool = False,
     softcap: float | None = None,
 ) -> spec.Model:
-    """The model of class `{name}ForCausalLM`, or `{name}Model` without its head.
+    """The model of class `{name}ForCausalLM`, or without its head of `base`, `{name}Model` when None.
 
     `tied` is what the family means by no `tie_word_embeddings`; `bias` and `softcap` are the head's.
     """
     vocab = stack.embed.vocab
-    lm = keys.architecture({f"{name}ForCausalLM": True, f"{name}Model": False}, default=f"{name}ForCausalLM")
+    whole = f"{name}ForCausalLM"
+    lm = keys.architecture({whole: True, base or f"{name}Model": False}, default=whole)
     tied = keys.bool("tie_word_embeddings", default=tied) and lm
     proj = spec.Linear(inputs=stack.width, outputs=vocab, bias=bias)
     return spec.Model(

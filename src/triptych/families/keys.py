@@ -47,6 +47,7 @@ REFUSED = {
     "pruned_heads": "heads were cut out of some layers",
     "add_cross_attention": "its blocks have a cross-attention this family does not build",
     "cross_attention_hidden_size": "its blocks have a cross-attention this family does not build",
+    "use_bidirectional_attention": "its tokens look ahead, and this family's do not",
     "is_decoder": "it turns an encoder into a decoder",
     "is_encoder_decoder": "it says the model is an encoder-decoder, which this family is not",
 }
