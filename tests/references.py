@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -227,7 +228,7 @@ def build(name: str) -> Any:
 
     base, change = CHANGED.get(name, (name, None))
     config_class, model_class, keys = VARIANTS[base]
-    torch.manual_seed(NAMES.index(name))
+    torch.manual_seed(crc32(name.encode()))  # its own, whatever is listed beside it
     config = getattr(transformers, config_class)(**keys)
     model = getattr(transformers, model_class)(config).eval().float()
     with torch.no_grad():
