@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -23,6 +24,18 @@ _DECODER = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidd
             "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 _GPT2 = {"vocab_size": V, "n_embd": D, "n_layer": L, "n_head": H, "n_inner": F, "n_positions": CONTEXT,
          "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+# Heads of 30 / 5 dimensions, where a config cannot say another width.
+_EVEN = {"vocab_size": V, "hidden_size": 30, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": 5,
+         "max_position_embeddings": CONTEXT, "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2,
+         "pad_token_id": 0}  # fmt: skip
+_GPTJ = {"vocab_size": V, "n_embd": 30, "n_layer": L, "n_head": 5, "n_inner": F, "n_positions": CONTEXT,
+         "rotary_dim": 4, "initializer_range": INIT, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+# One expert after the other: their grouped kernel refuses widths that are no multiple of 16 bytes.
+_MIXTURE = {**_DECODER, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+_GEMMA2 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17, "attn_logit_softcapping": 5.0,
+           "final_logit_softcapping": 7.0}  # fmt: skip
+_GEMMA3 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17,
+           "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
 _DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
@@ -78,6 +91,51 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _DECODER),
     "qwen3-tied": ("Qwen3Config", "Qwen3ForCausalLM", {**_DECODER, "tie_word_embeddings": True}),
+    "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
+                 {**_EVEN, **_rope("default", partial_rotary_factor=0.7), "layer_norm_eps": EPS}),
+    "gpt-neox-in-turn": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
+                         {**_EVEN, "use_parallel_residual": False, "attention_bias": False,
+                          **_rope("linear", factor=2.5, partial_rotary_factor=0.4)}),
+    "gpt-neox-tied": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
+                      {**_EVEN, "tie_word_embeddings": True, **_rope("default", partial_rotary_factor=1.0)}),
+    "gpt-neox-base": ("GPTNeoXConfig", "GPTNeoXModel",
+                      {**_EVEN, **_rope("default", partial_rotary_factor=0.7)}),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", _GPTJ),
+    "gptj-tied": ("GPTJConfig", "GPTJForCausalLM", {**_GPTJ, "tie_word_embeddings": True, "n_inner": None}),
+    "phi": ("PhiConfig", "PhiForCausalLM", _EVEN | _rope("default", partial_rotary_factor=0.7)),
+    "phi-normed": ("PhiConfig", "PhiForCausalLM",
+                   {**_EVEN, "qk_layernorm": True, "num_key_value_heads": 1, "head_dim": 6, "layer_norm_eps": EPS,
+                    "tie_word_embeddings": True, **_rope("default", partial_rotary_factor=0.4)}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {**_DECODER, **_rope("default", partial_rotary_factor=0.4)}),
+    "phi3-window": ("Phi3Config", "Phi3ForCausalLM",
+                    {**_DECODER, "sliding_window": 4, "num_key_value_heads": 1, "tie_word_embeddings": True,
+                     "rms_norm_eps": EPS}),
+    "phi3-long": ("Phi3Config", "Phi3ForCausalLM",
+                  {**_EVEN, "original_max_position_embeddings": 13,
+                   **_rope("longrope", short_factor=_SHORT[:2], long_factor=_LONG[:2], partial_rotary_factor=0.7)}),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", {**_DECODER, "rms_norm_eps": EPS}),
+    "gemma-biased": ("GemmaConfig", "GemmaForCausalLM",
+                     {**_DECODER, "attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA2),
+    "gemma2-uncapped": ("Gemma2Config", "Gemma2ForCausalLM",
+                        {**_GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+                         "num_key_value_heads": H, "tie_word_embeddings": False}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA3),
+    "gemma3-linear": ("Gemma3TextConfig", "Gemma3ForCausalLM",
+                      {**_GEMMA3, "num_key_value_heads": 1, "final_logit_softcapping": 3.0,
+                       "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.5},
+                                           "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}}),
+    "gemma3-base": ("Gemma3TextConfig", "Gemma3TextModel", _GEMMA3),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**_MIXTURE, "num_local_experts": 5}),
+    "mixtral-window": ("MixtralConfig", "MixtralForCausalLM",
+                       {**_MIXTURE, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 4,
+                        "tie_word_embeddings": True}),
+    "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                  {**_MIXTURE, "num_experts": 5, "moe_intermediate_size": 17,
+                   "mlp_only_layers": [1]}),
+    "qwen3-moe-normed": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                         {**_MIXTURE, "num_experts": 7, "num_experts_per_tok": 4, "moe_intermediate_size": 17,
+                          "norm_topk_prob": True, "attention_bias": True}),
     "bert": ("BertConfig", "BertForMaskedLM", _BERT),
     "bert-pooler": ("BertConfig", "BertModel", _BERT),
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),
@@ -170,7 +228,7 @@ def build(name: str) -> Any:
 
     base, change = CHANGED.get(name, (name, None))
     config_class, model_class, keys = VARIANTS[base]
-    torch.manual_seed(NAMES.index(name))
+    torch.manual_seed(crc32(name.encode()))  # its own, whatever is listed beside it
     config = getattr(transformers, config_class)(**keys)
     model = getattr(transformers, model_class)(config).eval().float()
     with torch.no_grad():

@@ -24,6 +24,11 @@ def flipped_rope_pairing(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Rope, pairing="interleaved")
 
 
+@parity("gptj", "Rope.pairing:interleaved")
+def rope_pairs_the_halves(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, pairing="half")
+
+
 @parity("llama", "Rope.theta")
 def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Rope, theta=20_000.0)
@@ -32,6 +37,18 @@ def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("llama", "Rope.width")
 def rope_turns_a_part_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Rope, width=8)
+
+
+@parity("gpt-neox", "Rope.width")
+@parity("phi", "Rope.width")
+def rope_turns_the_whole_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Rope, width=6)
+
+
+@parity("gpt-neox", "Rope.width")
+def rope_turns_the_end_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
+    turn = positions.rotate
+    patch.setattr(positions, "rotate", lambda x, *how: turn(x.roll(4, -1), *how).roll(-4, -1))
 
 
 @parity("llama", "Rope")
@@ -143,6 +160,7 @@ def window_one_too_narrow(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 
 @parity("qwen2-window", "Attention.kind")
+@parity("gemma2", "Attention.kind")
 def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
     for block in of(model, spec.Block):
         attn = block.spec.attn
@@ -197,12 +215,38 @@ def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Attention, scale=model.spec.decoder.width**-0.5)
 
 
+@parity("gemma2", "Attention.softcap")
+def missing_cap_of_the_scores(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Attention, softcap=None)
+
+
+@parity("gemma2", "Attention.scale")
+def scores_scaled_by_the_head_width(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.Attention, scale=None)
+
+
+@parity("gemma3", "Kind.position")
+def one_base_for_all_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
+    kinds = model.module.decoder.kinds
+    fill(kinds["window"], patch, "position", kinds["self"].position)
+
+
+@parity("gemma3", "Kind.position")
+def bases_of_the_two_kinds_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
+    full, window = model.module.decoder.kinds["self"], model.module.decoder.kinds["window"]
+    first, second = full.position, window.position
+    fill(full, patch, "position", second)
+    fill(window, patch, "position", first)
+
+
 @parity("qwen3", "Attention.q_norm")
+@parity("phi-normed", "Attention.q_norm")
 def missing_query_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
     put(model, patch, spec.Attention, "q_norm", None)
 
 
 @parity("qwen3", "Attention.k_norm")
+@parity("phi-normed", "Attention.k_norm")
 def missing_key_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
     put(model, patch, spec.Attention, "k_norm", None)
 

@@ -61,6 +61,7 @@ def cached_positions_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None
 
 @cached("mistral", "WindowCache")
 @cached("qwen2-window", "WindowCache")
+@cached("gemma3", "WindowCache")
 def window_cache_one_too_short(model: Model, patch: pytest.MonkeyPatch) -> None:
     init = WindowCache.__init__
 

@@ -35,6 +35,8 @@ def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.Monkey
         patch.setattr(embed, "spec", replace(embed.spec, scale=embed.spec.width**0.5))
 
 
+@parity("gemma", "Embed.scale")
+@parity("gemma3", "Embed.scale")
 @parity("mbart", "Embed.scale")
 @parity("marian", "Embed.scale")
 def missing_embedding_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
@@ -60,6 +62,12 @@ def sinusoids_of_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("bart", "Learned.offset")
 def bart_positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.Learned, offset=0)
+
+
+@parity("gemma2", "LMHead.softcap")
+@parity("gemma3-linear", "LMHead.softcap")
+def missing_cap_of_the_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.LMHead, softcap=None)
 
 
 @parity("gpt2", "Table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import Identity, ModuleList, Parameter
 import triptych
 from sabotage import Break, change, fill, of, parity, put
 from triptych import families, spec
-from triptych.families.weights import Load, RopePermute
+from triptych.families.weights import ByHead, Load, RopePermute
 from triptych.model import Model
 from triptych.nn import linear, stack
 
@@ -24,6 +25,12 @@ from triptych.nn import linear, stack
 def norm_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     """Gemma's (1 + weight) where the weight is the whole factor."""
     change(model, patch, spec.RMSNorm, offset=1.0)
+
+
+@parity("gemma", "RMSNorm.offset")
+@parity("gemma2", "RMSNorm.offset")
+def norm_by_the_weight_alone(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.RMSNorm, offset=0.0)
 
 
 @parity("llama", "RMSNorm")
@@ -108,6 +115,21 @@ def post_norm_left_out(model: Model, patch: pytest.MonkeyPatch) -> None:
         fill(block, patch, "cross_norm", Around())
 
 
+@parity("gemma2", "Norms.out")
+@parity("gemma3", "Norms.out")
+def missing_norm_of_what_a_sublayer_gives(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        for slot in ("attn_norm", "mlp_norm"):
+            fill(block, patch, slot, Around(pre=getattr(block, slot).pre))
+
+
+@parity("gemma2", "Norms.out")
+def output_norm_applied_as_post_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.Block):
+        for slot in ("attn_norm", "mlp_norm"):
+            fill(block, patch, slot, Around(pre=getattr(block, slot).pre, post=getattr(block, slot).out))
+
+
 @parity("llama", "Block.mlp_norm")
 def norms_of_attention_and_mlp_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
     for block in of(model, spec.Block):
@@ -136,6 +158,7 @@ def _rms(x: Tensor, eps: float) -> Tensor:
 
 
 @parity("llama", "GLU")
+@parity("phi3", "GLU")
 def swapped_gate_and_up(model: Model, patch: pytest.MonkeyPatch) -> None:
     for mlp in of(model, spec.GLU):
         gate, up = mlp.gate, mlp.up
@@ -184,6 +207,47 @@ def gelu_for_relu(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.MLP, act="gelu")
 
 
+@parity("mixtral", "MoE.top_k")
+@parity("qwen3-moe", "MoE.top_k")
+def one_expert_too_few(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for mixture in of(model, spec.MoE):
+        patch.setattr(mixture, "spec", replace(mixture.spec, top_k=mixture.spec.top_k - 1))
+
+
+@parity("mixtral", "MoE.normalize")
+@parity("qwen3-moe-normed", "MoE.normalize")
+def weights_of_experts_not_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MoE, normalize=False)
+
+
+@parity("qwen3-moe", "MoE")
+def weights_of_experts_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
+    change(model, patch, spec.MoE, normalize=True)
+
+
+@parity("mixtral", "MoE.experts")
+def experts_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for mixture in of(model, spec.MoE):
+        fill(mixture, patch, "experts", ModuleList(reversed(mixture.experts)))
+
+
+@parity("mixtral", "MoE")
+def every_expert_weighs_the_same(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for mixture in of(model, spec.MoE):
+        patch.setattr(mixture.router, "forward", _signs(mixture.router.forward))
+
+
+def _signs(score: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Scores whose two largest are equal: the same experts, the same weights."""
+    return lambda x: torch.where(score(x) >= score(x).topk(2).values[:, 1:], 1.0, 0.0)
+
+
+@parity("qwen3-moe", "MoE")
+def outputs_of_experts_go_to_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
+    forward = linear.MoE.forward
+    patch.setattr(linear.MoE, "forward", lambda self, x, rows, taps: forward(self, x, rows, taps).roll(1, 0))
+
+
 def _missing_bias(place: str) -> Break:
     def missing(model: Model, patch: pytest.MonkeyPatch) -> None:
         for name, module in model.module.named_modules():
@@ -196,6 +260,7 @@ def _missing_bias(place: str) -> Break:
 
 for _place in ("q", "k", "v", "out", "gate", "up", "down"):
     parity("llama-biased", "Linear.bias")(_missing_bias(_place))
+parity("gptj", "Linear.bias")(_missing_bias("proj"))
 
 
 @parity("gpt2", "Linear")
@@ -211,6 +276,32 @@ def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> No
         return x + seen + self.mlp(self.mlp_norm.pre(x), ctx.rows, taps)
 
     patch.setattr(stack.Block, "forward", parallel)
+
+
+@parity("gpt-neox", "ParallelBlock")
+@parity("gptj", "ParallelBlock")
+def attention_and_mlp_in_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
+    def in_turn(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
+        seen = self.attn_norm.pre(self.norm(x))
+        x = x + self.attn(seen, ctx.own(self.spec.attn.kind, layer), taps)
+        return x + self.mlp(self.mlp_norm.pre(self.norm(x)), ctx.rows, taps)
+
+    patch.setattr(stack.ParallelBlock, "forward", in_turn)
+
+
+@parity("gpt-neox", "ParallelBlock")
+def the_mlp_reads_what_attention_reads(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.ParallelBlock):
+        fill(block, patch, "mlp_norm", block.attn_norm)
+
+
+@parity("gptj", "ParallelBlock.norm")
+@parity("phi", "ParallelBlock.norm")
+def the_mlp_reads_the_stream_itself(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for block in of(model, spec.ParallelBlock):
+        norm = block.norm
+        fill(block, patch, "norm", Identity())
+        fill(block, patch, "attn_norm", Around(pre=norm))
 
 
 @parity("llama", "Stack")
@@ -230,6 +321,13 @@ def qkv_split_in_the_wrong_order(model: Model, patch: pytest.MonkeyPatch) -> Non
         return split(replace(self, ours=self.ours[::-1]), x)
 
     patch.setattr(Load, "to_ours", backwards)
+    patch.setattr(model, "module", triptych.load(model.path).module)
+
+
+@parity("gpt-neox", "Attention")
+def rows_of_a_fused_matrix_in_thirds(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """q, k and v of GPT-NeoX go head by head."""
+    patch.setattr(ByHead, "to_ours", lambda self, x: x)
     patch.setattr(model, "module", triptych.load(model.path).module)
 
 

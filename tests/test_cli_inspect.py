@@ -18,7 +18,7 @@ import triptych
 from cli_models import checkpoint
 from triptych import check as checking
 from triptych.cli import main
-from triptych.cli.describing import numberless, ranges
+from triptych.cli.describing import experts_in_one, numberless, ranges
 from triptych.describe import describe, mask_text
 from triptych.model import load
 from triptych.spec import causal, full, same_document, window
@@ -94,10 +94,20 @@ def test_equal_blocks_are_one_line_and_others_are_not() -> None:
 def test_numberless() -> None:
     assert numberless(("blk.7.q.weight", "decoder.blocks.7.attn.q.weight")) == (
         ("blk.{i}.q.weight", "decoder.blocks.{i}.attn.q.weight"),
-        "7",
+        ("7",),
     )
-    assert numberless(("a.1.b", "c.2.d")) == (("a.1.b", "c.2.d"), "")
-    assert numberless(("embed.weight",)) == (("embed.weight",), "")
+    assert numberless(("a.1.b", "c.2.d")) == (("a.1.b", "c.2.d"), ())
+    assert numberless(("embed.weight",)) == (("embed.weight",), ())
+    mixture = ("l.4.experts.9.w", "b.4.e.9.gate.w")
+    assert numberless(mixture) == (("l.{i}.experts.{e}.w", "b.{i}.e.{e}.gate.w"), ("4", "9"))
+    deeper = ("block.1.layer.1.w", "blocks.1.attn.w")
+    assert numberless(deeper) == (("block.{i}.layer.1.w", "blocks.{i}.attn.w"), ("1",))
+
+
+def test_experts_in_one() -> None:
+    assert experts_in_one(("b.2.experts.0.gate.w", "b.2.experts.1.gate.w")) == ("b.2.experts.0-1.gate.w",)
+    apart = ("b.2.attn.q.w", "b.2.attn.k.w", "norm")
+    assert experts_in_one(apart) == apart
 
 
 def test_ranges() -> None:

@@ -54,6 +54,43 @@ def test_qwen3_4b_as_published() -> None:
     assert shapes[f"{block}.mlp.gate.weight"] == shapes[f"{block}.mlp.up.weight"] == (9728, 2560)
 
 
+def sizes(width: int, hidden: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+    return {"hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers, "vocab_size": vocab,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 4096,
+            **more}  # fmt: skip
+
+
+NEOX = {k: v for k, v in sizes(6144, 24576, 44, 64, 64, 50432).items() if k != "num_key_value_heads"}
+GPTJ = {"n_embd": 4096, "n_layer": 28, "n_head": 16, "n_positions": 2048, "rotary_dim": 64, "vocab_size": 50400}
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
+PUBLISHED = {  # parameters of the published checkpoints
+    "gpt_neox": (NEOX, 20_554_567_680),
+    "gptj": (GPTJ, 6_050_882_784),
+    "phi": (sizes(2560, 10240, 32, 32, 32, 51200, partial_rotary_factor=0.4), 2_779_683_840),
+    "phi3": (sizes(3072, 8192, 32, 32, 32, 32064), 3_821_079_552),
+    "gemma": (sizes(2048, 16384, 18, 8, 1, 256_000), 2_506_172_416),
+    "gemma2": (sizes(2304, 9216, 26, 8, 4, 256_000), 2_614_341_888),
+    "gemma3_text": (sizes(1152, 6912, 26, 4, 1, 262_144), 999_885_952),
+    "mixtral": (sizes(4096, 14336, 32, 32, 8, 32_000), 46_702_792_704),
+    "qwen3_moe": (sizes(2048, 6144, 48, 32, 4, 151_936, **EXPERTS), 30_532_122_624),
+}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_families_as_published(family: str) -> None:
+    config, total = PUBLISHED[family]
+    assert count(families.read_config({"model_type": family, **config})).total == total
+
+
+def test_what_a_token_of_a_mixture_goes_through() -> None:
+    """Jiang et al. 2024: 13B of 47B; Yang et al. 2025: 3.3B of 30.5B."""
+    for family, active in (("mixtral", 12_879_925_248), ("qwen3_moe", 3_353_032_704)):
+        found = count(families.read_config({"model_type": family, **PUBLISHED[family][0]}))
+        assert found.active == active
+        assert found.to_dict(7)["parameters"]["active"] == active
+    assert qwen().active == qwen().total
+
+
 def test_qwen3_4b_cache() -> None:
     assert qwen().cache_bytes(4096) == 603_979_776 == 576 * 2**20
     assert qwen(num_key_value_heads=32).cache_bytes(4096) == 2_415_919_104
@@ -158,9 +195,10 @@ def test_parts_add_up_to_the_reference(name: str) -> None:
     assert count(_spec(name)).total == references.numbers(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "llama", "llama-mqa", "qwen3", "bert", "bert-classes", "electra-generator", "t5", "t5-v1.1"]
-)
+COUNTED = ["gpt2", "llama", "llama-mqa", "qwen3", "mixtral", "qwen3-moe", "gpt-neox", "phi"]
+
+
+@pytest.mark.parametrize("name", [*COUNTED, "bert", "bert-classes", "electra-generator", "t5", "t5-v1.1"])
 def test_flops_are_torch_s(name: str) -> None:
     model, tokens, source = references.build(name), 7, 13
     model.set_attn_implementation("eager")

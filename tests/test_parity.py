@@ -41,6 +41,24 @@ def test_cached_generation_is_the_reference(name: str) -> None:
                 row.append(int(logits[i].argmax()))
 
 
+@pytest.mark.parametrize("name", ["llama-longrope", "phi3-long"])
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_rows_that_outgrow_the_first_factors_of_longrope(name: str, chunk: int | None) -> None:
+    """All of such a row is turned by the second ones, so what was cached under the first is of no use."""
+    rows = [row[:12] for row in (ROWS[0], ROWS[0][::-1], ROWS[2])]
+    rows[1] += [9, 8]
+    state, outgrown = running.start(ours(name).module, rows), 13
+    with torch.inference_mode():
+        for step in range(5):
+            logits = state.advance(chunk)
+            for i, row in enumerate(state.rows):
+                expected = theirs(name, row)[-1]
+                assert (logits[i].log_softmax(-1) - expected.log_softmax(-1)).abs().max() <= WITHIN, (step, i)
+                row.append(int(logits[i].argmax()))
+    assert [len(row) - 5 > outgrown for row in state.rows] == [False, True, False]  # before, from the start, never
+    assert [len(row) > outgrown for row in state.rows] == [True, True, False]
+
+
 @pytest.mark.parametrize("name", references.VARIANTS)
 def test_saved_by_us_opens_there_and_here(name: str, tmp_path: Path) -> None:
     model = ours(name)

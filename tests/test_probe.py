@@ -22,6 +22,7 @@ MODELS = {
     "linear": lambda: tiny.decoder("rope", mechanism="linear"),
     "decoder": lambda: tiny.decoder("rope", "window"),
     "alibi": lambda: tiny.decoder("alibi"),
+    "mixture": tiny.mixture,
     "encoder": tiny.encoder,
     "encoder-decoder": tiny.encoder_decoder,
 }
@@ -110,9 +111,13 @@ def test_sites_satisfy_their_equations(name: str) -> None:
                     assert torch.allclose(get[f"{part}.scores"][seen], raw[seen], atol=1e-5)
                 assert torch.allclose(get[f"{part}.k_ctx"], get[f"{part}.k_rot"])
             out = get["attn.out"] + (get["cross.out"] if "cross" in names else 0)
-            if name != "encoder":  # pre-norm: the stream is a sum
+            if name != "encoder":  # pre-norm, or parallel: the stream is a sum
+                assert torch.allclose(get["resid_post"], get["resid_pre"] + out + get["mlp.out"], atol=1e-5)
+            if name == "mixture":
+                assert torch.allclose(block.mlp.router(get["mlp.in"]), get["mlp.router"], atol=1e-5)
+                continue
+            if name != "encoder":
                 assert torch.allclose(get["resid_mid"], get["resid_pre"] + out, atol=1e-5)
-                assert torch.allclose(get["resid_post"], get["resid_mid"] + get["mlp.out"], atol=1e-5)
             assert torch.allclose(block.mlp.down(get["mlp.act"]), get["mlp.out"], atol=1e-5)
 
 

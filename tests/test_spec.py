@@ -226,6 +226,16 @@ def test_layouts() -> None:
         (lambda: replace(spec.attention(6, 2), k=spec.Linear(inputs=6, outputs=5)), "cannot share"),
         (lambda: replace(spec.attention(6, 2), out=spec.Linear(inputs=5, outputs=6)), "out takes 5"),
         (lambda: replace(stack().blocks[0], cross=spec.attention(6, 2)), "come together"),
+        (
+            lambda: spec.ParallelBlock(
+                attn=spec.attention(6, 2),
+                mlp=spec.mlp(6, 9, "relu"),
+                mlp_norm=spec.Norms(post=spec.LayerNorm(width=6)),
+            ),
+            "no place",
+        ),
+        (lambda: spec.moe(6, 9, "silu", experts=2, top_k=3), "3 of 2 experts"),
+        (lambda: replace(spec.moe(6, 9, "silu", experts=2, top_k=1), experts=3), "scores 2"),
         (lambda: stack(kinds={"other": spec.Kind(mask=spec.full())}), "'self' is not one of"),
     ],
 )
@@ -265,6 +275,9 @@ def test_every_part_goes_through_json() -> None:
         spec.attention(6, 2, mechanism=spec.Additive(width=3), scale=1.0),
         spec.attention(6, 2, mechanism=spec.LinearKernel()),
         spec.mlp(6, 9, "relu", dropout=0.1),
+        spec.ParallelBlock(
+            attn=spec.attention(6, 2), mlp=spec.moe(6, 5, "silu", experts=4, top_k=3, normalize=True), norm=norm
+        ),
         spec.causal() & spec.window(3) | spec.prefix((1, 2)),
         spec.block_sparse(4, local=2) & spec.keys(3) & spec.same_document() | spec.full() & spec.causal(),
         spec.Model(family="x", decoder=stack(), ids=spec.SpecialIds(bos=1)),

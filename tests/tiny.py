@@ -17,6 +17,7 @@ from triptych.spec import (
     MaskedLMHead,
     Model,
     Norms,
+    ParallelBlock,
     RMSNorm,
     Rope,
     Sinusoidal,
@@ -29,6 +30,7 @@ from triptych.spec import (
     full,
     glu,
     mlp,
+    moe,
     window,
 )
 
@@ -82,6 +84,21 @@ def decoder(
         for i in range(blocks)
     )
     stack = Stack(embed=_embed(part), kinds=kinds, blocks=made, final_norm=norm)
+    head = LMHead(proj=Linear(inputs=D, outputs=V))
+    return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
+
+
+def mixture(seed: int = 0) -> nn.Transformer:
+    """Attention and MLP in parallel, the MLP a mixture: in the first block one norm for both, then each its own."""
+    norm, attn = LayerNorm(width=D), attention(D, H, kv_heads=G, head_width=K)
+    experts = moe(D, F, "silu", experts=5, top_k=2)
+    blocks = (
+        ParallelBlock(attn=attn, mlp=experts, norm=norm),
+        ParallelBlock(attn=attn, mlp=experts, attn_norm=Norms(pre=norm), mlp_norm=Norms(pre=norm)),
+    )
+    stack = Stack(
+        embed=_embed(None), kinds={"self": _kind(causal(), POSITIONS["rope"])}, blocks=blocks, final_norm=norm
+    )
     head = LMHead(proj=Linear(inputs=D, outputs=V))
     return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
 

@@ -24,7 +24,7 @@ from triptych.errors import InputError
 from triptych.model import Model, load
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe import Plan, Session, sites
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
+from triptych.spec import ClassHead, LMHead, MaskedLMHead, MoE, Pooling, ReplacedHead, SpanHead, TokenHead
 
 PEERS = ("transformers", "none")
 # Where a config does not name its class: the one with our head.
@@ -206,6 +206,10 @@ def _alone(case: _Case) -> None:
     case.found("row in a batch = row alone", apart(case.run(), alone), case.threshold)
 
 
+def _mixture(model: Model) -> bool:
+    return any(isinstance(part, MoE) for _, part in model.spec.walk())
+
+
 def _causal(case: _Case) -> None:
     """The past under a changed future: bit-equal."""
     if case.model.spec.decoder is None:
@@ -214,7 +218,9 @@ def _causal(case: _Case) -> None:
     changed = [[*row[:-1], (row[-1] + 1) % vocab] for row in case.decoded]
     other = replace(case, rows=changed) if case.targets is None else replace(case, targets=changed)
     past = [[x[:-1] for x in outputs] for outputs in (case.run(), other.run())]
-    case.found("a changed last token leaves the past", apart(*past), 0.0, "bit-equal")
+    # With another last token an expert's group has another size, for which a product may be summed in another order.
+    limit, note = (case.threshold, "") if _mixture(case.model) else (0.0, "bit-equal")
+    case.found("a changed last token leaves the past", apart(*past), limit, note)
 
 
 def _cached(case: _Case) -> None:
@@ -333,6 +339,8 @@ def _peer(model: Model) -> Any:
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     asked: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "attn_implementation": "eager"}
+    if _mixture(model):
+        asked["experts_implementation"] = "eager"  # their grouped kernel refuses some widths
     folder = model.path
     if folder.suffix == ".gguf":
         folder, asked["gguf_file"] = model.path.parent, model.path.name

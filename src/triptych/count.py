@@ -15,8 +15,22 @@ from math import prod
 from typing import Any
 
 from triptych.errors import InputError, nearest
-from triptych.spec import Attention, ClassHead, LayerNorm, Learned, Linear, Model, Pooling, RMSNorm, Stack, T5Buckets
+from triptych.spec import (
+    Attention,
+    ClassHead,
+    LayerNorm,
+    Learned,
+    Linear,
+    Model,
+    MoE,
+    Part,
+    Pooling,
+    RMSNorm,
+    Stack,
+    T5Buckets,
+)
 from triptych.spec.masks import And, Mask, Window
+from triptych.spec.parts import FeedForward
 
 # Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
 DTYPES: Mapping[str, Fraction] = {
@@ -38,6 +52,12 @@ class Count:
     def total(self) -> int:
         """All parameters."""
         return sum(self.parameters.values())
+
+    @property
+    def active(self) -> int:
+        """Parameters one token goes through: all but the experts it is not given to."""
+        mixtures = [part for _, part in self.spec.walk() if isinstance(part, MoE)]
+        return self.total - sum((m.experts - m.top_k) * sum(map(prod, m.expert.shapes().values())) for m in mixtures)
 
     def weight_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of all parameters in one `dtype` of `DTYPES`.  Raises InputError for another."""
@@ -98,7 +118,7 @@ class Count:
             "layout": self.spec.layout,
             "positions": positions,
             "batch": batch,
-            "parameters": {**self.parameters, "total": self.total},
+            "parameters": {**self.parameters, "total": self.total, "active": self.active},
             "weight_bytes": {dtype: self.weight_bytes(dtype) for dtype in DTYPES},
             "cache_bytes": caches,
             "flops": {
@@ -159,9 +179,14 @@ def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter
             found["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
             found["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
             found["scores"] += _scores(cross, tokens, source)
-        hidden = () if block.mlp is None else block.mlp.walk()
-        found["mlp"] += sum(_linear(part, tokens) for _, part in hidden if isinstance(part, Linear))
+        found["mlp"] += sum(_linear(part, tokens) for part in _used(block.mlp))
     return found
+
+
+def _used(mlp: FeedForward | None) -> list[Linear]:
+    """The matrices one token goes through: of a mixture, its router and `top_k` experts."""
+    parts: list[Part | None] = [mlp.router, *(mlp.expert,) * mlp.top_k] if isinstance(mlp, MoE) else [mlp]
+    return [part for whole in parts if whole is not None for _, part in whole.walk() if isinstance(part, Linear)]
 
 
 def _head_flops(spec: Model, places: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,30 +78,47 @@ def _tree(line: Line) -> Tree:
 
 
 def _tensors(found: Description) -> Any:
-    """A line for tensors that differ only by the number of their block."""
-    groups: dict[tuple[Any, ...], list[tuple[str, int]]] = {}
+    """A line for tensors that differ only by the number of their block, or of their expert."""
+    groups: dict[tuple[Any, ...], list[tuple[tuple[str, ...], int]]] = {}
     for one in found.tensors:
-        names, number = numberless((one.name, *one.becomes))
-        groups.setdefault((names, one.shape, one.dtype, one.op, one.file), []).append((number, one.nbytes))
+        names, numbers = numberless((one.name, *experts_in_one(one.becomes)))
+        groups.setdefault((names, one.shape, one.dtype, one.op, one.file), []).append((numbers, one.nbytes))
     shown = screen.table("stored tensor", "becomes", "shape", "dtype", "size", "done", "file", right=["shape", "size"])
     for (names, sizes, dtype, op, file), members in groups.items():
-        blocks = ranges([int(number) for number, _ in members if number])
-        stored, *becomes = (plain(name.replace("{i}", blocks)) for name in names)
+        every = zip(*(numbers for numbers, _ in members), strict=True)
+        for letter, numbers in zip("ie", every, strict=False):
+            names = tuple(name.replace(f"{{{letter}}}", ranges({int(x) for x in numbers})) for name in names)
+        stored, *becomes = map(plain, names)
         size = mib(sum(nbytes for _, nbytes in members))
         shown.add_row(stored, "\n".join(becomes), shape(sizes), dtype, size, op, plain(file))
     return shown
 
 
-def numberless(names: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Names with `{i}` for the one number they share, and that number; as they are where it is not one."""
-    numbers = {number for name in names for number in re.findall(r"(?<=\.)\d+(?=\.)", name)}
-    if len(numbers) != 1:
-        return names, ""
-    (number,) = numbers
-    return tuple(re.sub(rf"(?<=\.){number}(?=\.)", "{i}", name) for name in names), number
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def numberless(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names with `{i}` for the first number they all share and `{e}` for the second, and those numbers."""
+    shared: list[str] = []
+    for letter, numbers in zip("ie", zip(*map(_NUMBER.findall, names), strict=False), strict=False):
+        if len(set(numbers)) > 1:
+            break
+        shared.append(numbers[0])
+        names = tuple(_NUMBER.sub(f"{{{letter}}}", name, count=1) for name in names)
+    return names, tuple(shared)
+
+
+def experts_in_one(names: tuple[str, ...]) -> tuple[str, ...]:
+    """`a.0.b`, `a.1.b` -> `a.0-1.b`: what a tensor that holds all experts becomes."""
+    found: dict[str, list[int]] = {}
+    for name in names:
+        numbers = list(_NUMBER.finditer(name))[-1:]
+        start, end = numbers[0].span() if numbers else (len(name), len(name))
+        found.setdefault(f"{name[:start]}{{}}{name[end:]}", []).extend(int(number[0]) for number in numbers)
+    return tuple(pattern.format(ranges(numbers)) for pattern, numbers in found.items())
+
+
+def ranges(numbers: Collection[int]) -> str:
     """`[0, 1, 2, 5]` -> `0-2,5`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
@@ -198,6 +215,8 @@ def costs(
         if number:
             shown.add_row(name, f"{number:,}", f"{number / found.total:.1%}")
     shown.add_row("all", f"{found.total:,}", "", style="bold")
+    if found.active != found.total:
+        shown.add_row("of one token", f"{found.active:,}", f"{found.active / found.total:.1%}")
     place = f"{batch:,} × {positions:,} positions"
     rows = [(f"bytes of weights, {dtype}", f"{weights:,}", mib(weights))]
     if spec.decoder is not None:

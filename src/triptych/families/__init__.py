@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from triptych.errors import ConfigError, nearest
-from triptych.families import weights
+from triptych.families import gguf, weights
 from triptych.families.keys import Keys, shown
 from triptych.families.triptych import to_config
 from triptych.families.weights import Load, Plan
@@ -123,7 +123,7 @@ def read_gguf(
     config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
-    keys.finish(ignore, metadata=("model_type", "rope_freqs"))
+    keys.finish(ignore, metadata=("model_type", *gguf.TENSORS))
     return config, read_config(config, stored=shapes, where=where)
 
 
@@ -143,9 +143,9 @@ def _gguf_keys(
     for key, tensor in {"vocab_size": "token_embd.weight", "token_types": "token_types.weight"}.items():
         if tensor in shapes:
             found[key] = shapes[tensor][0]
-    if "rope_freqs.weight" in shapes:
-        count = shapes["rope_freqs.weight"][0]
-        found["rope_freqs"] = [float(x) for x in (read("rope_freqs.weight") if read else [1.0] * count)]
+    for name in gguf.TENSORS:
+        if (tensor := f"{name}.weight") in shapes:
+            found[name] = [float(x) for x in (read(tensor) if read else [1.0] * shapes[tensor][0])]
     return found | {"model_type": arch}
 
 

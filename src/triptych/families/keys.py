@@ -47,6 +47,7 @@ REFUSED = {
     "pruned_heads": "heads were cut out of some layers",
     "add_cross_attention": "its blocks have a cross-attention this family does not build",
     "cross_attention_hidden_size": "its blocks have a cross-attention this family does not build",
+    "use_bidirectional_attention": "its tokens look ahead, and this family's do not",
     "is_decoder": "it turns an encoder into a decoder",
     "is_encoder_decoder": "it says the model is an encoder-decoder, which this family is not",
 }
@@ -129,6 +130,11 @@ class Keys:
         """A list of finite numbers above zero."""
         values = self._typed(name, (list, tuple), default, "a list of numbers")
         return tuple(Keys({name: value}, self.where).float(name, low=1e-12) for value in values)
+
+    def ints(self, name: Str, default: Any = REQUIRED) -> tuple[Int, ...]:
+        """A list of integers of at least zero."""
+        values = self._typed(name, (list, tuple), default, "a list of integers")
+        return tuple(Keys({name: value}, self.where).int(name, low=0) for value in values)
 
     def strings(self, name: Str, default: Any = REQUIRED) -> tuple[Str, ...]:
         """A list of strings."""

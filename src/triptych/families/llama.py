@@ -1,18 +1,20 @@
 """Llama (Touvron et al. 2023; Llama 3, 2024): pre-norm decoder with RMSNorm, RoPE, grouped heads and SwiGLU.
 
-Reference: transformers `models/llama`.  `decoder` is the whole family tree; mistral and qwen say where they differ.
+Reference: transformers `models/llama`.  Mistral, mixtral, qwen and phi3 say where they differ from `model`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triptych import spec
-from triptych.errors import ConfigError
+from triptych.families import decoder, gguf
+from triptych.families.decoder import Windows
 from triptych.families.keys import Keys
 from triptych.families.rope import rope
 from triptych.families.weights import table
+from triptych.spec.parts import FeedForward
 
 hf_types = frozenset({"llama"})
 gguf_archs = frozenset({"llama"})
@@ -44,98 +46,69 @@ decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*       
 
 def config(keys: Keys) -> spec.Model:
     bias = keys.bool("attention_bias", default=False)
-    return decoder(keys, "Llama", bias=bias, out_bias=bias, mlp_bias=keys.bool("mlp_bias", default=False))
+    hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
+    mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False))
+    return model(keys, "Llama", mlp=mlp, bias=bias, out_bias=bias)
 
 
-def decoder(
+def model(
     keys: Keys,
     name: str,
     *,
+    mlp: FeedForward | Sequence[FeedForward] | None = None,
+    windows: Windows = (),
     bias: bool = False,
     out_bias: bool = False,
-    mlp_bias: bool = False,
     head_norm: bool = False,
-    windows: tuple[int | None, ...] = (),
+    eps: float = 1e-6,
+    theta: float = 10_000.0,
+    dropout: float = 0.0,
 ) -> spec.Model:
-    """The model, of classes `{name}ForCausalLM` and `{name}Model`.  `windows`: visible keys of each layer, None all."""
-    width, heads, vocab = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("vocab_size")
-    layers, eps = keys.count("num_hidden_layers"), keys.float("rms_norm_eps", default=1e-6)
-    inner = keys.optional_int("head_dim") or width // heads
+    """The model of classes `{name}ForCausalLM` and `{name}Model`.
+
+    `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty;
+    `eps` and `theta` what the family means by no key.
+    """
+    width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
+    inner, eps = keys.optional_int("head_dim") or width // heads, keys.float("rms_norm_eps", default=eps)
     norm, each_head = spec.RMSNorm(width=width, eps=eps), spec.RMSNorm(width=inner, eps=eps) if head_norm else None
-    windows = windows or (None,) * layers
-    position = rope(keys, inner)
-    # The kind most models have alone is called `self`; `window` exists beside it where layers alternate.
-    names = {size: "self" if size is None or None not in windows else "window" for size in windows}
-    masks = {kind: spec.causal() if size is None else spec.causal() & spec.window(size) for size, kind in names.items()}
+    if mlp is None:
+        mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
+    mlps = mlp if isinstance(mlp, Sequence) else [mlp] * layers
+    windows = windows or [None] * layers
     blocks = tuple(
         spec.Block(
             attn=spec.attention(
                 width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner,
-                bias=bias, out_bias=out_bias, q_norm=each_head, k_norm=each_head, kind=names[size],
+                bias=bias, out_bias=out_bias, q_norm=each_head, k_norm=each_head, kind=decoder.kind(size, windows),
                 dropout=keys.dropout("attention_dropout"),
             ),
-            mlp=spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"), bias=mlp_bias),
+            mlp=mlp,
             attn_norm=spec.Norms(pre=norm),
             mlp_norm=spec.Norms(pre=norm),
+            dropout=dropout,
         )
-        for size in windows
+        for size, mlp in zip(windows, mlps, strict=True)
     )  # fmt: skip
-    kinds = {kind: spec.Kind(mask=mask, position=position) for kind, mask in masks.items()}
-    embed = spec.Embed(vocab=vocab, width=width)
-    lm = keys.architecture({f"{name}ForCausalLM": True, f"{name}Model": False}, default=f"{name}ForCausalLM")
-    tied = keys.bool("tie_word_embeddings", default=False) and lm
-    return spec.Model(
-        family=keys.str("model_type"),
-        decoder=spec.Stack(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm),
-        head=spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab)) if lm else None,
-        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
-        ids=keys.special_ids(vocab),
-        context=keys.int("max_position_embeddings"),
-        init_std=keys.float("initializer_range", default=0.02),
-    )
+    embed = spec.Embed(vocab=keys.int("vocab_size"), width=width)
+    kinds = decoder.kinds(windows, rope(keys, inner, theta))
+    stack = spec.Stack(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
+    return decoder.model(keys, name, stack, context=keys.int("max_position_embeddings"))
 
 
 def from_gguf(keys: Keys) -> Mapping[str, Any]:
-    return from_gguf_decoder(keys, "Llama") | {
+    if keys.int("expert_count", default=0, low=0):
+        experts, chosen = keys.count("expert_count"), keys.count("expert_used_count")
+        found = from_gguf_as(keys, "Mixtral")
+        return found | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
+    return from_gguf_as(keys, "Llama") | {
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
         "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),
     }
 
 
-def from_gguf_decoder(keys: Keys, name: str) -> dict[str, Any]:
+def from_gguf_as(keys: Keys, name: str) -> dict[str, Any]:
     """The HF keys that the whole family tree shares."""
-    width, heads = keys.int("embedding_length"), keys.count("attention.head_count")
-    inner = keys.int("attention.key_length", default=keys.int("rope.dimension_count", default=width // heads))
-    others = keys.int("attention.value_length", default=inner), keys.int("rope.dimension_count", default=inner)
-    if others != (inner, inner):
-        raise ConfigError(f"{keys.where}: key, value and rotary widths of a head differ, which no {name} does")
-    return {
-        "architectures": [f"{name}ForCausalLM"],
-        "hidden_size": width,
-        "intermediate_size": keys.int("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
-        "head_dim": inner,
-        "hidden_act": "silu",
-        "max_position_embeddings": keys.int("context_length"),
-        "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _gguf_rope(keys),
-        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
-    }
-
-
-def _gguf_rope(keys: Keys) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=10_000.0)}
-    factors = keys.get("rope_freqs", None)
-    kind = keys.choice("rope.scaling.type", {"none": "default", "linear": "linear", "yarn": "yarn"}, default="none")
-    keys.get("rope.scaling.finetuned", None)  # says how the model was trained, not what it computes
-    if factors is not None:
-        # Llama 3's scaling arrives as one divisor a frequency, the same at every length: LongRoPE says just that.
-        divisors = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-        found |= {"rope_type": "longrope", "original_max_position_embeddings": keys.int("context_length")} | divisors
-    elif kind != "default":
-        found |= {"rope_type": kind, "factor": keys.float("rope.scaling.factor")}
-    if kind == "yarn":
-        found["original_max_position_embeddings"] = keys.int("rope.scaling.original_context_length")
-    return found
+    eps = keys.float("attention.layer_norm_rms_epsilon")
+    more = {"hidden_act": "silu", "rms_norm_eps": eps, "rope_parameters": gguf.rope(keys)}
+    return gguf.header(keys, name) | gguf.head_width(keys) | more

@@ -13,19 +13,37 @@ from triptych.spec import Rope
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
 
-def rope(keys: Keys, head_width: int, theta: float = 10_000.0) -> Rope:
-    """The position part of `keys`, for heads of width K; `theta` is the family's default base.
+def rope(keys: Keys, head_width: int, theta: float = 10_000.0, share: float = 1.0) -> Rope:
+    """The position part of `keys`, for heads of width K.  `theta` is the family's default base, `share` how much of a
+    head it turns by default.
 
     Raises ConfigError for a scaling that is not understood, and for `dynamic`: its frequencies follow the length
     of the sequence, so keys cached early would not be the keys of one full forward.
     """
     given = keys.table("rope_parameters")
-    scaling = keys.table("rope_scaling") or given or Keys({}, f"{keys.where}: rope_parameters")
-    base = keys.float("rope_theta", default=theta, low=1.0)
-    share = keys.float("partial_rotary_factor", default=1.0, low=0.0, high=1.0)
+    return _rope(keys, keys.table("rope_scaling") or given, head_width, keys.float("rope_theta", theta, low=1.0), share)
+
+
+def rope_by_layer_type(keys: Keys, head_width: int, theta: float, local: float = 10_000.0) -> tuple[Rope, Rope]:
+    """The position parts of layers that see everything and of those with a window, whose bases are `theta` and `local`
+    by default.  Before transformers 5 the second base was `rope_local_base_freq`, and a scaling was the first's.
+    """
+    given = keys.table("rope_parameters") or Keys({}, f"{keys.where}: rope_parameters")
+    full, sliding = given.table("full_attention"), given.table("sliding_attention")
+    given.finish()
+    full, theta = keys.table("rope_scaling") or full, keys.float("rope_theta", theta, low=1.0)
+    local = keys.float("rope_local_base_freq", local, low=1.0)
+    return _rope(keys, full, head_width, theta), _rope(keys, sliding, head_width, local)
+
+
+def _rope(keys: Keys, given: Keys | None, head_width: int, theta: float, share: float = 1.0) -> Rope:
+    """The part that the table `given` describes, with what stands beside it in `keys`."""
+    scaling = given or Keys({}, f"{keys.where}: rope_parameters")
+    share = keys.float("partial_rotary_factor", default=share, low=0.0, high=1.0)
+    share = scaling.float("partial_rotary_factor", default=share, low=0.0, high=1.0)
     part = Rope(
-        width=int(head_width * scaling.float("partial_rotary_factor", default=share, low=0.0, high=1.0)),
-        theta=scaling.float("rope_theta", default=base, low=1.0),
+        width=int(head_width * share + 1e-6),  # 49 * (2 / 49) is a hair under 2
+        theta=scaling.float("rope_theta", default=theta, low=1.0),
         scaling=_scaling(scaling, keys),
     )
     if part.width < 2 or part.width % 2:
@@ -38,6 +56,8 @@ def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
     kind = scaling.str("rope_type", default=scaling.str("type", default="default"))
     if kind == "default":
         return None
+    if kind == "su":  # what the first Phi-3 configs call it
+        kind = "longrope"
     if kind == "linear":
         return Interpolate(factor=scaling.float("factor", low=1e-6))
     if kind == "dynamic":

@@ -7,13 +7,13 @@
     [MaskedLMHead]
     head.proj.bias                      lm_head.bias|spare                          -      # why it need not be equal
 
-`{i}` runs over the blocks, `*` over weight and bias; rows of parameters the spec does not have fall away.  Several
-names of ours in brackets are one stored tensor, split along its rows.  `-` in our column is a tensor known and not
-needed, the comment says why; `-` elsewhere, a name that format lacks.  Two rows for one of our names are duplicates:
-the first one present is loaded, the others must equal it, the first is written.  One marked `spare` is written too, and
-when there is a first one, not looked at.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those
-in which that parameter shares another's tensor and `[own:name]` where it has its own.  A format without names for a
-family needs no column.
+`{i}` runs over the blocks, `{e}` over the experts of a mixture, `*` over weight and bias; rows of parameters the spec
+does not have fall away.  Several names of ours in brackets are one stored tensor, split along its rows; so are all
+experts where only our column says `{e}`.  `-` in our column is a tensor known and not needed, the comment says why; `-`
+elsewhere, a name that format lacks.  Two rows for one of our names are duplicates: the first one present is loaded, the
+others must equal it, the first is written.  One marked `spare` is written too, and when there is a first one, not
+looked at.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those in which that parameter shares
+another's tensor and `[own:name]` where it has its own.  A format without names for a family needs no column.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any, Literal
 
 from triptych.errors import CheckpointError, nearest
 from triptych.families.keys import shown
-from triptych.spec import Attention, Model, Pooling
+from triptych.spec import Attention, Model, MoE, Pooling
 
 Kind = Literal["hf", "gguf"]
 Shape = tuple[int, ...]
@@ -82,7 +83,57 @@ class OneRow:
         return (1, *shape)
 
 
-Op = Transpose | RopePermute | OneRow
+@dataclass(frozen=True)
+class ByHead:
+    """GPT-NeoX stores q, k and v of the first head, then of the second: (H, 3, K) rows for our (3, H, K)."""
+
+    heads: int
+    rows = True
+
+    def to_ours(self, x: Any) -> Any:
+        return x.reshape(self.heads, 3, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+    def to_source(self, x: Any) -> Any:
+        return x.reshape(3, self.heads, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """GGUF stores the matrices of all experts as one, `[experts, outputs, inputs]`."""
+
+    experts: int
+    rows = True
+
+    def to_ours(self, x: Any) -> Any:
+        return x.reshape(-1, *x.shape[2:])
+
+    def to_source(self, x: Any) -> Any:
+        return x.reshape(self.experts, -1, *x.shape[1:])
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return (self.experts, shape[0] // self.experts, *shape[1:])
+
+
+@dataclass(frozen=True)
+class PlusOne:
+    """GGUF stores the whole factor of Gemma's norms, of which the model has the distance from 1."""
+
+    rows = False
+
+    def to_ours(self, x: Any) -> Any:
+        return x - 1
+
+    def to_source(self, x: Any) -> Any:
+        return x + 1
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+Op = Transpose | RopePermute | OneRow | ByHead | Stacked | PlusOne
 
 
 @dataclass(frozen=True)
@@ -264,6 +315,7 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
     heads = _heads(spec)
     parts = {type(part).__name__ for _, part in spec.walk()}
     parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()}
+    experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoE)), default=1))
     if not rows:  # a family of our own: every parameter under its own name
         yield from ((Load((name,), name, (), (shape,)), "") for name, shape in shapes.items())
     depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
@@ -274,21 +326,30 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
         stack = row.ours[0].partition(".")[0] if row.ours else ""
         blocks = range(depths.get(stack, max(depths.values()))) if "{i}" in name else range(1)
         leaves = _LEAVES if "*" in name else ("",)
-        for i, leaf in ((i, leaf) for i in blocks for leaf in leaves):
-            ours = tuple(_fill(pattern, i, leaf) for pattern in row.ours)
+        stacked = "{e}" not in name and any("{e}" in pattern for pattern in row.ours)
+        for i, e, leaf in product(blocks, experts if "{e}" in name else range(1), leaves):
+            every = experts if stacked else (e,)
+            ours = tuple(_fill(pattern, i, leaf, x) for pattern in row.ours for x in every)
             if all(one in shapes for one in ours):
-                bound = tuple(_op(op, heads.get(ours[0], 1)) for op in ops if op != "spare")
+                bound = tuple(_op(op, heads.get(ours[0], 1), len(ours)) for op in ops if op != "spare")
                 found = tuple(shapes[one] for one in ours)
-                yield Load(ours, _fill(name, i, leaf), bound, found, spare="spare" in ops), row.note
+                yield Load(ours, _fill(name, i, leaf, e), bound, found, spare="spare" in ops), row.note
 
 
-def _op(name: str, heads: int) -> Op:
-    known: dict[str, Op] = {"transpose": Transpose(), "rope_permute": RopePermute(heads), "one_row": OneRow()}
+def _op(name: str, heads: int, several: int) -> Op:
+    known: dict[str, Op] = {
+        "transpose": Transpose(),
+        "rope_permute": RopePermute(heads),
+        "one_row": OneRow(),
+        "by_head": ByHead(heads),
+        "stacked": Stacked(several),
+        "plus_one": PlusOne(),
+    }
     return known[name]
 
 
-def _fill(pattern: str, i: int, leaf: str) -> str:
-    return pattern.replace("{i}", str(i)).replace("*", leaf)
+def _fill(pattern: str, i: int, leaf: str, e: int) -> str:
+    return pattern.replace("{i}", str(i)).replace("{e}", str(e)).replace("*", leaf)
 
 
 def _heads(spec: Model) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from triptych.errors import InputError
 from triptych.generate.sampling import Sampling, sample
 from triptych.nn import NO_TAPS, Taps, Transformer
 from triptych.probe import Session
+from triptych.spec.positions import LongRope
 
 Stop = Callable[[int, list[int]], bool]  # (row of the batch, its new tokens) -> has it ended?
 
@@ -46,13 +48,23 @@ class State:
 
     def advance(self, chunk: int | None = None) -> Tensor:
         """Run what the cache has not seen of every row, at most `chunk` tokens of each at a time -> the logits after
-        each row's last token, [B, V]."""
-        past = self.cache.lengths
-        todo = [row[have:] for row, have in zip(self.rows, past, strict=True)]
+        each row's last token, [B, V].
+
+        A row that outgrows the first factors of LongRoPE begins again, and at once with the second ones: they hold
+        for all of its tokens, as in one whole forward.
+        """
+        turn, past = _turn(self.module), self.cache.lengths
+        grown = [have <= turn < len(row) for have, row in zip(past, self.rows, strict=True)]
+        if any(grown):
+            self.cache.trim([0 if again else have for again, have in zip(grown, past, strict=True)])
+        todo = [row[have:] for row, have in zip(self.rows, self.cache.lengths, strict=True)]
         step = chunk or max(len(row) for row in todo)
+        sizes = [max(step, turn + 1) if again else step for again in grown]
         last: list[Tensor | None] = [None] * len(todo)
-        for start in range(0, max(len(row) for row in todo), step):
-            parts = [row[start : start + step] for row in todo]
+        while any(todo):
+            parts = [row[:size] for row, size in zip(todo, sizes, strict=True)]
+            todo = [row[size:] for row, size in zip(todo, sizes, strict=True)]
+            sizes = [step] * len(todo)
             hidden, rows = self._run(parts)
             for i, x in enumerate(rows.split(hidden)):
                 if parts[i]:
@@ -65,6 +77,14 @@ class State:
         device = next(self.module.parameters()).device
         ids = torch.tensor([token for part in parts for token in part], dtype=torch.long, device=device)
         return self.module.decode(ids, rows, cache=self.cache, cross=self.cross, taps=self.taps), rows
+
+
+def _turn(module: Transformer) -> int:
+    """The length beyond which LongRoPE has other factors for the whole row; without it, one that no row reaches."""
+    assert module.spec.decoder is not None
+    scalings = [getattr(kind.position, "scaling", None) for kind in module.spec.decoder.kinds.values()]
+    lengths = [s.original_length for s in scalings if isinstance(s, LongRope) and s.short != s.long]
+    return max(lengths, default=sys.maxsize)
 
 
 def start(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from triptych.attention import Rows
 from triptych.nn.part import Module
-from triptych.nn.taps import Taps
+from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import parts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -109,3 +110,29 @@ class GLU(Module, of=parts.GLU):
         up = taps("up", self.up(x), rows)
         hidden = taps("act", ACTIVATIONS[self.spec.act](gate) * up, rows)
         return self.down(F.dropout(hidden, self.spec.dropout, self.training))  # type: ignore[no-any-return]
+
+
+class MoE(Module, of=parts.MoE):
+    """Each token through its experts, one call an expert on all tokens it was given: work is N times top_k.
+
+    The site `router` is its scores, before the softmax.
+    """
+
+    router: Linear
+    experts: Sequence[GLU]
+
+    def forward(self, x: Tensor, rows: Rows, taps: Taps) -> Tensor:
+        count = self.spec.top_k
+        scores = taps("router", self.router(x), rows)
+        weights, chosen = scores.to(torch.promote_types(x.dtype, torch.float32)).softmax(-1).topk(count)  # [N, top_k]
+        if self.spec.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        by_expert = chosen.flatten().argsort(stable=True)
+        token, weights = by_expert // count, weights.flatten()[by_expert, None].to(x.dtype)
+        given = chosen.flatten().bincount(minlength=self.spec.experts).tolist()
+        out = torch.zeros_like(x)
+        for expert, end, number in zip(self.experts, accumulate(given), given, strict=True):
+            if number:
+                mine = slice(end - number, end)
+                out.index_add_(0, token[mine], (expert(x[token[mine]], rows, NO_TAPS) * weights[mine]).to(x.dtype))
+        return out

@@ -124,7 +124,7 @@ def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tran
 
 
 def _std(model: Model, name: str, part: object) -> float:
-    writes = isinstance(part, Linear) and name.endswith((".attn.out", ".cross.out", ".mlp.down"))
+    writes = isinstance(part, Linear) and name.endswith((".attn.out", ".cross.out", ".down"))
     if not writes:
         return model.init_std
     stack = model.stacks[name.split(".")[0]]

@@ -1,4 +1,4 @@
-"""Embed, Block and Stack: the residual stream from token ids to the final norm, on the flat batch `[N, D]`."""
+"""Embed, the blocks and Stack: the residual stream from token ids to the final norm, on the flat batch `[N, D]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from triptych.attention import Cache, CrossCache, LayerSpec, NullCache, Rows
 from triptych.attention.lowering import window_of
 from triptych.nn.attention import Attention, CrossView, SelfView
-from triptych.nn.linear import GLU, MLP, Norms
+from triptych.nn.linear import GLU, MLP, MoE, Norms
 from triptych.nn.part import Module
 from triptych.nn.positions import Position
 from triptych.nn.taps import NO_TAPS, Taps
@@ -92,7 +92,7 @@ class Block(Module, of=parts.Block):
     attn_norm: Norms
     cross: Attention | None
     cross_norm: Norms
-    mlp: MLP | GLU | None
+    mlp: MLP | GLU | MoE | None
     mlp_norm: Norms
 
     def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
@@ -119,6 +119,39 @@ class Block(Module, of=parts.Block):
         return F.dropout(x, self.spec.dropout, self.training)
 
 
+class ParallelBlock(Module, of=parts.ParallelBlock):
+    """Attention and MLP side by side on the same stream; there is no stream between them, so no `resid_mid`."""
+
+    norm: Callable[[Tensor], Tensor]
+    attn: Attention
+    attn_norm: Norms
+    cross: None = None
+    mlp: MLP | GLU | MoE
+    mlp_norm: Norms
+
+    def __init__(self, spec: parts.ParallelBlock) -> None:
+        super().__init__(spec)
+        if spec.norm is None:
+            self.norm = _same
+
+    def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
+        rows = ctx.rows
+        x = taps("resid_pre", x, rows)
+        seen = self.norm(x)
+
+        h = taps("attn.in", self.attn_norm.pre(seen), rows)
+        h = self.attn_norm.out(self.attn(h, ctx.own(self.spec.attn.kind, layer), taps.at("attn")))
+        attended = self.drop(taps("attn.out", h, rows))
+
+        h = taps("mlp.in", self.mlp_norm.pre(seen), rows)
+        h = self.mlp_norm.out(self.mlp(h, rows, taps.at("mlp")))
+        x = x + attended + self.drop(taps("mlp.out", h, rows))
+        return taps("resid_post", x, rows)
+
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.spec.dropout, self.training)
+
+
 class Stack(Module, of=parts.Stack):
     """Embedding, blocks, final norm.
 
@@ -128,7 +161,7 @@ class Stack(Module, of=parts.Stack):
 
     embed: Embed
     kinds: Mapping[str, Kind]
-    blocks: Sequence[Block]
+    blocks: Sequence[Block | ParallelBlock]
     final_norm: Callable[[Tensor], Tensor] | None
     recompute: bool = False
 

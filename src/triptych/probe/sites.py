@@ -12,8 +12,9 @@
     blocks.i.attn.z                      pattern @ v_ctx                                [T, H, Kv]
     blocks.i.attn.out                    what attention adds to the residual stream
     blocks.i.cross.*                     the same, where k and v come from the encoder
-    blocks.i.resid_mid                   the residual stream entering the MLP
+    blocks.i.resid_mid                   the residual stream entering the MLP; none where it is parallel to attention
     blocks.i.mlp.{in, gate, up, act, out}   act is what enters the down projection
+    blocks.i.mlp.router                  scores of the experts, in place of gate, up and act          [T, E]
     blocks.i.resid_post                  the residual stream leaving block i
     final                                after the final norm
     logits                               what the head gives
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest
 from triptych.spec.model import Model
-from triptych.spec.parts import GLU, MLP, Attention, Block, LinearKernel, Stack
+from triptych.spec.parts import GLU, Attention, Block, FeedForward, LinearKernel, MoE, ParallelBlock, Stack
 
 CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
@@ -77,20 +78,24 @@ def _stack(stack: Stack, prefix: str) -> list[Site]:
     return [*found, Site(f"{prefix}final", stack.width)]
 
 
-def _block(block: Block, width: int, prefix: str) -> list[Site]:
+def _block(block: Block | ParallelBlock, width: int, prefix: str) -> list[Site]:
     found = [Site(f"{prefix}resid_pre", width), *_attention(block.attn, width, f"{prefix}attn.", cross=False)]
     if block.cross is not None:
         found += _attention(block.cross, width, f"{prefix}cross.", cross=True)
-    found.append(Site(f"{prefix}resid_mid", width))
+    if isinstance(block, Block):
+        found.append(Site(f"{prefix}resid_mid", width))
     if block.mlp is not None:
         found += _mlp(block.mlp, width, f"{prefix}mlp.")
     return [*found, Site(f"{prefix}resid_post", width)]
 
 
-def _mlp(mlp: MLP | GLU, width: int, prefix: str) -> list[Site]:
-    gate = [Site(f"{prefix}gate", mlp.gate.outputs)] if isinstance(mlp, GLU) else []
-    inner = [Site(f"{prefix}up", mlp.up.outputs), Site(f"{prefix}act", mlp.down.inputs)]
-    return [Site(f"{prefix}in", width), *gate, *inner, Site(f"{prefix}out", width)]
+def _mlp(mlp: FeedForward, width: int, prefix: str) -> list[Site]:
+    if isinstance(mlp, MoE):
+        inner = [Site(f"{prefix}router", mlp.experts)]
+    else:
+        gate = [Site(f"{prefix}gate", mlp.gate.outputs)] if isinstance(mlp, GLU) else []
+        inner = [*gate, Site(f"{prefix}up", mlp.up.outputs), Site(f"{prefix}act", mlp.down.inputs)]
+    return [Site(f"{prefix}in", width), *inner, Site(f"{prefix}out", width)]
 
 
 def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list[Site]:

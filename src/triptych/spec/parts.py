@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from triptych.errors import ConfigError
 from triptych.spec.masks import Mask
@@ -198,6 +198,35 @@ class GLU(Part):
     dropout: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class MoE(Part):
+    """Shazeer et al. 2017: each token goes through `top_k` of E experts, those with the largest router probabilities,
+    and takes the sum of their outputs weighted by these.  `normalize` divides the weights by their sum.
+
+    All experts are `expert`, each with weights of its own: `experts.0`, `experts.1`, ...
+    """
+
+    router: Linear
+    expert: GLU
+    experts: int
+    top_k: int
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.experts or self.router.outputs != self.experts:
+            raise ConfigError(
+                f"mixture of experts: {self.top_k} of {self.experts} experts, "
+                f"with a router that scores {self.router.outputs}"
+            )
+
+    def children(self) -> Iterator[tuple[str, Part]]:
+        yield "router", self.router
+        yield from ((f"experts.{e}", self.expert) for e in range(self.experts))
+
+
+FeedForward = MLP | GLU | MoE
+
+
 def mlp(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> MLP:
     """An `MLP` of width D and hidden width F."""
     up, down = Linear(inputs=width, outputs=hidden, bias=bias), Linear(inputs=hidden, outputs=width, bias=bias)
@@ -210,12 +239,18 @@ def glu(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout
     return GLU(gate=up, up=up, down=down, act=act, dropout=dropout)
 
 
+def moe(width: int, hidden: int, act: Activation, *, experts: int, top_k: int, normalize: bool = False) -> MoE:
+    """A `MoE` of width D whose experts are `GLU`s of hidden width F."""
+    router = Linear(inputs=width, outputs=experts)
+    return MoE(router=router, expert=glu(width, hidden, act), experts=experts, top_k=top_k, normalize=normalize)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block(Part):
     """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms."""
 
     attn: Attention
-    mlp: MLP | GLU | None
+    mlp: FeedForward | None
     attn_norm: Norms
     mlp_norm: Norms | None
     cross: Attention | None = None
@@ -227,6 +262,25 @@ class Block(Part):
             raise ConfigError("block: cross and cross_norm come together")
         if (self.mlp is None) != (self.mlp_norm is None):
             raise ConfigError("block: mlp and mlp_norm come together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelBlock(Part):
+    """Attention and MLP side by side (Wang & Komatsuzaki 2021): `x + attn(y) + mlp(y)`, each through its norms, where
+    `y = norm(x)`.  One norm for both is `norm` (GPT-J, Phi); each its own, `attn_norm` and `mlp_norm` (GPT-NeoX).
+    """
+
+    attn: Attention
+    mlp: FeedForward
+    norm: Norm | None = None
+    attn_norm: Norms = Norms()
+    mlp_norm: Norms = Norms()
+    dropout: float = 0.0
+    cross: ClassVar[None] = None  # there is no place for it
+
+    def __post_init__(self) -> None:
+        if self.attn_norm.post is not None or self.mlp_norm.post is not None:
+            raise ConfigError("parallel block: one sum of two sublayers has no place for a norm after each")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +336,7 @@ class Stack(Part):
 
     embed: Embed
     kinds: dict[str, Kind]
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block | ParallelBlock, ...]
     final_norm: Norm | None = None
     dropout: float = 0.0
 

@@ -1,0 +1,72 @@
+"""What decoder-only families share: how windows lie on layers, and the model around a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from triptych import spec
+from triptych.families.keys import Keys
+from triptych.spec.positions import Position
+
+Windows = Sequence[int | None]  # how many keys each layer sees, None for all
+
+
+def windows(keys: Keys, size: int | None, slides: Callable[[int], bool]) -> Windows:
+    """The window of each layer, as `layer_types` says; without that key, `size` where `slides(layer)`."""
+    layers = keys.count("num_hidden_layers")
+    if keys.get("layer_types", None) is None:
+        return [size if slides(i) else None for i in range(layers)]
+    types = keys.strings("layer_types")
+    known = {"full_attention": None, "sliding_attention": size}
+    if len(types) != layers or not set(types) <= known.keys() or ("sliding_attention" in types and size is None):
+        raise keys.error(
+            f"layer_types must name full_attention or, with a sliding_window, sliding_attention {layers} times"
+        )
+    return [known[name] for name in types]
+
+
+def kinds(windows: Windows, position: Position | None, sliding: Position | None = None) -> dict[str, spec.Kind]:
+    """The kinds of layers with these windows, each under the name `kind` gives it; `sliding` is the position part
+    of layers with a window where it is another one."""
+    return {
+        kind(size, windows): spec.Kind(mask=spec.causal(), position=position)
+        if size is None
+        else spec.Kind(mask=spec.causal() & spec.window(size), position=sliding or position)
+        for size in windows
+    }
+
+
+def kind(size: int | None, windows: Windows) -> str:
+    """The kind most models have alone is called `self`; `window` exists beside it where layers alternate."""
+    return "self" if size is None or None not in windows else "window"
+
+
+def model(
+    keys: Keys,
+    name: str,
+    stack: spec.Stack,
+    *,
+    context: int,
+    base: str | None = None,
+    tied: bool = False,
+    bias: bool = False,
+    softcap: float | None = None,
+) -> spec.Model:
+    """The model of class `{name}ForCausalLM`, or without its head of `base`, `{name}Model` when None.
+
+    `tied` is what the family means by no `tie_word_embeddings`; `bias` and `softcap` are the head's.
+    """
+    vocab = stack.embed.vocab
+    whole = f"{name}ForCausalLM"
+    lm = keys.architecture({whole: True, base or f"{name}Model": False}, default=whole)
+    tied = keys.bool("tie_word_embeddings", default=tied) and lm
+    proj = spec.Linear(inputs=stack.width, outputs=vocab, bias=bias)
+    return spec.Model(
+        family=keys.str("model_type"),
+        decoder=stack,
+        head=spec.LMHead(proj=proj, softcap=softcap) if lm else None,
+        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
+        ids=keys.special_ids(vocab),
+        context=context,
+        init_std=keys.float("initializer_range", default=0.02),
+    )

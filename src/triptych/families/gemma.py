@@ -1,0 +1,74 @@
+"""Gemma (2024): Llama with norms of (1 + weight), embeddings times sqrt(D), GeGLU and a tied head.
+
+Reference: transformers `models/gemma`.  GGUF stores 1 + weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import decoder, gguf
+from triptych.families.keys import Keys
+from triptych.families.rope import rope
+from triptych.families.weights import table
+
+hf_types = frozenset({"gemma"})
+gguf_archs = frozenset({"gemma"})
+ignore = frozenset({"hidden_activation"})  # stands beside hidden_act in some configs; the reference reads that
+prefix = "model."
+
+ROWS = """
+decoder.embed.tokens.weight         model.embed_tokens.weight             token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*  model.layers.{i}.input_layernorm.*    blk.{i}.attn_norm.*|plus_one
+decoder.blocks.{i}.attn.q.*         model.layers.{i}.self_attn.q_proj.*   blk.{i}.attn_q.*
+decoder.blocks.{i}.attn.k.*         model.layers.{i}.self_attn.k_proj.*   blk.{i}.attn_k.*
+decoder.blocks.{i}.attn.v.*         model.layers.{i}.self_attn.v_proj.*   blk.{i}.attn_v.*
+decoder.blocks.{i}.attn.out.*       model.layers.{i}.self_attn.o_proj.*   blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp.gate.*       model.layers.{i}.mlp.gate_proj.*      blk.{i}.ffn_gate.*
+decoder.blocks.{i}.mlp.up.*         model.layers.{i}.mlp.up_proj.*        blk.{i}.ffn_up.*
+decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.down_proj.*      blk.{i}.ffn_down.*
+decoder.final_norm.*                model.norm.*                          output_norm.*|plus_one
+head.proj.weight                    lm_head.weight                        output.weight
+"""
+weights = table(
+    ROWS
+    + """
+decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.*  blk.{i}.ffn_norm.*|plus_one
+"""
+)
+
+
+def config(keys: Keys) -> spec.Model:
+    width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
+    norm = spec.RMSNorm(width=width, eps=keys.float("rms_norm_eps", default=1e-6), offset=1.0)
+    act = keys.act("hidden_act", default="gelu_pytorch_tanh")
+    block = spec.Block(
+        attn=spec.attention(
+            width, heads, kv_heads=keys.count("num_key_value_heads"), head_width=inner,
+            bias=keys.bool("attention_bias", default=False), dropout=keys.dropout("attention_dropout"),
+        ),
+        # The first configs say gelu and mean the tanh form.
+        mlp=spec.glu(width, keys.int("intermediate_size"), "gelu_tanh" if act == "gelu" else act),
+        attn_norm=spec.Norms(pre=norm),
+        mlp_norm=spec.Norms(pre=norm),
+    )  # fmt: skip
+    stack = spec.Stack(
+        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
+        kinds={"self": spec.Kind(mask=spec.causal(), position=rope(keys, inner))},
+        blocks=(block,) * keys.count("num_hidden_layers"),
+        final_norm=norm,
+    )
+    return decoder.model(keys, "Gemma", stack, context=keys.int("max_position_embeddings"), tied=True)
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    return from_gguf_as(keys, "Gemma") | {"hidden_act": "gelu_pytorch_tanh", "rope_parameters": gguf.rope(keys)}
+
+
+def from_gguf_as(keys: Keys, name: str) -> dict[str, Any]:
+    """The HF keys that all Gemmas share."""
+    bias = keys.has_tensor("blk.0.attn_q.bias", default=False)
+    more = {"rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"), "attention_bias": bias}
+    return gguf.header(keys, name) | gguf.head_width(keys) | more

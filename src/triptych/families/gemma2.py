@@ -1,0 +1,94 @@
+"""Gemma 2 (2024) and the text model of Gemma 3 (2025): Gemma that norms the output of each sublayer too and alternates
+windows.  Gemma 2 caps scores and logits; Gemma 3 norms each head's q and k, and its layers with a window turn at a base
+of their own.
+
+References: transformers `models/gemma2`, `models/gemma3`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import decoder, gemma, gguf
+from triptych.families.keys import Keys
+from triptych.families.rope import rope, rope_by_layer_type
+from triptych.families.weights import table
+
+hf_types = frozenset({"gemma2", "gemma3_text"})
+gguf_archs = frozenset({"gemma2", "gemma3"})
+ignore = frozenset(
+    {
+        "_sliding_window_pattern",  # written beside layer_types, which holds
+        "cache_implementation",  # how the reference generates
+        "hidden_act", "sliding_window_size",  # old doubles of hidden_activation and sliding_window
+    }
+)  # fmt: skip
+prefix = gemma.prefix
+
+weights = table(
+    gemma.ROWS
+    + """
+decoder.blocks.{i}.attn.q_norm.*    model.layers.{i}.self_attn.q_norm.*           blk.{i}.attn_q_norm.*|plus_one
+decoder.blocks.{i}.attn.k_norm.*    model.layers.{i}.self_attn.k_norm.*           blk.{i}.attn_k_norm.*|plus_one
+decoder.blocks.{i}.attn_norm.out.*  model.layers.{i}.post_attention_layernorm.*   blk.{i}.post_attention_norm.*|plus_one
+decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.pre_feedforward_layernorm.*  blk.{i}.ffn_norm.*|plus_one
+decoder.blocks.{i}.mlp_norm.out.*   model.layers.{i}.post_feedforward_layernorm.* blk.{i}.post_ffw_norm.*|plus_one
+"""
+)
+
+
+def config(keys: Keys) -> spec.Model:
+    third = keys.str("model_type") == "gemma3_text"
+    width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
+    eps = keys.float("rms_norm_eps", default=1e-6)
+    norm, each_head = (spec.RMSNorm(width=size, eps=eps, offset=1.0) for size in (width, inner))
+    pattern = keys.count("sliding_window_pattern", default=6) if third else 2
+    windows = decoder.windows(keys, keys.int("sliding_window", default=4096), lambda i: (i + 1) % pattern != 0)
+    cap, final_cap = (
+        keys.optional_float(name, low=1e-6) if name in keys.data else None if third else default
+        for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
+    )
+
+    def attn(kind: str) -> spec.Attention:
+        return spec.attention(
+            width, heads, kv_heads=keys.count("num_key_value_heads"), head_width=inner, kind=kind,
+            bias=keys.bool("attention_bias", default=False), dropout=keys.dropout("attention_dropout"),
+            q_norm=each_head if third else None, k_norm=each_head if third else None,
+            scale=keys.float("query_pre_attn_scalar", default=256.0, low=1e-6) ** -0.5,
+            softcap=None if third else cap,  # Gemma 3's reference has the key and never caps
+        )  # fmt: skip
+
+    act = keys.act("hidden_activation", default="gelu_pytorch_tanh")
+    mlp, norms = spec.glu(width, keys.int("intermediate_size"), act), spec.Norms(pre=norm, out=norm)
+    position, sliding = rope_by_layer_type(keys, inner, 1e6) if third else (rope(keys, inner), None)
+    stack = spec.Stack(
+        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
+        kinds=decoder.kinds(windows, position, sliding),
+        blocks=tuple(
+            spec.Block(attn=attn(decoder.kind(size, windows)), mlp=mlp, attn_norm=norms, mlp_norm=norms)
+            for size in windows
+        ),
+        final_norm=norm,
+    )
+    name, base = ("Gemma3", "Gemma3TextModel") if third else ("Gemma2", "Gemma2Model")
+    context = keys.int("max_position_embeddings")
+    return decoder.model(keys, name, stack, base=base, context=context, tied=True, softcap=final_cap)
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    third = keys.str("model_type") == "gemma3"
+    found = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
+    # No key says what scores are scaled by: of each generation it is D/H in the largest model, which is told by depth.
+    largest = found["num_hidden_layers"] == (62 if third else 46)
+    share = found["hidden_size"] // found["num_attention_heads"]
+    found["query_pre_attn_scalar"] = share if largest else found["head_dim"]
+    found["sliding_window"] = keys.int("attention.sliding_window")
+    found["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping")
+    if not third:
+        cap = keys.optional_float("attn_logit_softcapping")
+        return found | {"attn_logit_softcapping": cap, "rope_parameters": gguf.rope(keys)}
+    sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
+    ropes = {"full_attention": gguf.rope(keys, 1e6), "sliding_attention": sliding}
+    return found | {"model_type": "gemma3_text", "rope_parameters": ropes}

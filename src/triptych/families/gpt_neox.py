@@ -1,0 +1,80 @@
+"""GPT-NeoX (Black et al. 2022; Pythia): attention and MLP in parallel, each behind a LayerNorm of its own, RoPE on a
+quarter of each head, biases.
+
+Reference: transformers `models/gpt_neox`; q, k and v are one matrix whose rows go head by head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import decoder, gguf
+from triptych.families.keys import Keys
+from triptych.families.rope import rope
+from triptych.families.weights import table
+
+hf_types = frozenset({"gpt_neox"})
+gguf_archs = frozenset({"gptneox"})
+ignore = frozenset(
+    {
+        "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
+        "classifier_dropout",
+    }
+)  # fmt: skip
+prefix = "gpt_neox."
+
+weights = table("""
+decoder.embed.tokens.weight         gpt_neox.embed_in.weight                                      token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*  gpt_neox.layers.{i}.input_layernorm.*                         blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.(q,k,v).*   gpt_neox.layers.{i}.attention.query_key_value.*|by_head       blk.{i}.attn_qkv.*
+decoder.blocks.{i}.attn.out.*       gpt_neox.layers.{i}.attention.dense.*                         blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp_norm.pre.*   gpt_neox.layers.{i}.post_attention_layernorm.*                blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.up.*         gpt_neox.layers.{i}.mlp.dense_h_to_4h.*                       blk.{i}.ffn_up.*
+decoder.blocks.{i}.mlp.down.*       gpt_neox.layers.{i}.mlp.dense_4h_to_h.*                       blk.{i}.ffn_down.*
+decoder.final_norm.*                gpt_neox.final_layer_norm.*                                   output_norm.*
+head.proj.weight                    embed_out.weight                                              output.weight
+-                                   gpt_neox.layers.{i}.attention.bias         -  # the causal mask, in old exports
+-                                   gpt_neox.layers.{i}.attention.masked_bias  -  # the -1e9 of that mask
+-                                   gpt_neox.layers.{i}.attention.rotary_emb.inv_freq  -  # computed from the config
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
+    norm = spec.Norms(pre=spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-5)))
+    bias, dropout = keys.bool("attention_bias", default=True), keys.dropout("attention_dropout")
+    act = keys.act("hidden_act", default="gelu")
+    kind = spec.ParallelBlock if keys.bool("use_parallel_residual", default=True) else spec.Block
+    block = kind(
+        attn=spec.attention(width, heads, bias=bias, dropout=dropout),
+        mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
+        attn_norm=norm,
+        mlp_norm=norm,
+        dropout=keys.dropout("hidden_dropout"),
+    )
+    theta = keys.float("rotary_emb_base", default=10_000.0, low=1.0)
+    position = rope(keys, width // heads, theta, share=keys.float("rotary_pct", default=0.25, high=1.0))
+    stack = spec.Stack(
+        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=block.dropout),
+        kinds={"self": spec.Kind(mask=spec.causal(), position=position)},
+        blocks=(block,) * layers,
+        final_norm=norm.pre,
+    )
+    return decoder.model(keys, "GPTNeoX", stack, context=keys.int("max_position_embeddings"))
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    found = gguf.header(keys, "GPTNeoX") | gguf.head_width(keys, partial=True)
+    width, heads = found.pop("head_dim"), found.pop("num_key_value_heads")
+    if (width * heads, heads) != (found["hidden_size"], found["num_attention_heads"]):
+        raise keys.error("heads do not share the width evenly, as those of every GPT-NeoX do")
+    return found | {
+        "model_type": "gpt_neox",
+        "hidden_act": "gelu",
+        "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
+        "use_parallel_residual": keys.bool("use_parallel_residual", default=True),
+        "attention_bias": keys.has_tensor("blk.0.attn_qkv.bias", default=True),
+        "rope_parameters": gguf.rope(keys),
+    }

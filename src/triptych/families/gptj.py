@@ -1,0 +1,79 @@
+"""GPT-J (Wang & Komatsuzaki 2021): attention and MLP in parallel behind one LayerNorm, RoPE in neighbouring pairs on
+the first dimensions of each head, biases in the MLP and the head alone.
+
+Reference: transformers `models/gptj`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import decoder
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"gptj"})
+gguf_archs = frozenset({"gptj"})
+ignore = frozenset(
+    {
+        "rotary",  # says that it turns, which all do
+        "scale_attn_weights",  # never read by the reference
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    }
+)  # fmt: skip
+prefix = "transformer."
+
+weights = table("""
+decoder.embed.tokens.weight    transformer.wte.weight                token_embd.weight
+decoder.blocks.{i}.norm.*      transformer.h.{i}.ln_1.*              blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.q.*    transformer.h.{i}.attn.q_proj.*       blk.{i}.attn_q.*
+decoder.blocks.{i}.attn.k.*    transformer.h.{i}.attn.k_proj.*       blk.{i}.attn_k.*
+decoder.blocks.{i}.attn.v.*    transformer.h.{i}.attn.v_proj.*       blk.{i}.attn_v.*
+decoder.blocks.{i}.attn.out.*  transformer.h.{i}.attn.out_proj.*     blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp.up.*    transformer.h.{i}.mlp.fc_in.*         blk.{i}.ffn_up.*
+decoder.blocks.{i}.mlp.down.*  transformer.h.{i}.mlp.fc_out.*        blk.{i}.ffn_down.*
+decoder.final_norm.*           transformer.ln_f.*                    output_norm.*
+head.proj.*                    lm_head.*                             output.*
+-                              transformer.h.{i}.attn.bias           -  # the causal mask, in old exports
+-                              transformer.h.{i}.attn.masked_bias    -  # the -1e9 of that mask
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, heads = keys.int("n_embd"), keys.count("n_head")
+    hidden = keys.optional_int("n_inner") or 4 * width
+    norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
+    act, dropout = keys.act("activation_function", default="gelu_new"), keys.dropout("resid_pdrop")
+    block = spec.ParallelBlock(
+        norm=norm,
+        attn=spec.attention(width, heads, dropout=keys.dropout("attn_pdrop")),
+        mlp=spec.mlp(width, hidden, act, bias=True),
+        dropout=dropout,
+    )
+    turned = keys.int("rotary_dim", default=64)
+    if turned % 2 or turned > width // heads:
+        raise keys.error(f"rotary_dim {turned} must be even and at most the width of a head, {width // heads}")
+    position = spec.Rope(width=turned, pairing="interleaved")
+    stack = spec.Stack(
+        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
+        kinds={"self": spec.Kind(mask=spec.causal(), position=position)},
+        blocks=(block,) * keys.count("n_layer"),
+        final_norm=norm,
+    )
+    return decoder.model(keys, "GPTJ", stack, context=keys.int("n_positions"), bias=True)
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    return {
+        "architectures": ["GPTJForCausalLM"],
+        "n_embd": keys.int("embedding_length"),
+        "n_head": keys.count("attention.head_count"),
+        "n_inner": keys.int("feed_forward_length"),
+        "n_layer": keys.count("block_count"),
+        "n_positions": keys.int("context_length"),
+        "rotary_dim": keys.int("rope.dimension_count"),
+        "layer_norm_epsilon": keys.float("attention.layer_norm_epsilon"),
+        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+    }

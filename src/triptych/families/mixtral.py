@@ -1,0 +1,35 @@
+"""Mixtral (Jiang et al. 2024): Mistral whose MLP is a mixture of experts, the chosen ones' weights summing to 1.
+
+Reference: transformers `models/mixtral`.  GGUF files of it call themselves llama and keep the experts as one tensor.
+"""
+
+from __future__ import annotations
+
+from triptych import spec
+from triptych.families import llama
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"mixtral"})
+ignore = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})  # training only
+prefix = llama.prefix
+
+weights = llama.weights + table("""
+decoder.blocks.{i}.mlp.router.weight            model.layers.{i}.block_sparse_moe.gate.weight            blk.{i}.ffn_gate_inp.weight
+decoder.blocks.{i}.mlp.experts.{e}.gate.weight  model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight  blk.{i}.ffn_gate_exps.weight|stacked
+decoder.blocks.{i}.mlp.experts.{e}.up.weight    model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight  blk.{i}.ffn_up_exps.weight|stacked
+decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight  blk.{i}.ffn_down_exps.weight|stacked
+""")  # noqa: E501
+
+
+def config(keys: Keys) -> spec.Model:
+    mlp = spec.moe(
+        keys.int("hidden_size"),
+        keys.int("intermediate_size"),
+        keys.act("hidden_act", default="silu"),
+        experts=keys.count("num_local_experts", default=8),
+        top_k=keys.count("num_experts_per_tok", default=2),
+        normalize=True,
+    )
+    windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
+    return llama.model(keys, "Mixtral", mlp=mlp, windows=windows, eps=1e-5, theta=1e6)

@@ -1,0 +1,71 @@
+"""Phi-1, 1.5 and 2 (Gunasekar et al. 2023, Li et al. 2023): attention and MLP in parallel behind one LayerNorm, RoPE
+on a part of each head, biases everywhere.
+
+Reference: transformers `models/phi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import decoder, gguf
+from triptych.families.keys import Keys
+from triptych.families.rope import rope
+from triptych.families.weights import table
+
+hf_types = frozenset({"phi"})
+gguf_archs = frozenset({"phi2"})
+prefix = "model."
+
+weights = table("""
+decoder.embed.tokens.weight       model.embed_tokens.weight                        token_embd.weight
+decoder.blocks.{i}.norm.*         model.layers.{i}.input_layernorm.*               blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.q.*       model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*
+decoder.blocks.{i}.attn.k.*       model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*
+decoder.blocks.{i}.attn.v.*       model.layers.{i}.self_attn.v_proj.*              blk.{i}.attn_v.*
+decoder.blocks.{i}.attn.q_norm.*  model.layers.{i}.self_attn.q_layernorm.*         -
+decoder.blocks.{i}.attn.k_norm.*  model.layers.{i}.self_attn.k_layernorm.*         -
+decoder.blocks.{i}.attn.out.*     model.layers.{i}.self_attn.dense.*               blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp.up.*       model.layers.{i}.mlp.fc1.*                       blk.{i}.ffn_up.*
+decoder.blocks.{i}.mlp.down.*     model.layers.{i}.mlp.fc2.*                       blk.{i}.ffn_down.*
+decoder.final_norm.*              model.final_layernorm.*                          output_norm.*
+head.proj.*                       lm_head.*                                        output.*
+-                                 model.layers.{i}.self_attn.rotary_emb.inv_freq   -  # computed from the config
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, heads, eps = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.float("layer_norm_eps", 1e-5)
+    inner = keys.optional_int("head_dim") or width // heads
+    norm = spec.LayerNorm(width=width, eps=eps)
+    each_head = spec.LayerNorm(width=inner, eps=eps) if keys.bool("qk_layernorm", default=False) else None
+    act = keys.act("hidden_act", default="gelu_new")
+    block = spec.ParallelBlock(
+        norm=norm,
+        attn=spec.attention(
+            width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner, bias=True,
+            q_norm=each_head, k_norm=each_head, dropout=keys.dropout("attention_dropout"),
+        ),
+        mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
+        dropout=keys.dropout("resid_pdrop"),
+    )  # fmt: skip
+    stack = spec.Stack(
+        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
+        kinds={"self": spec.Kind(mask=spec.causal(), position=rope(keys, inner, share=0.5))},
+        blocks=(block,) * keys.count("num_hidden_layers"),
+        final_norm=norm,
+    )
+    return decoder.model(keys, "Phi", stack, context=keys.int("max_position_embeddings"), bias=True)
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    return {
+        **gguf.header(keys, "Phi"),
+        **gguf.head_width(keys, partial=True),
+        "model_type": "phi",
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
+        "rope_parameters": gguf.rope(keys),
+    }

@@ -1,0 +1,52 @@
+"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama with q, k, v and gate, up in one matrix each, RoPE on a part of each head
+in some, LongRoPE in those for long texts.
+
+Reference: transformers `models/phi3`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import gguf, llama
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"phi3"})
+gguf_archs = frozenset({"phi3"})
+ignore = frozenset({"embd_pdrop"})  # the reference never drops out there
+prefix = "model."
+
+weights = table("""
+decoder.embed.tokens.weight         model.embed_tokens.weight                       token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*  model.layers.{i}.input_layernorm.*              blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.(q,k,v).*   model.layers.{i}.self_attn.qkv_proj.*           blk.{i}.attn_qkv.*
+decoder.blocks.{i}.attn.out.*       model.layers.{i}.self_attn.o_proj.*             blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.*     blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.(gate,up).*  model.layers.{i}.mlp.gate_up_proj.*             blk.{i}.ffn_up.*
+decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.down_proj.*                blk.{i}.ffn_down.*
+decoder.final_norm.*                model.norm.*                                    output_norm.*
+head.proj.weight                    lm_head.weight                                  output.weight
+-                                   model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
+-                                   -                                               rope_factors_short.weight  # config
+-                                   -                                               rope_factors_long.weight  # config
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    keys.optional_int("original_max_position_embeddings")  # stands there without LongRoPE too
+    windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
+    return llama.model(keys, "Phi3", windows=windows, eps=1e-5, dropout=keys.dropout("resid_pdrop"))
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    return {
+        **gguf.header(keys, "Phi3"),
+        **gguf.head_width(keys, partial=True),
+        "hidden_act": "silu",
+        "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"),
+        "sliding_window": keys.int("attention.sliding_window", default=0, low=0) or None,
+        "rope_parameters": gguf.rope(keys),
+    }

@@ -1,0 +1,64 @@
+"""Qwen3-MoE (Yang et al. 2025): Qwen3 with a mixture of experts in the layers that are not named dense.
+
+Reference: transformers `models/qwen3_moe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import llama, qwen
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"qwen3_moe"})
+gguf_archs = frozenset({"qwen3moe"})
+ignore = frozenset(
+    {
+        "output_router_logits", "router_aux_loss_coef",  # training only
+        "max_window_layers",  # left over from Qwen2: a window, if any, is every layer's
+    }
+)  # fmt: skip
+prefix = llama.prefix
+
+weights = qwen.weights + table("""
+decoder.blocks.{i}.mlp.router.weight            model.layers.{i}.mlp.gate.weight                   blk.{i}.ffn_gate_inp.weight
+decoder.blocks.{i}.mlp.experts.{e}.gate.weight  model.layers.{i}.mlp.experts.{e}.gate_proj.weight  blk.{i}.ffn_gate_exps.weight|stacked
+decoder.blocks.{i}.mlp.experts.{e}.up.weight    model.layers.{i}.mlp.experts.{e}.up_proj.weight    blk.{i}.ffn_up_exps.weight|stacked
+decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.mlp.experts.{e}.down_proj.weight  blk.{i}.ffn_down_exps.weight|stacked
+""")  # noqa: E501
+
+
+def config(keys: Keys) -> spec.Model:
+    width, act, layers = keys.int("hidden_size"), keys.act("hidden_act", "silu"), keys.count("num_hidden_layers")
+    name = "num_local_experts" if "num_local_experts" in keys.data else "num_experts"
+    dense = spec.glu(width, keys.int("intermediate_size"), act)
+    mixture = spec.moe(
+        width,
+        keys.int("moe_intermediate_size", default=768),
+        act,
+        experts=keys.count(name, default=128),
+        top_k=keys.count("num_experts_per_tok", default=8),
+        normalize=keys.bool("norm_topk_prob", default=False),
+    )
+    named = keys.ints("mlp_only_layers") if keys.get("mlp_only_layers", None) is not None else ()
+    every = keys.count("decoder_sparse_step", default=1)
+    mlps = [dense if i in named or (i + 1) % every else mixture for i in range(layers)]
+    size, used = keys.optional_int("sliding_window"), keys.bool("use_sliding_window", default=False)
+    bias = keys.bool("attention_bias", default=False)
+    return llama.model(
+        keys, "Qwen3Moe", mlp=mlps, windows=[size if used else None] * layers, bias=bias, out_bias=bias, head_norm=True
+    )
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    return llama.from_gguf_as(keys, "Qwen3Moe") | {
+        "model_type": "qwen3_moe",
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
+        "moe_intermediate_size": keys.int("expert_feed_forward_length"),
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "norm_topk_prob": keys.bool("expert_weights_norm", default=True),
+    }
