@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ SENTENCE = "She sat by the river bank"
 FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "llama-yarn", "llama-longrope",
             "mistral", "qwen2-window", "qwen3", "bert", "bert-pooler", "bert-classes", "bert-tokens", "bert-spans",
             "electra", "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes",
-            "marian"]  # fmt: skip
+            "marian", "gpt-neox", "phi", "gemma2", "mixtral", "qwen3-moe"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +96,10 @@ def test_every_position_part(position: str) -> None:
     assert ("Position bias" in titles(walk)) == (position in ("alibi", "t5"))
 
 
-@pytest.mark.parametrize("make", [lambda: reference("qwen3"), tiny.encoder, tiny.encoder_decoder])
+@pytest.mark.parametrize(
+    "make",
+    [*(partial(reference, name) for name in ("qwen3", "gpt-neox", "qwen3-moe")), tiny.encoder, tiny.encoder_decoder],
+)
 def test_one_printed_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) -> None:
     """All of them, one at a time: nothing is printed that no step is checked against."""
     module = make()

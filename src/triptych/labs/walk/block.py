@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from triptych import nn
+from triptych.attention import Rows
 from triptych.labs.walk import again
 from triptych.labs.walk.heads import attention
 from triptych.labs.walk.stack import Stack, leaving
 from triptych.labs.walk.steps import Given, Step
-from triptych.spec import GLU, MLP
-from triptych.spec.parts import Norms
+from triptych.spec import GLU, MoE, ParallelBlock
+from triptych.spec.parts import FeedForward, Norms
 
 BETWEEN = "after attention"  # of a decoder's block: no site lies between its two attentions
 ADDED = {"attn": "what attention gathered", "cross": "what was read of the source", "mlp": "what the MLP made"}
@@ -19,6 +26,8 @@ def middle(at: Stack) -> list[Step]:
     """Every step of the block."""
     block, begins = at.spec.blocks[at.layer], f"block {at.layer}, "
     x = at.prefix + (f"{at.block}.resid_pre" if at.layer else "embed")
+    if isinstance(block, ParallelBlock):
+        return _parallel(at, x, block)
     last, part = f"{at.block}.resid_mid", at.part(f"{begins}attention")
     steps, entered = _entered(at, part, x, "attn", block.attn_norm)
     steps += attention(at, part, entered, "attn", block.attn, block.attn_norm)
@@ -37,6 +46,26 @@ def middle(at: Stack) -> list[Step]:
     norms, entered = _entered(at, part, x, "mlp", block.mlp_norm)
     steps += [*norms, *_mlp(at, part, entered, block.mlp, block.mlp_norm)]
     return [*steps, _residual(at, part, x, "mlp", block.mlp_norm, f"{at.block}.resid_post")]
+
+
+def _parallel(at: Stack, x: str, block: ParallelBlock) -> list[Step]:
+    """Attention and MLP side by side: both read the stream as it entered, and both are added to it at the end."""
+    part, mlp = at.part(f"block {at.layer}, attention"), at.part(f"block {at.layer}, MLP")
+    seen, entered = [], {"attn": x, "mlp": x}
+    if block.norm is not None:
+        norm, site = at.norm(f"{at.block}.norm", block.norm), f"{at.block}.attn.in"
+        why = "Attention and MLP both read this, side by side."
+        formula = f"h = norm(x),  norm(x) = {norm.formula}"
+        seen = [Step(part, "Norm", formula, why, [at.shown(site, "h")], lambda g: norm.run(g, g[x]), norm.uses)]
+        entered = dict.fromkeys(entered, at.prefix + site)
+    norms, own = _entered(at, part, entered["attn"], "attn", block.attn_norm)
+    steps = [*seen, *norms, *attention(at, part, own, "attn", block.attn, block.attn_norm)]
+    norms, own = _entered(at, mlp, entered["mlp"], "mlp", block.mlp_norm)
+    steps += [*norms, *_mlp(at, mlp, own, block.mlp, block.mlp_norm)]
+    added = [f"{at.prefix}{at.block}.{sub}.out" for sub in ("attn", "mlp")]
+    meaning = "Added, not replaced: what attention gathered and what the MLP made join what the token already carried."
+    end = at.shown(f"{at.block}.resid_post", "x")
+    return [*steps, Step(mlp, "Residual", "x ← x + o + o", meaning, [end], lambda g: g[x] + g[added[0]] + g[added[1]])]
 
 
 def _entered(at: Stack, part: str, x: str, sub: str, norms: Norms) -> tuple[list[Step], str]:
@@ -70,7 +99,50 @@ def _residual(at: Stack, part: str, x: str, sub: str, norms: Norms, site: str) -
     return Step(part, title, formula, meaning, [at.shown(site, "x", value=value)], once_more, uses)
 
 
-def _mlp(at: Stack, part: str, entered: str, spec: MLP | GLU, norms: Norms) -> list[Step]:
+def _experts(at: Stack, part: str, entered: str, spec: MoE, norms: Norms) -> list[Step]:
+    """A mixture of experts: the router's scores, whom each token goes to, and the weighted sum of what they make."""
+    under, count = f"{at.prefix}{at.block}.mlp", spec.top_k
+    router = at.linear(f"{at.block}.mlp.router", spec.router, "r", "E D")
+    after = None if norms.out is None else at.norm(f"{at.block}.mlp_norm.out", norms.out)
+
+    def choice(scores: Tensor, softmax: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        weights, chosen = softmax(scores).topk(count)
+        return [chosen, weights / weights.sum(-1, keepdim=True) if spec.normalize else weights]
+
+    def mixed(g: Given) -> Tensor:
+        h, weights = g.raw[entered].to(at.device), g[f"{under}.weights"]
+        experts: Any = at.module.get_submodule(f"{at.name}.{at.block}.mlp.experts")
+        rows = Rows((1,))
+        out = torch.zeros_like(h, dtype=torch.float64, device="cpu")
+        with torch.inference_mode():
+            for token, chosen in enumerate(g[f"{under}.chosen"].tolist()):
+                for place, e in enumerate(chosen):
+                    made = experts[e](h[token : token + 1], rows, nn.NO_TAPS)[0]
+                    out[token] += weights[token, place] * made.double().cpu()
+        return out if after is None else after.run(g, out)
+
+    values = choice(at.read(f"{at.block}.mlp.router"), lambda s: s.softmax(-1))
+    names = [str(i) for i in range(count)]
+    chosen, weights = (
+        replace(at.row_each(f"{under}.{name}", symbol, value, "N top"), columns=names)
+        for name, symbol, value in zip(("chosen", "weights"), ("e", "w"), values, strict=True)
+    )
+    few = f"{count} of {spec.experts} experts"
+    return [
+        Step(part, "Router", f"r = h {router.formula}", f"A score for each of {spec.experts} experts.",
+             [at.shown(f"{at.block}.mlp.router", "r", "N E")], lambda g: router.run(g, g[entered]), router.uses),
+        Step(part, "Choice", f"e, w = the {count} largest of softmax(r)" + ",  w ← w / Σ w" * spec.normalize,
+             f"Each token goes through {few}.", [chosen, weights],
+             lambda g: choice(g[f"{under}.router"], again.softmax)),
+        Step(part, "Experts", "o = Σ w · expert_e(h)" + (f",  o ← {after.formula}" if after else ""),
+             "Their outputs, weighted and summed; an expert is an MLP like any other.",
+             [at.shown(f"{at.block}.mlp.out", "o")], mixed, [] if after is None else after.uses),
+    ]  # fmt: skip
+
+
+def _mlp(at: Stack, part: str, entered: str, spec: FeedForward, norms: Norms) -> list[Step]:
+    if isinstance(spec, MoE):
+        return _experts(at, part, entered, spec, norms)
     under = f"{at.block}.mlp"
     gated = at.linear(f"{under}.gate", spec.gate, "g", "F D") if isinstance(spec, GLU) else None
     up = at.linear(f"{under}.up", spec.up, "u", "F D")

@@ -13,7 +13,7 @@ from triptych import nn
 from triptych.labs.walk import again
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.probe import Trace
-from triptych.spec import GLU, LayerNorm, Linear, Model
+from triptych.spec import GLU, LayerNorm, Linear, Model, MoE, ParallelBlock
 from triptych.spec.parts import Norm, Norms
 
 LEAVES = ("in", "q", "k", "v", "q_rot", "k_rot", "scores", "pattern", "z", "out")
@@ -25,9 +25,12 @@ def reads(spec: Model, name: str, layer: int) -> list[str]:
     block, last = stack.blocks[layer], len(stack.blocks) - 1
     under = [f"attn.{leaf}" for leaf in LEAVES]
     under += [f"cross.{leaf}" for leaf in LEAVES] if block.cross is not None else []
-    under += ["mlp.in", "mlp.up", "mlp.act", "mlp.out"] if block.mlp is not None else []
-    under += ["mlp.gate"] if isinstance(block.mlp, GLU) else []
-    sites = [f"blocks.{layer}.{leaf}" for leaf in ("resid_pre", *under, "resid_mid", "resid_post")]
+    if isinstance(block.mlp, MoE):
+        under += ["mlp.in", "mlp.router", "mlp.out"]
+    elif block.mlp is not None:
+        under += ["mlp.in", "mlp.up", "mlp.act", "mlp.out"] + ["mlp.gate"] * isinstance(block.mlp, GLU)
+    between = [] if isinstance(block, ParallelBlock) else ["resid_mid"]
+    sites = [f"blocks.{layer}.{leaf}" for leaf in ("resid_pre", *under, *between, "resid_post")]
     return [prefix + site for site in dict.fromkeys(("embed", *sites, f"blocks.{last}.resid_post", "final"))]
 
 
