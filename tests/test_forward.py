@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 import tiny
 from triptych import generate as running
-from triptych import nn
+from triptych import nn, spec
 from triptych.attention import Rows
+from triptych.count import count
 from triptych.errors import InputError
+from triptych.model import Model
+from triptych.probe import sites
 
 VARIANTS = [(p, m) for p in tiny.POSITIONS for m in tiny.MASKS]
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
@@ -176,6 +179,25 @@ def test_post_norm_residuals_scale_with_depth() -> None:
     q = module.get_parameter("decoder.blocks.0.attn.q.weight").std()
     out = module.get_parameter("decoder.blocks.0.attn.out.weight").std()
     assert 3.2 < q / out < 4.8  # sqrt(16)
+
+
+def test_a_block_may_do_without_an_mlp() -> None:
+    """The stream between attention and MLP is then what leaves the block; nothing else of the model notices."""
+    module = tiny.attention_only(blocks=8)
+    model, row = Model(module), [3, 1, 4, 1, 5]
+    assert not [site for site in sites(module.spec) if ".mlp" in site]
+    trace = model.trace([row], read=["blocks.*.resid_*", "blocks.*.attn.out"])
+    for i in range(8):
+        before, added, after = (trace[f"blocks.{i}.{s}"][0] for s in ("resid_pre", "attn.out", "resid_post"))
+        assert torch.equal(before + added, after)
+        assert torch.equal(trace[f"blocks.{i}.resid_mid"][0], after)
+    q, out = (module.get_parameter(f"decoder.blocks.0.attn.{part}.weight").std() for part in ("q", "out"))
+    assert 2.3 < q / out < 3.4  # sqrt(8): one sublayer a block
+    spent = count(module.spec).flops(5)
+    assert (spent["mlp"], spent["projections"] > 0) == (0, True)
+    assert spec.from_json(spec.to_json(module.spec)) == module.spec
+    greedy = model.generate([row], max_new_tokens=3)[0].ids
+    assert greedy[0] == int(model.logits([row])[0][-1].argmax())
 
 
 def test_rows_positions_follow_the_past() -> None:

@@ -225,7 +225,6 @@ def test_layouts() -> None:
         (lambda: spec.attention(6, 0), "0 heads"),
         (lambda: replace(spec.attention(6, 2), k=spec.Linear(inputs=6, outputs=5)), "cannot share"),
         (lambda: replace(spec.attention(6, 2), out=spec.Linear(inputs=5, outputs=6)), "out takes 5"),
-        (lambda: replace(stack().blocks[0], cross=spec.attention(6, 2)), "come together"),
         (
             lambda: spec.ParallelBlock(
                 attn=spec.attention(6, 2),
@@ -236,6 +235,8 @@ def test_layouts() -> None:
         ),
         (lambda: spec.moe(6, 9, "silu", experts=2, top_k=3), "3 of 2 experts"),
         (lambda: replace(spec.moe(6, 9, "silu", experts=2, top_k=1), experts=3), "scores 2"),
+        (lambda: replace(stack().blocks[0], cross=spec.attention(6, 2)), "cross and cross_norm come together"),
+        (lambda: replace(stack().blocks[0], mlp=None), "mlp and mlp_norm come together"),
         (lambda: stack(kinds={"other": spec.Kind(mask=spec.full())}), "'self' is not one of"),
     ],
 )

@@ -103,6 +103,15 @@ def mixture(seed: int = 0) -> nn.Transformer:
     return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
 
 
+def attention_only(blocks: int = 2, seed: int = 0) -> nn.Transformer:
+    """A decoder whose blocks have no MLP."""
+    norm = Norms(pre=RMSNorm(width=D))
+    block = Block(attn=attention(D, H, kv_heads=G, head_width=K), mlp=None, attn_norm=norm, mlp_norm=None)
+    stack = Stack(embed=_embed(None), kinds={"self": _kind(causal(), Rope(width=K))}, blocks=(block,) * blocks)
+    head = LMHead(proj=Linear(inputs=D, outputs=V))
+    return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
+
+
 def encoder(position: str = "learned", seed: int = 0) -> nn.Transformer:
     """Post-norm, GELU, biases everywhere, token types, a masked-LM head."""
     norm, part = LayerNorm(width=D), POSITIONS[position]
