@@ -14,7 +14,7 @@ from triptych.attention import dispatch, lowering, reference
 from triptych.attention.reference import Hook
 from triptych.attention.request import Request, prepare
 from triptych.errors import InputError
-from triptych.spec.masks import Causal
+from triptych.spec.masks import Causal, Points
 
 Mechanism = Callable[[Request, Hook | None], Tensor]
 """What turns a request into `[B, H, T, Kv]`; given a hook, it shows its scores and pattern to it."""
@@ -117,10 +117,10 @@ def _causal(request: Request) -> bool:
 
 
 def _present(request: Request) -> Tensor:
-    """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query."""
+    """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query; so one is asked, for all would be `[T, S]`."""
     rest = lowering.without_causal(request.mask)
     q, k = request.points()
-    seen = rest.visible(q, k)[..., -1:, :]
+    seen = rest.visible(Points(q.position[..., -1:, :], per_row=q.per_row), k)[..., -1:, :]
     if request.k_pos is not None:
         seen = seen & (k.position >= 0)
     present: Tensor = seen.mT.to(request.precision)

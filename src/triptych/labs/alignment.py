@@ -1,0 +1,204 @@
+"""Does cross-attention find which letter comes from which? (Bahdanau et al. 2015; lectures L0 3.3, L4 exercise 15)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.labs.lab import Check, Finding, Setup
+from triptych.model import Model, create, load
+from triptych.page import Attention, AttentionMap, Curve, Section, Table
+from triptych.probe import Edit, Where
+from triptych.text import SEQ2SEQ, character_tokenizer
+from triptych.train import Optimizer, OptimizerSettings, Pairs, RunSettings, Schedule, Trainer
+from triptych.train.recipe import Data
+from triptych.train.sources import SHAKESPEARE, Pair, pairs
+
+# Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
+LETTERS, WORD, DOUBLED = "abcdefghiklmnoprstvy", (4, 9), 0.4
+TRAINED, HELD, LONGEST = 20_000, 200, 64
+# The encoder-decoder of the quickstart, and its optimizer.
+MODEL = {
+    "model_type": "t5", "d_model": 128, "d_ff": 256, "d_kv": 32, "num_heads": 4, "num_layers": 2,
+    "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 64,
+    "relative_attention_max_distance": 64, "dropout_rate": 0.0,
+}  # fmt: skip
+OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
+STEPS, ROWS = 260, 96
+
+Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
+
+
+def run(setup: Setup) -> Finding:
+    """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
+    train, held = _pairs(setup)
+    model, losses = _model(setup, train)
+    setup.say(f"comparing its cross-attention with the alignment of {len(held)} pairs")
+    subject = Subject(model, held)
+    patterns = subject.patterns()
+    found = [subject.hits(pattern) for pattern in patterns]  # a layer's heads, then their mean
+    layer = max(range(len(found)), key=lambda i: found[i][-1])
+    hits, diagonal, chance = found[layer][-1], subject.diagonal(), subject.chance()
+    sees_all, not_partners, not_others = (
+        subject.right(at) for at in (None, subject.truths, subject.others(setup.seed))
+    )
+    checks = (
+        Check("letters whose strongest attention is on a true partner", hits, least=0.65),
+        Check("that, less what the diagonal gets", hits - diagonal, least=0.2),
+        Check("letters right", sees_all, least=0.75),
+        Check("letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4),
+    )
+    meaning = (
+        "Nobody told the decoder which letters belong together; it was given pairs of words and the loss. To write a"
+        " letter it learned to look at the one it comes from, wherever insertions have pushed that: the strongest"
+        " weights draw the alignment. And it uses what it looks at: hide the partners, and the letters are lost; hide"
+        " as many others, and hardly one is. A weight is not always on the letter itself, for the encoder has told"
+        " each letter about its neighbours."
+    )
+    shares = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(found[layer][:-1]))]
+    shares += [("the diagonal", diagonal), ("a letter at random", chance)]
+    seen = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
+    sections: list[Section] = [
+        Table("Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in shares]),
+        Table("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in seen]),
+        *subject.maps(layer, patterns[layer]),
+    ]
+    if losses:
+        sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
+    return Finding("Does cross-attention find which letter comes from which?", meaning, checks, tuple(sections))
+
+
+class Subject:
+    """A spelling model before pairs it was not trained on; its decoder reads the target as if it had written it."""
+
+    def __init__(self, model: Model, held: Sequence[Pair]) -> None:
+        start = model.spec.ids.start
+        self.model, self.pairs = model, held
+        self.sources, self.targets = (model.ids([pair[side] for pair in held]) for side in (0, 1))
+        lengths = [(len(a) - 1, len(b) - 1) for a, b in zip(self.sources, self.targets, strict=True)]
+        if start is None or lengths != [(len(a), len(b)) for a, b in held]:
+            raise InputError("this lab follows letters: give an encoder-decoder whose tokens are letters and one end")
+        self.read = [[start, *ids[:-1]] for ids in self.targets]
+        self.truths = [cheapest(source, target) for source, target in held]
+
+    def patterns(self) -> list[list[Tensor]]:
+        """For each layer, for each pair, `[H, T + 1, S + 1]`: letters and the end."""
+        trace = self.model.trace(self.sources, self.read, read=["decoder.blocks.*.cross.pattern"])
+        return [trace[site] for site in trace]
+
+    def hits(self, pattern: list[Tensor]) -> list[float]:
+        """The share of letters whose strongest weight is on a true partner: each head's, then that of their mean."""
+        peaks = [_peaks(weights, truth) for weights, truth in zip(pattern, self.truths, strict=True)]
+        return [self._share(head) for head in zip(*peaks, strict=True)]
+
+    def diagonal(self) -> float:
+        """Of letters whose partner stands at their own place."""
+        places = [(np.arange(len(truth)), truth.shape[1] - 1) for truth in self.truths]
+        return self._share([t[at, at.clip(max=last)] for t, (at, last) in zip(self.truths, places, strict=True)])
+
+    def chance(self) -> float:
+        return self._share([truth.mean(1) for truth in self.truths])
+
+    def _share(self, hits: Sequence[NDArray[Any]]) -> float:
+        """The mean over the letters that have a partner."""
+        return float(np.concatenate([hit[truth.any(1)] for hit, truth in zip(hits, self.truths, strict=True)]).mean())
+
+    def others(self, seed: int) -> list[Truth]:
+        """As many letters for each as it has partners, drawn from the rest."""
+        random = np.random.default_rng(seed)
+        ranks = [(random.random(truth.shape) + truth).argsort(1).argsort(1) for truth in self.truths]
+        return [rank < truth.sum(1, keepdims=True) for rank, truth in zip(ranks, self.truths, strict=True)]
+
+    def right(self, hidden: Sequence[Truth] | None = None) -> float:
+        """The share of letters the model has first, where its decoder cannot see the `hidden` source letters."""
+
+        def hide(scores: Tensor, where: Where) -> Tensor:
+            letters = torch.from_numpy((hidden or ())[where.item])
+            gone = letters.new_zeros(scores.shape[1:])
+            gone[: letters.shape[0], : letters.shape[1]] = letters
+            return scores.masked_fill(gone, -torch.inf)
+
+        edit = [] if hidden is None else [Edit("decoder.blocks.*.cross.scores", hide)]
+        logits = self.model.trace(self.sources, self.read, edit=edit).logits
+        right = [x[:-1].argmax(-1) == torch.tensor(ids[:-1]) for x, ids in zip(logits, self.targets, strict=True)]
+        return float(torch.cat(right).float().mean())
+
+    def maps(self, layer: int, pattern: list[Tensor]) -> list[Attention]:
+        """The pair whose two spellings differ most in length: what is attended to, and what belongs together."""
+        i = max(range(len(self.pairs)), key=lambda i: len(self.pairs[i][0]) - len(self.pairs[i][1]))
+        source, target = (list(side) for side in self.pairs[i])
+        weights = pattern[i][:, : len(target), : len(source)].float().numpy()
+        truth = self.truths[i] / self.truths[i].sum(1, keepdims=True).clip(min=1)
+        looks, true = (AttentionMap("cross", layer, target, source, x) for x in (weights, truth[None]))
+        return [
+            Attention("Where it looks", "Rows are letters to write, columns are letters to read.", [looks]),
+            Attention("Where they come from", "The cheapest alignments of the two spellings.", [true]),
+        ]
+
+
+def _peaks(weights: Tensor, truth: Truth) -> list[NDArray[np.bool_]]:
+    """For each head and for their mean, for each letter: is the strongest weight on a true partner?"""
+    every = torch.cat([weights, weights.mean(0, keepdim=True)])[:, : len(truth)]
+    with_end = np.pad(truth, ((0, 0), (0, 1)))  # the end is nobody's partner
+    return list(with_end[np.arange(len(truth)), every.argmax(-1).numpy()])
+
+
+def cheapest(source: str, target: str) -> Truth:
+    """`[T, S]`: the pairs that stand on each other in some cheapest way of turning `source` into `target` by
+    inserting, deleting and replacing letters (Levenshtein 1966)."""
+    differ = np.array([[a != b for a in source] for b in target])
+    ahead, behind = _costs(differ), _costs(differ[::-1, ::-1])[::-1, ::-1]
+    through: Truth = ahead[:-1, :-1] + differ + behind[1:, 1:] == ahead[-1, -1]
+    return through
+
+
+def _costs(differ: Truth) -> NDArray[np.int64]:
+    """`[T + 1, S + 1]`: fewest changes between the beginnings of two words."""
+    rows, columns = differ.shape
+    cost = np.add.outer(np.arange(rows + 1), np.arange(columns + 1))
+    for t in range(rows):
+        for s in range(columns):
+            cost[t + 1, s + 1] = min(cost[t, s] + differ[t, s], cost[t, s + 1] + 1, cost[t + 1, s] + 1)
+    return cost
+
+
+def _pairs(setup: Setup) -> tuple[list[Pair], list[Pair]]:
+    if setup.model is not None or setup.data is not None:
+        return pairs(Data(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
+    random = np.random.default_rng(setup.seed)
+    made = [_respelled(random) for _ in range(TRAINED + HELD)]
+    return made[:TRAINED], made[TRAINED:]
+
+
+def _respelled(random: np.random.Generator) -> Pair:
+    """(old, new) spelling of a word in which no letter stands beside itself."""
+    steps = random.integers(1, len(LETTERS), size=random.integers(WORD[0], WORD[1] + 1))
+    word = "".join(LETTERS[i] for i in steps.cumsum() % len(LETTERS))
+    old = word.replace("v", "u")
+    twice = random.random(len(old)) < DOUBLED
+    return "".join(letter * (1 + again) for letter, again in zip(old, twice, strict=True)), word
+
+
+def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, list[tuple[float, float]]]:
+    """The one that was named, or one trained now, and its losses."""
+    if setup.model is not None:
+        setup.say(f"loading {setup.model}")
+        return load(setup.model), []
+    tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
+    start = tokenizer.pad_id
+    ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
+    model = create(MODEL | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
+    setup.say(f"training a spelling model for {STEPS} steps")
+    assert start is not None
+    data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
+    settings = RunSettings(rows=ROWS, length=LONGEST, steps=STEPS, seed=setup.seed)
+    schedule = Schedule(shape="linear", warmup=0.1)
+    trainer = Trainer(model.module, data, Optimizer(model.module, OPTIMIZER), schedule, settings)
+    trainer.run()
+    return model, [(float(step["step"]), step["loss"]) for step in trainer.at.history]
