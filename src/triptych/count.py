@@ -83,9 +83,9 @@ class Count:
         found: Counter[str] = Counter(projections=0, scores=0, mlp=0, head=0)
         spec = self.spec
         if spec.encoder is not None and not (spec.decoder is not None and cached):
-            found += _stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0)
+            found.update(_stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0))
         if spec.decoder is not None:
-            found += _stack_flops(spec.decoder, tokens, cached, source)
+            found.update(_stack_flops(spec.decoder, tokens, cached, source))
         found["head"] += _head_flops(spec, tokens if logits is None else logits)
         return dict(found)
 
