@@ -248,9 +248,11 @@ COMPUTED = {f"{prefix}{side}.embed_positions.weight" for prefix in ("", "model."
 def numbers(name: str) -> int:
     """How many numbers the reference computes with: parameters and the buffers it saves, tied ones once."""
     model = saved(name)[0]
-    spare = set() if model.config.tie_word_embeddings else SPARE
+    state = model.state_dict()
+    twice = {key for key in SPARE if key.replace(".bias", ".decoder.bias") in state}  # a GPT-J has the one alone
+    spare = set() if model.config.tie_word_embeddings else twice
     spare |= COMPUTED if model.config.model_type == "marian" else set()
-    return sum({x.data_ptr(): x.numel() for key, x in model.state_dict().items() if key not in spare}.values())
+    return sum({x.data_ptr(): x.numel() for key, x in state.items() if key not in spare}.values())
 
 
 @cache
