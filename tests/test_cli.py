@@ -28,6 +28,7 @@ COMMANDS = [
     "chat",
     "fill",
     "encode",
+    "classify",
     "explain",
     "lab",
     "inspect",

@@ -134,9 +134,9 @@ def test_models_that_cannot_be_loaded(name: str, tmp_path: Path, capsys: pytest.
     assert says in refused(["generate", str(path), "Mill"], capsys)
 
 
-@pytest.mark.parametrize("command", ["chat", "fill", "encode", "inspect", "check", "count"])
+@pytest.mark.parametrize("command", ["chat", "fill", "encode", "classify", "inspect", "check", "count"])
 def test_every_command_refuses_what_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = ["text"] if command in ("fill", "encode") else []
+    text = ["text"] if command in ("fill", "encode", "classify") else []
     assert "/nowhere/model" in refused([command, "/nowhere/model", *text], capsys)
 
 
@@ -166,6 +166,7 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.Ca
         ("encoder", ["generate", "{m}", "a"], "encoder"),
         ("encoder", ["chat", "{m}"], "no chat template"),
         ("encoder", ["fill", "{m}", "no mask here"], "mask"),
+        ("encoder", ["classify", "{m}", "a"], "no head over classes"),
         ("encoder", ["encode", "{m}", "the " * CONTEXT], f"{CONTEXT}"),
         ("encoder", ["encode", "{m}", "a", "--pooling", "middle"], "'mean', 'first' or 'dense'"),
         ("encoder", ["encode", "{m}", "a", "--out", "v.pt"], ".npy or .safetensors"),

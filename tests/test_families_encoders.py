@@ -9,9 +9,10 @@ import pytest
 from safetensors.torch import load_file
 
 import references
+import triptych
 from references import CONTEXT, D, L
 from triptych import families, spec
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, InputError
 
 
 def stored(name: str) -> tuple[dict[str, Any], set[str]]:
@@ -142,3 +143,11 @@ def test_mt5_scales_no_head() -> None:
     assert "head.proj.weight" in tied.ties
     assert published.ties == {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"}
     assert published == read("mt5-published", tie_word_embeddings=False)  # as the files of 2020 say it
+
+
+def test_source_and_target_are_checked_against_their_own_vocabularies() -> None:
+    model = triptych.load(references.saved("marian-two")[1])
+    last = references.V + 1
+    assert model.logits([[5, 3]], [[0, last]])[0].shape == (2, references.V + 2)
+    with pytest.raises(InputError, match=f"token id {last} is outside the vocabulary of {references.V}"):
+        model.logits([[5, last]], [[0, 3]])

@@ -184,7 +184,7 @@ def _headless(model: Model) -> bool:
 
 def _case(model: Model, threshold: float) -> _Case:
     """Rows of three different lengths: real text where there is a tokenizer, else ids from a fixed seed."""
-    vocab, most = model.spec.vocab, min(LONGEST, model.spec.context or LONGEST)
+    vocab, most = min(model.spec.vocab, model.spec.source_vocab), min(LONGEST, model.spec.context or LONGEST)
     if model.tokenizer is not None:
         rows = [ids[: most - 2 * i] for i, ids in enumerate(model.ids(TEXTS))]
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,10 @@ from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.errors import InputError, TextError
 from triptych.header import read_header
 from triptych.probe import Edit, Plan, Read, Session, Trace
-from triptych.spec import ClassHead, Pooling
+from triptych.spec import ClassHead, Pooling, TokenHead
 from triptych.spec import Model as Spec
-from triptych.text import RenderedPrompt, Tokenizer
+from triptych.text import Encoded, RenderedPrompt, Tokenizer
 from triptych.weights import read_weights, to_checkpoint
-
-if TYPE_CHECKING:
-    pass
 
 Texts = Sequence[str | RenderedPrompt | Sequence[int]] | Tensor
 
@@ -66,16 +63,18 @@ class Model:
             f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
         )
 
-    def ids(self, texts: Texts, mask: Tensor | None = None) -> list[list[int]]:
+    def ids(self, texts: Texts, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]:
         """Token ids of each row: texts through the tokenizer, lists as they are, `[B, T]` tensors by their mask.
 
-        Raises InputError for a rectangular tensor that holds the pad id and comes without a mask.
+        `target` rows are for the decoder beside an encoder.  Raises InputError for a rectangular tensor that holds the
+        pad id and comes without a mask.
         """
         if isinstance(texts, str):
             raise InputError("give a list of texts, not one string: [text]")
+        vocab = self.spec.vocab if target else self.spec.source_vocab
         if isinstance(texts, Tensor):
-            return self._unpadded(texts, mask)
-        return [self._row(i, row) for i, row in enumerate(texts)]
+            return self._unpadded(texts, mask, vocab)
+        return [self._row(i, row, vocab) for i, row in enumerate(texts)]
 
     @torch.inference_mode()
     def logits(
@@ -100,7 +99,7 @@ class Model:
         """
         plan = Plan.of(self.spec, read, edit)
         first = self.ids(rows)
-        second = None if target is None else self.ids(target)
+        second = None if target is None else self.ids(target, target=True)
         lengths, sources = (
             ([len(r) for r in first], []) if second is None else ([len(r) for r in second], [len(r) for r in first])
         )
@@ -244,6 +243,46 @@ class Model:
         found = running.fill(self.module, self.ids(texts), tokenizer.mask_id, top=top)
         return [[[(tokenizer.decode([i]).strip(), p) for i, p in mask] for mask in row] for row in found]
 
+    def classify(self, texts: Texts, *, second: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
+        """The labels of each text with their probabilities, best first.
+
+        `second` are the other halves of pairs (premise and hypothesis, query and passage).  A model with one label, or
+        whose labels may hold together, gives each a probability of its own; a regression gives its score.
+        """
+        if second is None:
+            rows = [Encoded(ids, [0] * len(ids), [], []) for ids in self.ids(texts)]
+        else:
+            rows = [self._tokenizer().places(a, b)[0] for a, b in zip(_strings(texts), second, strict=True)]
+        return running.classify(self.module, rows, self.labels, problem=(self.hf or {}).get("problem_type"))
+
+    def tag(self, texts: Sequence[str]) -> list[list[running.Tag]]:
+        """What is said of each token of each text: its likeliest label, or whether it was replaced (ELECTRA)."""
+        rows = [self._tokenizer().places(text)[0] for text in _strings(texts)]
+        return running.tag(self.module, rows, texts, self.labels)
+
+    def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[running.Answer]:
+        """The `top` likeliest pieces of `context` of at most `longest` tokens, best first.
+
+        A context longer than the model reads at once is read in windows that overlap by half of their length.  Raises
+        InputError for a question that leaves no room for it.
+        """
+        most, overlap, asked = self.spec.context, 0, len(self.ids([question])[0]) + 2  # and what stands between the two
+        if most is not None:
+            if asked >= most:
+                raise InputError(f"the question needs {asked} of the model's {most} positions; shorten it")
+            overlap = (most - asked) // 2
+        windows = self._tokenizer().places(question, context, longest=most, overlap=overlap)
+        return running.answer(self.module, windows, context, longest=longest, top=top)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes, from the config; `LABEL_0`, `LABEL_1`, ... where it has none."""
+        head = self.spec.head
+        if not isinstance(head, ClassHead | TokenHead):
+            return []
+        names = (self.hf or {}).get("id2label") or {}
+        return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(head.classes.outputs)]
+
     def save(self, path: str | Path) -> None:
         """Write an HF-layout directory - config, safetensors, tokenizer - whole or not at all."""
         tensors, config = to_checkpoint(self.module, self.hf)
@@ -255,31 +294,30 @@ class Model:
         stops = () if self.tokenizer is None else tuple(self.tokenizer.stop_ids)
         return tuple(dict.fromkeys((*self.spec.ids.eos, *stops)))
 
-    def _row(self, i: int, row: str | RenderedPrompt | Sequence[int]) -> list[int]:
+    def _row(self, i: int, row: str | RenderedPrompt | Sequence[int], vocab: int) -> list[int]:
         if isinstance(row, str | RenderedPrompt):
             return self._tokenizer().encode(row)
         ids = [int(token) for token in row]
         for token in ids:
-            if not 0 <= token < self.spec.vocab:
-                raise InputError(f"row {i}: token id {token} is outside the vocabulary of {self.spec.vocab}")
+            if not 0 <= token < vocab:
+                raise InputError(f"row {i}: token id {token} is outside the vocabulary of {vocab}")
         return ids
 
-    def _unpadded(self, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    def _unpadded(self, ids: Tensor, mask: Tensor | None, vocab: int) -> list[list[int]]:
         if ids.dim() != 2 or ids.is_floating_point():
             raise InputError(f"ids must be an integer tensor [B, T], not {ids.dtype} {list(ids.shape)}")
         if mask is not None:
             if mask.shape != ids.shape:
                 raise InputError(f"mask is {list(mask.shape)} and ids are {list(ids.shape)}")
-            return [
-                self._row(i, row[keep.bool()].tolist()) for i, (row, keep) in enumerate(zip(ids, mask, strict=True))
-            ]
+            kept = [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
+            return [self._row(i, row, vocab) for i, row in enumerate(kept)]
         pad = self.spec.ids.pad
         counted = ids[:, 1:] if pad == self.spec.ids.start else ids
         if pad is not None and (n := int((counted == pad).sum())):
             raise InputError(
                 f"{n} of {ids.numel()} ids are the pad id {pad} and no mask was given; pass mask=, or rows as lists"
             )
-        return [self._row(i, row) for i, row in enumerate(ids.tolist())]
+        return [self._row(i, row, vocab) for i, row in enumerate(ids.tolist())]
 
     def _forward(
         self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps
@@ -292,7 +330,7 @@ class Model:
         if target is None:
             out = self.module(ids, where, taps=taps)
         else:
-            into, where_into = running.flat(self.ids(target, target_mask), self.device)
+            into, where_into = running.flat(self.ids(target, target_mask, target=True), self.device)
             out = self.module(into, where_into, source=(ids, where), taps=taps)
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
@@ -328,6 +366,13 @@ class Model:
         return self.tokenizer
 
 
+def _strings(texts: Texts) -> Sequence[str]:
+    """Raises InputError for anything but a list of texts: ids have no place in one."""
+    if isinstance(texts, str | Tensor) or not all(isinstance(text, str) for text in texts):
+        raise InputError("give a list of texts: [text]")
+    return texts  # type: ignore[return-value]
+
+
 def load(
     path: str | Path,
     *,
@@ -338,7 +383,8 @@ def load(
 ) -> Model:
     """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
 
-    Weights keep their stored dtype unless `dtype` is given; fp16 on a CPU becomes fp32, packed GGUF blocks fp32.
+    Weights keep their stored dtype unless `dtype` is given; fp16 on a CPU becomes fp32, packed GGUF blocks fp32, and
+    T5's fp16 anywhere, even when asked for, bf16 or fp32 (`report.notes` says so).
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
     """

@@ -24,21 +24,27 @@ def read_weights(
 ) -> tuple[Transformer, LoadReport]:
     """The module of `spec` with every parameter read from `source`, tensor by tensor.
 
-    Plain tensors in their stored dtype are private views of the mapped file: no copy until somebody writes to them.
+    Plain tensors in their stored dtype are private views of the mapped file: no copy until somebody writes to them.  A
+    family that overflows fp16 is kept in bf16 or fp32 instead, and the report says so.
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape, or unequal to its tie.
     """
     device = torch.device(device)
     plan = families.plan(
         spec, "gguf" if source.kind == "gguf" else "hf", source.names, ignore=ignore, where=str(source.path)
     )
-    module, loaded = empty(spec), []
+    module, loaded, notes = empty(spec), [], set()
+    wide = _instead_of_fp16(spec, device)
     for step in plan.loads:
         info = source.infos[step.source]
         if info.shape != step.source_shape:
             raise CheckpointError(
                 f"{info.file}: {step.source} is {list(info.shape)}, the config asks for {list(step.source_shape)}"
             )
-        stored = source.read(step.source, _dtype(info.dtype, dtype, device))
+        kept = _dtype(info.dtype, dtype, device)
+        if wide is not None and (kept == torch.float16 or (kept is None and info.dtype == "F16")):
+            kept = wide
+            notes.add(f"{spec.family} overflows fp16, so its weights are kept in {str(wide).removeprefix('torch.')}")
+        stored = source.read(step.source, kept)
         for name, value in step.to_ours(stored).items():
             if not step.duplicate:
                 assign(module, name, value.to(device).contiguous())
@@ -46,7 +52,14 @@ def read_weights(
                 raise CheckpointError(f"{info.file}: {step.source} differs from {name}, to which it is tied")
             done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
             loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
-    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored))
+    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored), tuple(notes))
+
+
+def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
+    """What to keep the weights of a family in that overflows fp16; None for the others."""
+    if not getattr(families.find(spec.family), "overflows_fp16", False):
+        return None
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
 def _dtype(stored: str, asked: torch.dtype | None, device: torch.device) -> torch.dtype | None:

@@ -21,16 +21,21 @@ class Loaded:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Where every parameter came from.  `ties` maps an alias to the parameter it shares; `ignored` was not read."""
+    """Where every parameter came from.
+
+    `ties` maps an alias to the parameter it shares, `ignored` was not read, `notes` say what was not done as asked.
+    """
 
     tensors: tuple[Loaded, ...]
     ties: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers, ready for JSON."""
         tensors = [{**asdict(t), "sources": list(t.sources), "shape": list(t.shape)} for t in self.tensors]
-        return {"tensors": tensors, "ties": dict(self.ties), "ignored": list(self.ignored)}
+        more = {"ignored": list(self.ignored), "notes": list(self.notes)}
+        return {"tensors": tensors, "ties": dict(self.ties), **more}
 
     def __str__(self) -> str:
         rows = [("parameter", "shape", "from", "stored as", "op", "file")]
@@ -40,4 +45,4 @@ class LoadReport:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.append(f"{len(self.tensors)} loaded, {len(self.ties)} tied, {len(self.ignored)} ignored")
-        return "\n".join(lines + [f"ignored  {name}" for name in self.ignored])
+        return "\n".join([*lines, *(f"ignored  {name}" for name in self.ignored), *self.notes])

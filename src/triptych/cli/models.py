@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from triptych.cli.options import DType
-from triptych.cli.screen import waiting
+from triptych.cli.screen import note, waiting
 from triptych.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ def opened(
 
         machine.use_threads()
         where = machine.device(device)
-        return load(model, dtype=torch_dtype(dtype), device=where, ignore=ignore or (), offline=offline)
+        loaded = load(model, dtype=torch_dtype(dtype), device=where, ignore=ignore or (), offline=offline)
+    for line in () if loaded.report is None else loaded.report.notes:
+        note(line)
+    return loaded
 
 
 def torch_dtype(dtype: DType | None) -> torch.dtype | None:

@@ -9,6 +9,7 @@ A family file gives
     ignore                      HF keys it need not read, each with a reason beside it
     renames                     old endings of tensor names
     from_gguf(keys) -> dict     GGUF metadata as an HF config
+    overflows_fp16              True where real checkpoints leave the range of fp16
 
 of which only `hf_types`, `config` and `weights` are needed.
 """

@@ -12,6 +12,7 @@ from triptych.families.keys import COUNT, Keys
 from triptych.families.weights import table
 
 hf_types = frozenset({"t5", "mt5"})
+overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
 ignore = frozenset(
     {
         "dense_act_fn", "is_gated_act",  # doubles of feed_forward_proj

@@ -1,8 +1,12 @@
-"""Running a model: sampling, cached generation, beams, filling and encoding."""
+"""Running a model: sampling, cached generation, beams, filling, encoding and labels."""
 
 from triptych.generate.beam import Beam, beam_search
 from triptych.generate.encode import encode, fill, flat
 from triptych.generate.engine import State, start, stream
+from triptych.generate.labels import Answer, Tag, answer, classify, tag
 from triptych.generate.sampling import Sampling, sample
 
-__all__ = ["Beam", "Sampling", "State", "beam_search", "encode", "fill", "flat", "sample", "start", "stream"]
+__all__ = [
+    "Answer", "Beam", "Sampling", "State", "Tag", "answer", "beam_search", "classify", "encode", "fill", "flat",
+    "sample", "start", "stream", "tag",
+]  # fmt: skip

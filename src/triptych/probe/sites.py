@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest
 from triptych.spec.model import Model
-from triptych.spec.parts import GLU, Attention, Block, FeedForward, LinearKernel, MoE, ParallelBlock, Stack
+from triptych.spec.parts import GLU, Attention, Block, FeedForward, Linear, LinearKernel, MoE, ParallelBlock, Stack
 
 CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
@@ -56,7 +56,8 @@ def sites(model: Model) -> dict[str, Site]:
     for name, stack in model.stacks.items():
         found += _stack(stack, f"{name}." if model.layout == "encoder-decoder" else "")
     if model.head is not None:
-        found.append(Site("logits", model.vocab))
+        last = [part.outputs for _, part in model.head.walk() if isinstance(part, Linear)]
+        found.append(Site("logits", last[-1] if last else next(iter(model.stacks.values())).width))
     return {site.name: site for site in found}
 
 

@@ -141,6 +141,11 @@ class Model(Part):
         return {name: stack for name, stack in both.items() if stack is not None}
 
     @property
+    def source_vocab(self) -> int:
+        """Of what is read first: an encoder-decoder's source, else the same as `vocab`."""
+        return next(iter(self.stacks.values())).embed.vocab
+
+    @property
     def vocab(self) -> int:
         return (self.decoder or next(iter(self.stacks.values()))).embed.vocab
 

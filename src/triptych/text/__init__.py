@@ -6,13 +6,14 @@ from triptych.text.build import bpe_tokenizer, byte_tokenizer, character_tokeniz
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
 from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Layout, Specials
-from triptych.text.tokenizer import Tokenizer, from_directory
+from triptych.text.tokenizer import Encoded, Tokenizer, from_directory
 
 __all__ = [
     "DECODER",
     "ENCODER",
     "SEQ2SEQ",
     "ChatTemplate",
+    "Encoded",
     "Layout",
     "RenderedPrompt",
     "Specials",

@@ -60,10 +60,13 @@ SEQ2SEQ = Layout(Specials(pad="<pad>", eos="</s>", unk="<unk>"), after="eos")
 
 
 def frame(backend: Backend, before: str | None, after: str | None) -> None:
-    """Make `backend` put the special token `before` ahead of every text and `after` behind it."""
-    pieces = [before, "$A", after]
+    """Make `backend` put the special token `before` ahead of every text and `after` behind it, and behind the second of
+    a pair, which is of token type 1, as in BERT."""
+    single = [piece for piece in (before, "$A", after) if piece]
+    second = [f"{piece}:1" for piece in ("$B", after) if piece]
     backend.post_processor = processors.TemplateProcessing(
-        single=" ".join(piece for piece in pieces if piece),
+        single=single,
+        pair=[*single, *second],
         special_tokens=[(token, backend.token_to_id(token)) for token in (before, after) if token],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
@@ -23,6 +24,17 @@ from triptych.text.specials import Specials
 #: Between a word character and a line break no pre-tokenizer we know makes one token, so a corpus may be cut there.
 _SAFE_CUT = re.compile(r"(?<=\w)(?=\n)")
 _CUT_EVERY, _AT_ONCE = 1 << 16, 16
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One row as a tokenizer made it.  Of each id: its token type, the characters it stands for, and the text they are
+    of: 0 for the first, 1 for the second, None for a special token."""
+
+    ids: list[int]
+    types: list[int]
+    places: list[tuple[int, int]]
+    text: list[int | None]
 
 
 @final
@@ -90,6 +102,27 @@ class Tokenizer:
             twice = [self.bos_id, self.bos_id]
             return [row[1:] if row[:2] == twice else row for row in rows]
         return rows
+
+    def places(
+        self, text: str, second: str | None = None, *, longest: int | None = None, overlap: int = 0
+    ) -> list[Encoded]:
+        """`text`, or a pair of texts framed as one row, with the place of every token.
+
+        A second text that would make the row longer than `longest` tokens comes in several rows, each of which begins
+        with the last `overlap` tokens of the one before.  Raises InputError where `text` alone leaves no room for it.
+        """
+        try:
+            if longest is not None:
+                self.backend.enable_truncation(longest, stride=overlap, strategy="only_second")
+            row = self.backend.encode(text, second)
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"the texts cannot be encoded as a pair: {_first_line(error)}") from error
+        finally:
+            self.backend.no_truncation()
+        return [
+            Encoded(list(part.ids), list(part.type_ids), list(part.offsets), list(part.sequence_ids))
+            for part in (row, *row.overflowing)
+        ]
 
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
         """The ids of a long `text` as one array, without special tokens: `encode(text, special=False)`, in pieces.

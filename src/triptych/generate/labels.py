@@ -1,0 +1,131 @@
+"""What heads over labels say: of a whole row, of each token, of where an answer lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.generate.encode import batches, flat
+from triptych.nn import Transformer
+from triptych.spec import model as spec
+from triptych.text import Encoded
+
+Label = tuple[str, float]
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What is said of one token; `begin` and `end` are its place in the text."""
+
+    token: str
+    label: str
+    probability: float
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A piece of the context, and its place there."""
+
+    text: str
+    probability: float
+    begin: int
+    end: int
+
+
+@torch.inference_mode()
+def outputs(module: Transformer, rows: Sequence[Encoded], *, batch_tokens: int = 4096) -> list[Tensor]:
+    """What the head gives of each row, in fp32; rows of similar length run together.
+
+    An encoder-decoder that labels rows reads each in its decoder too, one place later, up to the end of the text.
+    """
+    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    for group in batches([len(row.ids) for row in rows], batch_tokens):
+        for i, given in zip(group, _forward(module, [rows[i] for i in group]), strict=True):
+            found[i] = given.float()
+    return found
+
+
+def _forward(module: Transformer, rows: Sequence[Encoded]) -> Sequence[Tensor]:
+    device, ids = next(module.parameters()).device, module.spec.ids
+    tokens, where = flat([row.ids for row in rows], device)
+    if module.decoder is None:
+        types = torch.tensor([kind for row in rows for kind in row.types], device=device)
+        given = module(tokens, where, token_types=types)
+    else:
+        for i, row in enumerate(rows):
+            if ids.start is None or row.ids[-1] not in ids.eos:
+                raise InputError(
+                    f"text {i} does not end with an end-of-text token, where this model looks for the label"
+                )
+        shifted, into = flat([[ids.start or 0, *row.ids[:-1]] for row in rows], device)
+        given = module(shifted, into, source=(tokens, where))
+    return list(given) if isinstance(module.spec.head, spec.ClassHead) else where.split(given)
+
+
+def classify(
+    module: Transformer, rows: Sequence[Encoded], labels: Sequence[str], *, problem: str | None = None
+) -> list[list[Label]]:
+    """Every label of each row, best first.
+
+    One of them holds (softmax), or, where there is one label or `problem` is `multi_label_classification`, each by
+    itself (sigmoid); of a `regression` it is the score.  Raises InputError for a model without such a head.
+    """
+    if not isinstance(module.spec.head, spec.ClassHead):
+        raise InputError(f"this {module.spec.family} model has no head over classes, so it cannot classify")
+    found = []
+    for told in outputs(module, rows):
+        if problem == "multi_label_classification" or (len(labels) == 1 and problem != "regression"):
+            told = told.sigmoid()
+        elif problem != "regression":
+            told = told.softmax(-1)
+        found.append(sorted(zip(labels, told.tolist(), strict=True), key=lambda pair: -pair[1]))
+    return found
+
+
+def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labels: Sequence[str]) -> list[list[Tag]]:
+    """The likeliest label of each token that is not special; ELECTRA's are `original` and `replaced`.
+
+    Raises InputError for a model without a head over tokens.
+    """
+    head = module.spec.head
+    if not isinstance(head, spec.TokenHead | spec.ReplacedHead):
+        raise InputError(f"this {module.spec.family} model has no head over tokens, so it cannot tag them")
+    found = []
+    for row, text, logits in zip(rows, texts, outputs(module, rows), strict=True):
+        if isinstance(head, spec.ReplacedHead):
+            labels, logits = ("original", "replaced"), torch.cat((torch.zeros_like(logits), logits), dim=-1)
+        best = logits.softmax(-1).max(-1)
+        said = zip(row.places, row.text, best.indices.tolist(), best.values.tolist(), strict=True)
+        found.append([Tag(text[a:b], labels[i], p, a, b) for (a, b), of, i, p in said if of is not None])
+    return found
+
+
+def answer(
+    module: Transformer, windows: Sequence[Encoded], context: str, *, longest: int = 15, top: int = 1
+) -> list[Answer]:
+    """The `top` likeliest pieces of `context`, at most `longest` tokens each, best first.
+
+    `windows` are the question with each part of the context.  A piece that lies in several counts where it is
+    likeliest; probabilities are over all pieces.  Raises InputError for a model without a head over spans.
+    """
+    if not isinstance(module.spec.head, spec.SpanHead):
+        raise InputError(f"this {module.spec.family} model has no head over answers, so it cannot answer")
+    scores: dict[tuple[int, int], float] = {}
+    for window, logits in zip(windows, outputs(module, windows), strict=True):
+        begins, ends = logits.unbind(-1)
+        inside = [i for i, of in enumerate(window.text) if of == 1]
+        for i in inside:
+            for j in range(i, min(i + longest, inside[-1] + 1)):
+                place, score = (window.places[i][0], window.places[j][1]), float(begins[i] + ends[j])
+                scores[place] = max(score, scores.get(place, score))
+    if not scores:
+        raise InputError("the context has no tokens to answer with")
+    probabilities = torch.tensor(list(scores.values())).softmax(-1).tolist()
+    best = sorted(zip(scores, probabilities, strict=True), key=lambda pair: -pair[1])[:top]
+    return [Answer(context[a:b], p, a, b) for (a, b), p in best]
