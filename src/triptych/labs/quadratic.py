@@ -120,9 +120,10 @@ def _seconds(call: Call, given: tuple[Tensor, Tensor, Tensor]) -> float:
         torch.set_num_threads(threads)
 
 
-def peak(call: Call, given: tuple[Tensor, Tensor, Tensor]) -> float:
+def peak(call: Call, given: tuple[Tensor, Tensor, Tensor]) -> int:
     """The most bytes that tensors made by `call` hold at one time, its result included and what it was given not."""
-    with _Watch(given) as watch:
+    watch = _Watch(given)
+    with watch:
         call(*given)
     return watch.most
 
@@ -131,7 +132,7 @@ class _Watch(TorchDispatchMode):
     """Sees every storage an operation makes, and its end."""
 
     def __init__(self, given: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = {x.untyped_storage().data_ptr(): 0 for x in given}
         self.now = self.most = 0
 

@@ -1,0 +1,77 @@
+"""`lab alignment`: passes on a smaller task, fails when values stand beside other keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tiny
+from triptych.attention import CrossCache
+from triptych.errors import InputError
+from triptych.labs import alignment, run
+from triptych.labs.alignment import cheapest
+from triptych.labs.lab import Setup
+from triptych.model import Model
+from triptych.text import character_tokenizer
+
+HITS = "letters whose strongest attention is on a true partner"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter words of fewer letters, for a narrower model."""
+    width = {"d_model": 64, "d_ff": 64, "d_kv": 32, "num_heads": 2, "num_layers": 1}
+    for name, value in {
+        "LETTERS": "abcdefghiklm",
+        "WORD": (3, 6),
+        "DOUBLED": 0.5,
+        "TRAINED": 4_000,
+        "HELD": 60,
+        "MODEL": alignment.MODEL | width,
+        "OPTIMIZER": alignment.OptimizerSettings(name="muon", lr=5e-3, muon_lr=1e-2),
+        "STEPS": 220,
+        "ROWS": 48,
+    }.items():
+        monkeypatch.setattr(alignment, name, value)
+
+
+def test_passes(small: None) -> None:
+    found = run("alignment")
+    assert found.passed, found.verdict
+
+
+def test_fails_when_values_stand_beside_other_keys(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder finds its letters all the same, but what it attends to is no longer where they are."""
+    fill = CrossCache.fill
+    monkeypatch.setattr(CrossCache, "fill", lambda self, layer, k, v, rows: fill(self, layer, k, v.roll(2, 0), rows))
+    found = run("alignment")
+    assert HITS in {check.claim for check in found.checks if not check.passed}, found.verdict
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(5))
+def test_passes_at_full_size(seed: int) -> None:
+    found = run("alignment", Setup(seed=seed))
+    assert found.passed, found.verdict
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "true"),
+    [
+        ("loue", "love", {(0, 0), (1, 1), (2, 2), (3, 3)}),
+        ("been", "ben", {(0, 0), (1, 1), (1, 2), (2, 3)}),  # either e may go
+        ("pesant", "peasant", {(0, 0), (1, 1), (3, 2), (4, 3), (5, 4), (6, 5)}),
+        ("ab", "b", {(0, 1)}),
+    ],
+)
+def test_the_cheapest_alignments(source: str, target: str, true: set[tuple[int, int]]) -> None:
+    found = cheapest(source, target)
+    assert found.shape == (len(target), len(source))
+    assert {(int(t), int(s)) for t, s in zip(*np.nonzero(found), strict=True)} == true
+
+
+def test_a_decoder_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(tiny.decoder(), character_tokenizer(alignment.LETTERS))
+    monkeypatch.setattr(alignment, "_model", lambda setup, train: (model, []))
+    with pytest.raises(InputError, match="give an encoder-decoder"):
+        run("alignment")
