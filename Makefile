@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # One thread a worker: JOBS processes share the cores, and results do not depend on how many there are.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
-.PHONY: help quickstart test test-all lint types imports docs unit format clean
+.PHONY: help quickstart test test-all lint types imports docs unit families format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -42,6 +42,10 @@ docs: $(VENV)/.installed-dev ## build the documentation into site/
 
 unit: $(VENV)/.installed-dev ## the tests alone
 	$(PYTEST)
+
+families: $(VENV)/.installed-dev ## docs/families.md from the tests that say what each family can
+	$(PYTEST) tests/test_parity.py tests/test_families.py tests/test_families_train.py tests/test_convert.py \
+	  tests/test_probe_families.py --write-families
 
 format: $(VENV)/.installed-dev ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -28,6 +28,7 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("triptych", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("triptych")
 
+pytest_plugins = ["families_page"]
 BUDGET_S = 540  # of wall time for a run without the heavy tests, on two cores
 STARTED = pytest.StashKey[float]()
 OVERRUN = pytest.StashKey[float]()
