@@ -1,0 +1,128 @@
+"""The pictures of docs/learn, drawn by what they show.
+
+    python tools/pictures.py [NAME...]      all, or some, of those that are not a lab's
+
+The plots of labs are drawn by `tools/lectures.py` whenever their results are recorded.  The rest comes from the three
+quickstart runs in runs/ and from SmolLM2; pages are photographed with chromium.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triptych.labs.lab import Finding
+    from triptych.page import Attention, Curve
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER, RUNS = ROOT / "docs" / "pictures", ROOT / "runs"
+OF_LABS = {  # which of a lab's plots
+    "scaling": 0, "soft-vs-hard": 0, "depth": 0, "mask-leak": 0, "kv-cache": 0, "bank": 0, "induction": 0,
+}  # fmt: skip
+SENTENCE = "She sat by the river bank"
+WIDTH, COLOURS, MOST = 960, 48, 60_000  # pixels; of a palette; bytes
+
+
+def of_lab(name: str, finding: Finding) -> None:
+    """Draw the plot of a lab that the documentation shows, if it shows one."""
+    from triptych.page import Attention, Curve
+
+    if name in OF_LABS:
+        plots = [section for section in finding.sections if isinstance(section, Curve | Attention)]
+        draw(name, plots[OF_LABS[name]])
+
+
+def draw(name: str, section: Curve | Attention) -> None:
+    from triptych.page.plot import png
+
+    with tempfile.TemporaryDirectory() as folder:
+        png(Path(folder) / "plot.png", section)
+        save(name, Path(folder) / "plot.png")
+
+
+def save(name: str, picture: Path, top: int | None = None) -> None:
+    """Into docs/pictures, small; `top` keeps so many pixels from above."""
+    from PIL import Image
+
+    image = Image.open(picture).convert("RGB")
+    image = image.crop((0, 0, image.width, min(top or image.height, image.height)))
+    image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{name}.png"
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    if path.stat().st_size > MOST:
+        sys.exit(f"{path} has {path.stat().st_size:,} bytes, more than {MOST:,}")
+    print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
+
+
+def maps(name: str, run: str, text: str, stack: str, layer: int) -> None:
+    """Every head of one layer of a quickstart model."""
+    from triptych import load
+    from triptych.looking import look
+    from triptych.page import Attention
+
+    shown = [one for one in look(load(RUNS / run / "model"), text).maps if (one.stack, one.layer) == (stack, layer)]
+    draw(name, Attention("", "", shown))
+
+
+def photograph(name: str, page: str, height: int, anchor: str = "") -> None:
+    """A page as a browser shows it, 1,000 pixels wide."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("photographs of pages need chromium")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "page.html").write_text(page, "utf-8")
+        taken = Path(folder) / "taken.png"
+        given = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=8000", "--blink-settings=preferredColorScheme=1"]
+        subprocess.run(
+            [chromium, *given, f"--window-size=1000,{height}", f"--screenshot={taken}", f"file://{folder}/page.html{anchor}"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        save(name, taken)
+
+
+def smollm2() -> object:
+    from triptych.labs.lab import Setup
+    from triptych.labs.pretrained import decoder
+
+    return decoder(Setup())
+
+
+def explain() -> None:
+    from triptych.labs import walk
+    from triptych.labs.walk.page import sections
+    from triptych.page import render
+
+    found = walk.explain(smollm2(), SENTENCE, layer=7, head=4)
+    photograph("explain", render(found.title, sections(found), subtitle=SENTENCE), 1500)
+
+
+def inspect() -> None:
+    from triptych.looking import look
+
+    photograph("inspect", look(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 900)
+
+
+PICTURES: dict[str, Callable[[], None]] = {
+    "decoder": lambda: maps("decoder", "quickstart", SENTENCE, "decoder", 1),
+    "encoder": lambda: maps("encoder", "quickstart-encoder", "The king is [MASK] , long live the king !", "encoder", 1),
+    "cross": lambda: maps("cross", "quickstart-encoder-decoder", "heauen hath", "cross", 0),
+    "loss": lambda: save("loss", RUNS / "quickstart" / "loss.png"),
+    "explain": explain,
+    "inspect": inspect,
+}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or PICTURES:
+        PICTURES[name]()
+
+
+if __name__ == "__main__":
+    main()
