@@ -49,34 +49,23 @@ def entries(data: Plain) -> Iterator[tuple[str, str, Plain]]:
 
 def sources(module: str) -> set[Path]:
     """The files of labs/ that a module of labs/ consists of: its own, and those it imports from there."""
-    found: set[Path] = set()
-    waiting = [module.split(".")]
+    found, waiting = set(), [module.split(".")]
     while waiting:
         path = LABS.joinpath(*waiting.pop())
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if path.is_file() and path not in found:
             found.add(path)
-            tree = ast.parse(path.read_text("utf-8"))
-            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-            waiting += [name.split(".")[2:] for node in imports for name in imported(node)]
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("triptych.labs"):
+                    # `from a import b`: b is a module or a name in a
+                    waiting += [f"{node.module}.{name}".split(".")[2:] for name in ("", *(a.name for a in node.names))]
     return {path for path in found if path.parent != LABS or path.name not in FRAME}
 
 
-def imported(node: ast.ImportFrom) -> list[str]:
-    """Names of modules under triptych.labs that an import may mean: `from a import b` is a.b or a name in a."""
-    module = node.module or ""
-    names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
-    return [name for name in names if name.startswith("triptych.labs.")]
-
-
-def digest(module: str) -> str:
-    files = sorted(sources(module))
+def digest(kind: str, name: str) -> str:
+    """Of all files of a lab, or of the worked examples."""
+    files = sorted(sources(name.replace("-", "_") if kind == "labs" else "walk.examples"))
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
-
-
-def module_of(kind: str, name: str) -> str:
-    """The module of labs/ in which a lab, or a worked example, is."""
-    return name.replace("-", "_") if kind == "labs" else "walk.examples"
 
 
 def wanted(data: Plain) -> dict[str, list[str]]:
@@ -89,35 +78,35 @@ def wanted(data: Plain) -> dict[str, list[str]]:
 def stale(data: Plain, results: Plain) -> dict[str, list[str]]:
     """What was never recorded, or has changed since."""
     return {
-        kind: [name for name in names if results[kind].get(name, {}).get("sources") != digest(module_of(kind, name))]
+        kind: [name for name in names if results[kind].get(name, {}).get("sources") != digest(kind, name)]
         for kind, names in wanted(data).items()
     }
 
 
 def record(names: dict[str, list[str]], results: Plain) -> None:
-    """Run them, and write each result down as soon as there is one."""
+    """Run them, and write each result down as soon as there is one; draw the plots that the documentation shows."""
+    import pictures
+
     from triptych import labs, machine
+    from triptych.labs.walk import worked
 
     machine.use_threads()
     for name in names["labs"]:
-        print(name, end=" ", flush=True)
         began = time.perf_counter()
         finding = labs.run(name)
-        told = finding.to_dict()
-        kept = {key: told[key] for key in ("question", "passed", "meaning", "checks")}
-        seconds = time.perf_counter() - began
-        print(f"{finding.verdict}  {seconds:.1f} s", flush=True)
-        keep(results, "labs", name, kept | {"seconds": round(seconds, 1)})
+        seconds = round(time.perf_counter() - began, 1)
+        print(f"{name}: {finding.verdict}  {seconds} s", flush=True)
+        checks = [{"claim": c.claim, "measured": f"{c.measured:.4g}", "criterion": c.criterion} for c in finding.checks]
+        said = {"passed": finding.passed, "question": finding.question, "meaning": finding.meaning}
+        keep(results, "labs", name, said | {"checks": checks, "seconds": seconds})
+        pictures.of_lab(name, finding)
     for name in names["examples"]:
-        from triptych.labs.walk import worked
-
         walk = worked(name)
-        print(name, walk.outcome, flush=True)
-        keep(results, "examples", name, {"passed": walk.agrees, "outcome": walk.outcome, "verdict": walk.verdict})
+        keep(results, "examples", name, {"passed": walk.agrees, "outcome": walk.outcome})
 
 
 def keep(results: Plain, kind: str, name: str, found: Plain) -> None:
-    results[kind][name] = {"sources": digest(module_of(kind, name)), **found}
+    results[kind][name] = {"sources": digest(kind, name), **found}
     ordered = {kind: dict(sorted(told.items())) for kind, told in results.items()}
     RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
@@ -127,7 +116,11 @@ def keep(results: Plain, kind: str, name: str, found: Plain) -> None:
 
 def page(data: Plain, results: Plain) -> str:
     """The whole of lectures.md."""
+    counted = [f"{len(data[kind])} {title.lower()}" for kind, title in KINDS.items()]
+    passed = sum(found["passed"] for found in results["labs"].values())
+    summary = f"{', '.join(counted)}; {passed} of {len(wanted(data)['labs'])} labs pass."
     parts = ["<!-- Made by `make lectures` from lectures.toml and lectures.results.json. -->", data["opening"].strip()]
+    parts.append(summary)
     for kind, title in KINDS.items():
         parts += [f"## {title}", data["about"][kind].strip()]
         parts += [told(kind, name, entry, results) for name, entry in data[kind].items()]
@@ -140,17 +133,15 @@ def told(kind: str, name: str, entry: Plain, results: Plain) -> str:
     """One entry: what it is about, an answer, and the commands, figures and tests that go with it."""
     label = {"exercise": f"{name}: ", "example": f"Example {name}: "}.get(kind, "")
     mark = f"{kind}-{name}".lower().replace(".", "-")
-    lines = [f"`{command}`" for command in entry.get("run", [])]
-    rows = [f"- Run: {', '.join(lines)}"] if lines else []
-    rows += [f"- Measured: {measured(one, results['labs'])}" for one in entry.get("labs", [])]
+    rows = [f"- **Run:** {', '.join(f'`{command}`' for command in entry['run'])}"] if "run" in entry else []
+    rows += [f"- **Measured:** {measured(one, results['labs'])}" for one in entry.get("labs", [])]
     for example in entry.get("examples", []):
-        found = results["examples"].get(example)
-        rows.append(f"- Run: `triptych explain --example {example}`. It ends in: {found['outcome'] if found else NOT}")
-    rows += [f"- Figures: {entry['figures']}"] if "figures" in entry else []
-    tests = [test.removeprefix("tests/").replace("::", "`: `") for test in entry.get("tests", [])]
-    rows += [f"- Held by: {', '.join(grouped(tests))}"] if tests else []
-    rows += [f"- Read: {', '.join(entry['read'])}"] if "read" in entry else []
-    rows += [f"- Not yet: {entry['later']}"] if "later" in entry else []
+        found = results["examples"].get(example, {"outcome": NOT})
+        rows.append(f"- **Run:** `triptych explain --example {example}`. It ends in: {found['outcome']}")
+    rows += [f"- **Figures:** {entry['figures']}"] if "figures" in entry else []
+    rows += [f"- **Held by:** {grouped(entry['tests'])}"] if "tests" in entry else []
+    rows += [f"- **Read:** {', '.join(entry['read'])}"] if "read" in entry else []
+    rows += [f"- **Not yet:** {entry['later']}"] if "later" in entry else []
     heading = f"### {label}{entry['title']} {{ #{mark} }}"
     return "\n\n".join([heading, *(entry[key].strip() for key in ("asks", "answer") if key in entry), "\n".join(rows)])
 
@@ -158,49 +149,36 @@ def told(kind: str, name: str, entry: Plain, results: Plain) -> str:
 NOT = "not recorded; run `make lectures`"
 
 
-def grouped(tests: list[str]) -> Iterator[str]:
+def grouped(tests: list[str]) -> str:
     """Tests of one file behind its name, said once."""
     files: dict[str, list[str]] = {}
     for test in tests:
-        file, _, name = test.partition("`: `")
-        files.setdefault(file, []).append(f"`{name}`")
-    for file, names in files.items():
-        yield f"`{file}`: {', '.join(names)}"
+        file, _, name = test.removeprefix("tests/").partition("::")
+        files.setdefault(file, []).extend([f"`{name}`"] if name else [])
+    return "; ".join(f"`{file}`" + (": " if names else "") + ", ".join(names) for file, names in files.items())
 
 
 def measured(lab: str, found: Plain) -> str:
-    """`name: claim; claim` -> its verdict, and the checks whose claims hold one of these phrases (all without any)."""
+    """`name: phrase; phrase` -> its verdict, and the criteria that hold one of these phrases (all, without any)."""
     name, _, phrases = lab.partition(": ")
     if name not in found:
         return f"lab `{name}` {NOT}"
-    checks = found[name]["checks"]
-    chosen = [check for check in checks if any(phrase in check["claim"] for phrase in phrases.split("; "))]
-    if len(chosen) < len(phrases.split("; ")):
-        raise SystemExit(f"lectures.toml: {lab!r} asks for a claim that the lab does not make")
-    said = "; ".join(f"{check['claim']}: {number(check['measured'])}" for check in chosen)
+    checks = {check["claim"]: check["measured"] for check in found[name]["checks"]}
+    for phrase in phrases.split("; "):
+        if not any(phrase in claim for claim in checks):
+            raise SystemExit(f"lectures.toml: lab {name} claims nothing about {phrase!r}")
+    chosen = [claim for claim in checks if any(phrase in claim for phrase in phrases.split("; "))]
+    said = "; ".join(f"{claim}: {checks[claim]}" for claim in chosen)
     return f"[lab {name}](#lab-{name}), {'PASS' if found[name]['passed'] else 'FAIL'}. {said}"
 
 
 def lab(name: str, found: Plain) -> str:
     """One lab: its question, its verdict with every criterion, and what it means."""
-    rows = [
-        f"| {check['claim'].replace('|', chr(92) + '|')} | {number(check['measured'])} | {bounds(check)} |"
-        for check in found["checks"]
-    ]
-    head = f"### {name}: {'PASS' if found['passed'] else 'FAIL'} {{ #lab-{name} }}\n\n{found['question']}"
-    table = "\n".join(["| criterion | measured | must be |", "| --- | ---: | --- |", *rows])
-    return f"{head} `triptych lab {name}`\n\n{table}\n\n{found['meaning']}"
-
-
-def number(x: float | None) -> str:
-    return "NaN" if x is None else f"{x:.4g}"
-
-
-def bounds(check: Plain) -> str:
-    least, most = check["least"], check["most"]
-    if least is not None and most is not None:
-        return number(least) if least == most else f"{number(least)} to {number(most)}"
-    return f"at most {number(most)}" if most is not None else f"at least {number(least)}"
+    head = f"### {name}: {'PASS' if found['passed'] else 'FAIL'} {{ #lab-{name} }}"
+    rows = [" | ".join(cell.replace("|", "\\|") for cell in check.values()) for check in found["checks"]]
+    table = "\n".join(f"| {row} |" for row in ["criterion | measured | must be", "--- | ---: | ---", *rows])
+    asked = f"{found['question']} `triptych lab {name}`, {found['seconds']} s"
+    return "\n\n".join([head, asked, table, found["meaning"]])
 
 
 def main() -> None:

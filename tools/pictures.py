@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triptych.labs.lab import Finding
+    from triptych.model import Model
     from triptych.page import Attention, Curve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +28,7 @@ OF_LABS = {  # which of a lab's plots
     "scaling": 0, "soft-vs-hard": 0, "depth": 0, "mask-leak": 0, "kv-cache": 0, "bank": 0, "induction": 0,
 }  # fmt: skip
 SENTENCE = "She sat by the river bank"
-WIDTH, COLOURS, MOST = 960, 48, 60_000  # pixels; of a palette; bytes
+WIDTH, COLOURS, MOST = 880, 40, 60_000  # pixels; of a palette; bytes
 
 
 def of_lab(name: str, finding: Finding) -> None:
@@ -46,16 +48,15 @@ def draw(name: str, section: Curve | Attention) -> None:
         save(name, Path(folder) / "plot.png")
 
 
-def save(name: str, picture: Path, top: int | None = None) -> None:
-    """Into docs/pictures, small; `top` keeps so many pixels from above."""
+def save(name: str, picture: Path) -> None:
+    """Into docs/pictures, small."""
     from PIL import Image
 
     image = Image.open(picture).convert("RGB")
-    image = image.crop((0, 0, image.width, min(top or image.height, image.height)))
     image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.png"
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     if path.stat().st_size > MOST:
         sys.exit(f"{path} has {path.stat().st_size:,} bytes, more than {MOST:,}")
     print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
@@ -71,23 +72,29 @@ def maps(name: str, run: str, text: str, stack: str, layer: int) -> None:
     draw(name, Attention("", "", shown))
 
 
-def photograph(name: str, page: str, height: int, anchor: str = "") -> None:
-    """A page as a browser shows it, 1,000 pixels wide."""
+def photograph(name: str, page: str, height: int) -> None:
+    """A page as a browser shows it."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("photographs of pages need chromium")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "page.html").write_text(page, "utf-8")
         taken = Path(folder) / "taken.png"
-        given = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=8000", "--blink-settings=preferredColorScheme=1"]
+        given = [
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--virtual-time-budget=8000",
+            "--blink-settings=preferredColorScheme=1",
+        ]
         subprocess.run(
-            [chromium, *given, f"--window-size=1000,{height}", f"--screenshot={taken}", f"file://{folder}/page.html{anchor}"],
+            [chromium, *given, f"--window-size={WIDTH},{height}", f"--screenshot={taken}", f"file://{folder}/page.html"],
             check=True, capture_output=True,
         )  # fmt: skip
         save(name, taken)
 
 
-def smollm2() -> object:
+def smollm2() -> Model:
     from triptych.labs.lab import Setup
     from triptych.labs.pretrained import decoder
 
@@ -95,18 +102,21 @@ def smollm2() -> object:
 
 
 def explain() -> None:
+    """The attention of one block, its softmax opened."""
     from triptych.labs import walk
     from triptych.labs.walk.page import sections
-    from triptych.page import render
+    from triptych.page import Steps, render
 
     found = walk.explain(smollm2(), SENTENCE, layer=7, head=4)
-    photograph("explain", render(found.title, sections(found), subtitle=SENTENCE), 1500)
+    [part] = [one for one in sections(found) if isinstance(one, Steps) and "attention" in one.title]
+    items = [replace(item, open=item.title == "Softmax") for item in part.items]
+    photograph("explain", render(found.title, [replace(part, items=items)], subtitle=SENTENCE), 1010)
 
 
 def inspect() -> None:
     from triptych.looking import look
 
-    photograph("inspect", look(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 900)
+    photograph("inspect", look(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 1010)
 
 
 PICTURES: dict[str, Callable[[], None]] = {
