@@ -64,7 +64,7 @@ def sources(module: str) -> set[Path]:
 
 def digest(kind: str, name: str) -> str:
     """Of all files of a lab, or of the worked examples."""
-    files = sorted(sources(name.replace("-", "_") if kind == "labs" else "walk.examples"))
+    files = sorted(sources(name.replace("-", "_"))) if kind == "labs" else [LABS / "walk" / "examples.py"]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -91,7 +91,17 @@ def photograph(name: str, page: str, height: int) -> None:
             [chromium, *given, f"--window-size={WIDTH},{height}", f"--screenshot={taken}", f"file://{folder}/page.html"],
             check=True, capture_output=True,
         )  # fmt: skip
+        frame(taken)
         save(name, taken)
+
+
+def frame(picture: Path) -> None:
+    """A thin line around a page that is shown within a page."""
+    from PIL import Image, ImageDraw
+
+    image = Image.open(picture).convert("RGB")
+    ImageDraw.Draw(image).rectangle((0, 0, image.width - 1, image.height - 1), outline="#b8b3a6")
+    image.save(picture)
 
 
 def smollm2() -> Model:
