@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,11 +92,11 @@ def there(test: str) -> bool:
     return path.is_file() and (not name or name in functions(path))
 
 
-def functions(path: Path) -> dict[str, str]:
-    """The tests of a file and their source."""
-    source = path.read_text("utf-8")
-    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return {node.name: ast.get_source_segment(source, node) or "" for node in nodes if node.name.startswith("test_")}
+@cache
+def functions(path: Path) -> dict[str, ast.FunctionDef]:
+    """The tests of a file."""
+    nodes = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)]
+    return {node.name: node for node in nodes if node.name.startswith("test_")}
 
 
 def unheld(data: Data) -> list[str]:
@@ -117,8 +118,8 @@ def numbers(tests: list[str]) -> set[float]:
     found = set()
     for test in tests:
         file, _, name = test.partition("::")
-        for source in [functions(ROOT / file)[name]] if name else functions(ROOT / file).values():
-            literals = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+        for node in [functions(ROOT / file)[name]] if name else functions(ROOT / file).values():
+            literals = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
             found |= {float(value) for value in literals if type(value) in (int, float)}
     return found
 
@@ -153,8 +154,8 @@ def commands(data: Data) -> list[str]:
 def typed(page: str) -> Iterator[str]:
     """What a page's sessions give `triptych` and `make` to do: the part of a line that is theirs."""
     for block in CONSOLE.findall(page):
-        for line in re.findall(r"^\$ (.*(?:\\\n.*)*)", block, re.MULTILINE):
-            for command in re.split(r" [|<>#] ", line.replace("\\\n", " ")):
+        for line in re.findall(r"^\$ (.*)", block.replace("\\\n", " "), re.MULTILINE):
+            for command in re.split(r" [|<>#] ", line):
                 if re.match(r"(triptych|make)\b", command) and "[...]" not in command:
                     yield command.strip()
 

@@ -27,8 +27,8 @@ FOLDER, RUNS = ROOT / "docs" / "pictures", ROOT / "runs"
 OF_LABS = {  # which of a lab's plots
     "scaling": 0, "soft-vs-hard": 0, "depth": 0, "mask-leak": 0, "kv-cache": 0, "bank": 0, "induction": 0,
 }  # fmt: skip
-SENTENCE = "She sat by the river bank"
-WIDTH, COLOURS, MOST = 880, 40, 60_000  # pixels; of a palette; bytes
+SENTENCE, GAP = "She sat by the river bank", "The king is [MASK] , long live the king !"
+WIDTH, MOST = 880, 60_000  # pixels, bytes
 
 
 def of_lab(name: str, finding: Finding) -> None:
@@ -56,20 +56,22 @@ def save(name: str, picture: Path) -> None:
     image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.png"
-    image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     if path.stat().st_size > MOST:
         sys.exit(f"{path} has {path.stat().st_size:,} bytes, more than {MOST:,}")
     print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
 
 
-def maps(name: str, run: str, text: str, stack: str, layer: int) -> None:
-    """Every head of one layer of a quickstart model."""
+def maps(name: str, run: str, text: str, stack: str, layer: int, heads: list[int]) -> None:
+    """Some heads of one layer of a quickstart model."""
+    import numpy as np
+
     from triptych import load
     from triptych.looking import look
     from triptych.page import Attention
 
-    shown = [one for one in look(load(RUNS / run / "model"), text).maps if (one.stack, one.layer) == (stack, layer)]
-    draw(name, Attention("", "", shown))
+    [found] = [one for one in look(load(RUNS / run / "model"), text, layer=layer).maps if one.stack == stack]
+    draw(name, Attention("", "", [replace(found, pattern=np.asarray(found.pattern)[heads], heads=heads)]))
 
 
 def photograph(name: str, page: str, height: int) -> None:
@@ -130,9 +132,9 @@ def inspect() -> None:
 
 
 PICTURES: dict[str, Callable[[], None]] = {
-    "decoder": lambda: maps("decoder", "quickstart", SENTENCE, "decoder", 1),
-    "encoder": lambda: maps("encoder", "quickstart-encoder", "The king is [MASK] , long live the king !", "encoder", 1),
-    "cross": lambda: maps("cross", "quickstart-encoder-decoder", "heauen hath", "cross", 0),
+    "decoder": lambda: maps("decoder", "quickstart", SENTENCE, "decoder", 1, [1, 2]),
+    "encoder": lambda: maps("encoder", "quickstart-encoder", GAP, "encoder", 1, [1, 2]),
+    "cross": lambda: maps("cross", "quickstart-encoder-decoder", "heauen hath", "cross", 0, [1, 0]),
     "loss": lambda: save("loss", RUNS / "quickstart" / "loss.png"),
     "explain": explain,
     "inspect": inspect,
