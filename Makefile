@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # One thread a worker: JOBS processes share the cores, and results do not depend on how many there are.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
-.PHONY: help quickstart test test-all lint types imports docs unit families format clean
+.PHONY: help quickstart test test-all lint types imports docs unit families lectures pictures format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -46,6 +46,12 @@ unit: $(VENV)/.installed-dev ## the tests alone
 families: $(VENV)/.installed-dev ## docs/families.md from the tests that say what each family can
 	$(PYTEST) tests/test_parity.py tests/test_families.py tests/test_families_train.py tests/test_convert.py \
 	  tests/test_probe_families.py --write-families
+
+lectures: $(VENV)/.installed-dev ## run the labs that changed, record them in docs/lectures.md (all: ARGS=--again)
+	$(BIN)/python tools/lectures.py $(ARGS)
+
+pictures: $(VENV)/.installed-dev ## draw the documentation's pictures anew (some: ARGS="scaling depth")
+	$(BIN)/python tools/pictures.py $(ARGS)
 
 format: $(VENV)/.installed-dev ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,274 @@
+"""docs/lectures.md is complete and as new as what it tells of: each kind of neglect is noticed, and shown to be.
+
+Command lines in all of the documentation are read with the command line's own parser, without being run.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+import test_lectures
+from triptych.cli.app import app
+from triptych.labs import LABS
+from triptych.labs.walk import EXAMPLES
+
+ROOT = Path(__file__).parents[1]
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+IDS = {
+    "concept": [
+        "soft-lookup", "scaled-dot-product", "additive", "self-cross-masked", "heads", "masks", "order", "block",
+        "families", "objectives", "generation", "kv-cache", "quadratic", "head-roles", "step-by-step", "recurrence",
+        "not-explanation", "economy", "other-modalities", "backward",
+    ],
+    "example": [str(number) for number in test_lectures.EXAMPLES],
+    "correction": [
+        "tie", "missing-parameters", "sharp", "equivariant", "minus-1e9", "identical-tokens", "cross-mask",
+        "layer-norm", "t5-scale", "gpt2", "mlp-width", "mask-order",
+    ],
+    "exercise": [f"{lecture}.{n}" for lecture, most in (("L0", 8), ("L2", 3), ("L4", 20)) for n in range(1, most + 1)],
+}  # fmt: skip
+Data = dict[str, Any]
+# typer brings a click of its own, which it does not export
+Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+
+
+def _generator() -> ModuleType:
+    found = importlib.util.spec_from_file_location("lectures", ROOT / "tools" / "lectures.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+lectures = _generator()
+
+
+@pytest.fixture
+def data() -> Data:
+    found: Data = lectures.read_data()
+    return found
+
+
+@pytest.fixture
+def results() -> Data:
+    found: Data = lectures.read_results()
+    return found
+
+
+# ---------------------------------------------------------------- what must hold
+
+
+def unlisted(data: Data) -> list[str]:
+    """Ids that are missing, or too many, or that point to nothing."""
+    wrong = [f"{kind} {name}" for kind, names in IDS.items() for name in {*names} ^ {*data[kind]}]
+    pointers = ("labs", "examples", "tests", "run", "answer")
+    return wrong + [name for _, name, entry in lectures.entries(data) if not any(key in entry for key in pointers)]
+
+
+def unknown_tests(data: Data) -> list[str]:
+    """Node ids of which there is no such file or no such function."""
+    wanted = {test for _, _, entry in lectures.entries(data) for test in entry.get("tests", [])}
+    return sorted(test for test in wanted if not there(test))
+
+
+def there(test: str) -> bool:
+    file, _, name = test.partition("::")
+    path = ROOT / file
+    return path.is_file() and (not name or name in functions(path))
+
+
+@cache
+def functions(path: Path) -> dict[str, ast.FunctionDef]:
+    """The tests of a file."""
+    nodes = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)]
+    return {node.name: node for node in nodes if node.name.startswith("test_")}
+
+
+def unheld(data: Data) -> list[str]:
+    """Figures that are not numbers in the source of the entry's tests."""
+    return [
+        f"{name}: {figure}"
+        for _, name, entry in lectures.entries(data)
+        for figure in re.findall(r"(?<![\w.])-?\d[\d_.]*(?:e-?\d+)?", " ".join(quoted(entry)))
+        if float(figure) not in numbers(entry["tests"])
+    ]
+
+
+def quoted(entry: Data) -> list[str]:
+    return re.findall(r"`([^`]*)`", entry.get("figures", ""))
+
+
+def numbers(tests: list[str]) -> set[float]:
+    """Every literal number of these tests."""
+    found = set()
+    for test in tests:
+        file, _, name = test.partition("::")
+        for node in [functions(ROOT / file)[name]] if name else functions(ROOT / file).values():
+            literals = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+            found |= {float(value) for value in literals if type(value) in (int, float)}
+    return found
+
+
+def unparsed(commands: list[str]) -> list[str]:
+    """Commands that would be refused as wrong usage, or that name a lab or an example that is not there."""
+    return [command for command in commands if not parses(command)]
+
+
+def parses(command: str) -> bool:
+    program, *words = shlex.split(command)
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        return all(word in targets for word in words if "=" not in word)
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    if program != "triptych" or words[0] not in known:
+        return words == ["--help"]
+    try:
+        given = known[words[0]].make_context(words[0], words[1:]).params
+    except Exit:  # --help
+        return True
+    except UsageError:
+        return False
+    lab = given["name"] if words[0] == "lab" else None
+    return lab in {None, *LABS, "all", "NAME"} and given.get("example") in {None, *EXAMPLES, "NAME"}
+
+
+def commands(data: Data) -> list[str]:
+    return [command for _, _, entry in lectures.entries(data) for command in entry.get("run", [])]
+
+
+def typed(page: str) -> Iterator[str]:
+    """What a page's sessions give `triptych` and `make` to do: the part of a line that is theirs."""
+    for block in CONSOLE.findall(page):
+        for line in re.findall(r"^\$ (.*)", block.replace("\\\n", " "), re.MULTILINE):
+            for command in re.split(r" [|<>#] ", line):
+                if re.match(r"(triptych|make)\b", command) and "[...]" not in command:
+                    yield command.strip()
+
+
+def failed(results: Data) -> list[str]:
+    return [name for kind in results.values() for name, found in kind.items() if not found["passed"]]
+
+
+# ---------------------------------------------------------------- it does
+
+
+def test_every_entry_is_there(data: Data) -> None:
+    assert len(IDS["exercise"]) == 31
+    assert len(IDS["correction"]) == len(test_lectures.CORRECTIONS)
+    assert not unlisted(data)
+
+
+def test_the_tests_named_are_there(data: Data) -> None:
+    assert not unknown_tests(data)
+    told = {test.partition("::")[2] for _, _, entry in lectures.entries(data) for test in entry.get("tests", [])}
+    for what, names in (test_lectures.EXAMPLES | test_lectures.CORRECTIONS).items():
+        assert set(names) <= told, what
+
+
+def test_figures_are_in_the_tests(data: Data) -> None:
+    assert not unheld(data)
+
+
+def test_commands_parse(data: Data) -> None:
+    assert not unparsed(commands(data))
+
+
+@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)
+def test_commands_of_the_documentation_parse(page: Path) -> None:
+    assert not unparsed(list(typed(page.read_text("utf-8"))))
+
+
+def test_results_are_recorded_for_the_labs_as_they_are(data: Data, results: Data) -> None:
+    old = {kind: names for kind, names in lectures.stale(data, results).items() if names}
+    assert not old, "changed since their results were recorded: run `make lectures`"
+    assert {kind: sorted(told) for kind, told in results.items()} == lectures.wanted(data), "run `make lectures`"
+    assert {*results["labs"]} == {*LABS}
+
+
+def test_recorded_results_passed(results: Data) -> None:
+    assert not failed(results)
+
+
+def test_the_page_is_what_the_generator_makes(data: Data, results: Data) -> None:
+    assert lectures.PAGE.read_text("utf-8") == lectures.page(data, results), "run `make lectures`"
+
+
+# ---------------------------------------------------------------- and each neglect would be noticed
+
+
+def test_a_missing_entry_is_noticed(data: Data) -> None:
+    del data["exercise"]["L4.20"]
+    data["concept"]["heads"] = {"title": "points to nothing"}
+    assert unlisted(data) == ["exercise L4.20", "heads"]
+
+
+def test_a_missing_test_is_noticed(data: Data) -> None:
+    wrong = ["tests/test_lectures.py::test_of_nothing", "tests/test_of_nothing.py"]
+    data["concept"]["heads"]["tests"] += wrong
+    assert unknown_tests(data) == wrong
+
+
+def test_a_figure_nobody_holds_is_noticed(data: Data) -> None:
+    entry = data["example"]["2"]
+    entry["figures"] = entry["figures"].replace("2.33952", "2.33951")
+    assert unheld(data) == ["2: 2.33951"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "triptych lab scalin",
+        "triptych lab scaling --sed 1",
+        "triptych explain --example L9.1",
+        "triptych explian MODEL text",
+        "triptych count",
+        "make lunch",
+        "rm -rf site",
+    ],
+)
+def test_a_wrong_command_is_noticed(command: str) -> None:
+    assert unparsed([command, "triptych lab scaling --seed 1"]) == [command]
+    if command.startswith(("triptych", "make")):
+        assert list(typed(f"text\n```console\n$ echo | {command} > out\nsaid\n```\n$ triptych")) == [command]
+
+
+def test_a_changed_page_is_noticed(data: Data, results: Data) -> None:
+    other = copy.deepcopy(data)
+    other["exercise"]["L4.2"]["answer"] += " And more."
+    assert lectures.page(other, results) != lectures.page(data, results)
+
+
+def test_a_changed_lab_is_noticed(data: Data, results: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    changed = tmp_path / "small.py"
+    changed.write_text("# another", "utf-8")
+    own = lectures.sources
+    assert {path.name for path in own("depth")} == {"depth.py", "small.py"}
+    monkeypatch.setattr(
+        lectures, "sources", lambda module: {*own(module)} ^ ({changed} if module == "depth" else set())
+    )
+    assert lectures.stale(data, results)["labs"] == ["depth"]
+    monkeypatch.undo()
+    del results["labs"]["scaling"]
+    assert lectures.stale(data, results)["labs"] == ["scaling"]
+    assert "lab `scaling` not recorded" in lectures.page(data, results)
+
+
+def test_a_failed_result_is_noticed(data: Data, results: Data) -> None:
+    results["labs"]["depth"]["passed"] = False
+    assert failed(results) == ["depth"]
+    assert "[lab depth](#lab-depth), FAIL" in lectures.page(data, results)
