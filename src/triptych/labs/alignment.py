@@ -12,11 +12,12 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.small import Points, fit
 from triptych.model import Model, create, load
 from triptych.page import Attention, AttentionMap, Curve, Section, Table
 from triptych.probe import Edit, Where
 from triptych.text import SEQ2SEQ, character_tokenizer
-from triptych.train import Optimizer, OptimizerSettings, Pairs, RunSettings, Schedule, Trainer
+from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import Data
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
 
@@ -185,7 +186,7 @@ def _respelled(random: np.random.Generator) -> Pair:
     return "".join(letter * (1 + again) for letter, again in zip(old, twice, strict=True)), word
 
 
-def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, list[tuple[float, float]]]:
+def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, Points]:
     """The one that was named, or one trained now, and its losses."""
     if setup.model is not None:
         setup.say(f"loading {setup.model}")
@@ -197,8 +198,5 @@ def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, list[tuple[float
     setup.say(f"training a spelling model for {STEPS} steps")
     assert start is not None
     data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
-    settings = RunSettings(rows=ROWS, length=LONGEST, steps=STEPS, seed=setup.seed)
-    schedule = Schedule(shape="linear", warmup=0.1)
-    trainer = Trainer(model.module, data, Optimizer(model.module, OPTIMIZER), schedule, settings)
-    trainer.run()
-    return model, [(float(step["step"]), step["loss"]) for step in trainer.at.history]
+    losses = fit(model.module, data, rows=ROWS, length=LONGEST, steps=STEPS, seed=setup.seed, optimizer=OPTIMIZER)
+    return model, losses

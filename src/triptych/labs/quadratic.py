@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +18,7 @@ from triptych.attention import attend, attend_reference, linear
 from triptych.count import count
 from triptych.families import read_config
 from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.small import power
 from triptych.page import Curve, Facts, Table
 from triptych.spec import block_sparse, causal, window
 
@@ -79,7 +80,7 @@ def run(setup: Setup) -> Finding:
             for name, way in WAYS.items():
                 if length <= way.fitted[1]:
                     given = _inputs(length, way.groups, noise)
-                    seconds[name][length] = min(_seconds(way.call, given), seconds[name].get(length, np.inf))
+                    seconds[name][length] = min(_seconds(way.call, given), seconds[name].get(length, math.inf))
                     nbytes[name][length] = peak(way.call, given) if not repeat else nbytes[name][length]
     checks = (
         *(
@@ -151,10 +152,9 @@ class _Watch(TorchDispatchMode):
 
 
 def _power(measured: Mapping[int, float], fitted: tuple[int, int]) -> float:
-    """The exponent of the power law nearest to the measurements from `fitted[0]` to `fitted[1]` tokens."""
-    points = np.array([(n, x) for n, x in measured.items() if fitted[0] <= n <= fitted[1]])
-    lengths, values = np.log(points).T
-    return float(np.polyfit(lengths, values, 1)[0])
+    """The power of T that the measurements grow as, from `fitted[0]` to `fitted[1]` tokens."""
+    lengths = [n for n in measured if fitted[0] <= n <= fitted[1]]
+    return power(lengths, [measured[n] for n in lengths])
 
 
 def _differences(noise: torch.Generator) -> list[float]:

@@ -1,0 +1,89 @@
+"""`lab kv-cache` on a small new model, with tokens run in place of seconds: passes, and fails when the cache errs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import triptych
+from triptych import nn
+from triptych.attention import FullCache, Rows
+from triptych.generate import State
+from triptych.labs import kv_cache, run
+from triptych.labs.lab import Finding, Setup
+from triptych.text import byte_tokenizer
+
+SHAPE = {
+    "model_type": "llama", "hidden_size": 48, "intermediate_size": 70, "num_hidden_layers": 2, "vocab_size": 260,
+    "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "max_position_embeddings": 160,
+    "initializer_range": 0.3,
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of a piece of work are the tokens that pass through the decoder in it."""
+    model = triptych.create(SHAPE, byte_tokenizer())
+    monkeypatch.setattr(kv_cache, "decoder", lambda setup: model)
+    monkeypatch.setattr(kv_cache, "LENGTHS", (64, 128))
+    passed: list[int] = []
+    decode = nn.Transformer.decode
+
+    def counted(self: nn.Transformer, ids: Tensor, rows: Rows, **options: Any) -> Tensor:
+        passed.append(len(ids))
+        return decode(self, ids, rows, **options)
+
+    def seconds(work: Callable[[], object]) -> float:
+        passed.clear()
+        work()
+        return float(sum(passed))
+
+    monkeypatch.setattr(nn.Transformer, "decode", counted)
+    monkeypatch.setattr(kv_cache, "_seconds", seconds)
+
+
+def failed(found: Finding) -> set[str]:
+    return {check.claim for check in found.checks if not check.passed}
+
+
+def test_passes(small: None) -> None:
+    found = run("kv-cache")
+    assert found.passed, found.verdict
+
+
+def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = FullCache.write
+
+    def late(self: FullCache, k: Tensor, v: Tensor, rows: Rows) -> None:
+        write(self, k, v, Rows(rows.lengths, tuple(past + 1 if past else 0 for past in rows.past)))
+
+    monkeypatch.setattr(FullCache, "write", late)
+    assert {"tokens that differ", "greatest difference of a logit"} <= failed(run("kv-cache"))
+
+
+def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = State.advance
+
+    def forgetful(self: State, chunk: int | None = None) -> Tensor:
+        self.cache.trim([0] * len(self.rows))
+        return advance(self, chunk)
+
+    monkeypatch.setattr(State, "advance", forgetful)
+    assert failed(run("kv-cache")) == {"speed-up of one token at 128", "speed-up at 128 over that at 64"}
+
+
+def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    init = FullCache.__init__
+    monkeypatch.setattr(
+        FullCache, "__init__", lambda self, spec, slots, capacity, *on: init(self, spec, slots, capacity + 1, *on)
+    )
+    assert failed(run("kv-cache")) == {"bytes allocated at 128 over bytes counted"}
+
+
+@pytest.mark.heavy
+def test_passes_on_smollm2(smollm2_gguf: Any, unchecked: None) -> None:
+    found = run("kv-cache", Setup(model=str(smollm2_gguf)))
+    assert found.passed, found.verdict
