@@ -241,18 +241,17 @@ def build(name: str) -> Any:
 
 
 # What the reference stores beside a head of its own and does not read: a second bias, a third embedding.
-SPARE = {"cls.predictions.bias", "lm_head.bias", "model.shared.weight"}
+SPARE = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "xlm-roberta": "lm_head.bias",
+         "camembert": "lm_head.bias", "bart": "model.shared.weight", "mbart": "model.shared.weight"}  # fmt: skip
 COMPUTED = {f"{prefix}{side}.embed_positions.weight" for prefix in ("", "model.") for side in ("encoder", "decoder")}
 
 
 def numbers(name: str) -> int:
     """How many numbers the reference computes with: parameters and the buffers it saves, tied ones once."""
     model = saved(name)[0]
-    state = model.state_dict()
-    twice = {key for key in SPARE if key.replace(".bias", ".decoder.bias") in state}  # a GPT-J has the one alone
-    spare = set() if model.config.tie_word_embeddings else twice
-    spare |= COMPUTED if model.config.model_type == "marian" else set()
-    return sum({x.data_ptr(): x.numel() for key, x in state.items() if key not in spare}.values())
+    kind = model.config.model_type
+    unread = COMPUTED if kind == "marian" else set() if model.config.tie_word_embeddings else {SPARE.get(kind)}
+    return sum({x.data_ptr(): x.numel() for key, x in model.state_dict().items() if key not in unread}.values())
 
 
 @cache
