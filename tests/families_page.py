@@ -67,9 +67,9 @@ class _Watch:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         found = NODE.fullmatch(report.nodeid)
-        if found and (column := self.columns.get(f"{found['file']}::{found['test']}")):
-            if report.when == "call" or report.outcome != "passed":
-                self.seen[column, found["variant"]] = report.outcome
+        column = self.columns.get(f"{found['file']}::{found['test']}") if found else None
+        if found and column and (report.when == "call" or report.outcome != "passed"):
+            self.seen[column, found["variant"]] = report.outcome
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -127,8 +127,9 @@ def _cell(passed: int, failed: int) -> str:
 
 def family_of(variant: str) -> str:
     """The `model_type` of a variant's config."""
-    import references
     import transformers
+
+    import references
 
     base, _ = references.CHANGED.get(variant, (variant, None))
     return str(getattr(transformers, references.VARIANTS[base][0]).model_type)
