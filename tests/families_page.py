@@ -74,8 +74,9 @@ class _Watch:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    if hasattr(config, "workerinput") or config.stash[SEEN].keys() != expected():
-        return  # a worker, or a run of some of them
+    columns = {column for column, _ in config.stash[SEEN]}  # none in a worker
+    if columns != set(COLUMNS) or config.stash[SEEN].keys() != expected():
+        return  # a run of some of them
     page = render(config.stash[SEEN])
     if config.option.write_families:
         PAGE.write_text(page, encoding="utf-8")

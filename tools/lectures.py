@@ -96,7 +96,7 @@ def record(names: dict[str, list[str]], results: Plain) -> None:
         finding = labs.run(name)
         seconds = round(time.perf_counter() - began, 1)
         print(f"{name}: {finding.verdict}  {seconds} s", flush=True)
-        checks = [{"claim": c.claim, "measured": f"{c.measured:.4g}", "criterion": c.criterion} for c in finding.checks]
+        checks = [{"claim": c.claim, "measured": c.shown, "criterion": c.criterion} for c in finding.checks]
         said = {"passed": finding.passed, "question": finding.question, "meaning": finding.meaning}
         keep(results, "labs", name, said | {"checks": checks, "seconds": seconds})
         pictures.of_lab(name, finding)

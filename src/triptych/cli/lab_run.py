@@ -92,7 +92,7 @@ def _one(outcome: Outcome, plots: Sequence[Path], report: Path | None) -> None:
     out.print()
     criteria = screen.table("", "criterion", "measured", "must be", right=("measured",))
     for check in finding.checks:
-        criteria.add_row("ok" if check.passed else "FAILED", check.claim, f"{check.measured:.4g}", check.criterion)
+        criteria.add_row("ok" if check.passed else "FAILED", check.claim, check.shown, check.criterion)
     out.print(criteria)
     files = [*(("plot", str(plot)) for plot in plots), *([("page", str(report))] if report is not None else [])]
     if files:

@@ -46,9 +46,23 @@ class Check:
     @property
     def criterion(self) -> str:
         """The bounds in words."""
-        if self.least is not None and self.most is not None:
-            return f"{self.least:.4g} to {self.most:.4g}"
-        return f"at most {self.most:.4g}" if self.most is not None else f"at least {self.least:.4g}"
+        if self.least is None:
+            return "anything" if self.most is None else f"at most {number(self.most)}"
+        if self.most is None:
+            return f"at least {number(self.least)}"
+        if self.least == self.most:
+            return f"exactly {number(self.least)}"
+        return f"{number(self.least)} to {number(self.most)}"
+
+    @property
+    def shown(self) -> str:
+        """What was measured, as a person reads it."""
+        return number(self.measured)
+
+
+def number(x: float) -> str:
+    """Whole numbers whole, others to four digits."""
+    return f"{x:,.0f}" if float(x).is_integer() and abs(x) < 1e15 else f"{x:.4g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +83,7 @@ class Finding:
     def verdict(self) -> str:
         """One line: PASS or FAIL, and the criteria that decided it - the failed ones where there are any."""
         deciding = [check for check in self.checks if not check.passed] or list(self.checks)
-        said = "; ".join(f"{check.claim}: {check.measured:.4g} ({check.criterion})" for check in deciding)
+        said = "; ".join(f"{check.claim}: {check.shown} ({check.criterion})" for check in deciding)
         return f"{'PASS' if self.passed else 'FAIL'}: {said}"
 
     def to_dict(self) -> dict[str, Any]:

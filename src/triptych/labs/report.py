@@ -107,7 +107,7 @@ def _sections(outcome: Outcome, title: str = "") -> list[page.Section]:
     finding = outcome.finding
     if finding is None:
         return [page.Verdict("What happened", False, outcome.error, [])]
-    criteria = [page.Criterion(c.passed, c.claim, f"{c.measured:.4g}", c.criterion) for c in finding.checks]
+    criteria = [page.Criterion(c.passed, c.claim, c.shown, c.criterion) for c in finding.checks]
     return [page.Verdict(title or finding.question, finding.passed, finding.meaning, criteria), *finding.sections]
 
 
