@@ -99,7 +99,7 @@ def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: pytest.Captur
     given = ["--seed", "7", "--model", "m.gguf", "--data", "d.txt", "--out", "pictures", "--report", "new/page.html"]
     assert main(["lab", "of-squares", *given]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "PASS: two squared: 4 (4 to 4)"
+    assert out.splitlines()[-1] == "PASS: two squared: 4 (exactly 4)"
     for text in ("Are squares square?", "square", "9", "7", "m.gguf", "d.txt", "hello", "Some words.", "They are."):
         assert text in out
     assert "\x1b" not in out
