@@ -66,7 +66,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _content(entry: Entry) -> memoryview:
+def _content(entry: Entry) -> Any:
     """The tensor's bytes as stored."""
     import torch
 
@@ -79,7 +79,7 @@ def _content(entry: Entry) -> memoryview:
         stored = pack(values, entry.kind) if entry.kind not in PLAIN else _plain(values, PLAIN[entry.kind])
     except CheckpointError as error:
         raise CheckpointError(f"tensor {shown(entry.name)}: {error}") from None
-    return memoryview(stored.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return stored.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _plain(values: Tensor, dtype: str) -> Tensor:

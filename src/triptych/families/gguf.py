@@ -7,6 +7,7 @@ from typing import Any
 from triptych.families.keys import Keys
 
 TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")  # divisors of RoPE, beside the metadata
+POOLING = {1: "mean", 2: "first"}
 
 
 def header(keys: Keys, name: str) -> dict[str, Any]:
@@ -56,3 +57,9 @@ def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
         factor = keys.float("rope.scaling.factor")
         found |= {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length}
     return found
+
+
+def pooling(keys: Keys) -> dict[str, Any]:
+    """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
+    mode = POOLING[keys.int("pooling_type", default=1, low=1, high=len(POOLING))]
+    return {"mode": mode, "normalize": keys.bool("pooling_normalize", default=False)}
