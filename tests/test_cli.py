@@ -28,6 +28,7 @@ COMMANDS = [
     "chat",
     "fill",
     "encode",
+    "convert",
     "explain",
     "lab",
     "inspect",

@@ -47,6 +47,8 @@ __all__ = [
     "write_gguf",
 ]
 
+_DIVISORS = weights.table("".join(f"- - {name}.weight # in the config\n" for name in gguf.TENSORS))
+
 
 @cache
 def modules() -> tuple[ModuleType, ...]:
@@ -204,7 +206,7 @@ def plan(
     family = find(spec.family)
     return weights.plan(
         spec,
-        family.weights,
+        family.weights + (_DIVISORS if kind == "gguf" else ()),
         kind,
         stored,
         prefix=getattr(family, "prefix", "") if kind == "hf" else "",

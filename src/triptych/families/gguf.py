@@ -41,7 +41,8 @@ def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
     length = keys.get("rope.scaling.original_context_length", None)
     factors, short, long = (keys.get(name, None) for name in TENSORS)
-    kind = keys.choice("rope.scaling.type", {"none": "default", "linear": "linear", "yarn": "yarn"}, default="none")
+    names = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
+    kind = keys.choice("rope.scaling.type", names, default="none")
     keys.get("rope.scaling.finetuned", None)  # says how the model was trained, not what it computes
     if factors is not None:
         # Llama 3's scaling arrives as one divisor a frequency, the same at every length: LongRoPE says just that.

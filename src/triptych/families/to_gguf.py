@@ -127,8 +127,8 @@ def _scaling(model: Model, rope: Rope) -> tuple[dict[str, Any], Tensors]:
         case LongRope() as scaling:
             factors = {"short": scaling.short, "long": scaling.long}
             tensors = {f"rope_factors_{name}.weight": list(values) for name, values in factors.items()}
-            found = {"rope.scaling.original_context_length": scaling.original_length}
-            return {**found, "rope.scaling.attn_factor": scaling.attention_factor}, tensors
+            kind = {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": scaling.attention_factor}
+            return {**kind, "rope.scaling.original_context_length": scaling.original_length}, tensors
         case _:
             return {}, {}
 
