@@ -29,6 +29,7 @@ COMMANDS = [
     "fill",
     "encode",
     "classify",
+    "convert",
     "explain",
     "lab",
     "inspect",

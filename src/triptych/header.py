@@ -31,7 +31,8 @@ class Header:
         from triptych import text
 
         if self.source is not None and self.source.kind == "gguf":
-            return text.from_gguf(self.source.metadata)
+            metadata = self.source.metadata
+            return None if metadata.get("tokenizer.ggml.model") == "no_vocab" else text.from_gguf(metadata)
         return text.from_directory(self.path) if (self.path / "tokenizer.json").is_file() else None
 
 

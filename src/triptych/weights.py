@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from triptych.checkpoints import Loaded, LoadReport, Source
 from triptych.errors import CheckpointError
 from triptych.nn import Transformer, assign, empty, finish
 from triptych.spec import Model
+
+_PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read_weights(
@@ -29,30 +32,38 @@ def read_weights(
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape, or unequal to its tie.
     """
     device = torch.device(device)
-    plan = families.plan(
-        spec, "gguf" if source.kind == "gguf" else "hf", source.names, ignore=ignore, where=str(source.path)
-    )
+    plan = _checked_plan(spec, source, ignore)
     module, loaded, notes = empty(spec), [], set()
     wide = _instead_of_fp16(spec, device)
+    for step in plan.loads:
+        info = source.infos[step.source]
+        stored = source.read(step.source, None if wide is not None and dtype == torch.float16 else dtype)
+        if dtype is None and device.type == "cpu" and stored.dtype == torch.float16:
+            stored = stored.float()  # fp16 arithmetic on a CPU is several times slower than fp32
+        elif wide is not None and torch.float16 in (dtype, stored.dtype):
+            stored = stored.to(wide)
+            notes.add(f"{spec.family} overflows fp16, so its weights are kept in {str(wide).removeprefix('torch.')}")
+        for name, value in step.to_ours(stored).items():
+            if not step.duplicate:
+                assign(module, name, value.to(device).contiguous())
+            else:
+                _check_equal(step.source, name, value.to(device), module.get_parameter(name), source)
+            done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
+            loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
+    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored), tuple(notes))
+
+
+def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> families.Plan:
+    """How `source` fills `spec`, with every shape as the spec has it."""
+    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
+    plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
     for step in plan.loads:
         info = source.infos[step.source]
         if info.shape != step.source_shape:
             raise CheckpointError(
                 f"{info.file}: {step.source} is {list(info.shape)}, the config asks for {list(step.source_shape)}"
             )
-        kept = _dtype(info.dtype, dtype, device)
-        if wide is not None and (kept == torch.float16 or (kept is None and info.dtype == "F16")):
-            kept = wide
-            notes.add(f"{spec.family} overflows fp16, so its weights are kept in {str(wide).removeprefix('torch.')}")
-        stored = source.read(step.source, kept)
-        for name, value in step.to_ours(stored).items():
-            if not step.duplicate:
-                assign(module, name, value.to(device).contiguous())
-            elif not torch.equal(module.get_parameter(name), value.to(device)):
-                raise CheckpointError(f"{info.file}: {step.source} differs from {name}, to which it is tied")
-            done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
-            loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
-    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored), tuple(notes))
+    return plan
 
 
 def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
@@ -62,10 +73,10 @@ def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
-def _dtype(stored: str, asked: torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    if asked is None and stored == "F16" and device.type == "cpu":
-        return torch.float32  # fp16 arithmetic on a CPU is several times slower than fp32
-    return asked
+def _check_equal(stored: str, name: str, value: Tensor, parameter: Tensor, source: Source) -> None:
+    if not torch.equal(parameter, value):
+        file = source.infos[stored].file
+        raise CheckpointError(f"{file}: {stored} differs from {name}, to which it is tied")
 
 
 def to_checkpoint(
@@ -80,3 +91,42 @@ def to_checkpoint(
     if hf is None:
         return ((name, parameters[name]) for name in module.spec.shapes()), families.to_config(module.spec) | dtype
     return ((step.source, step.to_source(parameters)) for step in families.save_plan(module.spec)), {**hf, **dtype}
+
+
+class Stored(Mapping[str, Tensor]):
+    """The parameters of `spec` in a checkpoint, each read when it is asked for, in `dtype` or as stored, and not kept.
+
+    Raises CheckpointError, when made, for tensors that are missing, left over or of the wrong shape.
+    """
+
+    def __init__(
+        self, spec: Model, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None
+    ) -> None:
+        self._source, self._plan, self._dtype = source, _checked_plan(spec, source, ignore), dtype
+        self._steps = {name: step for step in self._plan.loads if not step.duplicate for name in step.ours}
+
+    def __getitem__(self, name: str) -> Tensor:
+        step = self._steps[name]
+        return step.to_ours(self._source.read(step.source, self._dtype))[name]  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def check_duplicates(self) -> None:
+        """Raise CheckpointError for a tensor stored twice and unequally."""
+        for step in self._plan.loads:
+            if step.duplicate:
+                for name, value in step.to_ours(self._source.read(step.source, self._dtype)).items():
+                    _check_equal(step.source, name, value, self[name], self._source)
+
+
+def uniform_dtype(source: Source) -> torch.dtype:
+    """The dtype most of the numbers of a checkpoint are stored in; fp32 where they are packed."""
+    sizes: dict[torch.dtype, int] = {}
+    for info in source.infos.values():
+        dtype = _PLAIN.get(info.dtype, torch.float32)
+        sizes[dtype] = sizes.get(dtype, 0) + math.prod(info.shape)
+    return max(sizes, key=lambda dtype: sizes[dtype])

@@ -54,9 +54,17 @@ def write_directory(
 
 def atomic_write(path: str | Path, content: bytes) -> None:
     """Replace the file `path` by `content`, on disk when this returns; `CheckpointError` with the old file kept."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A new file that becomes `path` when the block ends without an error; until then the old one is untouched."""
     path = Path(os.path.realpath(path))
     with _beside(path) as temporary:
-        _write_file(temporary, "content", content)
+        with _synced(temporary / "content") as file:
+            yield file
         os.replace(temporary / "content", path)
         _sync_directory(path.parent)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
-from triptych.cli import explaining, inspecting, labbing, labelling, running, training
+from triptych.cli import converting, explaining, inspecting, labbing, labelling, running, training
 from triptych.cli.options import LEARN, LOOK, RUN
 
 app = typer.Typer(
@@ -38,7 +38,14 @@ def _root(
 
 for _panel, _commands in {
     LEARN: (training.quickstart, training.train),
-    RUN: (running.generate, running.chat, running.fill, running.encode, labelling.classify),
+    RUN: (
+        running.generate,
+        running.chat,
+        running.fill,
+        running.encode,
+        labelling.classify,
+        converting.convert,
+    ),
     LOOK: (explaining.explain, labbing.lab, inspecting.inspect, inspecting.check, inspecting.count, inspecting.doctor),
 }.items():
     for _command in _commands:

@@ -10,6 +10,8 @@ A family file gives
     renames                     old endings of tensor names
     from_gguf(keys) -> dict     GGUF metadata as an HF config
     overflows_fp16              True where real checkpoints leave the range of fp16
+    gguf_names                  GGUF architecture of a `model_type` that has another name there
+    to_gguf(model) -> dict      GGUF keys that say more than, or other than, `triptych.families.to_gguf`
 
 of which only `hf_types`, `config` and `weights` are needed.
 """
@@ -25,14 +27,28 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
-from triptych.errors import ConfigError, nearest
-from triptych.families import gguf, weights
+from triptych.errors import CheckpointError, ConfigError, nearest
+from triptych.families import gguf, to_gguf, weights
 from triptych.families.keys import Keys, shown
 from triptych.families.triptych import to_config
 from triptych.families.weights import Load, Plan
 from triptych.spec import Model, Pooling
 
-__all__ = ["Keys", "Load", "Plan", "find", "find_gguf", "plan", "read_config", "read_gguf", "save_plan", "to_config"]
+__all__ = [
+    "Keys",
+    "Load",
+    "Plan",
+    "find",
+    "find_gguf",
+    "plan",
+    "read_config",
+    "read_gguf",
+    "save_plan",
+    "to_config",
+    "write_gguf",
+]
+
+_DIVISORS = weights.table("".join(f"- - {name}.weight # in the config\n" for name in gguf.TENSORS))
 
 
 @cache
@@ -128,6 +144,26 @@ def read_gguf(
     return config, read_config(config, stored=shapes, where=where)
 
 
+def write_gguf(model: Model) -> tuple[dict[str, Any], to_gguf.Tensors]:
+    """The metadata of a GGUF file of `model`, and the small tensors that belong to them: `read_gguf` gives it back.
+
+    Raises CheckpointError where GGUF has no names for the family or no words for something the model computes.
+    """
+    family = find(model.family)
+    arch = to_gguf.architecture(family, model.family)
+    keys, tensors = to_gguf.header(model, arch, family)
+    metadata = {"general.architecture": arch} | keys
+    shapes: dict[str, tuple[int, ...]] = {load.source: load.source_shape for load in save_plan(model, "gguf")}
+    shapes |= {name: (len(values),) for name, values in tensors.items()}
+    try:
+        problem = to_gguf.lost(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
+    except ConfigError as error:
+        problem = str(error).removeprefix("GGUF: ").partition(";")[0]
+    if problem:
+        raise CheckpointError(f"GGUF's {arch!r} cannot tell this model: {problem}; convert it to hf")
+    return metadata, tensors
+
+
 def _gguf_keys(
     metadata: Mapping[str, Any],
     arch: str,
@@ -171,7 +207,7 @@ def plan(
     family = find(spec.family)
     return weights.plan(
         spec,
-        family.weights,
+        family.weights + (_DIVISORS if kind == "gguf" else ()),
         kind,
         stored,
         prefix=getattr(family, "prefix", "") if kind == "hf" else "",

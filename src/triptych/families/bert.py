@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import encoders
+from triptych.families import encoders, gguf
 from triptych.families.keys import Keys
 from triptych.families.weights import table
 
@@ -97,9 +97,6 @@ def encoder(keys: Keys, *, offset: int = 0, embed_width: int | None = None) -> s
     )
 
 
-_GGUF_POOLING = {1: "mean", 2: "first"}
-
-
 def from_gguf(keys: Keys) -> Mapping[str, Any]:
     if keys.bool("attention.causal", default=False):
         raise keys.error("attention.causal is set, which no BERT is")
@@ -113,5 +110,5 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "type_vocab_size": keys.int("token_types", default=0, low=0),
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "hidden_act": "gelu",
-        "triptych_pooling": {"mode": _GGUF_POOLING[keys.int("pooling_type", default=1, low=1, high=2)]},
+        "triptych_pooling": gguf.pooling(keys),
     }

@@ -18,6 +18,7 @@ from triptych.families.weights import table
 
 hf_types = frozenset({"gemma2", "gemma3_text"})
 gguf_archs = frozenset({"gemma2", "gemma3"})
+gguf_names = {"gemma3_text": "gemma3"}
 ignore = frozenset(
     {
         "_sliding_window_pattern",  # written beside layer_types, which holds
@@ -92,3 +93,7 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
     sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
     ropes = {"full_attention": gguf.rope(keys, 1e6), "sliding_attention": sliding}
     return found | {"model_type": "gemma3_text", "rope_parameters": ropes}
+
+
+def to_gguf(model: spec.Model) -> dict[str, Any]:
+    return {"rope.freq_base_swa": None} if model.family == "gemma2" else {}  # Gemma 2 has one base

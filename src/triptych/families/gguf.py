@@ -7,6 +7,7 @@ from typing import Any
 from triptych.families.keys import Keys
 
 TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")  # divisors of RoPE, beside the metadata
+POOLING = {1: "mean", 2: "first"}
 
 
 def header(keys: Keys, name: str) -> dict[str, Any]:
@@ -40,7 +41,8 @@ def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
     length = keys.get("rope.scaling.original_context_length", None)
     factors, short, long = (keys.get(name, None) for name in TENSORS)
-    kind = keys.choice("rope.scaling.type", {"none": "default", "linear": "linear", "yarn": "yarn"}, default="none")
+    names = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
+    kind = keys.choice("rope.scaling.type", names, default="none")
     keys.get("rope.scaling.finetuned", None)  # says how the model was trained, not what it computes
     if factors is not None:
         # Llama 3's scaling arrives as one divisor a frequency, the same at every length: LongRoPE says just that.
@@ -56,3 +58,9 @@ def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
         factor = keys.float("rope.scaling.factor")
         found |= {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length}
     return found
+
+
+def pooling(keys: Keys) -> dict[str, Any]:
+    """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
+    mode = POOLING[keys.int("pooling_type", default=1, low=1, high=len(POOLING))]
+    return {"mode": mode, "normalize": keys.bool("pooling_normalize", default=False)}

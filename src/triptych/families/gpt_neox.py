@@ -17,6 +17,7 @@ from triptych.families.weights import table
 
 hf_types = frozenset({"gpt_neox"})
 gguf_archs = frozenset({"gptneox"})
+gguf_names = {"gpt_neox": "gptneox"}
 ignore = frozenset(
     {
         "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
@@ -78,3 +79,7 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "attention_bias": keys.has_tensor("blk.0.attn_qkv.bias", default=True),
         "rope_parameters": gguf.rope(keys),
     }
+
+
+def to_gguf(model: spec.Model) -> dict[str, Any]:
+    return {"use_parallel_residual": any(isinstance(part, spec.ParallelBlock) for _, part in model.walk())}

@@ -77,3 +77,7 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "layer_norm_epsilon": keys.float("attention.layer_norm_epsilon"),
         "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
     }
+
+
+def to_gguf(model: spec.Model) -> dict[str, Any]:
+    return {"rope.freq_base": None}  # the only base there is

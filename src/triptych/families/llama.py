@@ -39,7 +39,6 @@ weights = table(
     + """
 decoder.blocks.{i}.attn.q.*           model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*|rope_permute
 decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*|rope_permute
--                                     -                                                rope_freqs.weight # in config
 """
 )
 

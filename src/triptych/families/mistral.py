@@ -7,6 +7,7 @@ from triptych.families import llama
 from triptych.families.keys import Keys
 
 hf_types = frozenset({"mistral"})
+gguf_names = {"mistral": "llama"}
 prefix, weights = llama.prefix, llama.weights
 
 

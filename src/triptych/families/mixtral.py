@@ -11,6 +11,7 @@ from triptych.families.keys import Keys
 from triptych.families.weights import table
 
 hf_types = frozenset({"mixtral"})
+gguf_names = {"mixtral": "llama"}
 ignore = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})  # training only
 prefix = llama.prefix
 

@@ -17,6 +17,7 @@ from triptych.families.weights import table
 
 hf_types = frozenset({"phi"})
 gguf_archs = frozenset({"phi2"})
+gguf_names = {"phi": "phi2"}
 prefix = "model."
 
 weights = table("""

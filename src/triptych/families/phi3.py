@@ -30,8 +30,6 @@ decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.down_proj.*            
 decoder.final_norm.*                model.norm.*                                    output_norm.*
 head.proj.weight                    lm_head.weight                                  output.weight
 -                                   model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
--                                   -                                               rope_factors_short.weight  # config
--                                   -                                               rope_factors_long.weight  # config
 """)
 
 

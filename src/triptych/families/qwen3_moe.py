@@ -15,6 +15,7 @@ from triptych.families.weights import table
 
 hf_types = frozenset({"qwen3_moe"})
 gguf_archs = frozenset({"qwen3moe"})
+gguf_names = {"qwen3_moe": "qwen3moe"}
 ignore = frozenset(
     {
         "output_router_logits", "router_aux_loss_coef",  # training only
@@ -62,3 +63,8 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "num_experts_per_tok": keys.count("expert_used_count"),
         "norm_topk_prob": keys.bool("expert_weights_norm", default=True),
     }
+
+
+def to_gguf(model: spec.Model) -> dict[str, Any]:
+    mixture = next(part for _, part in model.walk() if isinstance(part, spec.MoE))
+    return {"expert_feed_forward_length": mixture.expert.up.outputs, "expert_weights_norm": mixture.normalize}

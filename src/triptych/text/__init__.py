@@ -6,6 +6,7 @@ from triptych.text.build import bpe_tokenizer, byte_tokenizer, character_tokeniz
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
 from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Layout, Specials
+from triptych.text.to_gguf import to_gguf
 from triptych.text.tokenizer import Encoded, Tokenizer, from_directory
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "character_tokenizer",
     "from_directory",
     "from_gguf",
+    "to_gguf",
     "word_tokenizer",
 ]

@@ -20,8 +20,8 @@ from triptych.text.specials import Specials, frame
 from triptych.text.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
-#: `tokenizer.ggml.token_type`, as the format defines it (5 is an unused row).
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+#: `tokenizer.ggml.token_type`, as the format defines it.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _Vocabulary:
         tokens = list(fields.get("tokens", ()))
         if not tokens:
             raise TextError("no tokenizer.ggml.tokens; convert the model again with its tokenizer")
-        types = [int(kind) for kind in fields.get("token_type", ())] or [_NORMAL] * len(tokens)
+        types = [int(kind) for kind in fields.get("token_type", ())] or [NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise TextError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
         if len(set(tokens)) != len(tokens):
@@ -170,11 +170,11 @@ def _read(metadata: Mapping[str, Any], pre: str | None) -> Tokenizer:
 
 def _mark_added(backend: Backend, vocabulary: _Vocabulary) -> None:
     """Control and user-defined tokens are found in text before anything else is done with it."""
-    kinds = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    kinds = (UNKNOWN, CONTROL, USER_DEFINED)
     listed = [(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in kinds]
     # Specials and the others apart: the library takes a list at a time, and keeps ids that the vocabulary has.
-    backend.add_special_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind != _USER_DEFINED])
-    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind == _USER_DEFINED])
+    backend.add_special_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind != USER_DEFINED])
+    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind == USER_DEFINED])
 
 
 def _frame(backend: Backend, vocabulary: _Vocabulary, specials: Specials, add_bos: bool) -> None:
@@ -192,15 +192,20 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
     backend = Backend(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.whole_words))
     if split.normalizer is not None:
         backend.normalizer = split.normalizer()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
+    backend.pre_tokenizer = byte_level_words(split)
+    backend.decoder = decoders.ByteLevel()
+    _frame(backend, vocabulary, specials, split.add_bos)
+    return backend, specials
+
+
+def byte_level_words(split: Split) -> Any:
+    """The pre-tokenizer that cuts text into words as `split` says, and writes their bytes as characters."""
+    return pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    backend.decoder = decoders.ByteLevel()
-    _frame(backend, vocabulary, specials, split.add_bos)
-    return backend, specials
 
 
 def _split(name: str) -> Split:
@@ -214,7 +219,7 @@ def _split(name: str) -> Split:
 
 def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
     """SentencePiece BPE (Kudo and Richardson 2018): of all neighbours, the pair whose piece scores best is joined."""
-    fallback = _BYTE in vocabulary.types
+    fallback = BYTE in vocabulary.types
     backend = Backend(
         models.BPE(
             vocab=vocabulary.ids,
@@ -240,7 +245,7 @@ def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
     scores = [float(score) for score in vocabulary.fields.get("scores", ())]
     if len(scores) != len(vocabulary.tokens):
         raise TextError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.tokens)} tokens")
-    ids = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == _NORMAL}
+    ids = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
     found = [
         (-scores[whole], ids[piece[:cut]], ids[piece[cut:]])
         for piece, whole in ids.items()
@@ -270,7 +275,7 @@ def _word_piece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
 
 
 def _bert_piece(token: str, kind: int) -> str:
-    if kind != _NORMAL:
+    if kind != NORMAL:
         return token
     return token[1:] if token.startswith("▁") else f"##{token}"
 

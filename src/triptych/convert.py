@@ -1,0 +1,168 @@
+"""A checkpoint in another format: an HF directory from whatever can be read, or one GGUF file.
+
+Tensors go from file to file one at a time; no model is built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from triptych import families, text
+from triptych.checkpoints import open_source, recover, write_directory
+from triptych.checkpoints.gguf_pack import BLOCK, PACKED
+from triptych.checkpoints.gguf_write import Entry, write_gguf
+from triptych.errors import InputError
+from triptych.header import Header, read_header
+from triptych.spec import Model as Spec
+from triptych.spec import Pooling
+from triptych.weights import Stored, uniform_dtype
+
+Format = Literal["hf", "gguf"]
+#: What may be asked for -> torch's name of a plain dtype, ggml's of a packed one.
+PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+QUANTIZED = {name.lower(): name for name in PACKED}
+_FILE_TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers
+#: Tensors that are looked up or steer, kept in fp32 whatever the rest becomes, as llama.cpp does.
+_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was written: how many tensors in which dtype, and what the reader of the file should know."""
+
+    path: str
+    format: Format
+    family: str
+    nbytes: int
+    tensors: dict[str, int]  # dtype, as the format spells it -> how many
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def convert(
+    model: str | Path,
+    out: str | Path,
+    *,
+    to: Format | None = None,
+    dtype: str | None = None,
+    force: bool = False,
+    offline: bool = False,
+    ignore: Sequence[str] = (),
+) -> Conversion:
+    """Write the checkpoint `model` to `out`: `to` a "gguf" file or an "hf" directory, by `out`'s ending when None.
+
+    `dtype` is "f32", "f16" or "bf16", for GGUF also "q8_0", "q4_0" or "q4_1"; the stored one when None, f32 for packed
+    weights.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay f32.  What is at
+    `out` is replaced only with `force`, and then whole or not at all.
+
+    Raises InputError for an existing `out` or a dtype the format lacks, CheckpointError or TextError for a model or a
+    tokenizer that GGUF has no words for, and what reading raises.
+    """
+    path = Path(out)
+    to = to or ("gguf" if path.suffix.lower() == ".gguf" else "hf")
+    _check(path, to, dtype, force)
+    header = read_header(model, ignore=ignore, offline=offline)
+    recover(path)
+    return (_to_gguf if to == "gguf" else _to_hf)(header, path, dtype, ignore)
+
+
+def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
+    known = [*PLAIN, *(QUANTIZED if to == "gguf" else ())]
+    if dtype is not None and dtype not in known:
+        raise InputError(f"dtype {dtype!r} is none that {to} is written in; use one of {', '.join(known)}")
+    if path.exists() and (to == "gguf") == path.is_dir():
+        raise InputError(
+            f"{path} is a {'directory' if path.is_dir() else 'file'}, and {to} is not; choose another name"
+        )
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; choose another name, or replace it with --force (force=True)")
+
+
+def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
+    source = header.source or open_source(header.path)
+    wanted = PLAIN[dtype] if dtype else uniform_dtype(source)
+    stored = Stored(header.spec, source, ignore)
+    stored.check_duplicates()
+    written: Counter[str] = Counter()
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for step in families.save_plan(header.spec):
+            value = step.to_source(stored).to(wanted)
+            written[str(wanted).removeprefix("torch.")] += 1
+            yield step.source, value
+
+    config = {**header.hf, "dtype": str(wanted).removeprefix("torch.")}
+    config.pop("torch_dtype", None)  # its old name
+    write_directory(path, tensors(), config, _texts(header))
+    nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return Conversion(str(path), "hf", header.spec.family, nbytes, dict(written))
+
+
+def _texts(header: Header) -> dict[str, bytes]:
+    """The tokenizer's files, and the ends of generation that it knows beside EOS."""
+    tokenizer = header.tokenizer()
+    if tokenizer is None:
+        return {}
+    more = tokenizer.stop_ids - {tokenizer.eos_id}
+    ends = {"eos_token_id": sorted(tokenizer.stop_ids)}
+    return tokenizer.files() | ({"generation_config.json": json.dumps(ends).encode()} if more else {})
+
+
+def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
+    source = header.source or open_source(header.path)
+    wanted = dtype or next(name for name, plain in PLAIN.items() if plain == uniform_dtype(source))
+    kind = QUANTIZED.get(wanted, wanted.upper())
+    spec, notes = _without_idle_pooler(header.spec)
+    metadata, extra = families.write_gguf(spec)
+    stored = Stored(header.spec, source, ignore, torch.float32)  # some families' norms are stored plus one
+    entries = [
+        Entry(
+            step.source,
+            _stored_as(step.source, step.source_shape, kind),
+            step.source_shape,
+            partial(step.to_source, stored),
+        )
+        for step in families.save_plan(spec, "gguf")
+    ]
+    entries += [Entry(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
+    metadata |= {"general.name": header.path.stem, "general.file_type": _FILE_TYPE[kind]}
+    metadata |= {"general.quantization_version": 2} if kind in PACKED else {}
+    stored.check_duplicates()
+    nbytes = write_gguf(path, metadata | _tokenizer(header, spec), entries)
+    tensors = dict(Counter(entry.kind for entry in entries))
+    return Conversion(str(path), "gguf", spec.family, nbytes, tensors, notes)
+
+
+def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
+    """GGUF keeps no pooler, and a model that pools without one computes the same without it."""
+    head = spec.head
+    if not isinstance(head, Pooling) or head.dense is None or head.mode == "dense":
+        return spec, ()
+    return replace(spec, head=replace(head, dense=None)), ("left out head.dense, which its pooling does not read",)
+
+
+def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
+    whole = kind not in PACKED or shape[-1] % BLOCK == 0
+    return kind if len(shape) > 1 and whole and not name.endswith(_KEPT) else "F32"
+
+
+def _tokenizer(header: Header, spec: Spec) -> dict[str, Any]:
+    """The tokenizer's metadata; where there is none, the ids with a meaning that the config names."""
+    found = text.to_gguf(header.tokenizer(), spec.vocab)
+    stack = spec.encoder
+    if stack is not None:
+        found["tokenizer.ggml.token_type_count"] = stack.embed.token_types
+    ids = {"bos": spec.ids.bos, "eos": next(iter(spec.ids.eos), None), "padding": spec.ids.pad}
+    named = {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items() if index is not None}
+    return named | found

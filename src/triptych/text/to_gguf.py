@@ -1,0 +1,158 @@
+"""A tokenizer as the `tokenizer.*` metadata of a GGUF file: what `from_gguf` reads, said the other way round.
+
+GGUF has words for byte-level BPE, for SentencePiece's BPE and for WordPiece, and for the ways of splitting text that
+are listed in `SPLITS`.  Whether they were enough is not argued but tried: what is read back must give the same ids on
+texts that tell the known ways apart, or nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from triptych.errors import TextError
+from triptych.text.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPLITS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Split,
+    byte_level_words,
+    from_gguf,
+)
+from triptych.text.tokenizer import Tokenizer
+
+#: Every split once, under the name llama.cpp knows best.
+_NAMES = ("gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o")
+_PROBES = (
+    "",
+    "Hello, world! It's o'er; I'LL go, you've SEEN they'Re late -- don't",
+    "year 2024, 3.14159, 1234567 and 12,345.67  8  90 ½ ² Ⅳ ٣",
+    "café naïve Ångström é ﬁ Ｆｕｌｌ — “quoted” …",
+    "日本語のテキスト。中文，한국어 हिन्दी العربية 🙂👩‍👩‍👧",
+    "  leading,   inner    and trailing   ",
+    "tabs\t\tand\nlines\n\n\nmore \n x\r\nwindows\u00a0nbsp",
+    "CamelCase/path HTTPServer x²_y #f\n    return a[0];//!?\n",
+)
+
+
+def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
+    """The metadata of `tokenizer` for a model with `vocab` rows; rows beyond its tokens are named and unused.
+
+    Raises TextError for a tokenizer GGUF cannot tell, and for one with more tokens than rows.
+    """
+    if tokenizer is None:
+        return {"tokenizer.ggml.model": "no_vocab"}
+    if tokenizer.vocab_size > vocab:
+        raise TextError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model rows for {vocab}")
+    tokens = {index: token for token, index in tokenizer.backend.get_vocab().items()}
+    fields = _ids(tokenizer) | {"tokens": [tokens.get(i, f"[PAD{i}]") for i in range(vocab)]}
+    state = json.loads(tokenizer.backend.to_str())
+    kind = _kind(state)
+    fields |= {"model": kind, "token_type": _types(tokenizer, tokens, vocab, kind)}
+    rest = {} if tokenizer.chat is None else {"tokenizer.chat_template": tokenizer.chat.source}
+    for more in {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _word_piece}[kind](tokenizer, state, fields):
+        metadata = {f"tokenizer.ggml.{name}": value for name, value in (fields | more).items()} | rest
+        if _same(tokenizer, from_gguf(metadata)):
+            return metadata
+    raise TextError("GGUF cannot tell this tokenizer: what it has names for gives other ids; convert the model to hf")
+
+
+def _same(ours: Tokenizer, again: Tokenizer) -> bool:
+    return all(ours.encode(text) == again.encode(text) for text in _PROBES)
+
+
+def _kind(state: Mapping[str, Any]) -> str:
+    model = state["model"]["type"]
+    if model == "WordPiece":
+        return "bert"
+    if model != "BPE":
+        raise TextError(f"GGUF tells no tokenizer of type {model} that can be read back; convert the model to hf")
+    return "gpt2" if '"ByteLevel"' in json.dumps([state["pre_tokenizer"], state["decoder"]]) else "llama"
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The special tokens by id, and the ends of generation beside EOS."""
+    named = {
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "padding_token_id": tokenizer.pad_id,
+        "unknown_token_id": tokenizer.unk_id,
+        "mask_token_id": tokenizer.mask_id,
+        "cls_token_id": tokenizer.cls_id,
+        "seperator_token_id": tokenizer.sep_id,  # as the format spells it
+    }
+    ends = sorted(tokenizer.stop_ids - {tokenizer.eos_id})
+    if len(ends) > 2:
+        raise TextError(f"GGUF has names for two ends of generation beside EOS, and this tokenizer has {len(ends)}")
+    named |= zip(("eot_token_id", "eom_token_id"), ends, strict=False)
+    return {name: index for name, index in named.items() if index is not None}
+
+
+def _types(tokenizer: Tokenizer, tokens: Mapping[int, str], vocab: int, kind: str) -> list[int]:
+    added = tokenizer.backend.get_added_tokens_decoder()
+
+    def one(index: int) -> int:
+        if index not in tokens:
+            return UNUSED
+        if kind == "llama" and index == tokenizer.unk_id:
+            return UNKNOWN
+        if index in added:
+            return CONTROL if added[index].special else USER_DEFINED
+        return BYTE if kind == "llama" and re.fullmatch(r"<0x[0-9A-F]{2}>", tokens[index]) else NORMAL
+
+    return [one(index) for index in range(vocab)]
+
+
+def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
+    """Whether texts begin with BOS and end with EOS."""
+    plain, framed = tokenizer.encode("a", special=False), tokenizer.encode("a")
+    before = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
+    return {"add_bos_token": before > 0, "add_eos_token": len(framed) > before + len(plain)}
+
+
+def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """With each split that cuts the probes as this tokenizer does."""
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
+    for name in _NAMES:
+        if not merges or _cuts_like(tokenizer, SPLITS[name]):
+            yield {"pre": name, "merges": merges, **_framing(tokenizer)}
+
+
+def _cuts_like(tokenizer: Tokenizer, split: Split) -> bool:
+    own = tokenizer.backend.pre_tokenizer
+    if own is None:
+        return False
+    known = byte_level_words(split)
+    return all(known.pre_tokenize_str(text) == own.pre_tokenize_str(text) for text in _PROBES)
+
+
+def _sentencepiece(
+    tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """A piece scores the better, the earlier it is merged."""
+    ranks: dict[str, int] = {}
+    merges = state["model"]["merges"]
+    for rank, merge in enumerate(merges):
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        ranks.setdefault(left + right, rank)
+    scores = [-float(ranks.get(token, len(merges))) for token in fields["tokens"]]
+    for prefix in (True, False):
+        yield {"scores": scores, "add_space_prefix": prefix, **_framing(tokenizer)}
+
+
+def _word_piece(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """GGUF marks the start of a word, BERT its continuation; it also names the tokens of the frame BOS and EOS."""
+    pieces = [
+        token if kind != NORMAL else token.removeprefix("##") if token.startswith("##") else f"▁{token}"
+        for token, kind in zip(fields["tokens"], fields["token_type"], strict=True)
+    ]
+    ends = {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
+    frame = {name: index for name, index in ends.items() if index is not None}
+    for lowercase in (True, False):
+        yield {"tokens": pieces, **frame, **({} if lowercase else {"normalizer.lowercase": False})}

@@ -1,0 +1,461 @@
+"""Formats into each other: GGUF blocks against ggml's own reference, files against independent readers, models
+against themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import references
+from cli_models import checkpoint
+from triptych import families
+from triptych.checkpoints import open_source
+from triptych.checkpoints.gguf_pack import PACKED, pack
+from triptych.checkpoints.gguf_quants import dequantize
+from triptych.checkpoints.gguf_write import Entry, write_gguf
+from triptych.cli import main
+from triptych.convert import QUANTIZED, convert
+from triptych.errors import CheckpointError, InputError, TextError
+from triptych.header import read_header
+from triptych.model import Model, create, load
+from triptych.text import DECODER, Tokenizer, bpe_tokenizer, from_gguf, to_gguf
+
+IDS = [3, 7, 1, 22, 9, 30, 5, 11, 17, 40, 2, 8]
+
+# ---------------------------------------------------------------- blocks
+
+
+def values(kind: str) -> torch.Tensor:
+    """Rows with what goes wrong: zeros, constants, ties for the largest, halves, one sign, tiny and large numbers."""
+    rows = torch.randn(12, 96)
+    rows[0] = 0
+    rows[1] = 3.25
+    rows[2, :] = torch.tensor([1.0, -1.0]).repeat(48)
+    rows[3, :] = torch.tensor([-1.0, 1.0]).repeat(48)
+    rows[4] = torch.arange(96) / 2 - 8  # whole and half codes
+    rows[5] = rows[5].abs()
+    rows[6] = -rows[6].abs()
+    rows[7] *= 1e-7
+    rows[8] *= 1e4
+    rows[9, 5] = 127.0
+    rows[10] = (torch.arange(96) % 32 + 0.5) * 127 / 32
+    return rows
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_blocks_are_ggml_s_bit_for_bit(kind: str) -> None:
+    rows = values(kind)
+    expected = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
+    assert torch.equal(pack(rows, kind), torch.from_numpy(expected))
+    assert torch.equal(pack(rows.view(3, 4, 96), kind), torch.from_numpy(expected).view(3, 4, -1))
+    many = torch.randn(300, 1024)  # more than one chunk
+    expected = gguf.quants.quantize(many.numpy(), gguf.GGMLQuantizationType[kind])
+    assert torch.equal(pack(many, kind), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_what_a_block_cannot_keep_is_refused(kind: str) -> None:
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(CheckpointError, match="not finite"):
+            pack(torch.full((1, 32), bad), kind)
+    with pytest.raises(CheckpointError, match="too large for the fp16 scale"):
+        pack(torch.arange(32)[None] * 1e9, kind)
+    with pytest.raises(CheckpointError, match="rows of 33 are not whole blocks of 32"):
+        pack(torch.zeros(2, 33), kind)
+    with pytest.raises(CheckpointError, match="F32 cannot be packed; known are Q4_0"):
+        pack(torch.zeros(2, 32), "F32")
+
+
+# ---------------------------------------------------------------- the file
+
+
+def entries() -> list[Entry]:
+    made = {"F32": (3, 5), "F16": (7,), "BF16": (2, 3, 4), "Q8_0": (4, 64), "Q4_0": (2, 3, 32), "Q4_1": (5, 96)}
+    tensors = {kind: torch.randn(shape) for kind, shape in made.items()}
+    return [Entry(f"t.{kind}", kind, shape, lambda t=tensors[kind]: t) for kind, shape in made.items()]
+
+
+METADATA: dict[str, Any] = {
+    "general.architecture": "llama", "n.yes": True, "n.int": 4_000_000_000, "n.float": 1.5, "n.text": "naïve\nline",
+    "n.strings": ["a", "", "é"], "n.ints": [3, -4, 5], "n.floats": [0.5, -2.0], "n.flags": [True, False], "n.none": [],
+}  # fmt: skip
+
+
+def test_a_written_file_is_read_by_gguf_s_own_reader(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "x.gguf", entries()
+    assert write_gguf(path, METADATA, tensors) == path.stat().st_size
+    reader = gguf.GGUFReader(path)
+    assert [tensor.name for tensor in reader.tensors] == [entry.name for entry in tensors]
+    for theirs, entry in zip(reader.tensors, tensors, strict=True):
+        assert theirs.data_offset % 32 == 0
+        assert tuple(theirs.shape[::-1]) == entry.shape
+        got = torch.from_numpy(gguf.quants.dequantize(theirs.data, theirs.tensor_type).astype(np.float32))
+        assert torch.equal(got.view(entry.shape), open_source(path).read(entry.name).float())
+    found = {key: reader.fields[key].contents() for key in METADATA}
+    assert found == METADATA
+    assert open_source(path).metadata == METADATA
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    write_gguf(path, METADATA, entries())
+    before = path.read_bytes()
+    for bad, says in {
+        Entry("t", "Q8_0", (1, 32), lambda: torch.full((1, 32), torch.nan)): "tensor 't': holds numbers",
+        Entry("t", "F16", (1,), lambda: torch.tensor([1e6])): "tensor 't': holds numbers too large for f16",
+        Entry("t", "F32", (3,), lambda: torch.zeros(4)): r"t is \[4\], not \[3\]",
+    }.items():
+        with pytest.raises(CheckpointError, match=says):
+            write_gguf(path, METADATA, [*entries(), bad])
+    with pytest.raises(CheckpointError, match="key 'x': a list of several types"):
+        write_gguf(path, {"x": [1, "a"]}, [])
+    with pytest.raises(CheckpointError, match="key 'x': None cannot be written"):
+        write_gguf(path, {"x": None}, [])
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["x.gguf"]
+
+
+# ---------------------------------------------------------------- models
+
+TOLD = [
+    "gpt2", "gpt2-untied", "llama", "llama-mqa", "llama-mha", "llama-biased", "llama-tied", "llama-linear",
+    "llama-yarn", "llama-llama3", "llama-longrope", "mistral-full", "mixtral", "qwen2", "qwen3", "qwen3-tied",
+    "qwen3-moe-normed", "phi", "phi3", "phi3-window", "phi3-long", "gemma", "gemma-biased", "gpt-neox",
+    "gpt-neox-in-turn", "gptj", "bert-no-pooler",
+]  # fmt: skip
+UNTOLD = {
+    "mistral": "'attention.sliding_window' .* is not understood",
+    "gpt2-unscaled": r"decoder.blocks.0.attn.scale is 1.0, and would be read back as absent",
+    "gpt2-base": "head is absent, and would be read back as LMHead",
+    "gemma3": "decoder.kinds.window is Kind",
+    "qwen3-moe": "decoder.blocks.1.mlp.part is GLU, and would be read back as MoE",
+    "phi-normed": "gguf has no name for 'decoder.blocks.0.attn.q_norm.weight'",
+    "bert-classes": "gguf has no name for 'head.transform.dense.weight'",
+    "roberta": "GGUF has no names for models of family 'roberta'; convert it to hf",
+    "t5": "GGUF has no names for models of family 't5'",
+    "marian": "GGUF has no names for models of family 'marian'",
+}
+
+
+def outputs(model: Model) -> torch.Tensor:
+    if model.spec.layout == "encoder":
+        return model.encode([IDS])
+    return model.logits([IDS])[0].log_softmax(-1)
+
+
+@cache
+def written(name: str, dtype: str | None = None) -> Path:
+    path = references.saved(name)[1].parent / f"{name}-{dtype}.gguf"
+    convert(references.saved(name)[1], path, dtype=dtype, force=True)
+    return path
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_model_comes_back_from_gguf(name: str) -> None:
+    path = references.saved(name)[1]
+    before, after = load(path), load(written(name))
+    rounded = "rope_f" in str(open_source(written(name)).names)  # divisors of RoPE are float32 there
+    assert torch.allclose(outputs(after), outputs(before), rtol=0, atol=2e-5 if rounded else 1e-6)
+    shifted = {load.ours for load in families.save_plan(before.spec, "gguf") if "PlusOne" in str(load.ops)}
+    for key, parameter in before.module.named_parameters():
+        close = {"rtol": 0, "atol": 3e-7 if (key,) in shifted else 0}
+        assert torch.allclose(after.module.get_parameter(key), parameter, **close), key
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_a_model_gguf_cannot_tell_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=UNTOLD[name]) as caught:
+        convert(references.saved(name)[1], tmp_path / "x.gguf")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["llama-llama3", "gemma", "bert-no-pooler", "mixtral"])
+def test_a_model_comes_back_to_hf(name: str, tmp_path: Path) -> None:
+    convert(written(name), tmp_path / "hf")
+    assert torch.allclose(outputs(load(tmp_path / "hf")), outputs(load(written(name))), rtol=0, atol=1e-6)
+
+
+def test_the_reference_opens_what_came_out_of_gguf(tmp_path: Path) -> None:
+    model, _ = references.saved("llama-tied")
+    convert(written("llama-tied"), tmp_path / "hf")
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    ids = torch.tensor([IDS])
+    with torch.no_grad():
+        assert torch.equal(theirs(ids).logits, model(ids).logits)
+
+
+def wide(dtype: str | None = None, **more: Any) -> Model:
+    """A Llama whose rows are whole blocks, but for those of width 40."""
+    model = create(
+        {"model_type": "llama", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 52, "initializer_range": 0.1}
+        | more
+    )  # fmt: skip
+    return model if dtype is None else Model(model.module.to(getattr(torch, dtype)), None, model.hf)
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_1"])
+def test_packed_models_hold_what_ggml_would_make_of_them(dtype: str, tmp_path: Path) -> None:
+    model, kind = wide(), QUANTIZED[dtype]
+    model.save(tmp_path / "hf")
+    done = convert(tmp_path / "hf", tmp_path / "x.gguf", dtype=dtype)
+    # down's rows of 40 and the norms stay f32
+    assert done.tensors == {kind: 2 + 2 * 6, "F32": 1 + 2 * 3}
+    assert done.nbytes == (tmp_path / "x.gguf").stat().st_size
+    source, after = open_source(tmp_path / "x.gguf"), load(tmp_path / "x.gguf")
+    assert source.infos["blk.0.ffn_down.weight"].dtype == source.infos["blk.0.attn_norm.weight"].dtype == "F32"
+    for key, parameter in model.module.named_parameters():
+        got = after.module.get_parameter(key)
+        if parameter.dim() == 1 or key.endswith("down.weight"):
+            assert torch.equal(got, parameter)
+        elif ".attn.q." not in key and ".attn.k." not in key:  # whole rows of these moved
+            packed = gguf.quants.quantize(parameter.detach().numpy(), gguf.GGMLQuantizationType[kind])
+            assert torch.equal(got, dequantize(torch.from_numpy(packed), kind))
+    near = {"q8_0": 0.1, "q4_0": 2.0, "q4_1": 2.0}[dtype]
+    gap = (outputs(after) - outputs(model)).abs().max()
+    assert near / 20 < gap < near
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_goes_there_and_back_exactly(dtype: str, tmp_path: Path) -> None:
+    model = wide(dtype)
+    model.save(tmp_path / "hf")
+    done = convert(tmp_path / "hf", tmp_path / "x.gguf")
+    assert done.tensors == {{"float16": "F16", "bfloat16": "BF16"}[dtype]: 2 + 2 * 7, "F32": 1 + 2 * 2}
+    convert(tmp_path / "x.gguf", tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == dtype
+    before, after = open_source(tmp_path / "hf"), open_source(tmp_path / "again")
+    assert set(before.names) == set(after.names)
+    assert all(torch.equal(before.read(name), after.read(name)) for name in before.names)
+    assert convert(tmp_path / "hf", tmp_path / "f32", dtype="f32").tensors == {"float32": len(before.names)}
+
+
+def test_a_norm_of_one_plus_weight_keeps_bits_that_bf16_would_lose(tmp_path: Path) -> None:
+    """GGUF stores Gemma's 1 + weight, which in bf16 would round every small weight away."""
+    path = references.saved("gemma")[1]
+    convert(path, tmp_path / "half", dtype="bf16")
+    convert(tmp_path / "half", tmp_path / "x.gguf")
+    convert(tmp_path / "x.gguf", tmp_path / "again")
+    before, after = open_source(tmp_path / "half"), open_source(tmp_path / "again")
+    assert all(torch.equal(before.read(name), after.read(name)) for name in before.names)
+
+
+def test_an_unread_pooler_is_left_out_and_said(tmp_path: Path) -> None:
+    path = references.saved("bert-pooler")[1]
+    done = convert(path, tmp_path / "x.gguf")
+    assert done.notes == ("left out head.dense, which its pooling does not read",)
+    assert torch.allclose(outputs(load(tmp_path / "x.gguf")), outputs(load(path)), atol=1e-6)
+    dense = shutil.copytree(path, tmp_path / "dense")
+    config = json.loads((dense / "config.json").read_text()) | {"triptych_pooling": {"mode": "dense"}}
+    (dense / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"gguf has no name for 'head.dense.weight'"):
+        convert(dense, tmp_path / "y.gguf")
+
+
+def test_how_an_encoder_pools_travels(tmp_path: Path) -> None:
+    path = shutil.copytree(references.saved("bert-no-pooler")[1], tmp_path / "hf")
+    config = json.loads((path / "config.json").read_text())
+    config["triptych_pooling"] = {"mode": "first", "normalize": True}
+    (path / "config.json").write_text(json.dumps(config))
+    convert(path, tmp_path / "x.gguf")
+    assert read_header(tmp_path / "x.gguf").spec.head == read_header(path).spec.head
+    assert torch.allclose(outputs(load(tmp_path / "x.gguf")), outputs(load(path)), atol=1e-6)
+
+
+def test_an_unequal_tie_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = shutil.copytree(references.saved("llama-tied")[1], tmp_path / "hf")
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, path / "model.safetensors")
+    for out in ("x.gguf", "out"):
+        with pytest.raises(CheckpointError, match=r"lm_head.weight differs from"):
+            convert(path, tmp_path / out)
+        assert not (tmp_path / out).exists()
+
+
+def test_real_weights_come_back(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """A Q4_1 file to an f32 directory and to q4_1 again: the blocks are ggml's, so nearly all codes are the same."""
+    convert(smollm2_gguf, tmp_path / "x.gguf", dtype="q4_1")
+    before, after = open_source(smollm2_gguf), open_source(tmp_path / "x.gguf")
+    assert set(before.names) == set(after.names)
+    ours = {key: value for key, value in after.metadata.items() if key.startswith(("llama.", "tokenizer."))}
+    assert all(before.metadata.get(key, value) == value for key, value in ours.items())
+    name = "blk.7.ffn_up.weight"
+    assert (after.read(name) - before.read(name)).abs().max() <= 2e-3 * before.read(name).abs().max()
+    ours, again = (read_header(path).tokenizer() for path in (smollm2_gguf, tmp_path / "x.gguf"))
+    assert ours is not None
+    assert again is not None
+    assert all(ours.encode(text) == again.encode(text) for text in NASTY)
+
+
+def test_a_sentence_encoder_as_gguf(minilm_dir: Path, tmp_path: Path) -> None:
+    done = convert(minilm_dir, tmp_path / "x.gguf", dtype="f16")
+    assert done.notes
+    ours, packed = load(minilm_dir), load(tmp_path / "x.gguf")
+    texts = ["She sat by the river bank.", "Ein Satz, mit Umlauten: äöü. 42", "日本語 🙂"]
+    assert packed.ids(texts) == ours.ids(texts)
+    assert torch.allclose(packed.encode(texts), ours.encode(texts), atol=2e-3)
+
+
+# ---------------------------------------------------------------- where it is written
+
+
+def test_what_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
+    source = references.saved("llama")[1]
+    convert(source, tmp_path / "x.gguf")
+    convert(source, tmp_path / "hf")
+    for out in ("x.gguf", "hf"):
+        with pytest.raises(InputError, match=r"exists; choose another name, or replace it with --force"):
+            convert(source, tmp_path / out)
+        convert(source, tmp_path / out, dtype="f16", force=True)
+        assert {info.dtype for info in open_source(tmp_path / out).infos.values()} >= {"F16"}
+    with pytest.raises(InputError, match="is a directory, and gguf is not"):
+        convert(source, tmp_path / "hf", to="gguf", force=True)
+    with pytest.raises(InputError, match="is a file, and hf is not"):
+        convert(source, tmp_path / "x.gguf", to="hf", force=True)
+    with pytest.raises(InputError, match="dtype 'q8_0' is none that hf is written in; use one of f32, f16, bf16"):
+        convert(source, tmp_path / "new", dtype="q8_0")
+
+
+def test_a_file_may_replace_itself(tmp_path: Path) -> None:
+    path = Path(shutil.copy(written("llama"), tmp_path / "x.gguf"))
+    convert(path, path, dtype="f16", force=True)
+    assert torch.allclose(outputs(load(path)), outputs(load(written("llama"))), atol=0.05)
+
+
+# ---------------------------------------------------------------- tokenizers
+
+NASTY = ["It's 12345 o'clock; THEY'LL pay.\n\n  Naïve x²", "日本語 🙂", "  lead", "<|endoftext|>a<|endoftext|>", "½ Ⅳ"]
+
+
+def trained(size: int = 300, **more: Any) -> Tokenizer:
+    return bpe_tokenizer(["the sun and the moon 12345 it's o'clock " * 9], size, **more)
+
+
+def test_a_byte_level_tokenizer_comes_back() -> None:
+    ours = trained()
+    metadata = to_gguf(ours, ours.vocab_size + 3)
+    again = from_gguf(metadata)
+    assert metadata["tokenizer.ggml.tokens"][-1] == f"[PAD{ours.vocab_size + 2}]"
+    assert metadata["tokenizer.ggml.token_type"][-3:] == [5, 5, 5]
+    assert all(again.encode(text) == ours.encode(text) for text in NASTY)
+    assert (again.eos_id, again.bos_id, again.stop_ids) == (ours.eos_id, ours.bos_id, ours.stop_ids)
+
+
+def test_the_split_is_found_not_guessed() -> None:
+    for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o"):
+        fields = to_gguf(trained(), 300) | {"tokenizer.ggml.pre": name}
+        assert to_gguf(from_gguf(fields), 300)["tokenizer.ggml.pre"] == name
+    from tokenizers import pre_tokenizers
+
+    odd = trained()
+    odd.backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("o", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    with pytest.raises(TextError, match="GGUF cannot tell this tokenizer"):
+        to_gguf(odd, 300)
+
+
+def test_tokenizers_gguf_has_no_words_for() -> None:
+    header = read_header(checkpoint("encoder"))
+    with pytest.raises(TextError, match="no tokenizer of type WordLevel"):
+        to_gguf(header.tokenizer(), 500)
+    with pytest.raises(TextError, match="has 283 tokens, the model rows for 282"):
+        to_gguf(trained(), 282)
+    ends = Tokenizer(trained().backend, DECODER.specials, stop_ids=[7, 8, 9])
+    with pytest.raises(TextError, match="two ends of generation"):
+        to_gguf(ends, 300)
+
+
+def test_no_tokenizer_stays_none() -> None:
+    assert read_header(written("llama")).tokenizer() is None
+    assert load(written("llama")).tokenizer is None
+
+
+def sentencepiece() -> dict[str, Any]:
+    """A SentencePiece BPE as a GGUF has it, bytes and all."""
+    words = ["▁", "t", "h", "e", "a", "n", "d", "▁t", "he", "▁the", "an", "▁an", "▁and", "s", "u", "un", "▁s", "▁sun"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(words)],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(words))],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sentencepiece_tokenizer_comes_back(prefix: bool) -> None:
+    ours = from_gguf(sentencepiece() | {"tokenizer.ggml.add_space_prefix": prefix})
+    metadata = to_gguf(ours, ours.vocab_size)
+    again = from_gguf(metadata)
+    assert metadata["tokenizer.ggml.add_space_prefix"] is prefix
+    assert metadata["tokenizer.ggml.token_type"] == sentencepiece()["tokenizer.ggml.token_type"]
+    assert metadata["tokenizer.ggml.add_bos_token"]
+    for text in [*NASTY, "the sun and the sand", "<s>the</s> sun"]:
+        assert again.encode(text) == ours.encode(text)
+    assert len(ours.encode("the sun")) < 6
+
+
+def test_a_chat_model_keeps_its_template_and_its_ends(tmp_path: Path) -> None:
+    path = checkpoint("decoder")
+    convert(path, tmp_path / "x.gguf")
+    ours, again = read_header(path).tokenizer(), read_header(tmp_path / "x.gguf").tokenizer()
+    assert ours is not None
+    assert again is not None
+    assert ours.chat is not None
+    assert again.chat is not None
+    assert again.chat.source == ours.chat.source
+    more = Tokenizer(ours.backend, ours.specials, stop_ids=[65], chat=ours.chat)
+    model = load(path)
+    Model(model.module, more, model.hf).save(tmp_path / "hf")
+    (tmp_path / "hf" / "generation_config.json").write_text('{"eos_token_id": [256, 65]}')
+    convert(tmp_path / "hf", tmp_path / "y.gguf")
+    assert load(tmp_path / "y.gguf").end_ids == (256, 65)
+    convert(tmp_path / "y.gguf", tmp_path / "back")
+    assert set(load(tmp_path / "back").end_ids) == {256, 65}
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert all(theirs(text).input_ids == ours.encode(text) for text in NASTY)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "x.gguf"
+    assert main(["convert", str(checkpoint("decoder")), str(out), "--dtype", "f16", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["format"] == "gguf"
+    assert told["nbytes"] == out.stat().st_size
+    assert set(told["tensors"]) == {"F16", "F32"}
+    assert main(["convert", str(out), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    assert "llama" in capsys.readouterr().out
+    assert main(["convert", str(out), str(tmp_path / "hf")]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    assert main(["convert", str(checkpoint("encoder-decoder")), str(tmp_path / "t5.gguf")]) == 1
+    assert "GGUF has no names for models of family 't5'" in capsys.readouterr().err
+
+
+def test_spec_equality_is_not_vacuous() -> None:
+    """`lost` sees a number changed anywhere but in what training alone reads."""
+    spec = read_header(references.saved("llama")[1]).spec
+    from triptych.families.to_gguf import lost
+
+    assert lost(spec, spec) is None
+    assert lost(spec, replace(spec, init_std=0.5)) is None
+    assert lost(spec, replace(spec, context=51)) == "context is 52, and would be read back as 51"
