@@ -31,7 +31,6 @@ def loaded(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> 
     for lab in (bank, not_explanation):
         monkeypatch.setattr(lab, "decoder", lambda setup: smollm2)
     monkeypatch.setattr(not_explanation, "STEPS", 8)
-    monkeypatch.setattr(not_explanation, "RATE", 0.8)
     monkeypatch.setattr(not_explanation, "SHUFFLES", 1)
 
 

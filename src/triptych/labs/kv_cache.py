@@ -52,7 +52,7 @@ def run(setup: Setup) -> Finding:
         Check("tokens that differ", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
         Check("greatest difference of a logit", float((with_cache - without).abs().max()), most=1e-3),
         Check(f"speed-up of one token at {lengths[-1]}", speedups[-1], least=3.0),
-        Check(f"speed-up at {lengths[-1]} over that at {lengths[0]}", speedups[-1] / speedups[0], least=2.0),
+        Check(f"speed-up at {lengths[-1]} over that at {lengths[0]}", speedups[-1] / speedups[0], least=1.5),
         Check(f"bytes allocated at {lengths[-1]} over bytes counted", rows[-1][2] / counted, 1.0, 1.0),
         Check("bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES),
     )

@@ -18,7 +18,7 @@ from triptych.page import Attention, AttentionMap, Curve, Table
 from triptych.probe import Edit, Read, Where, put
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
-STEPS, RATE, FAITHFUL = 25, 0.3, 20.0  # of the search for another pattern, and what the output weighs in it
+STEPS, RATE, FAITHFUL = 20, 0.6, 20.0  # of the search for another pattern, and what the output weighs in it
 SHUFFLES = 3
 
 
@@ -51,7 +51,7 @@ def run(setup: Setup) -> Finding:
     most_read, most_needed = weights.index(max(weights)), hidden.index(max(hidden))
     drop = hidden[most_needed]
     checks = (
-        Check("least distance of an alternative pattern (0 to 1)", min(o.attention for o in others), least=0.4),
+        Check("least distance of an alternative pattern (0 to 1)", min(o.attention for o in others), least=0.3),
         Check("most that the output moves under one (0 to 1)", max(o.output for o in others), most=0.02),
         Check("output change when the token that matters most is hidden", drop, least=0.3),
         Check("that over the change when the most attended one is", drop / (hidden[most_read] or math.nan), least=3.0),
