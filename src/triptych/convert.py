@@ -20,11 +20,12 @@ from triptych import families, text
 from triptych.checkpoints import open_source, recover, write_directory
 from triptych.checkpoints.gguf_pack import BLOCK, PACKED
 from triptych.checkpoints.gguf_write import Entry, write_gguf
+from triptych.checkpoints.packed import plain_dtype
 from triptych.errors import InputError
 from triptych.header import Header, read_header
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
-from triptych.weights import Stored, uniform_dtype
+from triptych.weights import Stored
 
 Format = Literal["hf", "gguf"]
 #: What may be asked for -> torch's name of a plain dtype, ggml's of a packed one.
@@ -62,9 +63,9 @@ def convert(
 ) -> Conversion:
     """Write the checkpoint `model` to `out`: `to` a "gguf" file or an "hf" directory, by `out`'s ending when None.
 
-    `dtype` is "f32", "f16" or "bf16", for GGUF also "q8_0", "q4_0" or "q4_1"; the stored one when None, f32 for packed
-    weights.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay f32.  What is at
-    `out` is replaced only with `force`, and then whole or not at all.
+    `dtype` is "f32", "f16" or "bf16", for GGUF also "q8_0", "q4_0" or "q4_1"; when None, that of most of the plain
+    numbers of the checkpoint.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay
+    f32.  What is at `out` is replaced only with `force`, and then whole or not at all.
 
     Raises InputError for an existing `out` or a dtype the format lacks, CheckpointError or TextError for a model or a
     tokenizer that GGUF has no words for, and what reading raises.
@@ -91,8 +92,8 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
 
 def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
     source = header.source or open_source(header.path)
-    wanted = PLAIN[dtype] if dtype else uniform_dtype(source)
-    stored = Stored(header.spec, source, ignore)
+    wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
+    stored = Stored(header.spec, source, ignore, torch.float32)  # what ops add or take away is not rounded twice
     stored.check_duplicates()
     written: Counter[str] = Counter()
 
@@ -121,11 +122,11 @@ def _texts(header: Header) -> dict[str, bytes]:
 
 def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
     source = header.source or open_source(header.path)
-    wanted = dtype or next(name for name, plain in PLAIN.items() if plain == uniform_dtype(source))
+    wanted = dtype or next(name for name, plain in PLAIN.items() if str(plain) == f"torch.{plain_dtype(source.infos)}")
     kind = QUANTIZED.get(wanted, wanted.upper())
     spec, notes = _without_idle_pooler(header.spec)
     metadata, extra = families.write_gguf(spec)
-    stored = Stored(header.spec, source, ignore, torch.float32)  # some families' norms are stored plus one
+    stored = Stored(header.spec, source, ignore, torch.float32)
     entries = [
         Entry(
             step.source,

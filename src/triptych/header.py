@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triptych import families
 from triptych.checkpoints import Source, local_path, open_source, read_json
+from triptych.checkpoints.packed import scheme, unpacked
 from triptych.errors import CheckpointError
 from triptych.spec import Model, Pooling
 
@@ -63,7 +64,8 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     """Of a directory, or of a `config.json` that stands for itself."""
     config = where / "config.json" if where.is_dir() else where
     hf = read_json(config)
-    source = open_source(where) if any(where.glob("*.safetensors*")) else None
+    packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
+    source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
     spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
     pooled = _pooled(spec, where)

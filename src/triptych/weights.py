@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,8 +13,6 @@ from triptych.checkpoints import Loaded, LoadReport, Source
 from triptych.errors import CheckpointError
 from triptych.nn import Transformer, assign, empty, finish
 from triptych.spec import Model
-
-_PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read_weights(
@@ -121,12 +118,3 @@ class Stored(Mapping[str, Tensor]):
             if step.duplicate:
                 for name, value in step.to_ours(self._source.read(step.source, self._dtype)).items():
                     _check_equal(step.source, name, value, self[name], self._source)
-
-
-def uniform_dtype(source: Source) -> torch.dtype:
-    """The dtype most of the numbers of a checkpoint are stored in; fp32 where they are packed."""
-    sizes: dict[torch.dtype, int] = {}
-    for info in source.infos.values():
-        dtype = _PLAIN.get(info.dtype, torch.float32)
-        sizes[dtype] = sizes.get(dtype, 0) + math.prod(info.shape)
-    return max(sizes, key=lambda dtype: sizes[dtype])
