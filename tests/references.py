@@ -36,6 +36,8 @@ _GEMMA2 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17, "attn_l
            "final_logit_softcapping": 7.0}  # fmt: skip
 _GEMMA3 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17,
            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
+_GRANITE = {**_DECODER, "embedding_multiplier": 2.5, "attention_multiplier": 0.2, "residual_multiplier": 0.4,
+            "logits_scaling": 3.0}  # fmt: skip
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
 _DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
@@ -91,6 +93,13 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _DECODER),
     "qwen3-tied": ("Qwen3Config", "Qwen3ForCausalLM", {**_DECODER, "tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", _DECODER),
+    "starcoder2-untied": ("Starcoder2Config", "Starcoder2ForCausalLM",
+                          {**_EVEN, "num_key_value_heads": 1, "use_bias": False, "tie_word_embeddings": False,
+                           "sliding_window": 4, "norm_epsilon": EPS, **_rope("linear", factor=2.5)}),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", _GRANITE),
+    "granite-tied": ("GraniteConfig", "GraniteForCausalLM",
+                     {**_GRANITE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
                  {**_EVEN, **_rope("default", partial_rotary_factor=0.7), "layer_norm_eps": EPS}),
     "gpt-neox-in-turn": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
