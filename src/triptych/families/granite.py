@@ -1,5 +1,5 @@
-"""Granite 3 (IBM 2024): Llama with a factor in four places: on embeddings, on scores in place of 1/sqrt(K), on what each
-sublayer adds, and under the logits.
+"""Granite 3 (IBM 2024): Llama with a factor in four places: on embeddings, on scores in place of 1/sqrt(K), on what
+each sublayer adds, and under the logits.
 
 Reference: transformers `models/granite`.
 """

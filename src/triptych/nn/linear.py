@@ -72,7 +72,7 @@ class Scale(Module, of=parts.Scale):
     """`factor * x`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.spec.factor
+        return x.mul(self.spec.factor)
 
 
 class Norms(Module, of=parts.Norms):
