@@ -112,6 +112,32 @@ def test_every_key_that_is_read_is_checked(name: str) -> None:
             families.read_config(hf | {key: ["a", -1]}, stored=tensors)
 
 
+# Where an absent key means something else to us, and why.
+OTHERWISE = {
+    ("phi3", "original_max_position_embeddings"): "what stands in the scaling holds, not a default beside it",
+}
+
+
+@pytest.mark.parametrize("name", references.NAMES)
+def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
+    hf, tensors = stored(name)
+    reference = type(references.saved(name)[0].config)
+    keys = Keys(hf, stored=tensors)
+    families.find(hf["model_type"]).config(keys)
+    tried = 0
+    for key in keys.read & hf.keys() - METADATA:
+        less = {k: v for k, v in hf.items() if k != key}
+        try:
+            model = families.read_config(less, stored=tensors)
+        except ConfigError:
+            continue  # needed, or the default of a large model does not fit this small one
+        tried += 1
+        filled = json.loads(reference.from_dict(dict(less)).to_json_string(use_diff=False))
+        if (hf["model_type"], key) not in OTHERWISE:
+            assert model == families.read_config(filled, stored=tensors), key
+    assert tried > 3
+
+
 SIZES = {
     "gpt2": ("vocab_size", "n_embd", "n_inner", "n_layer", "n_positions"),
     "llama": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
