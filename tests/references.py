@@ -36,6 +36,8 @@ _GEMMA2 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17, "attn_l
            "final_logit_softcapping": 7.0}  # fmt: skip
 _GEMMA3 = {**_DECODER, "sliding_window": 4, "query_pre_attn_scalar": 17,
            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
+_GRANITE = {**_DECODER, "embedding_multiplier": 2.5, "attention_multiplier": 0.2, "residual_multiplier": 0.4,
+            "logits_scaling": 3.0}  # fmt: skip
 _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
          "max_position_embeddings": CONTEXT, "type_vocab_size": 4, "initializer_range": INIT}  # fmt: skip
 _DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
@@ -91,6 +93,13 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _DECODER),
     "qwen3-tied": ("Qwen3Config", "Qwen3ForCausalLM", {**_DECODER, "tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", _DECODER),
+    "starcoder2-untied": ("Starcoder2Config", "Starcoder2ForCausalLM",
+                          {**_EVEN, "num_key_value_heads": 1, "use_bias": False, "tie_word_embeddings": False,
+                           "sliding_window": 4, "norm_epsilon": EPS, **_rope("linear", factor=2.5)}),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", _GRANITE),
+    "granite-tied": ("GraniteConfig", "GraniteForCausalLM",
+                     {**_GRANITE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
                  {**_EVEN, **_rope("default", partial_rotary_factor=0.7), "layer_norm_eps": EPS}),
     "gpt-neox-in-turn": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
@@ -264,3 +273,96 @@ def saved(name: str) -> tuple[Any, Path]:
     model, path = build(name), Path(_ROOT.name) / name
     model.save_pretrained(path)
     return model, path
+
+
+# ---------------------------------------------------------------- GGUF
+
+
+def metadata(arch: str, **values: Any) -> dict[str, Any]:
+    """The metadata of a tiny GGUF file, in llama.cpp's names."""
+    common = {
+        "context_length": CONTEXT,
+        "embedding_length": D,
+        "feed_forward_length": F,
+        "block_count": L,
+        "attention.head_count": H,
+    }
+    return {"general.architecture": arch, "general.name": "tiny", "tokenizer.ggml.eos_token_id": 2} | {
+        f"{arch}.{key}": value for key, value in (common | values).items()
+    }
+
+
+RMS = {"attention.layer_norm_rms_epsilon": 9.999999974752427e-07}  # 1e-6 as a float32
+GROUPED_HEADS = {"attention.head_count_kv": G, "attention.key_length": K, "attention.value_length": K}
+GROUPED = RMS | GROUPED_HEADS
+EXPERTS = {"expert_count": 5, "expert_used_count": 2}
+EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
+CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
+# variant -> the metadata of a GGUF file of it: the oracle of `from_gguf`, and with it the names of its tensors
+HEADERS = {
+    "gemma": metadata("gemma", **GROUPED | {"attention.layer_norm_rms_epsilon": 0.05}),
+    "gemma2": metadata("gemma2", **GROUPED, **CAPS, **{"attention.sliding_window": 4}),
+    "gemma3": metadata("gemma3", **GROUPED, **{"attention.sliding_window": 4, "rope.freq_base": 1e6}),
+    "gemma3-linear": metadata(
+        "gemma3",
+        **GROUPED | {"attention.head_count_kv": 1, "attention.sliding_window": 4, "final_logit_softcapping": 3.0},
+        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "rope.freq_base_swa": 50.0},
+    ),
+    "phi3": metadata(
+        "phi3",
+        **GROUPED | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06, "attention.sliding_window": 0},
+        **{"rope.dimension_count": 4, "rope.freq_base": 1000.0, "rope.scaling.original_context_length": 4096},
+    ),
+    "phi3-window": metadata(
+        "phi3",
+        **GROUPED | {"attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 0.05},
+        **{"attention.sliding_window": 4},
+    ),
+    "mixtral": metadata(
+        "llama",
+        **GROUPED | EXPERTS | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06},
+        **{"rope.freq_base": 1e6},
+    ),
+    "qwen3-moe-normed": metadata(
+        "qwen3moe", **GROUPED, **{"expert_count": 7, "expert_used_count": 4, "expert_feed_forward_length": 17}
+    ),
+    "gpt-neox": metadata("gptneox", **EVEN, **{"attention.layer_norm_epsilon": 0.05, "rope.freq_base": 1000.0}),
+    "gpt-neox-in-turn": metadata(
+        "gptneox",
+        **EVEN | {"rope.dimension_count": 2},
+        **{"attention.layer_norm_epsilon": 9.999999747378752e-06, "rope.freq_base": 1000.0},
+        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "use_parallel_residual": False},
+    ),
+    "gptj": metadata("gptj", **EVEN, **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
+    "phi": metadata(
+        "phi2",
+        **EVEN,
+        **{"attention.head_count_kv": 5, "attention.layer_norm_epsilon": 9.999999747378752e-06},
+        **{"rope.freq_base": 1000.0},
+    ),
+    "llama": metadata("llama", **GROUPED, **{"rope.dimension_count": K, "vocab_size": V}),
+    "llama-biased": metadata("llama", **GROUPED),
+    "llama-tied": metadata("llama", **GROUPED),
+    "qwen2": metadata("qwen2", **RMS, **{"attention.head_count_kv": G, "rope.freq_base": 10000.0}),
+    "qwen3": metadata("qwen3", **GROUPED),
+    "starcoder2": metadata("starcoder2", **GROUPED_HEADS, **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
+    "granite": metadata(
+        "granite",
+        **GROUPED,
+        **{
+            "embedding_scale": 2.5,
+            "attention.scale": 0.20000000298023224,
+            "residual_scale": 0.4000000059604645,
+            "logit_scale": 3.0,
+        },
+    ),
+    "gpt2": metadata("gpt2", **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
+    "bert-no-pooler": metadata(
+        "bert", **{"attention.layer_norm_epsilon": 9.999999960041972e-13, "attention.causal": False, "pooling_type": 1}
+    ),
+}
+
+
+# What GGUF has no key for: which layers slide, and what the scores of Gemmas are scaled by.
+_THIRD = {"query_pre_attn_scalar": K, "layer_types": None}
+UNSAID = {"gemma2": {"query_pre_attn_scalar": K}, "gemma3": _THIRD, "gemma3-linear": _THIRD}

@@ -130,6 +130,18 @@ def output_norm_applied_as_post_norm(model: Model, patch: pytest.MonkeyPatch) ->
             fill(block, patch, slot, Around(pre=getattr(block, slot).pre, post=getattr(block, slot).out))
 
 
+@parity("granite", "Scale", "Norms.out")
+def missing_factor_of_what_a_sublayer_gives(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.Norms, "out", Identity())
+
+
+@parity("granite", "Scale.factor")
+def factor_applied_after_the_sum(model: Model, patch: pytest.MonkeyPatch) -> None:
+    for norms in of(model, spec.Norms):
+        fill(norms, patch, "post", norms.out)
+        fill(norms, patch, "out", Identity())
+
+
 @parity("llama", "Block.mlp_norm")
 def norms_of_attention_and_mlp_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
     for block in of(model, spec.Block):

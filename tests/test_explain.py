@@ -31,7 +31,7 @@ SENTENCE = "She sat by the river bank"
 FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "llama-yarn", "llama-longrope",
             "mistral", "qwen2-window", "qwen3", "bert", "bert-pooler", "bert-classes", "bert-tokens", "bert-spans",
             "electra", "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes",
-            "marian", "gpt-neox", "phi", "gemma2", "mixtral", "qwen3-moe"]  # fmt: skip
+            "marian", "gpt-neox", "phi", "gemma2", "granite", "mixtral", "qwen3-moe"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

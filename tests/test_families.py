@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import references
-from references import COMPUTED, CONTEXT, SPARE, D, F, G, H, K, L, V
+from references import COMPUTED, CONTEXT, HEADERS, SPARE, UNSAID, D, F, G, H, K, L, V
 from triptych import families, spec
 from triptych.errors import CheckpointError, ConfigError
 from triptych.families import weights
@@ -110,6 +110,32 @@ def test_every_key_that_is_read_is_checked(name: str) -> None:
     for key in checked:
         with pytest.raises(ConfigError):
             families.read_config(hf | {key: ["a", -1]}, stored=tensors)
+
+
+# Where an absent key means something else to us, and why.
+OTHERWISE = {
+    ("phi3", "original_max_position_embeddings"): "what stands in the scaling holds, not a default beside it",
+}
+
+
+@pytest.mark.parametrize("name", references.NAMES)
+def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
+    hf, tensors = stored(name)
+    reference = type(references.saved(name)[0].config)
+    keys = Keys(hf, stored=tensors)
+    families.find(hf["model_type"]).config(keys)
+    tried = 0
+    for key in keys.read & hf.keys() - METADATA:
+        less = {k: v for k, v in hf.items() if k != key}
+        try:
+            model = families.read_config(less, stored=tensors)
+        except ConfigError:
+            continue  # needed, or the default of a large model does not fit this small one
+        tried += 1
+        filled = json.loads(reference.from_dict(dict(less)).to_json_string(use_diff=False))
+        if (hf["model_type"], key) not in OTHERWISE:
+            assert model == families.read_config(filled, stored=tensors), key
+    assert tried > 3
 
 
 SIZES = {
@@ -357,30 +383,19 @@ def test_refused_keys_are_harmless_while_off() -> None:
 
 # ---------------------------------------------------------------- GGUF
 
-GGUF = {
-    "gpt2": gguf.MODEL_ARCH.GPT2,
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "llama-biased": gguf.MODEL_ARCH.LLAMA,
-    "llama-tied": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "gemma": gguf.MODEL_ARCH.GEMMA,
-    "gemma2": gguf.MODEL_ARCH.GEMMA2,
-    "gemma3": gguf.MODEL_ARCH.GEMMA3,
-    "gemma3-linear": gguf.MODEL_ARCH.GEMMA3,
-    "phi3": gguf.MODEL_ARCH.PHI3,
-    "phi3-window": gguf.MODEL_ARCH.PHI3,
-    "mixtral": gguf.MODEL_ARCH.LLAMA,
-    "qwen3-moe-normed": gguf.MODEL_ARCH.QWEN3MOE,
-    "gpt-neox": gguf.MODEL_ARCH.GPTNEOX,
-    "gpt-neox-in-turn": gguf.MODEL_ARCH.GPTNEOX,
-    "gptj": gguf.MODEL_ARCH.GPTJ,
-    "phi": gguf.MODEL_ARCH.PHI2,
-    "bert-no-pooler": gguf.MODEL_ARCH.BERT,
-}
+ARCHS = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
-@pytest.mark.parametrize("name", GGUF)
+def arch_of(header: dict[str, Any]) -> str:
+    return str(header["general.architecture"])
+
+
+def test_every_architecture_that_a_family_reads_has_a_header() -> None:
+    read = {arch for module in families.modules() for arch in getattr(module, "gguf_archs", ())}
+    assert read == {arch_of(header) for header in HEADERS.values()}
+
+
+@pytest.mark.parametrize("name", HEADERS)
 def test_gguf_round_trip_and_names(name: str) -> None:
     hf, tensors = stored(name)
     model = families.read_config(hf, stored=tensors)
@@ -391,7 +406,7 @@ def test_gguf_round_trip_and_names(name: str) -> None:
     shifted = {load.ours[0] for load in families.save_plan(model, "gguf") if weights.PlusOne() in load.ops}
     assert all(torch.equal(back[key], parameters[key]) for key in back.keys() - shifted)
     assert all(torch.allclose(back[key], parameters[key], rtol=0, atol=1e-6) for key in shifted)
-    names = gguf.get_tensor_name_map(GGUF[name], L)
+    names = gguf.get_tensor_name_map(ARCHS[arch_of(HEADERS[name])], L)
     merged = {re.sub(r"(experts)\.\d+", r"\1", key) for key in tensors}  # of all experts one tensor
     expected = {names.get_name(key, try_suffixes=(".weight", ".bias")) for key in merged}
     assert packed.keys() == expected
@@ -425,87 +440,11 @@ def test_only_row_ops_may_touch_packed_columns() -> None:
     assert all(load.rows_only for load in families.save_plan(model, "gguf"))
 
 
-def metadata(arch: str, **values: Any) -> dict[str, Any]:
-    common = {
-        "context_length": CONTEXT,
-        "embedding_length": D,
-        "feed_forward_length": F,
-        "block_count": L,
-        "attention.head_count": H,
-    }
-    return {"general.architecture": arch, "general.name": "tiny", "tokenizer.ggml.eos_token_id": 2} | {
-        f"{arch}.{key}": value for key, value in (common | values).items()
-    }
-
-
-RMS = {"attention.layer_norm_rms_epsilon": 9.999999974752427e-07}  # 1e-6 as a float32
-GROUPED = RMS | {"attention.head_count_kv": G, "attention.key_length": K, "attention.value_length": K}
-EXPERTS = {"expert_count": 5, "expert_used_count": 2}
-EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
-CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
-HEADERS = {
-    "gemma": metadata("gemma", **GROUPED | {"attention.layer_norm_rms_epsilon": 0.05}),
-    "gemma2": metadata("gemma2", **GROUPED, **CAPS, **{"attention.sliding_window": 4}),
-    "gemma3": metadata("gemma3", **GROUPED, **{"attention.sliding_window": 4, "rope.freq_base": 1e6}),
-    "gemma3-linear": metadata(
-        "gemma3",
-        **GROUPED | {"attention.head_count_kv": 1, "attention.sliding_window": 4, "final_logit_softcapping": 3.0},
-        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "rope.freq_base_swa": 50.0},
-    ),
-    "phi3": metadata(
-        "phi3",
-        **GROUPED | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06, "attention.sliding_window": 0},
-        **{"rope.dimension_count": 4, "rope.freq_base": 1000.0, "rope.scaling.original_context_length": 4096},
-    ),
-    "phi3-window": metadata(
-        "phi3",
-        **GROUPED | {"attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 0.05},
-        **{"attention.sliding_window": 4},
-    ),
-    "mixtral": metadata(
-        "llama",
-        **GROUPED | EXPERTS | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06},
-        **{"rope.freq_base": 1e6},
-    ),
-    "qwen3-moe-normed": metadata(
-        "qwen3moe", **GROUPED, **{"expert_count": 7, "expert_used_count": 4, "expert_feed_forward_length": 17}
-    ),
-    "gpt-neox": metadata("gptneox", **EVEN, **{"attention.layer_norm_epsilon": 0.05, "rope.freq_base": 1000.0}),
-    "gpt-neox-in-turn": metadata(
-        "gptneox",
-        **EVEN | {"rope.dimension_count": 2},
-        **{"attention.layer_norm_epsilon": 9.999999747378752e-06, "rope.freq_base": 1000.0},
-        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "use_parallel_residual": False},
-    ),
-    "gptj": metadata("gptj", **EVEN, **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
-    "phi": metadata(
-        "phi2",
-        **EVEN,
-        **{"attention.head_count_kv": 5, "attention.layer_norm_epsilon": 9.999999747378752e-06},
-        **{"rope.freq_base": 1000.0},
-    ),
-    "llama": metadata("llama", **GROUPED, **{"rope.dimension_count": K, "vocab_size": V}),
-    "llama-biased": metadata("llama", **GROUPED),
-    "llama-tied": metadata("llama", **GROUPED),
-    "qwen2": metadata("qwen2", **RMS, **{"attention.head_count_kv": G, "rope.freq_base": 10000.0}),
-    "qwen3": metadata("qwen3", **GROUPED),
-    "gpt2": metadata("gpt2", **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
-    "bert-no-pooler": metadata(
-        "bert", **{"attention.layer_norm_epsilon": 9.999999960041972e-13, "attention.causal": False, "pooling_type": 1}
-    ),
-}
-
-
-# What GGUF has no key for: which layers slide, and what the scores of Gemmas are scaled by.
-_THIRD = {"query_pre_attn_scalar": K, "layer_types": None}
-UNSAID = {"gemma2": {"query_pre_attn_scalar": K}, "gemma3": _THIRD, "gemma3-linear": _THIRD}
-
-
 def packed_shapes(name: str) -> dict[str, tuple[int, ...]]:
     return {load.source: load.source_shape for load in families.save_plan(read(name), "gguf")}
 
 
-@pytest.mark.parametrize("name", GGUF)
+@pytest.mark.parametrize("name", HEADERS)
 def test_a_gguf_header_gives_the_spec_of_the_hf_config(name: str) -> None:
     config, model = families.read_gguf(HEADERS[name], packed_shapes(name))
     hf = read(name, **UNSAID.get(name, {}))  # ids and the initial scale are not the architecture's

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from references import D, H, K, L
-from test_families import EVEN, HEADERS, decoder_of, fill, metadata, packed_shapes, read, stored
+from references import EVEN, HEADERS, D, H, K, L, metadata
+from test_families import decoder_of, fill, packed_shapes, read, stored
 from triptych import families, spec
 from triptych.errors import ConfigError
 from triptych.spec.positions import Interpolate, LongRope

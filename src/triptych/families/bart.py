@@ -69,7 +69,7 @@ def config(keys: Keys) -> spec.Model:
     )
     position, norm = spec.Learned(length=context, width=width, offset=2), spec.LayerNorm(width=width)
     dense = spec.Linear(inputs=width, outputs=width, bias=True)
-    labels = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
+    labels = spec.Linear(inputs=width, outputs=keys.labels(default=3), bias=True)
     heads: dict[str, spec.Head | None] = {
         f"{name}Model": None,
         f"{name}ForConditionalGeneration": seq2seq.lm_head(keys, width, vocab),

@@ -50,11 +50,12 @@ def model(
     base: str | None = None,
     tied: bool = False,
     bias: bool = False,
+    scale: float | None = None,
     softcap: float | None = None,
 ) -> spec.Model:
     """The model of class `{name}ForCausalLM`, or without its head of `base`, `{name}Model` when None.
 
-    `tied` is what the family means by no `tie_word_embeddings`; `bias` and `softcap` are the head's.
+    `tied` is what the family means by no `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
     """
     vocab = stack.embed.vocab
     whole = f"{name}ForCausalLM"
@@ -64,7 +65,7 @@ def model(
     return spec.Model(
         family=keys.str("model_type"),
         decoder=stack,
-        head=spec.LMHead(proj=proj, softcap=softcap) if lm else None,
+        head=spec.LMHead(proj=proj, scale=scale, softcap=softcap) if lm else None,
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
         ids=keys.special_ids(vocab),
         context=context,

@@ -48,7 +48,7 @@ def config(keys: Keys) -> spec.Model:
     pattern = keys.count("sliding_window_pattern", default=6) if third else 2
     windows = decoder.windows(keys, keys.int("sliding_window", default=4096), lambda i: (i + 1) % pattern != 0)
     cap, final_cap = (
-        keys.optional_float(name, low=1e-6) if name in keys.data else None if third else default
+        keys.optional_float(name, default=None if third else default, low=1e-6)
         for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
     )
 

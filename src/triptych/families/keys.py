@@ -95,9 +95,9 @@ class Keys:
             raise self.error(f"{name} must be between {low} and {high}, not {value}")
         return value  # type: ignore[no-any-return]
 
-    def optional_int(self, name: Str, low: Int = 1, high: Int = SIZE) -> Int | None:
-        """An integer, or None when the key is absent or null."""
-        return None if self.get(name, None) is None else self.int(name, low=low, high=high)
+    def optional_int(self, name: Str, default: Int | None = None, low: Int = 1, high: Int = SIZE) -> Int | None:
+        """An integer, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.int(name, default, low=low, high=high)
 
     def count(self, name: Str, default: Any = REQUIRED) -> Int:
         """How many layers, heads or buckets: an integer in [1, 4096], so that nobody builds 2^31 blocks."""
@@ -112,9 +112,11 @@ class Keys:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
         return float(value)
 
-    def optional_float(self, name: Str, low: Float = 0.0, high: Float = math.inf) -> Float | None:
-        """A finite number, or None when the key is absent or null."""
-        return None if self.get(name, None) is None else self.float(name, low=low, high=high)
+    def optional_float(
+        self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf
+    ) -> Float | None:
+        """A finite number, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.float(name, default, low=low, high=high)
 
     def dropout(self, name: Str, default: Any = 0.0) -> Float:
         """A probability."""
@@ -173,12 +175,12 @@ class Keys:
             return default
         return any(stored == name or stored.endswith("." + name) for stored in self.stored)
 
-    def labels(self) -> Int:
+    def labels(self, default: Int = 2) -> Int:
         """How many classes a classifying head has: HF keeps them as `id2label`, or as `num_labels`, or means 2."""
         names = self.get("id2label", None)
         if names is not None and not isinstance(names, Mapping):
             raise self.error(f"id2label must be a table, not {shown(names)}")
-        return len(names) if names else self.int("num_labels", default=2)
+        return len(names) if names else self.int("num_labels", default=default)
 
     def special_ids(self, vocab: Int, start: Int | None = None) -> SpecialIds:
         """pad, bos, eos and start.  An id outside the vocabulary can never occur; files carry such leftovers

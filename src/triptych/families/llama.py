@@ -59,6 +59,8 @@ def model(
     bias: bool = False,
     out_bias: bool = False,
     head_norm: bool = False,
+    kv_heads: int | None = None,
+    head_width: int | None = None,
     eps: float = 1e-6,
     theta: float = 10_000.0,
     dropout: float = 0.0,
@@ -66,10 +68,11 @@ def model(
     """The model of classes `{name}ForCausalLM` and `{name}Model`.
 
     `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty;
-    `eps` and `theta` what the family means by no key.
+    `kv_heads`, `head_width`, `eps` and `theta` what the family means by no key.
     """
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    inner, eps = keys.optional_int("head_dim") or width // heads, keys.float("rms_norm_eps", default=eps)
+    inner = keys.optional_int("head_dim", default=head_width) or width // heads
+    eps = keys.float("rms_norm_eps", default=eps)
     norm, each_head = spec.RMSNorm(width=width, eps=eps), spec.RMSNorm(width=inner, eps=eps) if head_norm else None
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
@@ -78,7 +81,7 @@ def model(
     blocks = tuple(
         spec.Block(
             attn=spec.attention(
-                width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner,
+                width, heads, kv_heads=keys.optional_int("num_key_value_heads", kv_heads), head_width=inner,
                 bias=bias, out_bias=out_bias, q_norm=each_head, k_norm=each_head, kind=decoder.kind(size, windows),
                 dropout=keys.dropout("attention_dropout"),
             ),

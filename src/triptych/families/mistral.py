@@ -12,6 +12,5 @@ prefix, weights = llama.prefix, llama.weights
 
 
 def config(keys: Keys) -> spec.Model:
-    # Absent, the reference's default of 4096 holds; null is no window.
-    size = keys.optional_int("sliding_window") if "sliding_window" in keys.data else 4096
-    return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"))
+    size = keys.optional_int("sliding_window", default=4096)
+    return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"), kv_heads=8)

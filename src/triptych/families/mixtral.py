@@ -33,4 +33,4 @@ def config(keys: Keys) -> spec.Model:
         normalize=True,
     )
     windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    return llama.model(keys, "Mixtral", mlp=mlp, windows=windows, eps=1e-5, theta=1e6)
+    return llama.model(keys, "Mixtral", mlp=mlp, windows=windows, kv_heads=8, eps=1e-5, theta=1e6)

@@ -32,15 +32,17 @@ decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*       
 
 def config(keys: Keys) -> spec.Model:
     if keys.str("model_type") == "qwen2":
-        return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys))
+        return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys), kv_heads=32)
     bias = keys.bool("attention_bias", default=False)
-    return llama.model(keys, "Qwen3", bias=bias, out_bias=bias, head_norm=True, windows=_windows(keys))
+    return llama.model(
+        keys, "Qwen3", bias=bias, out_bias=bias, head_norm=True, windows=_windows(keys), kv_heads=32, head_width=128
+    )
 
 
 def _windows(keys: Keys) -> Windows:
     """Without `layer_types`, layers from `max_window_layers` on have one."""
     used = keys.bool("use_sliding_window", default=False)
-    given = keys.optional_int("sliding_window") if "sliding_window" in keys.data else 4096
+    given = keys.optional_int("sliding_window", default=4096)
     first = keys.int("max_window_layers", default=28, low=0)
     return decoder.windows(keys, given if used else None, lambda i: i >= first)
 

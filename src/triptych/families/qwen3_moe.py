@@ -50,8 +50,9 @@ def config(keys: Keys) -> spec.Model:
     size, used = keys.optional_int("sliding_window"), keys.bool("use_sliding_window", default=False)
     bias = keys.bool("attention_bias", default=False)
     return llama.model(
-        keys, "Qwen3Moe", mlp=mlps, windows=[size if used else None] * layers, bias=bias, out_bias=bias, head_norm=True
-    )
+        keys, "Qwen3Moe", mlp=mlps, windows=[size if used else None] * layers, bias=bias, out_bias=bias,
+        head_norm=True, kv_heads=4,
+    )  # fmt: skip
 
 
 def from_gguf(keys: Keys) -> Mapping[str, Any]:

@@ -68,6 +68,13 @@ class RMSNorm(Module, of=parts.RMSNorm):
         return F.rms_norm(x.to(wide), x.shape[-1:], weight, self.spec.eps).to(x.dtype)
 
 
+class Scale(Module, of=parts.Scale):
+    """`factor * x`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul(self.spec.factor)
+
+
 class Norms(Module, of=parts.Norms):
     """The norms around one sublayer; an empty slot passes its input on."""
 

@@ -59,6 +59,13 @@ Norm = LayerNorm | RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scale(Part):
+    """`factor * x`: a fixed number in the place of a norm (Granite's residual multiplier)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Norms(Part):
     """Where norms sit around one sublayer: `x = post(x + out(sublayer(pre(x))))`.
 
@@ -66,7 +73,7 @@ class Norms(Part):
     """
 
     pre: Norm | None = None
-    out: Norm | None = None
+    out: Norm | Scale | None = None
     post: Norm | None = None
 
 

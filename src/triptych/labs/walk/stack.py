@@ -13,7 +13,7 @@ from triptych import nn
 from triptych.labs.walk import again
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.probe import Trace
-from triptych.spec import GLU, LayerNorm, Linear, Model, MoE, ParallelBlock
+from triptych.spec import GLU, LayerNorm, Linear, Model, MoE, ParallelBlock, Scale
 from triptych.spec.parts import Norm, Norms
 
 LEAVES = ("in", "q", "k", "v", "q_rot", "k_rot", "scores", "pattern", "z", "out")
@@ -119,8 +119,10 @@ class Stack:
         formula = f"W_{symbol}ᵀ" + (f" + b_{symbol}" if spec.bias else "")
         return Applied(uses, formula, lambda g, x: again.linear(x, g[weight], None if bias is None else g[bias]))
 
-    def norm(self, name: str, spec: Norm, width: str = "D") -> Applied:
-        """LayerNorm or RMSNorm"""
+    def norm(self, name: str, spec: Norm | Scale, width: str = "D") -> Applied:
+        """LayerNorm or RMSNorm, or a factor in the place of one"""
+        if isinstance(spec, Scale):
+            return Applied([], f"{spec.factor:g} · x", lambda g, x: x * spec.factor)
         biased = isinstance(spec, LayerNorm) and spec.bias
         uses = [self.parameter(f"{name}.weight", "w", width)]
         uses += [self.parameter(f"{name}.bias", "b", width)] if biased else []
@@ -145,7 +147,8 @@ def leaving(
     formula, uses, after = f"o = {symbol} {down.formula}", down.uses, None
     if norms.out is not None:
         after = at.norm(f"{at.block}.{sub}_norm.out", norms.out)
-        formula, uses = f"o = norm({symbol} {down.formula}),  norm(x) = {after.formula}", [*uses, *after.uses]
+        f = "scale" if isinstance(norms.out, Scale) else "norm"
+        formula, uses = f"o = {f}({symbol} {down.formula}),  {f}(x) = {after.formula}", [*uses, *after.uses]
 
     def once_more(g: Given) -> Tensor:
         made = down.run(g, g[x])

@@ -1,0 +1,70 @@
+"""StarCoder2 (Lozhkov et al. 2024): pre-norm decoder with LayerNorm, RoPE, grouped heads and a plain MLP, biases
+throughout, a tied head; layers may see a sliding window.
+
+Reference: transformers `models/starcoder2`.  GGUF keeps the rows of q and k as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import decoder, gguf
+from triptych.families.keys import Keys
+from triptych.families.rope import rope
+from triptych.families.weights import table
+
+hf_types = frozenset({"starcoder2"})
+gguf_archs = frozenset({"starcoder2"})
+prefix = "model."
+
+weights = table("""
+decoder.embed.tokens.weight         model.embed_tokens.weight                     token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*  model.layers.{i}.input_layernorm.*            blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.q.*         model.layers.{i}.self_attn.q_proj.*           blk.{i}.attn_q.*
+decoder.blocks.{i}.attn.k.*         model.layers.{i}.self_attn.k_proj.*           blk.{i}.attn_k.*
+decoder.blocks.{i}.attn.v.*         model.layers.{i}.self_attn.v_proj.*           blk.{i}.attn_v.*
+decoder.blocks.{i}.attn.out.*       model.layers.{i}.self_attn.o_proj.*           blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.*   blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.up.*         model.layers.{i}.mlp.c_fc.*                   blk.{i}.ffn_up.*
+decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.c_proj.*                 blk.{i}.ffn_down.*
+decoder.final_norm.*                model.norm.*                                  output_norm.*
+head.proj.weight                    lm_head.weight                                output.weight
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
+    inner, bias = keys.optional_int("head_dim") or width // heads, keys.bool("use_bias", default=True)
+    norm = spec.LayerNorm(width=width, eps=keys.float("norm_epsilon", default=1e-5))
+    act = keys.act("hidden_act", default="gelu_pytorch_tanh")
+    windows = [keys.optional_int("sliding_window")] * layers
+    block = spec.Block(
+        attn=spec.attention(
+            width, heads, kv_heads=keys.count("num_key_value_heads", default=2), head_width=inner, bias=bias,
+            dropout=keys.dropout("attention_dropout"),
+        ),
+        mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=bias),
+        attn_norm=spec.Norms(pre=norm),
+        mlp_norm=spec.Norms(pre=norm),
+        dropout=keys.dropout("residual_dropout"),
+    )  # fmt: skip
+    stack = spec.Stack(
+        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embedding_dropout")),
+        kinds=decoder.kinds(windows, rope(keys, inner)),
+        blocks=(block,) * layers,
+        final_norm=norm,
+    )
+    return decoder.model(keys, "Starcoder2", stack, context=keys.int("max_position_embeddings"), tied=True)
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    return {
+        **gguf.header(keys, "Starcoder2"),
+        **gguf.head_width(keys),
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": keys.float("attention.layer_norm_epsilon"),
+        "use_bias": keys.has_tensor("blk.0.attn_q.bias", default=True),
+        "rope_parameters": gguf.rope(keys),
+    }
