@@ -59,3 +59,14 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
         "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),
     }
+
+
+def to_gguf(model: spec.Model) -> dict[str, Any]:
+    found: dict[type, Any] = {type(part): part for _, part in model.walk()}
+    head = found.get(spec.LMHead)
+    return {
+        "embedding_scale": found[spec.Embed].scale,
+        "attention.scale": found[spec.Attention].scale,
+        "residual_scale": found[spec.Scale].factor,
+        "logit_scale": 1 / head.scale if head else 1.0,
+    }
