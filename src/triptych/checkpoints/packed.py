@@ -378,4 +378,4 @@ def _fields(words: Tensor, bits: int) -> Tensor:
     import torch
 
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    return torch.bitwise_and(words.unsqueeze(-1) >> shifts, 2**bits - 1)
