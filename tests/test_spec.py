@@ -272,6 +272,7 @@ def test_every_part_goes_through_json() -> None:
         spec.TokenHead(classes=line),
         spec.Pooling(mode="dense", normalize=True, dense=line),
         spec.LMHead(proj=line, scale=0.5, softcap=30.0),
+        spec.Norms(pre=norm, out=spec.Scale(factor=0.5)),
         spec.SpecialIds(pad=0, eos=(1, 2), start=3),
         spec.attention(6, 2, mechanism=spec.Additive(width=3), scale=1.0),
         spec.attention(6, 2, mechanism=spec.LinearKernel()),
