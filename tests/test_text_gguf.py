@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from triptych.checkpoints.gguf import GGUFSource
 from triptych.errors import TextError
 from triptych.text import bpe_tokenizer, from_directory, from_gguf
-from triptych.text.gguf_tokenizer import SPLITS
+from triptych.text.splits import SPLITS
 
 CORPUS = [
     "",

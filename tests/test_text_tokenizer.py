@@ -239,7 +239,7 @@ def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
     assert template.source == "file"
     config["added_tokens_decoder"] = {"300": {"content": "<end>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(TextError, match=r"'<end>' the id 300, tokenizer.json gives it 258"):
+    with pytest.raises(TextError, match=r"'<end>' the id 300, its vocabulary gives it 258"):
         from_directory(tmp_path)
 
 

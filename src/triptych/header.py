@@ -34,7 +34,7 @@ class Header:
         if self.source is not None and self.source.kind == "gguf":
             metadata = self.source.metadata
             return None if metadata.get("tokenizer.ggml.model") == "no_vocab" else text.from_gguf(metadata)
-        return text.from_directory(self.path) if (self.path / "tokenizer.json").is_file() else None
+        return text.from_directory(self.path) if text.has_tokenizer(self.path) else None
 
 
 def read_header(

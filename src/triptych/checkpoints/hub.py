@@ -23,7 +23,7 @@ _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
 _NAME = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?(?::(?P<file>.+\.gguf))?", re.ASCII
 )
-_TEXTS = (".json", ".txt", ".model", ".jinja")
+_TEXTS = (".json", ".txt", ".model", ".spm", ".jinja")
 
 
 @dataclass(frozen=True)

@@ -359,7 +359,7 @@ def _awq_matrix(parts: _Parts, packing: Scheme) -> _Matrix:
             code = _fields(words, 4)[..., order].flatten(1)[:, a % 8 : a % 8 + b - a].float()  # [in, b - a]
             difference: Tensor = code - zeros[of, a:b]
             by_input: Tensor = difference * scales[of, a:b]
-            return by_input.T
+            return by_input.swapaxes(0, 1)
 
         return values
 

@@ -7,7 +7,7 @@ from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
 from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Layout, Specials
 from triptych.text.to_gguf import to_gguf
-from triptych.text.tokenizer import Encoded, Tokenizer, from_directory
+from triptych.text.tokenizer import Encoded, Tokenizer, from_directory, has_tokenizer
 
 __all__ = [
     "DECODER",
@@ -24,6 +24,7 @@ __all__ = [
     "character_tokenizer",
     "from_directory",
     "from_gguf",
+    "has_tokenizer",
     "to_gguf",
     "word_tokenizer",
 ]

@@ -11,82 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
 from triptych.text.chat import ChatTemplate
 from triptych.text.specials import Specials, frame
+from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
 #: `tokenizer.ggml.token_type`, as the format defines it.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-
-
-@dataclass(frozen=True)
-class Split:
-    """How one family of byte-level BPE splits text into words before merging.
-
-    `patterns` are applied in turn, each isolating its matches.  `whole_words`: a word that is itself a token is taken
-    whole, whatever the merges say.  `add_bos`: what a file means that does not say whether texts begin with BOS.
-    """
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False
-    add_bos: bool = False
-    normalizer: Callable[[], Any] | None = None
-
-
-_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def _words(digits: str) -> str:
-    """The words of cl100k and those after it, with runs of digits cut as `digits` says."""
-    return rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}"
-
-
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_START = r"[^\r\n\p{L}\p{N}]?"
-_TEKKEN_WORDS = (
-    rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*"
-    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
-)
-_O200K_WORDS = (
-    rf"{_START}{_UPPER}*{_LOWER}+{_SHORTENED}?|{_START}{_UPPER}+{_LOWER}*{_SHORTENED}?"
-    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
-)
-
-_GPT2 = Split((_GPT2_WORDS,))
-_DIGITS = Split((r"\p{N}", _GPT2_WORDS))
-_LLAMA3 = Split((_words(r"\p{N}{1,3}"),), whole_words=True, add_bos=True)
-_CL100K = Split((_words(r"\p{N}{1,3}"),))
-_QWEN2 = Split((_words(r"\p{N}"),), normalizer=normalizers.NFC)
-
-#: Each split is the one in the `tokenizer.json` its models were published with.
-SPLITS: Mapping[str, Split] = {
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "mpt": _GPT2,
-    "olmo": _GPT2,
-    "jais": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "codeshell": _DIGITS,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "dbrx": _CL100K,
-    "smaug-bpe": _CL100K,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": Split((_TEKKEN_WORDS,), whole_words=True, add_bos=True),
-    "gpt-4o": Split((_O200K_WORDS,)),
-}
 
 
 @dataclass(frozen=True)
@@ -196,16 +132,6 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
     backend.decoder = decoders.ByteLevel()
     _frame(backend, vocabulary, specials, split.add_bos)
     return backend, specials
-
-
-def byte_level_words(split: Split) -> Any:
-    """The pre-tokenizer that cuts text into words as `split` says, and writes their bytes as characters."""
-    return pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
 
 
 def _split(name: str) -> Split:

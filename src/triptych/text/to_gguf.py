@@ -13,18 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from triptych.errors import TextError
-from triptych.text.gguf_tokenizer import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    SPLITS,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    Split,
-    byte_level_words,
-    from_gguf,
-)
+from triptych.text.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, from_gguf
+from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
 
 #: Every split once, under the name llama.cpp knows best.

@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import InputError, TextError
+from triptych.text import vocabulary
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.detokenize import Stream
 from triptych.text.pieces import PieceReader
@@ -72,6 +73,7 @@ class Tokenizer:
         self.sep_id: int | None = ids.get("sep")
         own = () if self.eos_id is None else (self.eos_id,)
         self.stop_ids: frozenset[int] = frozenset((*own, *stop_ids))
+        self._begins = self.bos_id is not None and backend.encode("").ids[:1] == [self.bos_id]
         self._pieces = PieceReader(backend)
 
     def __repr__(self) -> str:
@@ -98,7 +100,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         """`encode` of each text, on all cores."""
         rows = self._rows(texts, special)
-        if special and self.bos_id is not None:
+        if special and self._begins:
             twice = [self.bos_id, self.bos_id]
             return [row[1:] if row[:2] == twice else row for row in rows]
         return rows
@@ -186,29 +188,37 @@ class Tokenizer:
 
 
 def from_directory(path: Path | str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory: `tokenizer.json` with what the files beside it add.
+    """The tokenizer of a Hugging Face directory: `tokenizer.json`, or the vocabulary files that stand for it
+    (`triptych.text.vocabulary`), with what the files beside it add.
 
     `tokenizer_config.json` and `special_tokens_map.json` name the special tokens, the chat template is read from
     `chat_template.jinja` or the config.  How a text is framed is what `tokenizer.json` says: the config's
     `add_bos_token` and `add_eos_token` are for tokenizers without that file.  `generation_config.json` adds ends of
     generation to EOS.  Code that a config points to is never run.
 
-    Raises TextError if there is no `tokenizer.json` or one of the files cannot be read.
+    Raises TextError if there is neither, or one of the files cannot be read.
     """
     path = Path(path)
     file = path / "tokenizer.json"
-    if not file.is_file():
+    if not has_tokenizer(path):
         raise TextError(f"no tokenizer in {path}; give a directory that holds tokenizer.json, or a .gguf file")
     config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
-    backend = _parse(file)
+    if file.is_file():
+        backend, specials = _parse(file), Specials.from_config(config)
+    else:
+        backend, specials = vocabulary.build(path, config)
     _add_listed(backend, config.get("added_tokens_decoder", {}), path)
-    specials = Specials.from_config(config)
     source = _chat_source(path, config)
     chat = None if source is None else ChatTemplate(source, specials.config())
     ends = _read_json(path / "generation_config.json").get("eos_token_id") or []
     stop_ids = ends if isinstance(ends, list) else [ends]
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
     return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether the directory `path` holds a `tokenizer.json` or vocabulary files."""
+    return (path / "tokenizer.json").is_file() or bool(vocabulary.find(path))
 
 
 def _parse(file: Path) -> Backend:
@@ -239,7 +249,7 @@ def _add_listed(backend: Backend, listed: Mapping[str, Mapping[str, Any]], path:
         if backend.token_to_id(entry["content"]) != int(index):
             raise TextError(
                 f"{path / 'tokenizer_config.json'} gives {entry['content']!r} the id {index}, "
-                f"tokenizer.json gives it {backend.token_to_id(entry['content'])}; take both from one revision"
+                f"its vocabulary gives it {backend.token_to_id(entry['content'])}; take both from one revision"
             )
 
 

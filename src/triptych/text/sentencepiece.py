@@ -1,0 +1,139 @@
+"""A SentencePiece model file: its pieces and the few settings that decide how text is cut.
+
+The file is a protocol buffer (github.com/google/sentencepiece, src/sentencepiece_model.proto).  Of its fields those
+named below are read, by a reader that knows the four wire types and nothing else; the rest is skipped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.errors import TextError
+
+MAX_BYTES = 1 << 28  # of a file; the largest known ones hold 2^24
+UNIGRAM, BPE = 1, 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One entry of the vocabulary; its id is its place."""
+
+    text: str
+    score: float = 0.0
+    kind: int = NORMAL
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model file: the vocabulary, the algorithm, and the normalization it was trained with."""
+
+    pieces: tuple[Piece, ...]
+    algorithm: int = UNIGRAM
+    byte_fallback: bool = False
+    unk_id: int = 0
+    charsmap: bytes = b""  # a compiled table of replacements, as the `tokenizers` library takes it
+
+    def of_kind(self, *kinds: int) -> list[str]:
+        """The texts of the pieces of these kinds, in order."""
+        return [piece.text for piece in self.pieces if piece.kind in kinds]
+
+
+def read(file: Path) -> Pieces:
+    """The model in `file`.  Raises TextError, one line, when it is none or breaks its format anywhere."""
+    size = file.stat().st_size
+    if size > MAX_BYTES:
+        raise TextError(f"{file} is {size} bytes, too large for a SentencePiece model")
+    try:
+        return parse(file.read_bytes())
+    except (_Malformed, UnicodeDecodeError) as error:
+        raise TextError(f"{file} is not a SentencePiece model: {error}") from None
+
+
+class _Malformed(Exception):
+    """What is wrong with the bytes."""
+
+
+def parse(data: bytes) -> Pieces:
+    """See `read`."""
+    pieces: list[Piece] = []
+    trainer = normalizer = b""
+    for number, value in _fields(data):
+        if number == 1:
+            pieces.append(_piece(_as_bytes(value)))
+        elif number == 2:
+            trainer = _as_bytes(value)
+        elif number == 3:
+            normalizer = _as_bytes(value)
+    if not pieces:
+        raise _Malformed("it has no pieces")
+    settings = {number: value for number, value in _fields(trainer) if number in (3, 35, 40)}
+    charsmap = next((value for number, value in _fields(normalizer) if number == 2), b"")
+    unk, algorithm = _as_int(settings.get(40, 0)), _as_int(settings.get(3, UNIGRAM))
+    if algorithm not in (UNIGRAM, BPE):
+        raise _Malformed(f"its algorithm is number {algorithm}; unigram (1) and BPE (2) are known")
+    if unk >= len(pieces):
+        raise _Malformed(f"its unknown piece is number {unk} of {len(pieces)}")
+    return Pieces(tuple(pieces), algorithm, bool(_as_int(settings.get(35, 0))), unk, _as_bytes(charsmap))
+
+
+def _piece(data: bytes) -> Piece:
+    found = dict(_fields(data))
+    score = _as_bytes(found.get(2, bytes(4)))
+    if len(score) != 4:
+        raise _Malformed("a score is not a 32-bit number")
+    text = _as_bytes(found.get(1, b"")).decode()
+    if not text:
+        raise _Malformed("a piece is empty")
+    return Piece(text, struct.unpack("<f", score)[0], _as_int(found.get(3, NORMAL)))
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a message: an int of a varint, otherwise bytes."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if wire == _BYTES:
+            size, at = _varint(data, at)
+        elif wire in (_FIXED32, _FIXED64):
+            size = 4 if wire == _FIXED32 else 8
+        else:
+            raise _Malformed(f"wire type {wire} at byte {at}")
+        if size > len(data) - at:
+            raise _Malformed(f"field {number} needs {size} bytes at byte {at}, {len(data) - at} are left")
+        yield number, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise _Malformed("it ends inside a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise _Malformed(f"a number before byte {at} has no end")
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise _Malformed("a number stands where bytes belong")
+    return value
+
+
+def _as_int(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise _Malformed("bytes stand where a number belongs")
+    return value
