@@ -15,13 +15,15 @@ from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.errors import InputError, TextError
 from triptych.header import read_header
+from triptych.nn import Row
 from triptych.probe import Edit, Plan, Read, Session, Trace
-from triptych.spec import ClassHead, Pooling, TokenHead
+from triptych.spec import ClassHead, Embed, Pooling, TokenHead
 from triptych.spec import Model as Spec
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
 from triptych.weights import read_weights, to_checkpoint
 
-Texts = Sequence[str | RenderedPrompt | Sequence[int]] | Tensor
+Texts = Sequence[str | RenderedPrompt | Sequence[int] | Tensor] | Tensor
+"""Rows to read: texts or token ids; for other models frames of sound `[T, M]`, or the pixels `[C, H, W]` of images."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,24 @@ class Model:
             return self._unpadded(texts, mask, vocab)
         return [self._row(i, row, vocab) for i, row in enumerate(texts)]
 
+    def source(self, rows: Texts, mask: Tensor | None = None) -> Sequence[Row]:
+        """The rows the model reads: the ids of texts, or its frames and pixels as they are."""
+        if isinstance(self.spec.reads.embed, Embed):
+            return self.ids(rows, mask)
+        if isinstance(rows, str):
+            raise InputError(f"give a list of tensors, not the text {rows!r}")
+        if mask is not None:
+            raise InputError("a mask is for token ids; give frames or images as a list, each of its own length")
+        return list(rows)
+
     @torch.inference_mode()
     def logits(
-        self, rows: Texts, target: Texts | None = None, *, mask: Tensor | None = None, target_mask: Tensor | None = None
+        self,
+        rows: Texts,
+        target: Texts | None = None,
+        *,
+        mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
     ) -> list[Tensor]:
         """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows."""
         return self._forward(rows, target, mask, target_mask, nn.NO_TAPS)
@@ -98,11 +115,10 @@ class Model:
         changed nothing.
         """
         plan = Plan.of(self.spec, read, edit)
-        first = self.ids(rows)
+        first = self.source(rows)
         second = None if target is None else self.ids(target, target=True)
-        lengths, sources = (
-            ([len(r) for r in first], []) if second is None else ([len(r) for r in second], [len(r) for r in first])
-        )
+        read_from = [self.module.length(row) for row in first]
+        lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
         plan.check_bytes(lengths, sources, max_bytes)
         session = Session(plan)
         wants_grad = any(r.grad for reads in plan.reads.values() for r in reads)
@@ -165,7 +181,7 @@ class Model:
 
     def stream(
         self,
-        prompt: str | RenderedPrompt | Sequence[int],
+        prompt: str | RenderedPrompt | Sequence[int] | Tensor,
         *,
         on_token: Callable[[int, int], None] | None = None,
         **options: Any,
@@ -233,7 +249,7 @@ class Model:
             how = replace(how, mode=pooling)  # type: ignore[arg-type]
         if normalize is not None:
             how = replace(how, normalize=normalize)
-        return running.encode(self.module, self.ids(texts), how, batch_tokens=batch_tokens)
+        return running.encode(self.module, self.source(texts), how, batch_tokens=batch_tokens)
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
@@ -294,9 +310,11 @@ class Model:
         stops = () if self.tokenizer is None else tuple(self.tokenizer.stop_ids)
         return tuple(dict.fromkeys((*self.spec.ids.eos, *stops)))
 
-    def _row(self, i: int, row: str | RenderedPrompt | Sequence[int], vocab: int) -> list[int]:
+    def _row(self, i: int, row: str | RenderedPrompt | Sequence[int] | Tensor, vocab: int) -> list[int]:
         if isinstance(row, str | RenderedPrompt):
             return self._tokenizer().encode(row)
+        if isinstance(row, Tensor) and row.is_floating_point():
+            raise InputError(f"row {i}: this model reads token ids, not a tensor of {row.dtype}")
         ids = [int(token) for token in row]
         for token in ids:
             if not 0 <= token < vocab:
@@ -326,24 +344,26 @@ class Model:
         if both != (target is not None):
             wants = "a source and a target" if both else "rows only"
             raise InputError(f"this {self.spec.layout} model takes {wants}")
-        ids, where = running.flat(self.ids(rows, mask), self.device)
+        given, where = self.module.flat(self.source(rows, mask))
         if target is None:
-            out = self.module(ids, where, taps=taps)
+            out = self.module(given, where, taps=taps)
         else:
             into, where_into = running.flat(self.ids(target, target_mask, target=True), self.device)
-            out = self.module(into, where_into, source=(ids, where), taps=taps)
+            out = self.module(into, where_into, source=(given, where), taps=taps)
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 
-    def _prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], list[list[int]] | None]:
-        rows = self.ids(prompts)
+    def _prompts(
+        self, prompts: Texts, prefix: str | Sequence[int]
+    ) -> tuple[Sequence[Sequence[int]], Sequence[Row] | None]:
         if self.spec.layout != "encoder-decoder":
             if prefix:
                 raise InputError("decoder_prefix is for encoder-decoders; put it at the end of the prompt")
-            return rows, None
+            return self.ids(prompts), None
         if self.spec.ids.start is None:
             raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
         head = self._tokenizer().encode(prefix, special=False) if isinstance(prefix, str) else list(prefix)
+        rows = self.source(prompts)
         return [[self.spec.ids.start, *head] for _ in rows], rows
 
     def _cut(self, ids: list[int], stop: Sequence[str]) -> str | None:

@@ -1,10 +1,11 @@
 """Running a model: sampling, cached generation, beams, filling, encoding and labels."""
 
 from triptych.generate.beam import Beam, beam_search
-from triptych.generate.encode import encode, fill, flat
+from triptych.generate.encode import encode, fill
 from triptych.generate.engine import State, start, stream
 from triptych.generate.labels import Answer, Tag, answer, classify, tag
 from triptych.generate.sampling import Sampling, sample
+from triptych.nn import flat
 
 __all__ = [
     "Answer", "Beam", "Sampling", "State", "Tag", "answer", "beam_search", "classify", "encode", "fill", "flat",

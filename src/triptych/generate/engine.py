@@ -12,7 +12,7 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate.sampling import Sampling, sample
-from triptych.nn import NO_TAPS, Taps, Transformer
+from triptych.nn import NO_TAPS, Row, Taps, Transformer
 from triptych.probe import Session
 from triptych.spec.positions import LongRope
 
@@ -91,7 +91,7 @@ def start(
     module: Transformer,
     prompts: Sequence[Sequence[int]],
     *,
-    sources: Sequence[Sequence[int]] | None = None,
+    sources: Sequence[Row] | None = None,
     session: Session | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> State:
@@ -106,11 +106,9 @@ def start(
     if module.encoder is not None:
         if sources is None or len(sources) != len(prompts):
             raise InputError("an encoder-decoder generates from a source for each row")
-        rows = Rows(tuple(len(row) for row in sources))
-        device = next(module.parameters()).device
-        ids = torch.tensor([token for row in sources for token in row], dtype=torch.long, device=device)
+        source, rows = module.flat(sources)
         taps = NO_TAPS if session is None else session.taps
-        cross = module.remember(module.encode(ids, rows, taps=taps), rows, taps=taps)
+        cross = module.remember(module.encode(source, rows, taps=taps), rows, taps=taps)
     cache = module.decoder.cache(len(prompts), dtype=cache_dtype)
     return State(module, [list(row) for row in prompts], cache, cross, list(range(len(prompts))), session)
 
