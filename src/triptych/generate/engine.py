@@ -16,6 +16,7 @@ from triptych.nn import NO_TAPS, Row, Taps, Transformer
 from triptych.probe import Session
 from triptych.spec.positions import LongRope
 
+Rule = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]  # (logits [B, V], rows so far) -> logits to choose from
 Stop = Callable[[int, list[int]], bool]  # (row of the batch, its new tokens) -> has it ended?
 
 
@@ -121,10 +122,12 @@ def stream(
     sampling: Sampling,
     eos: Sequence[int] = (),
     stop: Stop | None = None,
+    rule: Rule | None = None,
     chunk: int | None = None,
 ) -> Iterator[list[tuple[int, int]]]:
     """Step by step, the (request, token) pairs that were chosen; a row leaves the batch after an end token, when
-    `stop` says so, or after `max_new_tokens`.  Raises InputError when a row would outgrow the model's positions."""
+    `stop` says so, or after `max_new_tokens`.  `rule` changes the logits before each choice.  Raises InputError when a
+    row would outgrow the model's positions."""
     limit = state.module.spec.context
     longest = max(len(row) for row in state.rows)
     if limit is not None and longest + max_new_tokens > limit:
@@ -134,7 +137,10 @@ def stream(
         )
     begun = {request: len(row) for request, row in zip(state.requests, state.rows, strict=True)}
     for _ in range(max_new_tokens):
-        tokens = sample(state.advance(chunk), sampling, state.requests, state.rows)
+        scores = state.advance(chunk)
+        if rule is not None:
+            scores = rule(scores, state.rows)
+        tokens = sample(scores, sampling, state.requests, state.rows)
         live = []
         for i, token in enumerate(tokens):
             state.rows[i].append(token)
