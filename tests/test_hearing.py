@@ -307,3 +307,13 @@ def test_transcribe_says_what_the_library_says(
     assert "cut short" in error
     assert error.count("\n") == 1
     torch.set_num_threads(threads)
+
+
+def test_what_needs_words_is_refused(model: Model) -> None:
+    from triptych.labs.walk.walking import checked
+    from triptych.looking import look
+
+    with pytest.raises(InputError, match="whisper model reads none"):
+        look(model, "hello")
+    with pytest.raises(InputError, match="whisper model reads none"):
+        checked(model, "hello", 0, 0)

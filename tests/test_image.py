@@ -123,19 +123,19 @@ def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.Capture
     tokenizer = word_tokenizer(["the old mill stands"], 60)
     bert = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 24,
             "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "max_position_embeddings": 40,
-            "type_vocab_size": 2, "vocab_size": tokenizer.vocab_size, "id2label": {"0": "good", "1": "bad"}}  # fmt: skip
+            "vocab_size": tokenizer.vocab_size, "id2label": {"0": "good", "1": "bad"}}  # fmt: skip
     triptych.create(bert, tokenizer).save(tmp_path / "bert")
     picture().save(tmp_path / "a.png")
     for model, given in (("vit", str(tmp_path / "a.png")), ("bert", "the mill")):
         assert main(["classify", str(tmp_path / model), given, "--top", "2", "--json"]) == 0
         (row,) = json.loads(capsys.readouterr().out)["results"]
         expected = triptych.load(tmp_path / model).classify([given])[0][:2]
-        assert [(one["label"], one["probability"]) for one in row["labels"]] == [
+        assert [(one["label"], one["score"]) for one in row["labels"][:2]] == [
             (a, pytest.approx(b)) for a, b in expected
         ]
         assert main(["classify", str(tmp_path / model), given]) == 0
         assert expected[0][0] in capsys.readouterr().out
-    for argv, problem in ((["vit", "no.png"], "No such file"), (["vit"], "nothing to classify")):
+    for argv, problem in ((["vit", "no.png"], "No such file"), (["vit"], "no text given")):
         assert main(["classify", str(tmp_path / argv[0]), *argv[1:]]) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1

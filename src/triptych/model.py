@@ -98,6 +98,11 @@ class Model:
             raise InputError(f"give a list of files or tensors, not one: [{str(rows)!r}]")
         return [self._opened(row) if isinstance(row, str | Path) else row for row in rows]
 
+    def check_words(self, what: str) -> None:
+        """Raise InputError where the model reads sound or images and `what` needs words."""
+        if not isinstance(self.spec.reads.embed, Embed):
+            raise InputError(f"{what} is through the words of a text, and this {self.spec.family} model reads none")
+
     def _opened(self, path: str | Path) -> Tensor:
         """A WAV file as one window of frames [T, M], or an image as pixels [C, H, W]."""
         slot = self.spec.reads.embed
