@@ -6,6 +6,7 @@ either side makes it NaN, which is within nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
 from typing import Any
@@ -18,7 +19,8 @@ import triptych
 from triptych import generate as running
 from triptych.attention import Rows
 from triptych.model import Model
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, TokenHead
+from triptych.nn import Row
+from triptych.spec import ClassHead, Frames, LMHead, MaskedLMHead, Patches, Pooling, TokenHead
 
 WITHIN = 1e-4
 ROWS = [[7, 3, 11, 40, 5, 9, 2, 6, 13, 17, 23, 29, 31, 37, 4, 8], [5, 19, 3], [6, 6, 28, 14, 33, 21, 10]]
@@ -40,26 +42,29 @@ def measured(x: Tensor, model: Model) -> Tensor:
     return x.float().log_softmax(-1) if isinstance(model.spec.head, SCORING) else x.float()
 
 
-def theirs(name: str, row: list[int], target: list[int] | None = None) -> Tensor:
+def given(row: Row) -> dict[str, Tensor]:
+    """One row as transformers takes it; frames lie along its last axis."""
+    if isinstance(row, Tensor):
+        return {"input_features": row.T[None]} if row.dim() == 2 else {"pixel_values": row[None]}
+    return {"input_ids": torch.tensor([row])}
+
+
+def theirs(name: str, row: Row, target: list[int] | None = None) -> Tensor:
     """[T, V] of transformers for one row, uncached and alone; the hidden states of a model without a head."""
     reference: Any = references.saved(name)[0]
-    ids = torch.tensor([row])
     with torch.no_grad():
-        if target is None:
-            out = reference(input_ids=ids)
-        else:
-            out = reference(input_ids=ids, decoder_input_ids=torch.tensor([target]))
+        out = reference(**given(row), **({} if target is None else {"decoder_input_ids": torch.tensor([target])}))
     if hasattr(out, "start_logits"):
         return torch.stack((out.start_logits[0], out.end_logits[0]), dim=-1)
     found = out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
     return found[:, None] if type(reference).__name__ == "ElectraForPreTraining" else found  # one score a token
 
 
-def mine(model: Model, rows: list[list[int]], targets: list[list[int]] | None) -> list[Tensor]:
+def mine(model: Model, rows: Sequence[Row], targets: list[list[int]] | None) -> list[Tensor]:
     if not headless(model):
         return model.logits(rows, targets)
-    ids, where = running.flat(rows, CPU)
     module, cross = model.module, None
+    ids, where = module.flat(rows)
     with torch.no_grad():
         if targets is not None:
             cross = module.remember(module.encode(ids, where), where)
@@ -68,8 +73,17 @@ def mine(model: Model, rows: list[list[int]], targets: list[list[int]] | None) -
     return where.split(hidden)
 
 
-def rows_of(model: Model) -> list[list[int]]:
-    """What a model reads; a label is read at the end of a row, where an encoder-decoder finds its EOS."""
+def rows_of(model: Model) -> Sequence[Row]:
+    """What a model reads; a label is read at the end of a row, where an encoder-decoder finds its EOS.
+
+    The reference has frames of one length only, the longest.
+    """
+    random, embed = torch.Generator().manual_seed(1), model.spec.reads.embed
+    if isinstance(embed, Frames):
+        longest = embed.stride * embed.position.length
+        return [torch.randn(longest, embed.conv1.inputs, generator=random) for _ in ROWS]
+    if isinstance(embed, Patches):
+        return [torch.randn(embed.channels, embed.image, embed.image, generator=random) for _ in ROWS]
     return [[*row, *model.spec.ids.eos] for row in ROWS] if _labels_targets(model) else ROWS
 
 
@@ -77,7 +91,11 @@ def targets_of(model: Model) -> list[list[int]] | None:
     if model.spec.layout != "encoder-decoder":
         return None
     assert model.spec.ids.start is not None
-    return [[model.spec.ids.start, *row[:-1]] for row in rows_of(model)] if _labels_targets(model) else TARGETS
+    return [[model.spec.ids.start, *row[:-1]] for row in token_rows(model)] if _labels_targets(model) else TARGETS
+
+
+def token_rows(model: Model) -> list[list[int]]:
+    return [list(row) for row in rows_of(model) if not isinstance(row, Tensor)]
 
 
 def _labels_targets(model: Model) -> bool:
@@ -98,7 +116,7 @@ def expected_pooled(name: str, mode: str) -> Tensor:
     if mode != "dense":
         return torch.stack([row.mean(0) if mode == "mean" else row[0] for row in expected(name)])
     with torch.no_grad():
-        return torch.cat([references.saved(name)[0](input_ids=torch.tensor([row])).pooler_output for row in ROWS])
+        return torch.cat([references.saved(name)[0](**given(row)).pooler_output for row in rows_of(ours(name))])
 
 
 def largest(name: str, model: Model) -> float:
@@ -106,7 +124,7 @@ def largest(name: str, model: Model) -> float:
     gap = apart(mine(model, rows_of(model), targets_of(model)), expected(name), model)
     if isinstance(model.spec.head, Pooling):
         for mode in ("mean", "first", "dense") if model.spec.head.dense is not None else ("mean", "first"):
-            pooled = model.encode(ROWS, pooling=mode)
+            pooled = model.encode(rows_of(model), pooling=mode)
             gap = torch.maximum(gap, (pooled - expected_pooled(name, mode)).abs().max())
     return float(gap)
 
@@ -127,7 +145,7 @@ def through_the_cache(model: Model) -> list[Tensor]:
     module, targets = model.module, targets_of(model)
     rows, cross = targets or ROWS, None
     if targets is not None:
-        ids, where = running.flat(ROWS, CPU)
+        ids, where = module.flat(rows_of(model))
         cross = module.remember(module.encode(ids, where), where)
     assert module.decoder is not None
     cache, order = module.decoder.cache(len(rows)), list(range(len(rows)))
@@ -151,4 +169,4 @@ def through_the_cache(model: Model) -> list[Tensor]:
 
 def cached_gap(model: Model) -> float:
     """The worst disagreement between cached and uncached."""
-    return float(apart(through_the_cache(model), mine(model, ROWS, targets_of(model)), model))
+    return float(apart(through_the_cache(model), mine(model, rows_of(model), targets_of(model)), model))

@@ -50,6 +50,12 @@ _BART = {"vocab_size": V, "d_model": D, "encoder_layers": 2, "decoder_layers": L
          "decoder_attention_heads": G, "encoder_ffn_dim": F, "decoder_ffn_dim": F + 2, "init_std": INIT,
          "max_position_embeddings": CONTEXT, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
          "decoder_start_token_id": 0}  # fmt: skip
+_WHISPER = {"vocab_size": V, "num_mel_bins": 7, "d_model": D, "encoder_layers": 2, "decoder_layers": L,
+            "encoder_attention_heads": H, "decoder_attention_heads": G, "encoder_ffn_dim": F, "decoder_ffn_dim": F + 2,
+            "max_source_positions": 13, "max_target_positions": CONTEXT, "init_std": INIT, "pad_token_id": 2,
+            "bos_token_id": 2, "eos_token_id": 2, "decoder_start_token_id": 0}  # fmt: skip
+_VIT = {"hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H, "image_size": 20,
+        "patch_size": 5, "num_channels": 2, "initializer_range": INIT}  # fmt: skip
 _T5 = {"vocab_size": V, "d_model": D, "d_kv": K, "d_ff": F, "num_layers": 2, "num_decoder_layers": L, "num_heads": H,
        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "pad_token_id": 0,
        "decoder_start_token_id": 0, "initializer_factor": 1.0}  # fmt: skip
@@ -202,6 +208,15 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "marian-untied": ("MarianConfig", "MarianMTModel",
                       {**_BART, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
     "marian-base": ("MarianConfig", "MarianModel", _BART),
+    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", _WHISPER),
+    "whisper-untied": ("WhisperConfig", "WhisperForConditionalGeneration",
+                       {**_WHISPER, "tie_word_embeddings": False, "scale_embedding": True,
+                        "activation_function": "relu"}),
+    "whisper-base": ("WhisperConfig", "WhisperModel", _WHISPER),
+    "vit": ("ViTConfig", "ViTForImageClassification", {**_VIT, "num_labels": 5}),
+    "vit-unbiased": ("ViTConfig", "ViTForImageClassification",
+                     {**_VIT, "num_labels": 5, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": EPS}),
+    "vit-base": ("ViTConfig", "ViTModel", _VIT),
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
     "t5-gated": ("T5Config", "T5ForConditionalGeneration",
                  {**_T5, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
@@ -259,7 +274,8 @@ def numbers(name: str) -> int:
     """How many numbers the reference computes with: parameters and the buffers it saves, tied ones once."""
     model = saved(name)[0]
     kind = model.config.model_type
-    unread = COMPUTED if kind == "marian" else set() if model.config.tie_word_embeddings else {SPARE.get(kind)}
+    tied = getattr(model.config, "tie_word_embeddings", True)
+    unread = COMPUTED if kind == "marian" else set() if tied else {SPARE.get(kind)}
     return sum({x.data_ptr(): x.numel() for key, x in model.state_dict().items() if key not in unread}.values())
 
 

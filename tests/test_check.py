@@ -43,7 +43,9 @@ def test_sound_models_pass(layout: str) -> None:
     assert next(finding for finding in report.findings if finding.name == TOLD).difference > 1e-4
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-base", "bert-no-pooler", "bert-classes", "bert-spans", "electra"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama-base", "bert-no-pooler", "bert-classes", "bert-spans", "electra", "whisper", "vit"]
+)
 def test_models_without_a_tokenizer_or_a_head_pass(name: str) -> None:
     report = check(references.saved(name)[1])
     assert report.passed, report

@@ -29,6 +29,7 @@ COMMANDS = [
     "fill",
     "encode",
     "classify",
+    "transcribe",
     "convert",
     "explain",
     "lab",

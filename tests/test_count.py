@@ -195,7 +195,7 @@ def test_parts_add_up_to_the_reference(name: str) -> None:
     assert count(_spec(name)).total == references.numbers(name)
 
 
-COUNTED = ["gpt2", "llama", "llama-mqa", "qwen3", "mixtral", "qwen3-moe", "gpt-neox", "phi"]
+COUNTED = ["gpt2", "llama", "llama-mqa", "qwen3", "mixtral", "qwen3-moe", "gpt-neox", "phi", "whisper", "vit"]
 
 
 @pytest.mark.parametrize("name", [*COUNTED, "bert", "bert-classes", "electra-generator", "t5", "t5-v1.1"])
@@ -204,6 +204,10 @@ def test_flops_are_torch_s(name: str) -> None:
     model.set_attn_implementation("eager")
     ids = torch.ones(1, tokens, dtype=torch.long)
     inputs = {"input_ids": ids}
+    if name == "whisper":
+        inputs = {"input_features": torch.ones(1, 7, 2 * source), "decoder_input_ids": ids}
+    if name == "vit":
+        inputs, tokens = {"pixel_values": torch.ones(1, 2, 20, 20)}, 17
     if name.startswith("t5"):
         inputs = {"input_ids": torch.ones(1, source, dtype=torch.long), "decoder_input_ids": ids}
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -12,6 +12,7 @@ import references
 import sabotage_attention  # noqa: F401  each lists its own
 import sabotage_cache  # noqa: F401
 import sabotage_heads  # noqa: F401
+import sabotage_inputs  # noqa: F401
 import sabotage_parts  # noqa: F401
 from parity import WITHIN, cached_gap, largest, ours
 from sabotage import CACHED, PARITY, Sabotage

@@ -276,6 +276,12 @@ def test_every_part_goes_through_json() -> None:
         spec.SpecialIds(pad=0, eos=(1, 2), start=3),
         spec.attention(6, 2, mechanism=spec.Additive(width=3), scale=1.0),
         spec.attention(6, 2, mechanism=spec.LinearKernel()),
+        spec.Frames(
+            conv1=spec.Conv(inputs=3, outputs=6, kernel=3),
+            conv2=spec.Conv(inputs=6, outputs=6, kernel=3, stride=2),
+            position=spec.Learned(length=5, width=6),
+        ),
+        spec.Patches(channels=3, image=8, patch=4, width=6, position=spec.Learned(length=5, width=6), dropout=0.1),
         spec.mlp(6, 9, "relu", dropout=0.1),
         spec.ParallelBlock(
             attn=spec.attention(6, 2), mlp=spec.moe(6, 5, "silu", experts=4, top_k=3, normalize=True), norm=norm

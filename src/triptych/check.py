@@ -22,9 +22,21 @@ from torch import Tensor
 from triptych import generate as running
 from triptych.errors import InputError
 from triptych.model import Model, load
-from triptych.nn import NO_TAPS, Taps
+from triptych.nn import NO_TAPS, Row, Taps
 from triptych.probe import Plan, Session, sites
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, MoE, Pooling, ReplacedHead, SpanHead, TokenHead
+from triptych.spec import (
+    ClassHead,
+    Embed,
+    Frames,
+    LMHead,
+    MaskedLMHead,
+    MoE,
+    Patches,
+    Pooling,
+    ReplacedHead,
+    SpanHead,
+    TokenHead,
+)
 
 PEERS = ("transformers", "none")
 # Where a config does not name its class: the one with our head.
@@ -36,6 +48,7 @@ AUTO: dict[type, str] = {
     SpanHead: "AutoModelForQuestionAnswering",
     ReplacedHead: "AutoModelForPreTraining",
 }
+UNNORMED = {"vit"}  # families whose last hidden state, over there, comes before the final norm
 CHEAP = 1 << 30  # bytes of weights up to which a copy on disk is made
 LONGEST = 32  # tokens of a row
 TEXTS = (
@@ -97,7 +110,7 @@ class _Case:
     """The model and the rows it is tried on; `targets` are the decoder's rows beside an encoder."""
 
     model: Model
-    rows: list[list[int]]
+    rows: Sequence[Row]
     targets: list[list[int]] | None
     threshold: float
     findings: list[Finding] = field(default_factory=list)
@@ -107,7 +120,7 @@ class _Case:
     @property
     def decoded(self) -> list[list[int]]:
         """The rows whose tokens are predicted."""
-        return self.rows if self.targets is None else self.targets
+        return [list(map(int, row)) for row in self.rows] if self.targets is None else self.targets
 
     def run(self, items: slice = slice(None), taps: Taps = NO_TAPS) -> list[Tensor]:
         targets = None if self.targets is None else self.targets[items]
@@ -147,11 +160,11 @@ def check(
     )
 
 
-def run(model: Model, rows: list[list[int]], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
+def run(model: Model, rows: Sequence[Row], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
     """One uncached forward: each row's log-probabilities [T, V], other outputs of a head, or hidden states [T, D]."""
     module, device = model.module, model.device
     with torch.inference_mode():
-        ids, where = running.flat(rows, device)
+        ids, where = module.flat(rows)
         if module.decoder is None:
             x = module.encode(ids, where, taps=taps)
         elif targets is None:
@@ -183,8 +196,14 @@ def _headless(model: Model) -> bool:
 
 
 def _case(model: Model, threshold: float) -> _Case:
-    """Rows of three different lengths: real text where there is a tokenizer, else ids from a fixed seed."""
-    vocab, most = min(model.spec.vocab, model.spec.source_vocab), min(LONGEST, model.spec.context or LONGEST)
+    """Rows of three different lengths: real text where there is a tokenizer, else ids from a fixed seed.
+
+    Frames and pixels are noise, as long as the model was made for: transformers takes no other length.
+    """
+    read = [n for n in (model.spec.vocab, model.spec.source_vocab) if n]
+    if not read:
+        return _Case(model, _noise(model), None, threshold)
+    vocab, most = min(read), min(LONGEST, model.spec.context or LONGEST)
     if model.tokenizer is not None:
         rows = [ids[: most - 2 * i] for i, ids in enumerate(model.ids(TEXTS))]
     else:
@@ -197,7 +216,18 @@ def _case(model: Model, threshold: float) -> _Case:
     start = model.spec.ids.start
     if start is None:
         raise InputError(f"{model.path}: the config has no decoder_start_token_id, so the decoder cannot begin")
-    return _Case(model, rows, [[start, *row[: most // 2]] for row in (*rows[1:], rows[0])], threshold)
+    source = rows if isinstance(model.spec.reads.embed, Embed) else _noise(model)
+    return _Case(model, source, [[start, *row[: most // 2]] for row in (*rows[1:], rows[0])], threshold)
+
+
+def _noise(model: Model) -> list[Tensor]:
+    slot, random = model.spec.reads.embed, torch.Generator().manual_seed(0)
+    if isinstance(slot, Frames):
+        shape: tuple[int, ...] = (slot.stride * slot.position.length, slot.conv1.inputs)
+    else:
+        assert isinstance(slot, Patches)
+        shape = (slot.channels, slot.image, slot.image)
+    return [torch.randn(shape, generator=random) for _ in TEXTS]
 
 
 def _alone(case: _Case) -> None:
@@ -322,7 +352,8 @@ def _against_transformers(case: _Case) -> None:
         for name, stack in spec.stacks.items():
             states = theirs[f"{name}_hidden_states" if prefixes[name] else "hidden_states"]
             middle = [f"blocks.{b}.resid_post" for b in range(len(stack.blocks) - 1)]
-            for site, state in zip(("embed", *middle, "final"), states, strict=True):
+            last = f"blocks.{len(stack.blocks) - 1}.resid_post" if spec.family in UNNORMED else "final"
+            for site, state in zip(("embed", *middle, last), states, strict=True):
                 full = prefixes[name] + site
                 relative = apart(trace[full], list(state)) / float(state.abs().max())
                 worst[full] = max(worst.get(full, 0.0), relative)
@@ -347,7 +378,9 @@ def _peer(model: Model) -> Any:
     else:
         asked["use_safetensors"] = True
     names = (model.hf or {}).get("architectures") or [AUTO.get(type(model.spec.head), "AutoModel")]
-    name = "AutoModelForSeq2SeqLM" if names == [AUTO[LMHead]] and model.spec.encoder is not None else names[0]
+    name = names[0]
+    if name == AUTO[LMHead] and model.spec.encoder is not None:
+        name = "AutoModelForSeq2SeqLM" if isinstance(model.spec.reads.embed, Embed) else "AutoModelForSpeechSeq2Seq"
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
         with redirect_stderr(io.StringIO()):  # it draws a bar of its own whatever it is told
@@ -357,9 +390,12 @@ def _peer(model: Model) -> Any:
         raise InputError(f"transformers cannot load {model.path} ({told}); leave it out with --against none") from error
 
 
-def _their(peer: Any, row: list[int], target: list[int] | None) -> Any:
-    """Its outputs on one row, hidden states included."""
-    given = {"input_ids": torch.tensor([row])}
+def _their(peer: Any, row: Row, target: list[int] | None) -> Any:
+    """Its outputs on one row, hidden states included; frames lie along its last axis."""
+    if isinstance(row, Tensor):
+        given = {"input_features": row.T[None]} if row.dim() == 2 else {"pixel_values": row[None]}
+    else:
+        given = {"input_ids": torch.tensor([row])}
     if target is not None:
         given["decoder_input_ids"] = torch.tensor([target])
     with torch.inference_mode():

@@ -163,7 +163,7 @@ def _tokenizer(header: Header, spec: Spec) -> dict[str, Any]:
     found = text.to_gguf(header.tokenizer(), spec.vocab)
     stack = spec.encoder
     if stack is not None:
-        found["tokenizer.ggml.token_type_count"] = stack.embed.token_types
+        found["tokenizer.ggml.token_type_count"] = stack.words.token_types
     ids = {"bos": spec.ids.bos, "eos": next(iter(spec.ids.eos), None), "padding": spec.ids.pad}
     named = {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items() if index is not None}
     return named | found

@@ -18,12 +18,15 @@ from triptych.errors import InputError, nearest
 from triptych.spec import (
     Attention,
     ClassHead,
+    Frames,
+    Input,
     LayerNorm,
     Learned,
     Linear,
     Model,
     MoE,
     Part,
+    Patches,
     Pooling,
     RMSNorm,
     Stack,
@@ -169,8 +172,7 @@ def _kv_width(attn: Attention) -> int:
 
 def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter[str]:
     found: Counter[str] = Counter()
-    if stack.embed.project is not None:
-        found["projections"] += _linear(stack.embed.project, tokens)
+    found["projections"] += _input_flops(stack.embed, tokens)
     for block in stack.blocks:
         attn, cross = block.attn, block.cross
         found["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))
@@ -187,6 +189,16 @@ def _used(mlp: FeedForward | None) -> list[Linear]:
     """The matrices one token goes through: of a mixture, its router and `top_k` experts."""
     parts: list[Part | None] = [mlp.router, *(mlp.expert,) * mlp.top_k] if isinstance(mlp, MoE) else [mlp]
     return [part for whole in parts if whole is not None for _, part in whole.walk() if isinstance(part, Linear)]
+
+
+def _input_flops(embed: Input, positions: int) -> int:
+    match embed:
+        case Frames():  # the first convolution runs on every frame, the second on every position
+            first, second = prod(embed.conv1.tensors()["weight"]), prod(embed.conv2.tensors()["weight"])
+            return 2 * positions * (embed.stride * first + second)
+        case Patches():
+            return 2 * (positions - 1) * prod(embed.tensors()["weight"])
+    return 0 if embed.project is None else _linear(embed.project, positions)
 
 
 def _head_flops(spec: Model, places: int) -> int:

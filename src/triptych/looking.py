@@ -63,6 +63,7 @@ def look(
     Raises ProbeError for a site, layer or head that is not there.
     """
     names = _names(model, site, layer)
+    model.check_words("a look inside")
     rows = model.ids([text])
     written, targets = _target(model, rows, target)
     heads = None if head is None else [head]

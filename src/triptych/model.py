@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import families, nn
+from triptych import audio, families, nn
 from triptych import generate as running
-from triptych.checkpoints import LoadReport, open_source, write_directory
+from triptych.checkpoints import LoadReport, open_source, read_json, write_directory
 from triptych.errors import InputError, TextError
 from triptych.header import read_header
+from triptych.image import Preparation, read_image
+from triptych.nn import Row
 from triptych.probe import Edit, Plan, Read, Session, Trace
-from triptych.spec import ClassHead, Pooling, TokenHead
+from triptych.spec import ClassHead, Embed, Frames, Patches, Pooling, TokenHead
 from triptych.spec import Model as Spec
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
 from triptych.weights import read_weights, to_checkpoint
 
-Texts = Sequence[str | RenderedPrompt | Sequence[int]] | Tensor
+# How a checkpoint is used, which no config says: it travels with the weights.
+BESIDE = ("generation_config.json", "preprocessor_config.json")
+
+Texts = Sequence[str | RenderedPrompt | Sequence[int] | Tensor | Path] | Tensor
+"""Rows to read: texts or token ids; for other models files, frames of sound `[T, M]` or pixels `[C, H, W]`."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,47 @@ class Model:
             return self._unpadded(texts, mask, vocab)
         return [self._row(i, row, vocab) for i, row in enumerate(texts)]
 
+    def source(self, rows: Texts, mask: Tensor | None = None) -> Sequence[Row]:
+        """The rows the model reads: the ids of texts; or frames and pixels, of files or as they are."""
+        if isinstance(self.spec.reads.embed, Embed):
+            return self.ids(rows, mask)
+        if mask is not None:
+            raise InputError("a mask is for token ids; give frames or images as a list, each of its own length")
+        return self._files(rows)
+
+    def _files(self, rows: Any) -> list[Tensor]:
+        """Frames and pixels: tensors as they are, what stands under a path opened."""
+        if isinstance(rows, str | Path):
+            raise InputError(f"give a list of files or tensors, not one: [{str(rows)!r}]")
+        return [self._opened(row) if isinstance(row, str | Path) else row for row in rows]
+
+    def check_words(self, what: str) -> None:
+        """Raise InputError where the model reads sound or images and `what` needs words."""
+        if not isinstance(self.spec.reads.embed, Embed):
+            raise InputError(f"{what} is through the words of a text, and this {self.spec.family} model reads none")
+
+    def _opened(self, path: str | Path) -> Tensor:
+        """A WAV file as one window of frames [T, M], or an image as pixels [C, H, W]."""
+        slot = self.spec.reads.embed
+        if isinstance(slot, Patches):
+            how = Preparation.of(self._told("preprocessor_config.json"), slot.image)
+            return torch.from_numpy(read_image(path, how))
+        assert isinstance(slot, Frames)
+        window = slot.stride * slot.position.length
+        frames = audio.log_mel(audio.padded(audio.read_wav(path), window), slot.conv1.inputs)
+        if len(frames) > window:
+            seconds = window * audio.HOP / audio.RATE
+            raise InputError(f"{path}: is longer than the {seconds:g} s this model hears at once; use transcribe()")
+        return torch.from_numpy(frames)
+
     @torch.inference_mode()
     def logits(
-        self, rows: Texts, target: Texts | None = None, *, mask: Tensor | None = None, target_mask: Tensor | None = None
+        self,
+        rows: Texts,
+        target: Texts | None = None,
+        *,
+        mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
     ) -> list[Tensor]:
         """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows."""
         return self._forward(rows, target, mask, target_mask, nn.NO_TAPS)
@@ -98,11 +144,10 @@ class Model:
         changed nothing.
         """
         plan = Plan.of(self.spec, read, edit)
-        first = self.ids(rows)
+        first = self.source(rows)
         second = None if target is None else self.ids(target, target=True)
-        lengths, sources = (
-            ([len(r) for r in first], []) if second is None else ([len(r) for r in second], [len(r) for r in first])
-        )
+        read_from = [self.module.length(row) for row in first]
+        lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
         plan.check_bytes(lengths, sources, max_bytes)
         session = Session(plan)
         wants_grad = any(r.grad for reads in plan.reads.values() for r in reads)
@@ -165,7 +210,7 @@ class Model:
 
     def stream(
         self,
-        prompt: str | RenderedPrompt | Sequence[int],
+        prompt: str | RenderedPrompt | Sequence[int] | Tensor,
         *,
         on_token: Callable[[int, int], None] | None = None,
         **options: Any,
@@ -233,7 +278,7 @@ class Model:
             how = replace(how, mode=pooling)  # type: ignore[arg-type]
         if normalize is not None:
             how = replace(how, normalize=normalize)
-        return running.encode(self.module, self.ids(texts), how, batch_tokens=batch_tokens)
+        return running.encode(self.module, self.source(texts), how, batch_tokens=batch_tokens)
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
@@ -244,12 +289,15 @@ class Model:
         return [[[(tokenizer.decode([i]).strip(), p) for i, p in mask] for mask in row] for row in found]
 
     def classify(self, texts: Texts, *, second: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
-        """The labels of each text with their probabilities, best first.
+        """The labels of each text, or image, with their probabilities, best first.
 
         `second` are the other halves of pairs (premise and hypothesis, query and passage).  A model with one label, or
         whose labels may hold together, gives each a probability of its own; a regression gives its score.
         """
-        if second is None:
+        rows: Sequence[Encoded | Tensor]
+        if not isinstance(self.spec.reads.embed, Embed):
+            rows = self._files(texts)
+        elif second is None:
             rows = [Encoded(ids, [0] * len(ids), [], []) for ids in self.ids(texts)]
         else:
             rows = [self._tokenizer().places(a, b)[0] for a, b in zip(_strings(texts), second, strict=True)]
@@ -283,10 +331,38 @@ class Model:
         names = (self.hf or {}).get("id2label") or {}
         return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(head.classes.outputs)]
 
+    def transcribe(
+        self,
+        sound: str | Path | audio.Samples,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = True,
+        temperatures: Sequence[float] = running.TEMPERATURES,
+        seed: int = 0,
+        on_segment: Callable[[running.Segment], None] | None = None,
+    ) -> running.Transcript:
+        """What is said in a WAV file, or in `[T]` samples at 16 kHz, of any length; see `generate.transcribe`.
+
+        Raises InputError for a model that does not hear, a file that is no sound, a language or task it does not know.
+        """
+        tokenizer = self._tokenizer()
+        words = running.Words.of(tokenizer, self._told("generation_config.json") or self.hf or {}, self.spec.vocab)
+        hearing = running.Hearing(self.module, tokenizer, words, task, timestamps, temperatures, seed)
+        samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
+        return running.transcribe(hearing, samples, language=language, on_segment=on_segment)
+
     def save(self, path: str | Path) -> None:
         """Write an HF-layout directory - config, safetensors, tokenizer - whole or not at all."""
         tensors, config = to_checkpoint(self.module, self.hf)
-        write_directory(Path(path), tensors, config, {} if self.tokenizer is None else self.tokenizer.files())
+        files = {} if self.tokenizer is None else self.tokenizer.files()
+        files |= {name: json.dumps(told, indent=2).encode() for name in BESIDE if (told := self._told(name))}
+        write_directory(Path(path), tensors, config, files)
+
+    def _told(self, name: str) -> dict[str, Any]:
+        """A small file beside the weights, empty where there is none."""
+        file = None if self.path is None else self.path / name
+        return read_json(file) if file is not None and file.is_file() else {}
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -294,9 +370,11 @@ class Model:
         stops = () if self.tokenizer is None else tuple(self.tokenizer.stop_ids)
         return tuple(dict.fromkeys((*self.spec.ids.eos, *stops)))
 
-    def _row(self, i: int, row: str | RenderedPrompt | Sequence[int], vocab: int) -> list[int]:
+    def _row(self, i: int, row: str | RenderedPrompt | Sequence[int] | Tensor | Path, vocab: int) -> list[int]:
         if isinstance(row, str | RenderedPrompt):
             return self._tokenizer().encode(row)
+        if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):
+            raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
         ids = [int(token) for token in row]
         for token in ids:
             if not 0 <= token < vocab:
@@ -326,24 +404,26 @@ class Model:
         if both != (target is not None):
             wants = "a source and a target" if both else "rows only"
             raise InputError(f"this {self.spec.layout} model takes {wants}")
-        ids, where = running.flat(self.ids(rows, mask), self.device)
+        given, where = self.module.flat(self.source(rows, mask))
         if target is None:
-            out = self.module(ids, where, taps=taps)
+            out = self.module(given, where, taps=taps)
         else:
             into, where_into = running.flat(self.ids(target, target_mask, target=True), self.device)
-            out = self.module(into, where_into, source=(ids, where), taps=taps)
+            out = self.module(into, where_into, source=(given, where), taps=taps)
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 
-    def _prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], list[list[int]] | None]:
-        rows = self.ids(prompts)
+    def _prompts(
+        self, prompts: Texts, prefix: str | Sequence[int]
+    ) -> tuple[Sequence[Sequence[int]], Sequence[Row] | None]:
         if self.spec.layout != "encoder-decoder":
             if prefix:
                 raise InputError("decoder_prefix is for encoder-decoders; put it at the end of the prompt")
-            return rows, None
+            return self.ids(prompts), None
         if self.spec.ids.start is None:
             raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
         head = self._tokenizer().encode(prefix, special=False) if isinstance(prefix, str) else list(prefix)
+        rows = self.source(prompts)
         return [[self.spec.ids.start, *head] for _ in rows], rows
 
     def _cut(self, ids: list[int], stop: Sequence[str]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
-from triptych.cli import converting, explaining, inspecting, labbing, labelling, running, training
+from triptych.cli import converting, explaining, inspecting, labbing, labelling, running, training, transcribing
 from triptych.cli.options import LEARN, LOOK, RUN
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ for _panel, _commands in {
         running.fill,
         running.encode,
         labelling.classify,
+        transcribing.transcribe,
         converting.convert,
     ),
     LOOK: (explaining.explain, labbing.lab, inspecting.inspect, inspecting.check, inspecting.count, inspecting.doctor),

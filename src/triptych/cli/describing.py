@@ -50,7 +50,7 @@ def _summary(found: Description) -> list[tuple[str, str]]:
         ("family", f"{found.family}, {found.layout}"),
         ("parameters", f"{found.parameters:,}"),
         ("stored", f"{mib(found.stored_bytes)} in {len(found.tensors):,} tensors"),
-        ("vocabulary", f"{found.vocab:,}"),
+        ("vocabulary", f"{found.vocab:,}" if found.vocab else "none"),
         ("context", "no limit" if found.context is None else f"{found.context:,} positions"),
     ]
     if found.tokenizer is None:

@@ -1,4 +1,4 @@
-"""classify: the labels of texts, or of their tokens."""
+"""classify: the labels of texts and images, or of tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def classify(
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """The labels of each text (a line of stdin with -); of each token where the model labels those."""
+    """The labels of each text (a line of stdin with -) or image file; of each token where the model labels those."""
     from triptych.spec import ReplacedHead, TokenHead
 
     given = gathered(texts, lines=True)

@@ -68,10 +68,10 @@ def config(keys: Keys) -> spec.Model:
     dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, "Bert", stack.width,
-        masked=spec.Transform(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.embed.norm),
+        masked=spec.Transform(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm),
         label=spec.Transform(dense=dense, act="tanh"),
         pooler=keys.has_tensor("pooler.dense.weight", default=True),  # is written in no config
-        dropout=stack.embed.dropout,
+        dropout=stack.words.dropout,
     )  # fmt: skip
     heads["BertForPreTraining"] = heads["BertForMaskedLM"]
     return encoders.model(keys, stack, keys.architecture(heads, default="BertModel"))

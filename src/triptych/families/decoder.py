@@ -57,7 +57,7 @@ def model(
 
     `tied` is what the family means by no `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
     """
-    vocab = stack.embed.vocab
+    vocab = stack.words.vocab
     whole = f"{name}ForCausalLM"
     lm = keys.architecture({whole: True, base or f"{name}Model": False}, default=whole)
     tied = keys.bool("tie_word_embeddings", default=tied) and lm

@@ -62,9 +62,9 @@ def config(keys: Keys) -> spec.Model:
     dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, "DistilBert", stack.width,
-        masked=spec.Transform(dense=dense, act=act, norm=stack.embed.norm),
+        masked=spec.Transform(dense=dense, act=act, norm=stack.words.norm),
         label=spec.Transform(dense=dense, act="relu"),
-        dropout=stack.embed.dropout,
+        dropout=stack.words.dropout,
     )  # fmt: skip
     head = keys.architecture(heads, default="DistilBertModel")
     label_dropout, span_dropout = (

@@ -34,14 +34,14 @@ head.proj.*                 discriminator_predictions.dense_prediction.*
 
 def config(keys: Keys) -> spec.Model:
     stack = bert.encoder(keys, embed_width=keys.int("embedding_size", default=128))
-    width, inner = stack.width, stack.embed.width
+    width, inner = stack.width, stack.words.width
     dense = spec.Linear(inputs=width, outputs=width, bias=True)
     narrow = spec.Linear(inputs=width, outputs=inner, bias=True)
     heads = encoders.heads(
         keys, "Electra", width,
-        masked=spec.Transform(dense=narrow, act="gelu", norm=stack.embed.norm),
+        masked=spec.Transform(dense=narrow, act="gelu", norm=stack.words.norm),
         label=spec.Transform(dense=dense, act="gelu"),
-        dropout=stack.embed.dropout,
+        dropout=stack.words.dropout,
     )  # fmt: skip
     heads["ElectraForPreTraining"] = spec.ReplacedHead(
         transform=spec.Transform(dense=dense, act=keys.act("hidden_act", default="gelu")),

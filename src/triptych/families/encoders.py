@@ -91,7 +91,7 @@ def model(keys: Keys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
         encoder=encoder,
         head=head,
         ties={"head.proj.weight": "encoder.embed.tokens.weight"} if tied else {},
-        ids=keys.special_ids(encoder.embed.vocab),
+        ids=keys.special_ids(encoder.words.vocab),
         context=position.length if isinstance(position, spec.Learned) else keys.int("max_position_embeddings"),
         init_std=keys.float("initializer_range", default=0.02),
     )

@@ -40,9 +40,9 @@ def config(keys: Keys) -> spec.Model:
     dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, name, stack.width,
-        masked=spec.Transform(dense=dense, act="gelu", norm=stack.embed.norm),
+        masked=spec.Transform(dense=dense, act="gelu", norm=stack.words.norm),
         label=spec.Transform(dense=dense, act="tanh"),
         pooler=keys.has_tensor("pooler.dense.weight", default=True),
-        dropout=stack.embed.dropout,
+        dropout=stack.words.dropout,
     )  # fmt: skip
     return encoders.model(keys, stack, keys.architecture(heads, default=f"{name}Model"))

@@ -15,7 +15,7 @@ Side = Literal["encoder", "decoder"]
 
 def stack(
     side: Side,
-    embed: spec.Embed,
+    embed: spec.Input,
     *,
     attn: spec.Attention,
     mlp: spec.MLP | spec.GLU,

@@ -1,12 +1,15 @@
 """Running a model: sampling, cached generation, beams, filling, encoding and labels."""
 
 from triptych.generate.beam import Beam, beam_search
-from triptych.generate.encode import encode, fill, flat
+from triptych.generate.encode import encode, fill
 from triptych.generate.engine import State, start, stream
+from triptych.generate.hearing import TEMPERATURES, Hearing, Segment, Transcript, transcribe
 from triptych.generate.labels import Answer, Tag, answer, classify, tag
 from triptych.generate.sampling import Sampling, sample
+from triptych.generate.speech import Words
+from triptych.nn import flat
 
 __all__ = [
-    "Answer", "Beam", "Sampling", "State", "Tag", "answer", "beam_search", "classify", "encode", "fill", "flat",
-    "sample", "start", "stream", "tag",
+    "TEMPERATURES", "Answer", "Beam", "Hearing", "Sampling", "Segment", "State", "Tag", "Transcript", "Words", "answer",
+    "beam_search", "classify", "encode", "fill", "flat", "sample", "start", "stream", "tag", "transcribe",
 ]  # fmt: skip

@@ -8,9 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from triptych.attention import Rows
 from triptych.errors import InputError
-from triptych.nn import NO_TAPS, Pooling, Taps, Transformer
+from triptych.nn import NO_TAPS, Pooling, Row, Taps, Transformer, flat
 from triptych.spec import model as spec
 
 
@@ -28,29 +27,17 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield group
 
 
-def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Rows]:
-    """Rows of ids as the flat batch: [N] and where each row lies.  Raises InputError for an empty row."""
-    for i, row in enumerate(rows):
-        if not len(row):
-            raise InputError(f"row {i} is empty: give it at least one token")
-    ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
-    return ids, Rows(tuple(len(row) for row in rows))
-
-
 @torch.inference_mode()
-def encode(
-    module: Transformer, rows: Sequence[Sequence[int]], pooling: spec.Pooling, *, batch_tokens: int = 4096
-) -> Tensor:
+def encode(module: Transformer, rows: Sequence[Row], pooling: spec.Pooling, *, batch_tokens: int = 4096) -> Tensor:
     """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,
     pooled.  Rows of similar length run together and nothing is padded."""
-    device = next(module.parameters()).device
     pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(pooling, dense=None))
     if isinstance(module.head, Pooling) and pooling != module.head.spec:
         pool = Pooling(replace(pooling, dense=None))
         pool.dense = module.head.dense
     found: list[Tensor | None] = [None] * len(rows)
-    for group in batches([len(row) for row in rows], batch_tokens):
-        ids, where = flat([rows[i] for i in group], device)
+    for group in batches([module.length(row) for row in rows], batch_tokens):
+        ids, where = module.flat([rows[i] for i in group])
         hidden = module.encode(ids, where) if module.encoder is not None else module.decode(ids, where)
         for i, vector in zip(group, pool(hidden, where), strict=True):
             found[i] = vector

@@ -12,10 +12,11 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate.sampling import Sampling, sample
-from triptych.nn import NO_TAPS, Taps, Transformer
+from triptych.nn import NO_TAPS, Row, Taps, Transformer
 from triptych.probe import Session
 from triptych.spec.positions import LongRope
 
+Rule = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]  # (logits [B, V], rows so far) -> logits to choose from
 Stop = Callable[[int, list[int]], bool]  # (row of the batch, its new tokens) -> has it ended?
 
 
@@ -91,7 +92,7 @@ def start(
     module: Transformer,
     prompts: Sequence[Sequence[int]],
     *,
-    sources: Sequence[Sequence[int]] | None = None,
+    sources: Sequence[Row] | None = None,
     session: Session | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> State:
@@ -106,11 +107,9 @@ def start(
     if module.encoder is not None:
         if sources is None or len(sources) != len(prompts):
             raise InputError("an encoder-decoder generates from a source for each row")
-        rows = Rows(tuple(len(row) for row in sources))
-        device = next(module.parameters()).device
-        ids = torch.tensor([token for row in sources for token in row], dtype=torch.long, device=device)
+        source, rows = module.flat(sources)
         taps = NO_TAPS if session is None else session.taps
-        cross = module.remember(module.encode(ids, rows, taps=taps), rows, taps=taps)
+        cross = module.remember(module.encode(source, rows, taps=taps), rows, taps=taps)
     cache = module.decoder.cache(len(prompts), dtype=cache_dtype)
     return State(module, [list(row) for row in prompts], cache, cross, list(range(len(prompts))), session)
 
@@ -123,10 +122,12 @@ def stream(
     sampling: Sampling,
     eos: Sequence[int] = (),
     stop: Stop | None = None,
+    rule: Rule | None = None,
     chunk: int | None = None,
 ) -> Iterator[list[tuple[int, int]]]:
     """Step by step, the (request, token) pairs that were chosen; a row leaves the batch after an end token, when
-    `stop` says so, or after `max_new_tokens`.  Raises InputError when a row would outgrow the model's positions."""
+    `stop` says so, or after `max_new_tokens`.  `rule` changes the logits before each choice.  Raises InputError when a
+    row would outgrow the model's positions."""
     limit = state.module.spec.context
     longest = max(len(row) for row in state.rows)
     if limit is not None and longest + max_new_tokens > limit:
@@ -136,7 +137,10 @@ def stream(
         )
     begun = {request: len(row) for request, row in zip(state.requests, state.rows, strict=True)}
     for _ in range(max_new_tokens):
-        tokens = sample(state.advance(chunk), sampling, state.requests, state.rows)
+        scores = state.advance(chunk)
+        if rule is not None:
+            scores = rule(scores, state.rows)
+        tokens = sample(scores, sampling, state.requests, state.rows)
         live = []
         for i, token in enumerate(tokens):
             state.rows[i].append(token)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.generate.encode import batches, flat
-from triptych.nn import Transformer
+from triptych.generate.encode import batches
+from triptych.nn import Transformer, flat
 from triptych.spec import model as spec
 from triptych.text import Encoded
 
@@ -39,19 +39,23 @@ class Answer:
 
 
 @torch.inference_mode()
-def outputs(module: Transformer, rows: Sequence[Encoded], *, batch_tokens: int = 4096) -> list[Tensor]:
+def outputs(module: Transformer, rows: Sequence[Encoded | Tensor], *, batch_tokens: int = 4096) -> list[Tensor]:
     """What the head gives of each row, in fp32; rows of similar length run together.
 
     An encoder-decoder that labels rows reads each in its decoder too, one place later, up to the end of the text.
     """
     found: list[Tensor] = [torch.empty(0)] * len(rows)
-    for group in batches([len(row.ids) for row in rows], batch_tokens):
+    lengths = [module.length(row) if isinstance(row, Tensor) else len(row.ids) for row in rows]
+    for group in batches(lengths, batch_tokens):
         for i, given in zip(group, _forward(module, [rows[i] for i in group]), strict=True):
             found[i] = given.float()
     return found
 
 
-def _forward(module: Transformer, rows: Sequence[Encoded]) -> Sequence[Tensor]:
+def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequence[Tensor]:
+    if pixels := [row for row in either if isinstance(row, Tensor)]:
+        return list(module(*module.flat(pixels)))
+    rows = [row for row in either if isinstance(row, Encoded)]
     device, ids = next(module.parameters()).device, module.spec.ids
     tokens, where = flat([row.ids for row in rows], device)
     if module.decoder is None:
@@ -69,9 +73,9 @@ def _forward(module: Transformer, rows: Sequence[Encoded]) -> Sequence[Tensor]:
 
 
 def classify(
-    module: Transformer, rows: Sequence[Encoded], labels: Sequence[str], *, problem: str | None = None
+    module: Transformer, rows: Sequence[Encoded | Tensor], labels: Sequence[str], *, problem: str | None = None
 ) -> list[list[Label]]:
-    """Every label of each row, best first.
+    """Every label of each row, of words or of pixels, best first.
 
     One of them holds (softmax), or, where there is one label or `problem` is `multi_label_classification`, each by
     itself (sigmoid); of a `regression` it is the score.  Raises InputError for a model without such a head.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from triptych.attention import CrossCache, Rows, sinusoidal
 from triptych.errors import InputError
+from triptych.nn.inputs import Row
 from triptych.nn.part import Module, assign, build, tie
 from triptych.nn.positions import check_context
 from triptych.nn.stack import Stack
@@ -31,10 +32,26 @@ class Transformer(Module, of=Model):
         super().__init__(model)
         tie(self, model.ties)
 
+    @property
+    def input(self) -> Any:
+        """The input slot the source enters."""
+        return (self.decoder if self.encoder is None else self.encoder).embed  # type: ignore[union-attr]
+
+    def length(self, row: Row) -> int:
+        """How many positions a row of the source takes."""
+        return self.input.length(row)  # type: ignore[no-any-return]
+
+    def flat(self, rows: Sequence[Row]) -> tuple[Tensor, Rows]:
+        """Rows of what the model reads (its source, beside a decoder) as the flat batch `encode` or `decode` takes.
+
+        Raises InputError for a row that is empty or of another form.
+        """
+        return self.input.flat(rows)  # type: ignore[no-any-return]
+
     def encode(self, ids: Tensor, rows: Rows, *, token_types: Tensor | None = None, taps: Taps = NO_TAPS) -> Tensor:
-        """[M] source ids -> [M, D] of the encoder."""
+        """[M] source ids, or what else the input slot reads -> [M, D] of the encoder."""
         assert self.encoder is not None
-        check_context(rows, self.spec.context, "source" if self.decoder is not None else "input")
+        check_context(rows, self.spec.source_context, "source" if self.decoder is not None else "input")
         return self.encoder(ids, rows, token_types=token_types, taps=taps.at(self._prefix("encoder")))  # type: ignore[no-any-return]
 
     def remember(self, memory: Tensor, rows: Rows, *, taps: Taps = NO_TAPS) -> CrossCache:

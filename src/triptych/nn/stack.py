@@ -1,4 +1,4 @@
-"""Embed, the blocks and Stack: the residual stream from token ids to the final norm, on the flat batch `[N, D]`."""
+"""The blocks and Stack: the residual stream from the input slot to the final norm, on the flat batch `[N, D]`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from triptych.attention import Cache, CrossCache, LayerSpec, NullCache, Rows
 from triptych.attention.lowering import window_of
 from triptych.nn.attention import Attention, CrossView, SelfView
+from triptych.nn.inputs import Embed, Frames, Patches
 from triptych.nn.linear import GLU, MLP, MoE, Norms
 from triptych.nn.part import Module
 from triptych.nn.positions import Position
@@ -39,38 +40,6 @@ class Context:
     def other(self, layer: int) -> CrossView:
         assert self.cross is not None
         return CrossView(self.rows, self.cross.keys(layer))
-
-
-class Table(Module, of=parts.Table):
-    """One vector a row."""
-
-    weight: Tensor
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
-
-
-class Embed(Module, of=parts.Embed):
-    """`project(norm(scale * tokens[id] + position + token_types[type]))`."""
-
-    tokens: Table
-    token_types: Table
-    position: Position | None
-    norm: Callable[[Tensor], Tensor] | None
-    project: Callable[[Tensor], Tensor] | None
-
-    def forward(self, ids: Tensor, rows: Rows, token_types: Tensor | None) -> Tensor:
-        x = self.tokens(ids)  # [N, D]
-        if self.spec.scale is not None:
-            x = x * self.spec.scale
-        if self.spec.token_types:
-            x = x + self.token_types(torch.zeros_like(ids) if token_types is None else token_types)
-        if self.position is not None:
-            x = x + self.position.embed(rows.positions(ids.device)).to(x.dtype)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = F.dropout(x, self.spec.dropout, self.training)
-        return x if self.project is None else self.project(x)
 
 
 class Kind(Module, of=parts.Kind):
@@ -159,7 +128,7 @@ class Stack(Module, of=parts.Stack):
     (Chen et al. 2016): less memory, one more forward.
     """
 
-    embed: Embed
+    embed: Embed | Frames | Patches
     kinds: Mapping[str, Kind]
     blocks: Sequence[Block | ParallelBlock]
     final_norm: Callable[[Tensor], Tensor] | None
@@ -167,7 +136,7 @@ class Stack(Module, of=parts.Stack):
 
     def cache(self, slots: int, *, dtype: torch.dtype | None = None) -> Cache:
         """An empty cache for `slots` rows, each layer's by its kind: a ring where a window bounds what it sees."""
-        weight = self.embed.tokens.weight
+        weight = next(self.parameters())
         layers = []
         for block in self.blocks:
             attn = block.attn.spec
@@ -190,7 +159,7 @@ class Stack(Module, of=parts.Stack):
 
     def forward(
         self,
-        ids: Tensor,
+        source: Tensor,
         rows: Rows,
         *,
         cache: Any = None,
@@ -198,8 +167,9 @@ class Stack(Module, of=parts.Stack):
         token_types: Tensor | None = None,
         taps: Taps = NO_TAPS,
     ) -> Tensor:
-        """[N] token ids of `rows` -> [N, D] after the final norm.  With a cache, the ids continue what it holds."""
-        x = self.embed(ids, rows, token_types)
+        """What the input slot reads, [N] token ids of `rows` most often -> [N, D] after the final norm.  With a cache,
+        the ids continue what it holds."""
+        x = self.embed(source, rows, token_types)
         kinds = {name: kind.state(rows, x) for name, kind in self.kinds.items()}
         ctx = Context(rows, kinds, NullCache() if cache is None else cache, cross)
         ctx.cache.begin(rows, taps.provenance)

@@ -1,5 +1,6 @@
 """What a model is, as plain data.  Nothing here imports torch."""
 
+from triptych.spec.inputs import Conv, Frames, Patches
 from triptych.spec.json import from_json, to_json
 from triptych.spec.masks import (
     Mask,
@@ -33,6 +34,7 @@ from triptych.spec.parts import (
     Attention,
     Block,
     Embed,
+    Input,
     Kind,
     LayerNorm,
     Linear,
@@ -58,8 +60,11 @@ __all__ = [
     "Attention",
     "Block",
     "ClassHead",
+    "Conv",
     "Embed",
+    "Frames",
     "Head",
+    "Input",
     "Kind",
     "LMHead",
     "LayerNorm",
@@ -73,6 +78,7 @@ __all__ = [
     "Norms",
     "ParallelBlock",
     "Part",
+    "Patches",
     "Pooling",
     "RMSNorm",
     "ReplacedHead",

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.errors import ConfigError
+from triptych.spec.inputs import Frames
 from triptych.spec.part import Part, Shapes
-from triptych.spec.parts import Activation, Linear, Norm, Stack
+from triptych.spec.parts import Activation, Embed, Linear, Norm, Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +142,27 @@ class Model(Part):
         return {name: stack for name, stack in both.items() if stack is not None}
 
     @property
+    def reads(self) -> Stack:
+        """The stack whose input slot the source enters: the encoder's where there is one."""
+        return next(iter(self.stacks.values()))
+
+    @property
     def source_vocab(self) -> int:
-        """Of what is read first: an encoder-decoder's source, else the same as `vocab`."""
-        return next(iter(self.stacks.values())).embed.vocab
+        """Of what is read first: an encoder-decoder's source, else the same as `vocab`; 0 for sound and images."""
+        embed = self.reads.embed
+        return embed.vocab if isinstance(embed, Embed) else 0
 
     @property
     def vocab(self) -> int:
-        return (self.decoder or next(iter(self.stacks.values()))).embed.vocab
+        """V of the decoder, or of an encoder alone; 0 where none reads token ids."""
+        embed = (self.decoder or self.reads).embed
+        return embed.vocab if isinstance(embed, Embed) else 0
+
+    @property
+    def source_context(self) -> int | None:
+        """The longest row of the stack the source enters."""
+        embed = self.reads.embed
+        return embed.position.length if isinstance(embed, Frames) else self.context
 
     def shapes(self) -> Shapes:
         """Every stored parameter, ties counted once."""

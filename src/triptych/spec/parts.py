@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from triptych.errors import ConfigError
+from triptych.spec.inputs import Frames, Patches
 from triptych.spec.masks import Mask
 from triptych.spec.part import Part, Shapes
 from triptych.spec.positions import Absolute, Position
@@ -337,11 +338,14 @@ class Embed(Part):
         yield from super().children()
 
 
+Input = Embed | Frames | Patches
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack(Part):
-    """Embedding, blocks, final norm.  `kinds` names the kinds of attention its blocks use; `cross` needs no entry."""
+    """Input, blocks, final norm.  `kinds` names the kinds of attention its blocks use; `cross` needs no entry."""
 
-    embed: Embed
+    embed: Input
     kinds: dict[str, Kind]
     blocks: tuple[Block | ParallelBlock, ...]
     final_norm: Norm | None = None
@@ -355,3 +359,9 @@ class Stack(Part):
     @property
     def width(self) -> int:
         return self.embed.outputs
+
+    @property
+    def words(self) -> Embed:
+        """The input of a stack that reads token ids."""
+        assert isinstance(self.embed, Embed)
+        return self.embed

@@ -1,0 +1,92 @@
+"""transcribe: what is said in a recording."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.models import opened
+
+if TYPE_CHECKING:
+    from triptych.generate import Segment
+
+
+class Task(StrEnum):
+    """What is written of what is said."""
+
+    said = "transcribe"
+    english = "translate"
+
+
+class Form(StrEnum):
+    """How a transcript is written: with times, without, or as subtitles."""
+
+    times = "times"
+    text = "text"
+    srt = "srt"
+    vtt = "vtt"
+
+
+def transcribe(
+    model: options.ModelPath,
+    file: Annotated[Path, typer.Argument(metavar="FILE.wav", help="PCM or float, of any rate and length.")],
+    language: Annotated[
+        str | None,
+        typer.Option("--language", metavar="CODE", help="en, de, ...; heard in the first 30 seconds unless given."),
+    ] = None,
+    task: Annotated[Task, typer.Option("--task", help="Write what is said, or translate it to English.")] = (Task.said),
+    form: Annotated[Form, typer.Option("--format", help="How the transcript is written.")] = Form.times,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn where the likeliest is poor.")] = 0,
+    dtype: options.Weights = None,
+    device: options.Device = "cpu",
+    offline: options.Offline = False,
+    ignore: options.Ignore = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write down what is said in a WAV file, sentence by sentence as it comes, with times."""
+    from triptych.audio import RATE, read_wav
+
+    sound = read_wav(file)
+    loaded = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore)
+    seconds = len(sound) / RATE
+    shown = 0
+    if form is Form.vtt and not as_json:
+        screen.write("WEBVTT\n\n")
+
+    def told(segment: Segment) -> None:
+        nonlocal shown
+        shown += 1
+        if not as_json:
+            screen.write(_written(segment, shown, form))
+
+    found = loaded.transcribe(sound, language=language, task=task.value, seed=seed, on_segment=told)
+    if as_json:
+        rows = [{"start": s.start, "end": s.end, "text": s.text.strip()} for s in found.segments]
+        screen.result({"language": found.language, "seconds": round(seconds, 3), "text": found.text, "segments": rows})
+    known = "" if found.language is None else f", language {found.language}"
+    screen.note(f"{seconds:.1f} s of sound, {shown} segments{known}")
+
+
+def _written(segment: Segment, number: int, form: Form) -> str:
+    text = segment.text.strip()
+    match form:
+        case Form.text:
+            return f"{text}\n"
+        case Form.times:
+            return f"[{_clock(segment.start)} -> {_clock(segment.end)}]  {text}\n"
+        case Form.srt:
+            begin, end = (_clock(t, hours=True).replace(".", ",") for t in (segment.start, segment.end))
+            return f"{number}\n{begin} --> {end}\n{text}\n\n"
+    return f"{_clock(segment.start, hours=True)} --> {_clock(segment.end, hours=True)}\n{text}\n\n"
+
+
+def _clock(seconds: float, *, hours: bool = False) -> str:
+    """`01:02.340`, with the hours where there are some or where they are asked for."""
+    minutes, rest = divmod(round(seconds * 1000), 60_000)
+    over, minutes = divmod(minutes, 60)
+    before = f"{over:02d}:" if over or hours else ""
+    return f"{before}{minutes:02d}:{rest // 1000:02d}.{rest % 1000:03d}"

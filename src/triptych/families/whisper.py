@@ -1,0 +1,86 @@
+"""Whisper (Radford et al. 2022), tiny to large-v3: an encoder of 30 s of sound, as mel frames through two convolutions,
+and a decoder of text.  Norms before each sublayer and at the end, no bias on keys, learned positions, a tied head.
+
+Reference: transformers `models/whisper`.  The encoder's positions are sinusoids, stored as a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych import spec
+from triptych.families import seq2seq
+from triptych.families.bart import ROWS
+from triptych.families.keys import Keys
+from triptych.families.weights import table
+
+hf_types = frozenset({"whisper"})
+prefix = "model."
+ignore = frozenset(
+    {
+        "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
+        "mask_feature_length", "mask_feature_min_masks", "decoder_layerdrop", "encoder_layerdrop",  # training
+        "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
+        "classifier_proj_size", "use_weighted_layer_sum",  # of a head these classes do not have
+        "scale_embedding",  # no reference multiplies by it, whatever it says
+        "median_filter_width",  # of word times read off the attention, after the forward
+    }
+)  # fmt: skip
+
+weights = ROWS + table("""
+encoder.embed.conv1.*        model.encoder.conv1.*
+encoder.embed.conv2.*        model.encoder.conv2.*
+decoder.embed.tokens.weight  model.decoder.embed_tokens.weight
+head.proj.weight             proj_out.weight
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_target_positions", default=448)
+    seq2seq.as_built(keys)
+    heads: dict[str, spec.Head | None] = {
+        "WhisperModel": None,
+        "WhisperForConditionalGeneration": spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab)),
+    }
+    head = keys.architecture(heads, default="WhisperForConditionalGeneration")
+    tied = keys.bool("tie_word_embeddings", default=True) and head is not None
+    dropout = keys.dropout("dropout")
+    position = spec.Learned(length=context, width=width)
+    words = spec.Embed(vocab=vocab, width=width, position=position, dropout=dropout)
+    return spec.Model(
+        family="whisper",
+        encoder=_side(keys, "encoder", _frames(keys, width, dropout), dropout),
+        decoder=_side(keys, "decoder", words, dropout),
+        head=head,
+        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
+        ids=keys.special_ids(vocab, start=50257 if vocab > 50257 else None),
+        context=context,
+        init_std=keys.float("init_std", default=0.02),
+    )
+
+
+def _frames(keys: Keys, width: int, dropout: float) -> spec.Frames:
+    mels = keys.count("num_mel_bins", default=80)
+    return spec.Frames(
+        conv1=spec.Conv(inputs=mels, outputs=width, kernel=3),
+        conv2=spec.Conv(inputs=width, outputs=width, kernel=3, stride=2),
+        position=spec.Learned(length=keys.int("max_source_positions", default=1500), width=width),
+        dropout=dropout,
+    )
+
+
+def _side(keys: Keys, name: seq2seq.Side, embed: spec.Input, dropout: float) -> spec.Stack:
+    width, inside = keys.int("d_model"), keys.dropout("attention_dropout")
+    attn = spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside)
+    act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
+    norm = spec.LayerNorm(width=width)
+    return seq2seq.stack(
+        name,
+        embed,
+        attn=replace(attn, k=spec.Linear(inputs=width, outputs=width)),
+        mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
+        norms=spec.Norms(pre=norm),
+        layers=keys.count(f"{name}_layers"),
+        dropout=dropout,
+        final_norm=norm,
+    )

@@ -1,0 +1,144 @@
+"""What may fill a stack's input slot: token ids, mel frames, patches of an image.
+
+Each part knows how its rows become one flat batch (`flat`) and what vectors `[N, D]` come of that; `N` counts
+positions of the stack, which are as many as the rows' items for token ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from triptych.attention import Rows
+from triptych.errors import InputError
+from triptych.nn.part import Module
+from triptych.nn.positions import Position
+from triptych.spec import inputs, parts
+
+Row = Sequence[int] | Tensor
+"""What one row is read from: token ids, frames `[T, M]`, or the pixels `[C, H, W]` of an image."""
+
+
+def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Rows]:
+    """Rows of ids as the flat batch: [N] and where each row lies.  Raises InputError for an empty row."""
+    for i, row in enumerate(rows):
+        if not len(row):
+            raise InputError(f"row {i} is empty: give it at least one token")
+    ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
+    return ids, Rows(tuple(len(row) for row in rows))
+
+
+class Table(Module, of=parts.Table):
+    """One vector a row."""
+
+    weight: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class Embed(Module, of=parts.Embed):
+    """`project(norm(scale * tokens[id] + position + token_types[type]))`."""
+
+    tokens: Table
+    token_types: Table
+    position: Position | None
+    norm: Callable[[Tensor], Tensor] | None
+    project: Callable[[Tensor], Tensor] | None
+
+    def length(self, row: Row) -> int:
+        """How many positions a row takes."""
+        return len(row)
+
+    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+        """Rows of token ids -> [N]."""
+        return flat(rows, self.tokens.weight.device)
+
+    def forward(self, ids: Tensor, rows: Rows, token_types: Tensor | None) -> Tensor:
+        x = self.tokens(ids)  # [N, D]
+        if self.spec.scale is not None:
+            x = x * self.spec.scale
+        if self.spec.token_types:
+            x = x + self.token_types(torch.zeros_like(ids) if token_types is None else token_types)
+        if self.position is not None:
+            x = x + self.position.embed(rows.positions(ids.device)).to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = F.dropout(x, self.spec.dropout, self.training)
+        return x if self.project is None else self.project(x)
+
+
+class Conv(Module, of=inputs.Conv):
+    """`[T, inputs] -> [T / stride, outputs]` of one row."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv1d(x.T, self.weight, self.bias, stride=self.spec.stride, padding=self.spec.kernel // 2).T
+
+
+class Frames(Module, of=inputs.Frames):
+    """`gelu(conv2(gelu(conv1(frames)))) + position`, no row seeing its neighbour in the batch."""
+
+    conv1: Conv
+    conv2: Conv
+    position: Position
+
+    def length(self, row: Row) -> int:
+        return len(row) // int(self.spec.stride)
+
+    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+        """Rows of frames `[T, M]` -> [N * stride, M].  Raises InputError for a row of another form."""
+        mels, stride = self.spec.conv1.inputs, self.spec.stride
+        for i, row in enumerate(rows):
+            _check_floats(i, row, f"mel frames [T, {mels}]", (None, mels))
+            if not len(row) or len(row) % stride:
+                raise InputError(f"row {i}: {len(row)} frames, no positive multiple of {stride}; pad with silence")
+        return torch.cat(list(rows)).to(self.conv1.weight), Rows(tuple(map(self.length, rows)))
+
+    def forward(self, frames: Tensor, rows: Rows, token_types: None) -> Tensor:
+        split = torch.split(frames, [self.spec.stride * n for n in rows.lengths])
+        x = torch.cat([F.gelu(self.conv2(F.gelu(self.conv1(row)))) for row in split])
+        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
+        return F.dropout(x, self.spec.dropout, self.training)
+
+
+class Patches(Module, of=inputs.Patches):
+    """A vector of its own, then one of each patch, with their positions added."""
+
+    first: Tensor
+    weight: Tensor
+    bias: Tensor
+    position: Position
+
+    def length(self, row: Row) -> int:
+        return int(self.spec.position.length)
+
+    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+        """Images `[C, H, W]` -> their patches [P, C * patch * patch].  Raises InputError for one of another size."""
+        c, side, p = self.spec.channels, self.spec.image, self.spec.patch
+        for i, row in enumerate(rows):
+            _check_floats(i, row, f"the pixels [{c}, {side}, {side}] of an image", (c, side, side))
+        images = torch.stack(list(rows)).to(self.weight)
+        return F.unfold(images, p, stride=p).transpose(1, 2).flatten(0, 1), Rows(tuple(map(self.length, rows)))
+
+    def forward(self, patches: Tensor, rows: Rows, token_types: None) -> Tensor:
+        x = F.linear(patches, self.weight.flatten(1), self.bias).unflatten(0, (len(rows), -1))
+        x = torch.cat((self.first.expand(len(rows), 1, -1), x), dim=1).flatten(0, 1)
+        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
+        return F.dropout(x, self.spec.dropout, self.training)
+
+
+def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) -> None:
+    """Refuse what is no finite tensor of this shape, None being any number.  Raises InputError."""
+    if not isinstance(row, Tensor) or not row.is_floating_point():
+        raise InputError(f"row {i}: this model reads {what} as a float tensor, not {type(row).__name__}")
+    if row.dim() != len(shape) or any(n not in (None, m) for n, m in zip(shape, row.shape, strict=True)):
+        raise InputError(f"row {i}: this model reads {what}, not {list(row.shape)}")
+    if not bool(row.isfinite().all()):
+        raise InputError(f"row {i}: its numbers are not all finite")

@@ -1,0 +1,68 @@
+"""The input slot filled by other things than token ids, as data: frames of sound, patches of an image.
+
+Whatever it reads, an input part gives one vector a position, and the rows of the flat batch count positions: two
+frames make one, and an image has one more than it has patches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.spec.part import Part, Shapes
+from triptych.spec.positions import Learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv(Part):
+    """A convolution along a row: `out[t] = bias + sum_j weight[:, :, j] @ x[stride * t + j - kernel // 2]`, with zeros
+    beyond both ends of the row."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int = 1
+
+    def tensors(self) -> Shapes:
+        return {"weight": (self.outputs, self.inputs, self.kernel), "bias": (self.outputs,)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames(Part):
+    """Mel frames to vectors: `gelu(conv2(gelu(conv1(frames)))) + position` (Radford et al. 2022)."""
+
+    conv1: Conv
+    conv2: Conv
+    position: Learned
+    dropout: float = 0.0
+
+    @property
+    def outputs(self) -> int:
+        """D."""
+        return self.conv2.outputs
+
+    @property
+    def stride(self) -> int:
+        """How many frames make one position."""
+        return self.conv1.stride * self.conv2.stride
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches(Part):
+    """An image to vectors: `first`, then `weight @ pixels + bias` of each square of `patch` by `patch`, row by row, all
+    of it `+ position` (Dosovitskiy et al. 2021)."""
+
+    channels: int
+    image: int
+    patch: int
+    width: int
+    position: Learned
+    dropout: float = 0.0
+
+    def tensors(self) -> Shapes:
+        square = (self.width, self.channels, self.patch, self.patch)
+        return {"first": (self.width,), "weight": square, "bias": (self.width,)}
+
+    @property
+    def outputs(self) -> int:
+        """D."""
+        return self.width

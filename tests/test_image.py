@@ -1,0 +1,143 @@
+"""Images: files prepared as the reference prepares them, and what they become in a model."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import references
+import triptych
+from triptych.errors import ConfigError, InputError
+from triptych.image import Preparation, read_image
+from triptych.text import word_tokenizer
+
+
+def picture(width: int = 61, height: int = 43, mode: str = "RGB") -> Image.Image:
+    random = np.random.default_rng(0)
+    smooth = Image.fromarray(random.integers(0, 256, (9, 7, 3), dtype=np.uint8)).resize((width, height))
+    return smooth.convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+@pytest.mark.parametrize("resample", [2, 3])
+def test_pixels_are_the_reference_s(mode: str, resample: int, tmp_path: Path) -> None:
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    how = {"size": {"height": 20, "width": 20}, "image_mean": [0.4, 0.5, 0.3], "image_std": [0.2, 0.3, 0.6]}
+    picture(mode=mode).save(tmp_path / "a.png")
+    processor = ViTImageProcessorPil(**how, resample=resample)
+    expected = processor(picture(mode=mode).convert("RGB"), return_tensors="np")["pixel_values"][0]
+    found = read_image(tmp_path / "a.png", Preparation.of({**how, "resample": resample}, 32))
+    assert found.shape == expected.shape == (3, 20, 20)
+    assert np.abs(found - expected).max() <= 1e-5
+    other = read_image(tmp_path / "a.png", Preparation.of({**how, "resample": 5 - resample}, 32))
+    assert np.abs(other - expected).max() > 0.01
+
+
+def test_what_a_config_leaves_out_is_vit_s() -> None:
+    assert Preparation.of({}, 32) == Preparation(height=32, width=32)
+    assert Preparation.of({"size": 16}, 32).height == 16
+    raw = Preparation.of({"do_resize": False, "do_rescale": False, "do_normalize": False, "size": 9}, 32)
+    assert (raw.height, raw.scale, raw.mean, raw.std) == (32, 1.0, (0.0,) * 3, (1.0,) * 3)
+    for bad in ({"size": "big"}, {"size": -1}, {"size": {"height": 3, "width": 4}}, {"image_std": [1, 0, 1]},
+                {"image_mean": [1]}, {"resample": 9}, {"size": {"shortest_edge": 9}}, {"image_mean": 5}):  # fmt: skip
+        with pytest.raises(ConfigError, match="preprocessor_config"):
+            Preparation.of(bad, 32)
+
+
+def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
+    held = io.BytesIO()
+    picture().save(held, "PNG")
+    how, path = Preparation(height=8, width=8), tmp_path / "a.png"
+    for raw in (b"", b"GIF89a", b"\x89PNG\r\n\x1a\n", held.getvalue()[:90], b"RIFF....WAVEfmt "):
+        path.write_bytes(raw)
+        with pytest.raises(InputError, match="image") as refused:
+            read_image(path, how)
+        assert str(path) in str(refused.value)
+    head = bytearray(held.getvalue())
+    head[16:24] = (60_000).to_bytes(4, "big") * 2
+    path.write_bytes(bytes(head))
+    with pytest.raises(InputError):
+        read_image(path, how)
+
+
+def test_a_file_is_read_as_its_pixels(tmp_path: Path) -> None:
+    """A model of colours, from the file to labels; the preparation beside it travels with it."""
+    vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24,
+           "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 20,
+           "patch_size": 5, "id2label": {"0": "cat", "1": "dog", "2": "owl"}}  # fmt: skip
+    triptych.create(vit).save(tmp_path / "model")
+    told = {"size": {"height": 20, "width": 20}, "image_mean": [0.1, 0.2, 0.3]}
+    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(told))
+    picture().save(tmp_path / "a.png")
+    model = triptych.load(tmp_path / "model")
+    pixels = torch.from_numpy(read_image(tmp_path / "a.png", Preparation.of(told, 20)))
+    (scores,) = model.logits([pixels])
+    assert torch.equal(model.logits([tmp_path / "a.png"])[0], scores)
+    (labels,) = model.classify([str(tmp_path / "a.png")])
+    assert {name: pytest.approx(p) for name, p in labels} == dict(
+        zip(["cat", "dog", "owl"], scores.softmax(-1).tolist(), strict=True)
+    )
+    assert [p for _, p in labels] == sorted((p for _, p in labels), reverse=True)
+    trace = model.trace([pixels, pixels], read=["embed", "blocks.0.attn.pattern"])
+    assert [x.shape for x in trace["embed"]] == [(17, 24)] * 2
+    assert trace["blocks.0.attn.pattern"][0].shape == (3, 17, 17)
+    model.save(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / "preprocessor_config.json").read_text()) == told
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (torch.zeros(2, 20, 19), r"not \[2, 20, 19\]"),
+        (torch.zeros(20, 20), r"not \[20, 20\]"),
+        (torch.full((2, 20, 20), torch.nan), "finite"),
+        (torch.zeros(2, 20, 20, dtype=torch.long), "float tensor"),
+        ([1, 2], "not list"),
+    ],
+)
+def test_rows_of_another_form_are_refused(row: torch.Tensor, problem: str) -> None:
+    model = triptych.load(references.saved("vit")[1])
+    with pytest.raises(InputError, match=f"row 1: .*{problem}"):
+        model.logits([torch.zeros(2, 20, 20), row])
+    with pytest.raises(InputError, match="list of files"):
+        model.logits("a.png")
+    with pytest.raises(InputError, match="mask is for token ids"):
+        model.logits([torch.zeros(2, 20, 20)], mask=torch.ones(1, 1))
+
+
+def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from triptych.cli import main
+
+    threads = torch.get_num_threads()
+    vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24,
+           "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 20,
+           "patch_size": 5, "id2label": {"0": "cat", "1": "dog", "2": "owl"}}  # fmt: skip
+    triptych.create(vit).save(tmp_path / "vit")
+    tokenizer = word_tokenizer(["the old mill stands"], 60)
+    bert = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 24,
+            "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "max_position_embeddings": 40,
+            "vocab_size": tokenizer.vocab_size, "id2label": {"0": "good", "1": "bad"}}  # fmt: skip
+    triptych.create(bert, tokenizer).save(tmp_path / "bert")
+    picture().save(tmp_path / "a.png")
+    for model, given in (("vit", str(tmp_path / "a.png")), ("bert", "the mill")):
+        assert main(["classify", str(tmp_path / model), given, "--top", "2", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["results"]
+        expected = triptych.load(tmp_path / model).classify([given])[0][:2]
+        assert [(one["label"], one["score"]) for one in row["labels"][:2]] == [
+            (a, pytest.approx(b)) for a, b in expected
+        ]
+        assert main(["classify", str(tmp_path / model), given]) == 0
+        assert expected[0][0] in capsys.readouterr().out
+    for argv, problem in ((["vit", "no.png"], "No such file"), (["vit"], "no text given")):
+        assert main(["classify", str(tmp_path / argv[0]), *argv[1:]]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert problem in error
+    torch.set_num_threads(threads)
