@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece as spm
 import transformers
@@ -198,6 +200,11 @@ def sized(number: int, content: bytes) -> bytes:
     return field(number, 2, bytes([len(content)]) + content)
 
 
+def sized_long(number: int, content: bytes) -> bytes:
+    length = bytes([len(content) >> shift & 127 | 128 for shift in range(0, 28, 7)] + [len(content) >> 28])
+    return field(number, 2, length + content)
+
+
 def piece(text: bytes, score: float = -1.0, kind: int = 1) -> bytes:
     return sized(1, sized(1, text) + field(2, 5, struct.pack("<f", score)) + field(3, 0, bytes([kind])))
 
@@ -216,7 +223,9 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "a number without end": (b"\xff" * 11, "has no end"),
     "a group": (SOUND + b"\x0b", "wire type 3"),
     "a piece that is a number": (b"\x08\x07", "a number stands where bytes belong"),
-    "an empty piece": (model(piece(b"")), "a piece is empty"),
+    "an empty piece": (model(piece(b"")), "a piece of 0 characters"),
+    "a long piece": (b"\x0a\x84\x10\x0a\x81\x10" + b"a" * 2049, "a piece of 2049 characters"),
+    "a score without a number": (model(piece(b"a", math.nan)), "the score of 'a' is not finite"),
     "not UTF-8": (model(piece(b"\xff\xfe")), "codec can't decode"),
     "a score of eight bytes": (model(sized(1, sized(1, b"a") + field(2, 1, bytes(8)))), "not a 32-bit number"),
     "algorithm 4": (model(piece(b"a"), trainer=field(3, 0, b"\4")), "algorithm is number 4"),
@@ -259,11 +268,40 @@ def test_every_cut_of_a_model_is_read_or_refused(tmp_path: Path) -> None:
     assert refused > 100
 
 
+TABLES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+
+
+@pytest.mark.parametrize("rule", TABLES)
+def test_every_published_table_of_replacements_is_sound(rule: str) -> None:
+    assert bool(ours.parse(trained("unigram", normalization_rule_name=rule)).charsmap) == (rule != "identity")
+
+
+def test_a_table_that_leads_out_of_itself_is_refused() -> None:
+    """The library that walks the table does not look where it leads: some of these would stop the program."""
+    sound = ours.parse(trained("unigram")).charsmap
+    assert ours.parse(model(piece(b"a")) + sized_long(3, sized_long(2, sound))).charsmap == sound
+    size = int.from_bytes(sound[:4], "little")
+    units = np.frombuffer(sound, "<u4", size // 4, 4).copy()
+    first = int(np.flatnonzero((units >> 31 == 0) & (units >> 8 & 1 == 1))[3])  # one that leads to a replacement
+    units[first] ^= 1 << 30
+    changed = sound[:4] + units.tobytes() + sound[4 + size :]
+    broken = {
+        "leads out of itself": changed,
+        "begins nowhere": sound[: 4 + size],
+        "says it has": (1 << 31).to_bytes(4, "little") + sound[4:],
+        "it has 0 bytes": bytes(4) + sound[4:],
+        "of -1": b"abc",
+    }
+    for says, table in broken.items():
+        with pytest.raises(Exception, match=says):
+            ours.parse(model(piece(b"a")) + sized_long(3, sized_long(2, table)))
+
+
 UNFIT: dict[str, tuple[str, dict[str, bytes], str]] = {
     "a unigram for a BPE": ("Llama", {"tokenizer.model": SOUND}, "is a unigram model, its class expects BPE"),
     "a charsmap that is none": (
         "T5", {"spiece.model": model(piece(b"a"), piece(b"b"), piece(b"</s>"), normalizer=sized(2, b"xyz"))},
-        "no tokenizer can be made of it"),
+        "its table of replacements"),
     "a vocabulary with a gap": ("GPT2", {"vocab.json": b'{"a": 0, "b": 2}', "merges.txt": b""}, "are not 0 to 1"),
     "a negative number": ("GPT2", {"vocab.json": b'{"a": -1}', "merges.txt": b""}, "are not 0 to 0"),
     "a huge number": ("GPT2", {"vocab.json": b'{"a": 1e400}', "merges.txt": b""}, "are not 0 to 0"),

@@ -6,14 +6,18 @@ named below are read, by a reader that knows the four wire types and nothing els
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from triptych.errors import TextError
 
 MAX_BYTES = 1 << 28  # of a file; the largest known ones hold 2^24
+MAX_PIECE = 1 << 10  # characters; ways to cut a piece in two are tried one by one
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -78,7 +82,30 @@ def parse(data: bytes) -> Pieces:
         raise _Malformed(f"its algorithm is number {algorithm}; unigram (1) and BPE (2) are known")
     if unk >= len(pieces):
         raise _Malformed(f"its unknown piece is number {unk} of {len(pieces)}")
+    _check_charsmap(_as_bytes(charsmap))
     return Pieces(tuple(pieces), algorithm, bool(_as_int(settings.get(35, 0))), unk, _as_bytes(charsmap))
+
+
+def _check_charsmap(data: bytes) -> None:
+    """Refuse a table of replacements that leads out of itself: the library that walks it does not look.
+
+    It is the size of a double-array trie, its 32-bit units (Yata et al., darts-clone), and the replacements, each ended
+    by a zero byte.  A unit leads to 256 others, and where bit 8 says so, to the place of its replacement.
+    """
+    if not data:
+        return
+    size = int.from_bytes(data[:4], "little")
+    if len(data) < 8 or size % 4 or not 0 < size <= len(data) - 4:
+        raise _Malformed(f"its table of replacements says it has {size} bytes, of {len(data) - 4}")
+    units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
+    texts = np.frombuffer(data[4 + size :] + b"\0", np.uint8)
+    inner = units >> 31 == 0
+    base = np.arange(len(units)) ^ (units >> 10 << ((units & 512) >> 6))
+    if bool((base[inner] | 255).max(initial=0) >= len(units)):
+        raise _Malformed("its table of replacements leads out of itself")
+    places = units[base[inner & (units >> 8 & 1 == 1)]] & 0x7FFF_FFFF
+    if bool((places >= len(texts)).any()) or bool((texts[places] & 0xC0 == 0x80).any()):
+        raise _Malformed("its table of replacements has one that begins nowhere")
 
 
 def _piece(data: bytes) -> Piece:
@@ -87,9 +114,12 @@ def _piece(data: bytes) -> Piece:
     if len(score) != 4:
         raise _Malformed("a score is not a 32-bit number")
     text = _as_bytes(found.get(1, b"")).decode()
-    if not text:
-        raise _Malformed("a piece is empty")
-    return Piece(text, struct.unpack("<f", score)[0], _as_int(found.get(3, NORMAL)))
+    if not 0 < len(text) <= MAX_PIECE:
+        raise _Malformed(f"a piece of {len(text)} characters; 1 to {MAX_PIECE} are possible")
+    (number,) = struct.unpack("<f", score)
+    if not math.isfinite(number):
+        raise _Malformed(f"the score of {text[:40]!r} is not finite")
+    return Piece(text, number, _as_int(found.get(3, NORMAL)))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
