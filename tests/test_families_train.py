@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import references
 import triptych
-from parity import ROWS, TARGETS
-from triptych.nn import Transformer
+from parity import ROWS, TARGETS, rows_of
+from triptych.model import Model
 from triptych.train import causal, collate, loss, seq2seq
 from triptych.train.objectives import Batch, Example
 
@@ -21,9 +23,11 @@ TRAINED = [
 ]
 
 
-def batch(module: Transformer) -> Batch:
+def batch(model: Model) -> Batch:
+    module = model.module
     if module.spec.layout == "encoder-decoder":
-        return collate([seq2seq(a, b, start=0) for a, b in zip(ROWS, TARGETS, strict=True)])
+        given = collate([seq2seq(a, b, start=0) for a, b in zip(ROWS, TARGETS, strict=True)])
+        return replace(given, source=module.flat(rows_of(model)))
     if module.spec.layout == "decoder":
         return collate([causal(row) for row in ROWS if len(row) > 1])
     rows = [np.asarray(row, dtype=np.int32) for row in ROWS]
@@ -32,8 +36,8 @@ def batch(module: Transformer) -> Batch:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_step_of_training_lowers_the_loss(name: str) -> None:
-    module = triptych.load(references.saved(name)[1]).module
-    given = batch(module)
+    model = triptych.load(references.saved(name)[1])
+    module, given = model.module, batch(model)
     before, _ = loss(module, given)
     before.backward()
     idle = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()]

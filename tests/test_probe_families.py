@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import references
-from parity import ROWS, TARGETS, ours
+from parity import TARGETS, ours, rows_of
 from triptych import generate as running
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe import Edit, Plan, Session, sites, zero
@@ -19,8 +19,9 @@ def outputs(name: str, taps: Taps = NO_TAPS) -> torch.Tensor:
     """Logits; what a base model gives without a head."""
     model = ours(name)
     module, both = model.module, model.spec.layout == "encoder-decoder"
-    ids, rows = running.flat((TARGETS if both else ROWS)[1:2], CPU)
-    source = running.flat(ROWS[1:2], CPU) if both else None
+    given = module.flat(rows_of(model)[1:2])
+    ids, rows = running.flat(TARGETS[1:2], CPU) if both else given
+    source = given if both else None
     if module.head is not None:
         return module(ids, rows, source=source, taps=taps)
     return module.encode(ids, rows, taps=taps) if module.decoder is None else module.decode(ids, rows, taps=taps)
