@@ -15,7 +15,7 @@ from triptych import spec
 from triptych.attention import Rows
 from triptych.model import Model
 from triptych.nn import heads as head_parts
-from triptych.nn import positions, stack
+from triptych.nn import inputs, positions
 
 
 @parity("bert", "Embed.token_types")
@@ -72,7 +72,7 @@ def missing_cap_of_the_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("gpt2", "Table")
 def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stack.Table, "forward", lambda self, ids: self.weight[ids - 1])
+    patch.setattr(inputs.Table, "forward", lambda self, ids: self.weight[ids - 1])
 
 
 @parity("t5", "LMHead.scale")

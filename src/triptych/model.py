@@ -92,8 +92,8 @@ class Model:
             raise InputError("a mask is for token ids; give frames or images as a list, each of its own length")
         return self._files(rows)
 
-    def _files(self, rows: Any) -> list[Tensor]:
-        """Frames and pixels: tensors as they are, what stands under a path opened."""
+    def _files(self, rows: Any) -> list[Any]:
+        """Frames and pixels: what stands under a path opened, the rest as it is, for the input part to judge."""
         if isinstance(rows, str | Path):
             raise InputError(f"give a list of files or tensors, not one: [{str(rows)!r}]")
         return [self._opened(row) if isinstance(row, str | Path) else row for row in rows]
