@@ -14,7 +14,8 @@ from torch.nn import Identity, ModuleList, Parameter
 import triptych
 from sabotage import Break, change, fill, of, parity, put
 from triptych import families, spec
-from triptych.families.weights import ByHead, Load, RopePermute
+from triptych.mapping.ops import ByHead, RopePermute
+from triptych.mapping.plan import Load
 from triptych.model import Model
 from triptych.nn import linear, stack
 

@@ -455,7 +455,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_spec_equality_is_not_vacuous() -> None:
     """`lost` sees a number changed anywhere but in what training alone reads."""
     spec = read_header(references.saved("llama")[1]).spec
-    from triptych.families.to_gguf import lost
+    from triptych.mapping.to_gguf import lost
 
     assert lost(spec, spec) is None
     assert lost(spec, replace(spec, init_std=0.5)) is None

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -17,8 +18,10 @@ import references
 from references import COMPUTED, CONTEXT, HEADERS, SPARE, UNSAID, D, F, G, H, K, L, V
 from triptych import families, spec
 from triptych.errors import CheckpointError, ConfigError
-from triptych.families import weights
-from triptych.families.keys import METADATA, Keys
+from triptych.mapping.keys import METADATA, Keys
+from triptych.mapping.ops import PlusOne
+from triptych.mapping.plan import Plan
+from triptych.mapping.table import Row, table
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
 
 
@@ -28,7 +31,7 @@ def stored(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors")
 
 
-def fill(plan: families.Plan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def fill(plan: Plan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for load in plan.loads:
         assert tuple(tensors[load.source].shape) == load.source_shape, load.source
@@ -403,7 +406,7 @@ def test_gguf_round_trip_and_names(name: str) -> None:
     packed = {load.source: load.to_source(parameters) for load in families.save_plan(model, "gguf")}
     back = fill(families.plan(model, "gguf", packed), packed)
     assert back.keys() == parameters.keys()
-    shifted = {load.ours[0] for load in families.save_plan(model, "gguf") if weights.PlusOne() in load.ops}
+    shifted = {load.ours[0] for load in families.save_plan(model, "gguf") if PlusOne() in load.ops}
     assert all(torch.equal(back[key], parameters[key]) for key in back.keys() - shifted)
     assert all(torch.allclose(back[key], parameters[key], rtol=0, atol=1e-6) for key in shifted)
     names = gguf.get_tensor_name_map(ARCHS[arch_of(HEADERS[name])], L)
@@ -505,18 +508,26 @@ def test_discovery_finds_each_type_once() -> None:
     assert len(types) == len(set(types))
     assert {"gpt2", "llama", "mistral", "qwen2", "qwen3", "bert", "t5", "triptych"} <= set(types)
     assert families.find("qwen3") is families.find_gguf("qwen3")
+    for module in families.modules():
+        assert all(families.find(name) is module for name in module.hf_types)
+        assert all(families.find_gguf(name) is module for name in getattr(module, "gguf_archs", ()))
+
+
+def test_a_family_fits_two_screens() -> None:
+    files = {path.name: path.read_text().count("\n") for path in Path(families.__file__).parent.glob("*.py")}
+    assert not {name: lines for name, lines in files.items() if lines > 120}
 
 
 def test_tables_are_read_as_written() -> None:
-    rows = weights.table("""
+    rows = table("""
     a.(q,k).*    x.{i}.qk.*|transpose  -   # a reason
     -            x.junk                y.junk
     [GLU]
     b.weight     x.b
     """)
-    assert rows[0] == weights.Row(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
-    assert rows[1] == weights.Row((), "x.junk", "y.junk")
-    assert rows[2] == weights.Row(("b.weight",), "x.b", None, part="GLU")
+    assert rows[0] == Row(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
+    assert rows[1] == Row((), "x.junk", "y.junk")
+    assert rows[2] == Row(("b.weight",), "x.b", None, part="GLU")
 
 
 def test_own_configs_are_checked() -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import references
+
 SRC = Path(__file__).parents[1] / "src"
-LIGHT = ("errors", "spec", "families", "count", "cli")  # from their first import to the last line of `--help`
+LIGHT = ("errors", "spec", "mapping", "families", "count", "cli")  # to the last line of `--help`
 HEAVY = {"torch", "transformers", "matplotlib", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jaxtyping"}
 
 
@@ -64,3 +66,18 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_list_of_labs_imports_nothing_heavy() -> None:
     assert not loaded_after("from triptych.cli import main\nmain(['lab'])") & HEAVY
+
+
+def test_a_header_is_shown_without_torch() -> None:
+    path = references.saved("llama")[1]
+    shown = loaded_after(f"from triptych.cli import main\nassert main(['inspect', {str(path)!r}]) == 0")
+    assert "rich" in shown
+    assert "torch" not in shown
+
+
+def test_one_family_is_imported_to_read_one_config() -> None:
+    code = "from triptych.cli import main\nassert main(['count', 'docs/examples/qwen3-4b']) == 0\n"
+    listed = "print(*sorted(name for name in sys.modules if name.startswith('triptych.families.')), file=sys.stderr)"
+    found = loaded_after(code + listed)
+    assert "triptych.families.qwen" in found
+    assert not found & {f"triptych.families.{name}" for name in ("bert", "t5", "whisper", "gemma", "phi", "marian")}

@@ -7,6 +7,7 @@ exits 1; a traceback that reaches a user is a bug.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 
@@ -42,3 +43,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name closest to `name`, or the empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, kept short and shallow: nothing out of a file breaks a one-line message."""
+    return _SHORT.repr(value)

@@ -11,6 +11,7 @@ from torch import Tensor
 from triptych import families
 from triptych.checkpoints import Loaded, LoadReport, Source
 from triptych.errors import CheckpointError
+from triptych.mapping.plan import Plan
 from triptych.nn import Transformer, assign, empty, finish
 from triptych.spec import Model
 
@@ -50,7 +51,7 @@ def read_weights(
     return finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored), tuple(notes))
 
 
-def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> families.Plan:
+def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> Plan:
     """How `source` fills `spec`, with every shape as the spec has it."""
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))

@@ -12,8 +12,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.checkpoints.source import TensorInfo, fault, map_file, shown, view
-from triptych.errors import CheckpointError, nearest
+from triptych.checkpoints.source import TensorInfo, fault, map_file, view
+from triptych.errors import CheckpointError, nearest, shown
 
 if TYPE_CHECKING:
     import torch

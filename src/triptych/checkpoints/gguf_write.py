@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from triptych.checkpoints.gguf import PLAIN, TYPES
 from triptych.checkpoints.save import replacing
-from triptych.checkpoints.source import shown
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor

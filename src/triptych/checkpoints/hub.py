@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from triptych.checkpoints.locate import PICKLES
-from triptych.checkpoints.source import is_plain_name, shown
-from triptych.errors import FetchError, nearest
+from triptych.checkpoints.source import is_plain_name
+from triptych.errors import FetchError, nearest, shown
 
 PREFIX = "hub:"
 _TIMEOUT = 10.0  # seconds without an answer

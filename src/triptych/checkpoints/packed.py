@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.checkpoints.source import Source, TensorInfo, fault, shown
-from triptych.errors import ConfigError, nearest
+from triptych.checkpoints.source import Source, TensorInfo, fault
+from triptych.errors import ConfigError, nearest, shown
 
 if TYPE_CHECKING:
     import torch

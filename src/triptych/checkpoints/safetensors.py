@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.checkpoints.source import TensorInfo, fault, is_plain_name, json_object, map_file, read_json, shown, view
-from triptych.errors import CheckpointError, nearest
+from triptych.checkpoints.source import TensorInfo, fault, is_plain_name, json_object, map_file, read_json, view
+from triptych.errors import CheckpointError, nearest, shown
 
 if TYPE_CHECKING:
     import torch

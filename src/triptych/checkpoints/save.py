@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triptych.checkpoints.locate import open_source
 from triptych.checkpoints.safetensors import DTYPES, INDEX_SUFFIX
-from triptych.checkpoints.source import is_plain_name, read_json, shown
-from triptych.errors import CheckpointError
+from triptych.checkpoints.source import is_plain_name, read_json
+from triptych.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import mmap
-import reprlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +30,6 @@ class TensorInfo:
     nbytes: int
     file: Path
     offset: int  # of its first byte, from the start of `file`
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
 
 
 @runtime_checkable
@@ -67,11 +62,6 @@ class Source(Protocol):
     def read_raw(self, name: str) -> torch.Tensor:
         """The stored bytes, uint8: `[..., bytes of a row]` for a packed format, `[nbytes]` otherwise."""
         ...
-
-
-def shown(value: object) -> str:
-    """`repr(value)`, kept short and shallow: nothing out of a file breaks a one-line message."""
-    return _SHORT.repr(value)
 
 
 def fault(path: Path, problem: str) -> CheckpointError:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import seq2seq
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 from triptych.spec.positions import Absolute
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}

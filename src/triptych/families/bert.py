@@ -10,8 +10,8 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import encoders, gguf
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"bert"})
 gguf_archs = frozenset({"bert"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from triptych import spec
-from triptych.families.keys import Keys
+from triptych.mapping.keys import Keys
 from triptych.spec.positions import Position
 
 Windows = Sequence[int | None]  # how many keys each layer sees, None for all

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import encoders
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"distilbert"})
 prefix = "distilbert."

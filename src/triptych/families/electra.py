@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bert, encoders
-from triptych.families.keys import Keys
-from triptych.families.weights import renamed, table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import renamed, table
 
 hf_types = frozenset({"electra"})
 prefix = "electra."

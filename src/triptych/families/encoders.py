@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
-from triptych.families.keys import Keys
+from triptych.mapping.keys import Keys
 from triptych.spec.parts import Activation
 
 
@@ -95,3 +96,17 @@ def model(keys: Keys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
         context=position.length if isinstance(position, spec.Learned) else keys.int("max_position_embeddings"),
         init_std=keys.float("initializer_range", default=0.02),
     )
+
+
+def pooling(keys: Keys, head: spec.Pooling) -> spec.Pooling:
+    """How a bare encoder pools.  HF has no key for it and keeps unknown ones, so ours travels in its config."""
+    given = keys.table("triptych_pooling")
+    if given is None:
+        return head
+    modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
+    mode = given.choice("mode", modes, default="mean")
+    if mode == "dense" and head.dense is None:
+        raise given.error("mode 'dense' needs the pooler, which this checkpoint lacks")
+    normalize = given.bool("normalize", default=False)
+    given.finish()
+    return replace(head, mode=mode, normalize=normalize)

@@ -12,9 +12,9 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, gemma, gguf
-from triptych.families.keys import Keys
 from triptych.families.rope import rope, rope_by_layer_type
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"gemma2", "gemma3_text"})
 gguf_archs = frozenset({"gemma2", "gemma3"})

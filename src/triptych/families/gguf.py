@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from triptych.families.keys import Keys
-
-TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")  # divisors of RoPE, beside the metadata
-POOLING = {1: "mean", 2: "first"}
+from triptych.mapping.from_gguf import POOLING, TENSORS
+from triptych.mapping.keys import Keys
 
 
 def header(keys: Keys, name: str) -> dict[str, Any]:

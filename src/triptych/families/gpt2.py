@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"gpt2"})
 gguf_archs = frozenset({"gpt2"})

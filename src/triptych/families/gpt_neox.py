@@ -11,9 +11,9 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, gguf
-from triptych.families.keys import Keys
 from triptych.families.rope import rope
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"gpt_neox"})
 gguf_archs = frozenset({"gptneox"})

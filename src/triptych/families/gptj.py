@@ -11,8 +11,8 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"gptj"})
 gguf_archs = frozenset({"gptj"})

@@ -11,8 +11,8 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.families.keys import Keys
 from triptych.families.rope import rope
+from triptych.mapping.keys import Keys
 
 hf_types = frozenset({"granite"})
 gguf_archs = frozenset({"granite"})

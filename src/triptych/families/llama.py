@@ -11,9 +11,9 @@ from typing import Any
 from triptych import spec
 from triptych.families import decoder, gguf
 from triptych.families.decoder import Windows
-from triptych.families.keys import Keys
 from triptych.families.rope import rope
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 from triptych.spec.parts import FeedForward
 
 hf_types = frozenset({"llama"})

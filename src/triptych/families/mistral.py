@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import llama
-from triptych.families.keys import Keys
+from triptych.mapping.keys import Keys
 
 hf_types = frozenset({"mistral"})
 gguf_names = {"mistral": "llama"}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import llama
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"mixtral"})
 gguf_names = {"mixtral": "llama"}

@@ -10,9 +10,9 @@ from typing import Literal
 
 from triptych import spec
 from triptych.families import encoders
-from triptych.families.keys import Keys
 from triptych.families.rope import rope
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"modernbert"})
 prefix = "model."

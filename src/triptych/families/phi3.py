@@ -11,8 +11,8 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import gguf, llama
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"phi3"})
 gguf_archs = frozenset({"phi3"})

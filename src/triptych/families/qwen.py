@@ -12,8 +12,8 @@ from typing import Any
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.decoder import Windows
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"qwen2", "qwen3"})
 gguf_archs = frozenset({"qwen2", "qwen3"})

@@ -10,8 +10,8 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import llama, qwen
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"qwen3_moe"})
 gguf_archs = frozenset({"qwen3moe"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from triptych.families.keys import Keys
+from triptych.mapping.keys import Keys
 from triptych.spec import Rope
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 

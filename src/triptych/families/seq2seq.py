@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
-from triptych.families import weights
-from triptych.families.keys import Keys
+from triptych.mapping import table as tables
+from triptych.mapping.keys import Keys
 from triptych.spec.positions import Position
 
 Side = Literal["encoder", "decoder"]
@@ -53,9 +53,9 @@ def lm_head(keys: Keys, width: int, vocab: int) -> spec.LMHead:
     return spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab, bias=bias))
 
 
-def table(text: str, **words: tuple[str, str]) -> weights.Table:
+def table(text: str, **words: tuple[str, str]) -> tables.Table:
     """A table for both sides: `SIDE`, and each of `words`, reads as the encoder's word, then the decoder's."""
     both = [text, text]
     for word, choices in {"SIDE": ("encoder", "decoder"), **words}.items():
         both = [one.replace(word, choice) for one, choice in zip(both, choices, strict=True)]
-    return weights.table(both[0]) + weights.table(both[1])
+    return tables.table(both[0]) + tables.table(both[1])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import seq2seq
-from triptych.families.keys import COUNT, Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import COUNT, Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"t5", "mt5"})
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504

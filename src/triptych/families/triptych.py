@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from triptych.families.keys import Keys
-from triptych.families.weights import Table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import Table
 from triptych.spec import Model, from_json, to_json
 from triptych.spec.json import VERSION
 

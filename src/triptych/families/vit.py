@@ -7,8 +7,8 @@ Reference: transformers `models/vit`.
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families.keys import COUNT, Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import COUNT, Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"vit"})
 prefix = "vit."

@@ -11,8 +11,8 @@ from dataclasses import replace
 from triptych import spec
 from triptych.families import seq2seq
 from triptych.families.bart import ROWS
-from triptych.families.keys import Keys
-from triptych.families.weights import table
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
 
 hf_types = frozenset({"whisper"})
 prefix = "model."

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.errors import TextError
-from triptych.families.keys import shown
+from triptych.errors import TextError, shown
 from triptych.generate.engine import Rule
 from triptych.text import Tokenizer
 

@@ -7,11 +7,10 @@ list of keys that cannot change the arithmetic (`METADATA`), or a family or the 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from triptych.errors import ConfigError, nearest
+from triptych.errors import ConfigError, nearest, shown
 from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
 
@@ -217,9 +216,3 @@ class Keys:
 
 def _way_out(key: str) -> str:
     return f"if it cannot matter, load with ignore=[{key!r}]"
-
-
-def shown(value: Any, limit: int = 60) -> str:
-    """`repr(value)` on one line and short: nothing out of a file breaks a message."""
-    text = re.sub(r"\s+", " ", repr(value))
-    return text if len(text) <= limit else text[: limit - 1] + "…"

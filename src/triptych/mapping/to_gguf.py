@@ -8,12 +8,10 @@ Everything is told by the parts of the spec.  A family with something more to sa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from triptych.errors import CheckpointError
-from triptych.families import gguf
+from triptych.mapping.from_gguf import POOLING
 from triptych.spec import LayerNorm, LMHead, Model, MoE, Pooling, RMSNorm, Rope, Stack, masks
 from triptych.spec.json import to_json
 from triptych.spec.model import Head
@@ -24,17 +22,8 @@ Tensors = dict[str, list[float]]  # small ones that stand beside the metadata: d
 _UNCHANGED = {"dropout", "ids", "init_std", "family"}  # of training, of the tokenizer, and a name
 
 
-def architecture(family: ModuleType, model_type: str) -> str:
-    """What GGUF calls the family's models.  Raises CheckpointError where it has no name for them."""
-    names: Mapping[str, str] = getattr(family, "gguf_names", {})
-    own: Collection[str] = getattr(family, "gguf_archs", ())
-    if model_type not in names and model_type not in own:
-        raise CheckpointError(f"GGUF has no names for models of family {model_type!r}; convert it to hf")
-    return names.get(model_type, model_type)
-
-
-def header(model: Model, arch: str, family: ModuleType) -> tuple[dict[str, Any], Tensors]:
-    """The keys under `arch.` and the tensors that tell what no key does."""
+def header(model: Model, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
+    """The keys under `arch.` and the tensors that tell what no key does; `more` is what the family adds to them."""
     stack = next(iter(model.stacks.values()))
     positions, tensors = _positions(model, stack)
     keys: dict[str, Any] = {
@@ -50,7 +39,7 @@ def header(model: Model, arch: str, family: ModuleType) -> tuple[dict[str, Any],
         keys["final_logit_softcapping"] = model.head.softcap
     if model.layout == "encoder":
         keys |= {"attention.causal": False, **_pooling(model.head)}
-    keys |= family.to_gguf(model) if hasattr(family, "to_gguf") else {}
+    keys |= more
     return {f"{arch}.{key}": value for key, value in keys.items() if value is not None}, tensors
 
 
@@ -83,7 +72,7 @@ def _feed_forward(mlps: Sequence[FeedForward]) -> dict[str, Any]:
 
 def _pooling(head: Head | None) -> dict[str, Any]:
     how = head if isinstance(head, Pooling) else Pooling()
-    number = next((number for number, mode in gguf.POOLING.items() if mode == how.mode), None)
+    number = next((number for number, mode in POOLING.items() if mode == how.mode), None)
     return {"pooling_type": number, "pooling_normalize": how.normalize or None}
 
 

@@ -1,0 +1,90 @@
+"""A config as a spec, and back: HF's keys and GGUF's metadata, each read by the family it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from triptych.errors import CheckpointError, ConfigError, shown
+from triptych.families.catalogue import find, find_gguf, gguf_name
+from triptych.families.encoders import pooling
+from triptych.families.names import save_plan
+from triptych.mapping import from_gguf, to_gguf
+from triptych.mapping.keys import Keys
+from triptych.spec import Model, Pooling
+
+
+def read_config(
+    hf: Mapping[str, Any],
+    *,
+    stored: Collection[str] | None = None,
+    ignore: Collection[str] = (),
+    where: str = "config.json",
+) -> Model:
+    """The spec of an HF config.
+
+    `stored` are the checkpoint's tensor names where there is a checkpoint: some facts (BERT's pooler, T5's untied
+    head) are written nowhere else.  `ignore` are keys the caller knows cannot matter.  Raises ConfigError for a key
+    that is missing, out of range, or not understood.
+    """
+    if not isinstance(hf, Mapping):
+        raise ConfigError(f"{where}: must be a JSON object")
+    keys = Keys(hf, where, stored)
+    family = find(keys.str("model_type"), where)
+    try:
+        spec: Model = family.config(keys)
+    except ConfigError as error:  # a part's own complaint does not know the file
+        raise (error if str(error).startswith(where) else keys.error(str(error))) from None
+    if isinstance(spec.head, Pooling):
+        spec = replace(spec, head=pooling(keys, spec.head))
+    keys.finish({*ignore, *getattr(family, "ignore", ())})
+    return spec
+
+
+def read_gguf(
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    read: Callable[[str], Sequence[float]] | None = None,
+    ignore: Collection[str] = (),
+    where: str = "GGUF",
+) -> tuple[dict[str, Any], Model]:
+    """The HF config a GGUF file would have had, and its spec.
+
+    `shapes` are the tensors of the file, outermost dimension first; `read` gives the values of a small one (Llama 3
+    keeps its RoPE divisors in a tensor) and may be left out where only shapes matter.  Raises ConfigError for an
+    unknown architecture, and for a key under its prefix that is not understood.
+    """
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ConfigError(f"{where}: general.architecture must be a string, not {shown(arch)}")
+    family = find_gguf(arch, where)
+    keys = Keys(from_gguf.under(metadata, arch, shapes, read), where, shapes)
+    vocab = keys.int("vocab_size")
+    config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        config[f"{ours}_token_id"] = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+    keys.finish(ignore, metadata=("model_type", *from_gguf.TENSORS))
+    return config, read_config(config, stored=shapes, where=where)
+
+
+def write_gguf(model: Model) -> tuple[dict[str, Any], to_gguf.Tensors]:
+    """The metadata of a GGUF file of `model`, and the small tensors that belong to them: `read_gguf` gives it back.
+
+    Raises CheckpointError where GGUF has no names for the family or no words for something the model computes.
+    """
+    family = find(model.family)
+    arch = gguf_name(model.family)
+    more = family.to_gguf(model) if hasattr(family, "to_gguf") else {}
+    keys, tensors = to_gguf.header(model, arch, more)
+    metadata = {"general.architecture": arch} | keys
+    shapes: dict[str, tuple[int, ...]] = {load.source: load.source_shape for load in save_plan(model, "gguf")}
+    shapes |= {name: (len(values),) for name, values in tensors.items()}
+    try:
+        problem = to_gguf.lost(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
+    except ConfigError as error:
+        problem = str(error).removeprefix("GGUF: ").partition(";")[0]
+    if problem:
+        raise CheckpointError(f"GGUF's {arch!r} cannot tell this model: {problem}; convert it to hf")
+    return metadata, tensors

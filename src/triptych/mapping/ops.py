@@ -1,0 +1,112 @@
+"""What happens to a tensor between a file and the model, each op with its inverse and the shape it makes in the file.
+
+The ops work on torch's tensors and NumPy's arrays alike, and as views where they can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """The stored matrix is `[inputs, outputs]` (GPT-2's Conv1D)."""
+
+    rows = False  # whether it only moves whole rows, and so works on packed columns
+
+    def to_ours(self, x: Any) -> Any:
+        return x.swapaxes(0, 1) if x.ndim == 2 else x
+
+    to_source = to_ours
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+
+@dataclass(frozen=True)
+class RopePermute:
+    """GGUF's llama stores the rows of q and k with the two halves of each head interleaved: (0, K/2, 1, K/2+1, ...)."""
+
+    heads: int
+    rows = True
+
+    def to_ours(self, x: Any) -> Any:
+        return x.reshape(self.heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+    def to_source(self, x: Any) -> Any:
+        return x.reshape(self.heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+@dataclass(frozen=True)
+class OneRow:
+    """The stored vector is a matrix of one row (BART's bias of the logits)."""
+
+    rows = False
+
+    def to_ours(self, x: Any) -> Any:
+        return x[0]
+
+    def to_source(self, x: Any) -> Any:
+        return x[None]
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return (1, *shape)
+
+
+@dataclass(frozen=True)
+class ByHead:
+    """GPT-NeoX stores q, k and v of the first head, then of the second: (H, 3, K) rows for our (3, H, K)."""
+
+    heads: int
+    rows = True
+
+    def to_ours(self, x: Any) -> Any:
+        return x.reshape(self.heads, 3, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+    def to_source(self, x: Any) -> Any:
+        return x.reshape(3, self.heads, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """GGUF stores the matrices of all experts as one, `[experts, outputs, inputs]`."""
+
+    experts: int
+    rows = True
+
+    def to_ours(self, x: Any) -> Any:
+        return x.reshape(-1, *x.shape[2:])
+
+    def to_source(self, x: Any) -> Any:
+        return x.reshape(self.experts, -1, *x.shape[1:])
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return (self.experts, shape[0] // self.experts, *shape[1:])
+
+
+@dataclass(frozen=True)
+class PlusOne:
+    """GGUF stores the whole factor of Gemma's norms, of which the model has the distance from 1."""
+
+    rows = False
+
+    def to_ours(self, x: Any) -> Any:
+        return x - 1
+
+    def to_source(self, x: Any) -> Any:
+        return x + 1
+
+    def source_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+Op = Transpose | RopePermute | OneRow | ByHead | Stacked | PlusOne
