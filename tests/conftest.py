@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands ask it how many threads to use
 jaxtyping.install_import_hook("triptych", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("triptych", deadline=None, derandomize=True, database=None)

@@ -13,9 +13,8 @@ import torch
 import references
 import tiny
 from cli_models import checkpoint
-from triptych import check as checking
 from triptych import nn
-from triptych.check import Layer, Report, apart, check
+from triptych.check import Finding, Layer, Report, apart, case, check, paths, peer
 from triptych.errors import InputError
 from triptych.generate import State
 from triptych.model import Model, load
@@ -61,14 +60,14 @@ def test_layers_go_from_the_embedding_up() -> None:
 
 
 def test_the_report_as_plain_data() -> None:
-    report = Report("m", 0.1, (checking.Finding("a", 0.2, 0.1),), (Layer("embed", 0.0), Layer("final", 0.3)))
+    report = Report("m", 0.1, (Finding("a", 0.2, 0.1),), (Layer("embed", 0.0), Layer("final", 0.3)))
     told = report.to_dict()
     assert told["findings"] == [{"name": "a", "difference": 0.2, "limit": 0.1, "note": "", "passed": False}]
     assert (told["passed"], told["first_difference"]) == (False, "final")
 
 
 def test_not_a_number_does_not_pass() -> None:
-    assert checking.Finding("a", float("nan"), 1.0).passed is False
+    assert Finding("a", float("nan"), 1.0).passed is False
 
 
 def test_apart() -> None:
@@ -113,13 +112,13 @@ def test_a_cache_that_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checking.run
+    real = case.run
 
     def leaking(model: Model, rows: list[list[int]], *rest: Any) -> list[torch.Tensor]:
         found = real(model, rows, *rest)
         return found if len(rows) == 1 else [found[0], found[1] + 0.01, *found[2:]]
 
-    monkeypatch.setattr(checking, "run", leaking)
+    monkeypatch.setattr(case, "run", leaking)
     assert failed(check(checkpoint("encoder"), against="none")) == {"row in a batch = row alone"}
 
 
@@ -135,7 +134,7 @@ def test_a_reading_that_changes_something(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_copy_that_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checking.load
+    real = paths.load
 
     def wrong(path: Path, **options: Any) -> Model:
         model = real(path, **options)
@@ -144,7 +143,7 @@ def test_a_copy_that_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     model = load(checkpoint("encoder-decoder"))
-    monkeypatch.setattr(checking, "load", wrong)
+    monkeypatch.setattr(paths, "load", wrong)
     assert failed(check(model, against="none")) == {"saved, loaded = itself"}
 
 
@@ -159,7 +158,7 @@ def test_a_model_with_no_twin_says_so() -> None:
 
 
 def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "find_spec", lambda name: None)
+    monkeypatch.setattr(peer, "find_spec", lambda name: None)
     assert "not installed (pip install transformers)" in check(checkpoint("encoder")).skipped[0]
     with pytest.raises(InputError, match="pip install transformers"):
         check(checkpoint("encoder"), against="transformers")

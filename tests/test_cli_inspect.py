@@ -16,7 +16,7 @@ import torch
 
 import triptych
 from cli_models import checkpoint
-from triptych import check as checking
+from triptych.check import paths
 from triptych.cli import main
 from triptych.cli.describing import experts_in_one, numberless, ranges
 from triptych.describe import describe, mask_text
@@ -175,7 +175,7 @@ def test_inspect_saves_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_check_passes_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["check", str(checkpoint("encoder")), "--against", "none"]
     assert said(argv, capsys).splitlines()[-1] == "passed"
-    monkeypatch.setattr(checking, "apart", lambda *_: 0.5)
+    monkeypatch.setattr(paths, "apart", lambda *_: 0.5)
     assert said(argv, capsys, code=1).splitlines()[-1] == "FAILED: over 0.0001"
     assert answered(argv, capsys, code=1)["passed"] is False
     assert said([*argv, "--threshold", "0.6"], capsys, code=1).count("FAILED") == 3  # bit-equal stays bit-equal

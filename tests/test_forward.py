@@ -143,8 +143,9 @@ def test_ties_share_storage() -> None:
     assert module.get_parameter("head.proj.weight") is module.get_parameter("encoder.embed.tokens.weight")
 
 
-def test_recompute_gives_the_same_gradients() -> None:
-    module, rows = tiny.decoder(), ROWS
+@pytest.mark.parametrize("position", ["rope", "t5", "alibi"])
+def test_recompute_gives_the_same_gradients(position: str) -> None:
+    module, rows = tiny.decoder(position, blocks=3), ROWS
     ids, where = running.flat(rows, torch.device("cpu"))
     grads = []
     for recompute in (False, True):

@@ -98,7 +98,19 @@ def test_unpacks_what_is_wanted_and_nothing_else(tmp_path: Path) -> None:
     assert [path.relative_to(files).as_posix() for path in files.rglob("*") if not path.is_dir()] == ["p/a.txt"]
     assert (files / "p" / "a.txt").read_bytes() == b"one"
     assert (files / "p" / "a.txt").stat().st_mode & 0o7111 == 0
-    assert unpack(tmp_path / "p.tar.gz", lambda name: False, limit=0) == files  # it is there: taken as it is
+    (files / "p" / "a.txt").write_bytes(b"mine")
+    assert unpack(archive, lambda name: name.endswith(".txt"), limit=0) == files  # it is there: taken as it is
+    assert (files / "p" / "a.txt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("first", ["a.txt", "b.txt"])
+def test_callers_who_want_other_members_each_get_theirs(tmp_path: Path, first: str) -> None:
+    archive = _tar(tmp_path / "p.tar.gz", {"p/a.txt": b"one", "p/b.txt": b"other"})
+    files = unpack(archive, lambda name: name.endswith(first), limit=5)
+    assert [path.name for path in (files / "p").iterdir()] == [first]
+    assert unpack(archive, lambda _: True, limit=8) == files
+    assert {path.name: path.read_bytes() for path in (files / "p").iterdir()} == {"a.txt": b"one", "b.txt": b"other"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.tar.gz", "p.tar.gz.files"]
 
 
 @pytest.mark.parametrize("name", ["../out.txt", "/abs.txt", "a/../../out.txt", "a\\..\\out.txt", "C:out.txt"])

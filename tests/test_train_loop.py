@@ -259,6 +259,21 @@ def test_evaluation_counts_nats_characters_and_right_answers() -> None:
     assert not module.training
 
 
+def test_a_float64_model_is_scored_in_float64_and_a_bf16_one_in_fp32() -> None:
+    held = HeldOut.of(Rows8(), Rows8(), tokens=16)  # type: ignore[arg-type]
+
+    def nats(module: nn.Transformer, exact: torch.dtype) -> float:
+        with torch.no_grad():
+            told = [(module(batch.ids, batch.rows).to(exact), batch.targets) for batch in held.batches]
+        return sum(float(-x.log_softmax(-1).gather(-1, y[:, None]).sum()) for x, y in told)
+
+    double = make(LLAMA).double()
+    assert evaluate(double, held).nats == pytest.approx(nats(double, torch.float64), rel=1e-13)
+    assert nats(double, torch.float32) != pytest.approx(nats(double, torch.float64), rel=1e-11)
+    half = make(LLAMA).bfloat16()
+    assert evaluate(half, held).nats == pytest.approx(nats(half, torch.float64), rel=1e-6)
+
+
 def test_evaluation_happens_at_shares_of_the_run() -> None:
     held = HeldOut.of(Rows8(), Rows8(), tokens=16)  # type: ignore[arg-type]
     run = trainer(make(LLAMA), Rows8(), steps=10, held=held, evaluate_every=0.25)

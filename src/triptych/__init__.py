@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         TextError,
         TriptychError,
     )
-    from triptych.model import Generation, Model, create, load
+    from triptych.generate import Generation
+    from triptych.model import Model, create, load
     from triptych.probe import Edit, Read, Trace
     from triptych.spec.masks import (
         Mask,
@@ -66,7 +67,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "triptych.model": ("load", "create", "Model", "Generation"),
+    "triptych.model": ("load", "create", "Model"),
+    "triptych.generate": ("Generation",),
     "triptych.attention": ("attend", "attend_reference"),
     "triptych.probe": ("Read", "Edit", "Trace"),
     "triptych.errors": (

@@ -72,28 +72,29 @@ def digest(file: Path) -> str:
 
 
 def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | None = None) -> Path:
-    """Regular files of a `.whl`, `.zip` or `.tar.gz` whose path `keep` wants, in a directory that appears all at once.
+    """Regular files of a `.whl`, `.zip` or `.tar.gz` whose path `keep` wants, under the directory `into`, or one beside
+    the archive with `.files` after its name.
 
-    Members keep their paths.  The directory is `into`, or one beside the archive with `.files` after its name; if it is
-    there already it is taken as it is.
+    Members keep their paths, and each is there whole or not at all.  What is there already, of an earlier call that may
+    have wanted others, is taken as it is.
 
     Raises FetchError if a wanted member leaves the directory, if they pass `limit` bytes in all, or if none is wanted.
     """
     into = into or archive.with_name(archive.name + ".files")
-    if into.is_dir():
-        return into
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
-        whole, written = Path(scratch) / "files", 0
+        fresh: dict[Path, Path] = {}  # what is missing -> where it waits until all of it is found fit
+        wanted = written = 0
         for name, read in _members(archive, keep):
-            written += _copy(read, _inside(whole, name, archive), limit - written, archive)
-        if not whole.is_dir():
+            wanted += 1
+            if not (target := _inside(into, name, archive)).is_file():
+                fresh[target] = _inside(Path(scratch), name, archive)
+                written += _copy(read, fresh[target], limit - written, archive)
+        if not wanted:
             raise FetchError(f"{archive} holds none of the files that were looked for")
-        try:
-            whole.replace(into)
-        except OSError:
-            if not into.is_dir():  # another process was first: its files are the same
-                raise
+        for target, file in fresh.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
     return into
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -322,11 +322,22 @@ def _buckets(shapes: Iterable[Hashable]) -> list[list[int]]:
 
 
 def _consecutive(first: Sequence[int], length: int, device: torch.device, rows: int | None = None) -> Tensor:
-    """Positions `[length]` from a common first one, `[b, length]` where the first ones differ (or `rows` asks)."""
-    line = torch.arange(length, device=device)
-    if rows is None and len(set(first)) == 1:
-        return line + first[0]
-    return line + torch.tensor(list(first), device=device)[:, None]
+    """Positions `[length]` from a common first one, `[b, length]` where the first ones differ (or `rows` asks).
+
+    Layer after layer asks for the same and is given the same tensor, which nobody may change.
+    """
+    start = tuple(first[:1]) if rows is None and len(set(first)) == 1 else tuple(first)
+    made = _line if torch.compiler.is_compiling() else _kept_line
+    return made(start, length, device, rows is not None or len(start) > 1)
+
+
+def _line(first: tuple[int, ...], length: int, device: torch.device, batched: bool) -> Tensor:
+    with torch.inference_mode(False):  # so that training may use what a sampling step made
+        line = torch.arange(length, device=device)
+        return line + (torch.tensor(first, device=device)[:, None] if batched else first[0])
+
+
+_kept_line = lru_cache(maxsize=32)(_line)
 
 
 def _places(rows: Rows, device: torch.device) -> Tensor:

@@ -61,7 +61,10 @@ def explain(
     from triptych.labs import walk
 
     # Half precision could not be recomputed to 1e-5.
-    loaded = opened(model, dtype=options.DType.fp32, device=device, offline=offline, ignore=ignore)
+    checkpoint = options.Checkpoint(
+        model=model, dtype=options.DType.fp32, device=device, offline=offline, ignore=ignore
+    )
+    loaded = opened(checkpoint)
     if cache:
         found = walk.explain_cache(loaded, text, layer=layer, head=head)
     else:

@@ -18,8 +18,9 @@ class Peer(StrEnum):
     none = "none"
 
 
+@options.opens
 def inspect(
-    model: options.ModelPath,
+    checkpoint: options.Checkpoint,
     text: Annotated[
         str | None, typer.Argument(metavar="[TEXT]", help="A text to run, to see its attention.", show_default=False)
     ] = None,
@@ -38,10 +39,6 @@ def inspect(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the attention as one offline HTML page.")
     ] = None,
-    dtype: options.Weights = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """What is in a checkpoint, from its header alone; with TEXT, what its attention does."""
@@ -51,14 +48,14 @@ def inspect(
         given = {"--site": site, "--layer": layer, "--head": head, "--target": target, "--save": save}
         if alone := [name for name, value in given.items() if value is not None]:
             raise typer.BadParameter(f"{alone[0]} needs a TEXT to run")
-        describing.header(model, ignore=ignore or (), offline=offline, as_json=as_json)
+        describing.header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline, as_json=as_json)
         return
     from triptych.cli.models import opened
     from triptych.looking import look
 
-    loaded = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore)
+    loaded = opened(checkpoint)
     found = look(loaded, text, target=target, site=site, layer=layer, head=head)
-    describing.inside(found, model, save=save, as_json=as_json)
+    describing.inside(found, checkpoint.model, save=save, as_json=as_json)
 
 
 def check(

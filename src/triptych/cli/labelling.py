@@ -14,25 +14,22 @@ if TYPE_CHECKING:
     from triptych.model import Model
 
 
+@options.opens
 def classify(
-    model: options.ModelPath,
+    checkpoint: options.Checkpoint,
     texts: options.Texts = None,
     pair: Annotated[
         str | None,
         typer.Option("--pair", metavar="TEXT", help="The other half of every text, for models of pairs."),
     ] = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Labels to show for each text.")] = 5,
-    dtype: options.Weights = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """The labels of each text (a line of stdin with -) or image file; of each token where the model labels those."""
     from triptych.spec import ReplacedHead, TokenHead
 
     given = gathered(texts, lines=True)
-    loaded = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore)
+    loaded = opened(checkpoint)
     if isinstance(loaded.spec.head, TokenHead | ReplacedHead):
         _tokens(loaded, given, as_json)
         return

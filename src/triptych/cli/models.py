@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from triptych.cli.options import DType
+from triptych.cli.options import Checkpoint, DType
 from triptych.cli.screen import note, waiting
 from triptych.errors import InputError
 
@@ -18,22 +18,15 @@ if TYPE_CHECKING:
 _TORCH = {DType.fp32: "float32", DType.fp16: "float16", DType.bf16: "bfloat16"}
 
 
-def opened(
-    model: str,
-    *,
-    dtype: DType | None = None,
-    device: str = "cpu",
-    offline: bool = False,
-    ignore: Sequence[str] | None = None,
-) -> Model:
+def opened(asked: Checkpoint) -> Model:
     """The model, loaded, with torch on as many threads as there are usable cores."""
-    with waiting(f"loading {model}"):
+    with waiting(f"loading {asked.model}"):
         from triptych import machine
         from triptych.model import load
 
         machine.use_threads()
-        where = machine.device(device)
-        loaded = load(model, dtype=torch_dtype(dtype), device=where, ignore=ignore or (), offline=offline)
+        where, dtype = machine.device(asked.device), torch_dtype(asked.dtype)
+        loaded = load(asked.model, dtype=dtype, device=where, ignore=asked.ignore or (), offline=asked.offline)
     for line in () if loaded.report is None else loaded.report.notes:
         note(line)
     return loaded

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Annotated
 
 import typer
@@ -56,3 +60,30 @@ Chunk = Annotated[
     int | None,
     typer.Option("--chunk", metavar="N", min=1, help="Read prompts so many tokens at a time.", show_default=False),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """MODEL and how it is opened: what every command takes that runs one."""
+
+    model: ModelPath
+    dtype: Weights = None
+    device: Device = "cpu"
+    offline: Offline = False
+    ignore: Ignore = None
+
+
+def opens(command: Callable[..., None]) -> Callable[..., None]:
+    """`command(checkpoint, *own, as_json)` as the parser is to see it: MODEL, its own, how to open, and --json."""
+    _, *own, as_json = signature(command, eval_str=True).parameters.values()
+    model, *how = signature(Checkpoint, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def run(**given: object) -> None:
+        checkpoint = Checkpoint(**{one.name: given.pop(one.name) for one in (model, *how)})  # type: ignore[arg-type]
+        command(checkpoint, **given)
+
+    shown = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (model, *own, *how, as_json)]
+    run.__annotations__ = {one.name: one.annotation for one in shown}
+    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    return run

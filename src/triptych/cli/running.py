@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from triptych.model import Model
 
 
+@options.opens
 def generate(
-    model: options.ModelPath,
+    checkpoint: options.Checkpoint,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(metavar="[PROMPT]...", help="Texts to continue, or - to read one from stdin."),
@@ -39,15 +40,11 @@ def generate(
         str, typer.Option("--decoder-prefix", metavar="TEXT", help="What an encoder-decoder's output begins with.")
     ] = "",
     chunk: options.Chunk = None,
-    dtype: options.Weights = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or write the target of sources; a single one is shown as it comes."""
     texts = gathered(prompts, "prompt")
-    loaded = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore)
+    loaded = opened(checkpoint)
     how: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -102,8 +99,9 @@ def _speed(tokens: int, seconds: float) -> str:
     return f"{tokens:,} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.1f} tokens/s"
 
 
+@options.opens
 def chat(
-    model: options.ModelPath,
+    checkpoint: options.Checkpoint,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="Instructions before the first turn.")] = "",
     show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Show the text and ids the model reads.")] = False,
     max_new_tokens: options.MaxNewTokens = 512,
@@ -117,14 +115,10 @@ def chat(
         typer.Option("--seed", metavar="N", help="The same seed gives the same answers; one is drawn and told."),
     ] = None,
     stop: options.Stop = None,
-    dtype: options.Weights = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """Hold a conversation; /reset forgets it, /quit or ctrl-D ends it. Without a terminal, each line is a turn."""
-    loaded = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore)
+    loaded = opened(checkpoint)
     how = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -137,19 +131,16 @@ def chat(
     converse(loaded, how, system=system, seed=seed, show_prompt=show_prompt, as_json=as_json)
 
 
+@options.opens
 def fill(
-    model: options.ModelPath,
+    checkpoint: options.Checkpoint,
     texts: options.Texts = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Candidates for each mask.")] = 5,
-    dtype: options.Weights = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """Guess the words behind masks, as in "Paris is the \\[MASK\\] of France."."""
     given = gathered(texts)
-    found = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore).fill(given, top=top)
+    found = opened(checkpoint).fill(given, top=top)
     if as_json:
         rows = [
             {"text": text, "masks": [[{"token": t, "probability": p} for t, p in mask] for mask in masks]}
@@ -166,8 +157,9 @@ def fill(
             screen.show(shown, screen.plain(text) + which)
 
 
+@options.opens
 def encode(
-    model: options.ModelPath,
+    checkpoint: options.Checkpoint,
     texts: options.Texts = None,
     pooling: Annotated[
         str | None,
@@ -179,10 +171,6 @@ def encode(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the vectors to a .npy or .safetensors file.")
     ] = None,
-    dtype: options.Weights = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """One vector a text (a line of stdin with -), and how alike they are."""
@@ -191,7 +179,7 @@ def encode(
     if out is not None and out.suffix not in FORMATS:
         raise InputError(f"--out {out}: must end in {' or '.join(FORMATS)}")
     given = gathered(texts, lines=True)
-    loaded = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore)
+    loaded = opened(checkpoint)
     with screen.waiting(f"encoding {len(given):,} texts"):
         vectors = loaded.encode(given, pooling=pooling, normalize=normalize).float().cpu().numpy()
     if out is not None:

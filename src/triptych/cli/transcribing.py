@@ -31,8 +31,9 @@ class Form(StrEnum):
     vtt = "vtt"
 
 
+@options.opens
 def transcribe(
-    model: options.ModelPath,
+    checkpoint: options.Checkpoint,
     file: Annotated[Path, typer.Argument(metavar="FILE.wav", help="PCM or float, of any rate and length.")],
     language: Annotated[
         str | None,
@@ -41,17 +42,13 @@ def transcribe(
     task: Annotated[Task, typer.Option("--task", help="Write what is said, or translate it to English.")] = (Task.said),
     form: Annotated[Form, typer.Option("--format", help="How the transcript is written.")] = Form.times,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn where the likeliest is poor.")] = 0,
-    dtype: options.Weights = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """Write down what is said in a WAV file, sentence by sentence as it comes, with times."""
     from triptych.audio import RATE, read_wav
 
     sound = read_wav(file)
-    loaded = opened(model, dtype=dtype, device=device, offline=offline, ignore=ignore)
+    loaded = opened(checkpoint)
     seconds = len(sound) / RATE
     shown = 0
     if form is Form.vtt and not as_json:

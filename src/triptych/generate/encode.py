@@ -27,6 +27,21 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield group
 
 
+def pooling(module: Transformer, mode: str | None = None, normalize: bool | None = None) -> spec.Pooling:
+    """How the model's vectors are pooled, the mean unless the checkpoint says; `mode` and `normalize` replace that.
+
+    Raises InputError for a mode that there is not, or not without the checkpoint's pooler.
+    """
+    how = module.spec.head if isinstance(module.spec.head, spec.Pooling) else spec.Pooling()
+    if mode is not None:
+        if mode not in ("mean", "first", "dense"):
+            raise InputError(f"pooling={mode!r} must be 'mean', 'first' or 'dense'")
+        if mode == "dense" and how.dense is None:
+            raise InputError("this checkpoint has no pooler; use pooling='mean' or 'first'")
+        how = replace(how, mode=mode)  # type: ignore[arg-type]
+    return how if normalize is None else replace(how, normalize=normalize)
+
+
 @torch.inference_mode()
 def encode(module: Transformer, rows: Sequence[Row], pooling: spec.Pooling, *, batch_tokens: int = 4096) -> Tensor:
     """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,

@@ -88,6 +88,7 @@ def _turn(module: Transformer) -> int:
     return max(lengths, default=sys.maxsize)
 
 
+@torch.no_grad()
 def start(
     module: Transformer,
     prompts: Sequence[Sequence[int]],

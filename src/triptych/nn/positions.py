@@ -5,7 +5,7 @@ A part has three doors - `embed`, `rotation`, `bias` - and opens the one it need
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -76,16 +76,25 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _once(bias: Bias) -> Bias:
-    """Layers of one kind ask for the same positions: compute their bias once a forward."""
-    known: dict[tuple[object, object], Tensor] = {}
+    """Layers of one kind are given the same positions: compute their bias once a forward.
+
+    Positions are told apart by where they lie, not by their values, for which a GPU would have to be waited for; what
+    is kept here stays alive, so that nothing else can come to lie there.
+    """
+    known: dict[tuple[Hashable, Hashable], tuple[Tensor, Tensor, Tensor]] = {}
 
     def remembered(q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        key = (str(q_pos.tolist()), str(k_pos.tolist()))
+        key = _place(q_pos), _place(k_pos)
         if key not in known:
-            known[key] = bias(q_pos, k_pos)
-        return known[key]
+            known[key] = q_pos, k_pos, bias(q_pos, k_pos)
+        return known[key][2]
 
     return remembered
+
+
+def _place(x: Tensor) -> Hashable:
+    """Equal for two living tensors only where they are views of the same numbers."""
+    return x.device, x.dtype, x.data_ptr(), x.shape, x.stride()
 
 
 def check_context(rows: Rows, limit: int | None, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -170,19 +170,26 @@ class Stack(Module, of=parts.Stack):
         """What the input slot reads, [N] token ids of `rows` most often -> [N, D] after the final norm.  With a cache,
         the ids continue what it holds."""
         x = self.embed(source, rows, token_types)
-        kinds = {name: kind.state(rows, x) for name, kind in self.kinds.items()}
-        ctx = Context(rows, kinds, NullCache() if cache is None else cache, cross)
+        ctx = Context(rows, self._shared(rows, x), NullCache() if cache is None else cache, cross)
         ctx.cache.begin(rows, taps.provenance)
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
             if self.recompute and self.training:
-                x = checkpoint(block, x, ctx, i, taps.at(f"blocks.{i}"), use_reentrant=False)
+                x = checkpoint(self._apart, block, x, ctx, i, taps.at(f"blocks.{i}"), use_reentrant=False)
             else:
                 x = block(x, ctx, i, taps.at(f"blocks.{i}"))
         ctx.cache.advance(rows)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return taps("final", F.dropout(x, self.spec.dropout, self.training), rows)
+
+    def _shared(self, rows: Rows, x: Tensor) -> dict[str, dict[str, Any]]:
+        """What the layers of each kind share."""
+        return {name: kind.state(rows, x) for name, kind in self.kinds.items()}
+
+    def _apart(self, block: Block, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
+        """A block that shares nothing: computed again, it must not find there what it made the first time."""
+        return block(x, replace(ctx, kinds=self._shared(ctx.rows, x)), layer, taps)  # type: ignore[no-any-return]
 
 
 def _same(x: Tensor) -> Tensor:

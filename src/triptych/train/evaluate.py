@@ -86,7 +86,7 @@ def evaluate(module: Transformer, held: HeldOut, context: AbstractContextManager
     nats = right = tokens = commonest = 0.0
     with context or nullcontext():
         for batch in held.batches:
-            logits = module.logits(final(module, batch), batch.rows).float()
+            logits = module.logits(final(module, batch), batch.rows)
             nats += float(_nats(logits, batch.targets))
             right += int((logits.argmax(-1) == batch.targets).sum())
             commonest += int((batch.targets == held.commonest).sum())
@@ -96,7 +96,9 @@ def evaluate(module: Transformer, held: HeldOut, context: AbstractContextManager
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum").double()
+    """In fp32, or in the model's own precision where that is wider."""
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.nn.functional.cross_entropy(exact, targets, reduction="sum")
 
 
 def _groups(examples: Iterable[Example], tokens: int) -> Iterator[Sequence[Example]]:

@@ -1,0 +1,53 @@
+"""Does this model, here, compute what it should?  Every fast path against the plain one, and against transformers.
+
+All of it runs in fp32 on a few short rows.  Differences are max |Δ log-softmax| of words, else max |Δ| of what the head
+gives, or of the final hidden states where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from triptych.check import paths, peer
+from triptych.check.case import apart, case_of
+from triptych.check.report import Finding, Layer, Report
+from triptych.errors import InputError
+from triptych.model import Model, load
+
+PEERS = ("transformers", "none")
+
+
+def check(
+    model: str | Path | Model,
+    *,
+    against: str | None = None,
+    threshold: float = 1e-4,
+    offline: bool = False,
+    ignore: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Try every path of a model against the plain forward, and the model against a peer.
+
+    `against` is `transformers`, `none`, or None for transformers where it is installed and knows the model.
+    `progress` is told what comes next.  Raises InputError when the peer was asked for and cannot be had.
+    """
+    if against not in (None, *PEERS):
+        raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
+    progress("loading in fp32")
+    loaded = model if isinstance(model, Model) else load(model, dtype=torch.float32, offline=offline, ignore=ignore)
+    case = case_of(loaded, threshold)
+    for step in paths.ALL:
+        progress((step.__doc__ or "").partition(".")[0].lower())
+        step(case)
+    if against != "none" and peer.wanted(case, asked=against is not None):
+        progress("the same rows through transformers")
+        peer.against_transformers(case)
+    return Report(
+        str(loaded.path or "memory"), threshold, tuple(case.findings), tuple(case.layers), tuple(case.skipped)
+    )
+
+
+__all__ = ["PEERS", "Finding", "Layer", "Report", "apart", "check"]

@@ -1,0 +1,123 @@
+"""A model on a few short rows, in fp32: what every comparison runs, and how two outcomes are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from triptych.check.report import Finding, Layer
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.nn import NO_TAPS, Row, Taps, flat
+from triptych.spec import ClassHead, Embed, Frames, LMHead, MaskedLMHead, MoE, Patches, Pooling
+
+LONGEST = 32  # tokens of a row
+TEXTS = (
+    "The old mill stands where the river bends, and its wheel has not turned since the war.",
+    "Three ships came in on the evening tide, heavy with salt.",
+    "She counted the stairs twice: there were thirty-nine of them, and the last one was broken.",
+)
+
+
+@dataclass
+class Case:
+    """The model and the rows it is tried on; `targets` are the decoder's rows beside an encoder."""
+
+    model: Model
+    rows: Sequence[Row]
+    targets: list[list[int]] | None
+    threshold: float
+    findings: list[Finding] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def decoded(self) -> list[list[int]]:
+        """The rows whose tokens are predicted."""
+        return [list(map(int, row)) for row in self.rows] if self.targets is None else self.targets
+
+    def run(self, items: slice = slice(None), taps: Taps = NO_TAPS) -> list[Tensor]:
+        targets = None if self.targets is None else self.targets[items]
+        return run(self.model, self.rows[items], targets, taps)
+
+    def found(self, name: str, difference: float, limit: float | None, note: str = "") -> None:
+        self.findings.append(Finding(name, difference, limit, note))
+
+
+def case_of(model: Model, threshold: float) -> Case:
+    """Rows of three different lengths: real text where there is a tokenizer, else ids from a fixed seed.
+
+    Frames and pixels are noise, as long as the model was made for: transformers takes no other length.
+    """
+    read = [n for n in (model.spec.vocab, model.spec.source_vocab) if n]
+    if not read:
+        return Case(model, _noise(model), None, threshold)
+    vocab, most = min(read), min(LONGEST, model.spec.context or LONGEST)
+    if model.tokenizer is not None:
+        rows = [ids[: most - 2 * i] for i, ids in enumerate(model.ids(TEXTS))]
+    else:
+        random = torch.Generator().manual_seed(0)
+        special = {model.spec.ids.pad, model.spec.ids.bos, model.spec.ids.start, *model.spec.ids.eos}
+        plain = torch.tensor([i for i in range(vocab) if i not in special])
+        rows = [plain[torch.randint(len(plain), (most - 2 * i,), generator=random)].tolist() for i in range(3)]
+    if model.spec.layout != "encoder-decoder":
+        return Case(model, rows, None, threshold)
+    start = model.spec.ids.start
+    if start is None:
+        raise InputError(f"{model.path}: the config has no decoder_start_token_id, so the decoder cannot begin")
+    source = rows if isinstance(model.spec.reads.embed, Embed) else _noise(model)
+    return Case(model, source, [[start, *row[: most // 2]] for row in (*rows[1:], rows[0])], threshold)
+
+
+def _noise(model: Model) -> list[Tensor]:
+    slot, random = model.spec.reads.embed, torch.Generator().manual_seed(0)
+    if isinstance(slot, Frames):
+        shape: tuple[int, ...] = (slot.stride * slot.position.length, slot.conv1.inputs)
+    else:
+        assert isinstance(slot, Patches)
+        shape = (slot.channels, slot.image, slot.image)
+    return [torch.randn(shape, generator=random) for _ in TEXTS]
+
+
+def run(model: Model, rows: Sequence[Row], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
+    """One uncached forward: each row's log-probabilities [T, V], other outputs of a head, or hidden states [T, D]."""
+    module, device = model.module, model.device
+    with torch.inference_mode():
+        ids, where = module.flat(rows)
+        if module.decoder is None:
+            x = module.encode(ids, where, taps=taps)
+        elif targets is None:
+            x = module.decode(ids, where, taps=taps)
+        else:
+            held = module.remember(module.encode(ids, where, taps=taps), where, taps=taps)
+            ids, where = flat(targets, device)
+            x = module.decode(ids, where, cross=held, taps=taps)
+        if not headless(model):
+            x = measured(model, module.logits(x, where, taps))
+    return list(x) if isinstance(model.spec.head, ClassHead) else where.split(x)
+
+
+def apart(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """max |Δ| over rows of equal shapes; two -inf at one place do not differ."""
+    return max(
+        float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) if a.numel() else 0.0
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def measured(model: Model, logits: Tensor) -> Tensor:
+    """What is compared of a head's output: of words their log-probabilities, of labels and ends the scores."""
+    return torch.log_softmax(logits.double(), -1) if isinstance(model.spec.head, LMHead | MaskedLMHead) else logits
+
+
+def headless(model: Model) -> bool:
+    """Whether what is compared is hidden states: there is no head, or one that pools them."""
+    return model.spec.head is None or isinstance(model.spec.head, Pooling)
+
+
+def mixture(model: Model) -> bool:
+    """Whether any of its MLPs is a mixture of experts."""
+    return any(isinstance(part, MoE) for _, part in model.spec.walk())

@@ -1,0 +1,104 @@
+"""Every fast path of a model against its plain forward; each adds what it finds to the case."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from triptych import generate as running
+from triptych.check.case import Case, apart, headless, mixture
+from triptych.model import Model, load
+from triptych.probe import Plan, Session, sites
+
+CHEAP = 1 << 30  # bytes of weights up to which a copy on disk is made
+
+
+def alone(case: Case) -> None:
+    """A row of a batch against the row alone."""
+    alone = [case.run(slice(i, i + 1))[0] for i in range(len(case.rows))]
+    case.found("row in a batch = row alone", apart(case.run(), alone), case.threshold)
+
+
+def causal(case: Case) -> None:
+    """The past under a changed future: bit-equal."""
+    if case.model.spec.decoder is None:
+        return
+    vocab = case.model.spec.vocab
+    changed = [[*row[:-1], (row[-1] + 1) % vocab] for row in case.decoded]
+    other = replace(case, rows=changed) if case.targets is None else replace(case, targets=changed)
+    past = [[x[:-1] for x in outputs] for outputs in (case.run(), other.run())]
+    # With another last token an expert's group has another size, for which a product may be summed in another order.
+    limit, note = (case.threshold, "") if mixture(case.model) else (0.0, "bit-equal")
+    case.found("a changed last token leaves the past", apart(*past), limit, note)
+
+
+def cached(case: Case) -> None:
+    """Token by token through the cache against one forward."""
+    if case.model.spec.decoder is None or headless(case.model):
+        return
+    steps = min(len(row) for row in case.decoded) // 2
+    state = _begin(case, [row[:-steps] for row in case.decoded])
+    given: list[list[Tensor]] = [[] for _ in case.decoded]
+    with torch.inference_mode():
+        for step in range(steps + 1):
+            for scores, told in zip(given, state.advance(), strict=True):
+                scores.append(told)
+            if step < steps:
+                for row, whole in zip(state.rows, case.decoded, strict=True):
+                    row.append(whole[len(row)])
+    cached = [torch.log_softmax(torch.stack(row).double(), dim=-1) for row in given]
+    plain = [x[-steps - 1 :] for x in case.run()]
+    case.found("cached = uncached", apart(cached, plain), case.threshold, f"{steps} steps")
+
+
+def chunked(case: Case) -> None:
+    """A prompt read in chunks against one read at once."""
+    if case.model.spec.decoder is None or headless(case.model):
+        return
+    with torch.inference_mode():
+        whole, parts = (
+            torch.log_softmax(_begin(case, case.decoded).advance(chunk).double(), dim=-1) for chunk in (None, 5)
+        )
+    case.found("prefill in chunks = in one", apart([parts], [whole]), case.threshold, "chunks of 5")
+
+
+def _begin(case: Case, prompts: list[list[int]]) -> running.State:
+    sources = None if case.targets is None else case.rows
+    return running.start(case.model.module, prompts, sources=sources)
+
+
+def reading(case: Case) -> None:
+    """Reading every site: bit-equal."""
+    names = [name for name in sites(case.model.spec) if name != "logits"]
+    session = Session(Plan.of(case.model.spec, names))
+    read = case.run(slice(1), session.taps)
+    session.close()
+    case.found(
+        "reading inside leaves the output", apart(read, case.run(slice(1))), 0.0, f"{len(names)} sites, bit-equal"
+    )
+
+
+def saved(case: Case) -> None:
+    """Saved and loaded again."""
+    nbytes = sum(p.nbytes for p in case.model.module.parameters())
+    if nbytes > CHEAP:
+        case.skipped.append(f"save and load again: {nbytes / 2**20:,.0f} MiB of weights would be written")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        case.model.save(Path(scratch, "copy"))
+        again = replace(case, model=load(Path(scratch, "copy"), device=case.model.device))
+        case.found("saved, loaded = itself", apart(again.run(), case.run()), 0.0, "bit-equal")
+
+
+def half(case: Case) -> None:
+    """bf16 weights against fp32: told, not judged."""
+    small = Model(copy.deepcopy(case.model.module).to(torch.bfloat16), case.model.tokenizer)
+    case.found("bf16 against fp32", apart(replace(case, model=small).run(), case.run()), None, "not judged")
+
+
+ALL = (alone, causal, cached, chunked, reading, saved, half)

@@ -1,0 +1,125 @@
+"""The same checkpoint in transformers: its outputs, and how far it is from ours site by site."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.check.case import Case, apart, headless, measured, mixture
+from triptych.check.report import Layer
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.nn import Row
+from triptych.probe import Plan, Session
+from triptych.spec import ClassHead, Embed, LMHead, MaskedLMHead, ReplacedHead, SpanHead, TokenHead
+
+# Where a config does not name its class: the one with our head.
+AUTO: dict[type, str] = {
+    LMHead: "AutoModelForCausalLM",
+    MaskedLMHead: "AutoModelForMaskedLM",
+    ClassHead: "AutoModelForSequenceClassification",
+    TokenHead: "AutoModelForTokenClassification",
+    SpanHead: "AutoModelForQuestionAnswering",
+    ReplacedHead: "AutoModelForPreTraining",
+}
+UNNORMED = {"vit"}  # families whose last hidden state, over there, comes before the final norm
+
+
+def wanted(case: Case, *, asked: bool) -> bool:
+    """Whether to compare with transformers.  Raises InputError where it was asked for and cannot be done."""
+    path, hf = case.model.path, case.model.hf or {}
+    needs = ["transformers"] + ["gguf"] * (path is not None and path.suffix == ".gguf")
+    missing = [name for name in needs if find_spec(name) is None]
+    if path is None or hf.get("model_type") in (None, "triptych"):
+        why = "the model has no twin in transformers"
+    elif missing:
+        why = f"{' and '.join(missing)} not installed (pip install {' '.join(missing)})"
+    else:
+        return True
+    if asked:
+        raise InputError(f"cannot check against transformers: {why}")
+    case.skipped.append(f"against transformers: {why}")
+    return False
+
+
+def against_transformers(case: Case) -> None:
+    """Log-probabilities, and how the two drift apart from site to site."""
+    peer = _peer(case.model)
+    spec = case.model.spec
+    prefixes = {name: f"{name}." if spec.layout == "encoder-decoder" else "" for name in spec.stacks}
+    asked = [f"{p}{site}" for p in prefixes.values() for site in ("embed", "blocks.*.resid_post", "final")]
+    worst: dict[str, float] = {}
+    difference = 0.0
+    for i, row in enumerate(case.rows):
+        session = Session(Plan.of(spec, asked))
+        ours = case.run(slice(i, i + 1), session.taps)
+        trace = session.close()
+        theirs = _their(peer, row, None if case.targets is None else case.targets[i])
+        out = _their_output(theirs, case.model)
+        difference = max(difference, apart(ours, list(out)))
+        for name, stack in spec.stacks.items():
+            states = theirs[f"{name}_hidden_states" if prefixes[name] else "hidden_states"]
+            middle = [f"blocks.{b}.resid_post" for b in range(len(stack.blocks) - 1)]
+            last = f"blocks.{len(stack.blocks) - 1}.resid_post" if spec.family in UNNORMED else "final"
+            for site, state in zip(("embed", *middle, last), states, strict=True):
+                full = prefixes[name] + site
+                relative = apart(trace[full], list(state)) / float(state.abs().max())
+                worst[full] = max(worst.get(full, 0.0), relative)
+    case.layers += [Layer(site, value) for site, value in worst.items()]
+    case.found("transformers", difference, case.threshold, f"{type(peer).__name__}, fp32")
+
+
+def _peer(model: Model) -> Any:
+    """The same checkpoint in transformers, from local safetensors or GGUF alone.  Raises InputError if it cannot."""
+    import transformers
+
+    assert model.path is not None
+    quiet: Any = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    asked: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "attn_implementation": "eager"}
+    if mixture(model):
+        asked["experts_implementation"] = "eager"  # their grouped kernel refuses some widths
+    folder = model.path
+    if folder.suffix == ".gguf":
+        folder, asked["gguf_file"] = model.path.parent, model.path.name
+    else:
+        asked["use_safetensors"] = True
+    names = (model.hf or {}).get("architectures") or [AUTO.get(type(model.spec.head), "AutoModel")]
+    name = names[0]
+    if name == AUTO[LMHead] and model.spec.encoder is not None:
+        name = "AutoModelForSeq2SeqLM" if isinstance(model.spec.reads.embed, Embed) else "AutoModelForSpeechSeq2Seq"
+    kind = getattr(transformers, name, transformers.AutoModel)
+    try:
+        with redirect_stderr(io.StringIO()):  # it draws a bar of its own whatever it is told
+            return kind.from_pretrained(str(folder), **asked).eval()
+    except Exception as error:  # it raises from a dozen families
+        told = str(error).strip().partition("\n")[0]
+        raise InputError(f"transformers cannot load {model.path} ({told}); leave it out with --against none") from error
+
+
+def _their(peer: Any, row: Row, target: list[int] | None) -> Any:
+    """Its outputs on one row, hidden states included; frames lie along its last axis."""
+    if isinstance(row, Tensor):
+        given = {"input_features": row.T[None]} if row.dim() == 2 else {"pixel_values": row[None]}
+    else:
+        given = {"input_ids": torch.tensor([row])}
+    if target is not None:
+        given["decoder_input_ids"] = torch.tensor([target])
+    with torch.inference_mode():
+        return peer(**given, output_hidden_states=True)
+
+
+def _their_output(theirs: Any, model: Model) -> Tensor:
+    """[1, T, ...] in the form of ours."""
+    if headless(model):
+        return theirs["last_hidden_state"]  # type: ignore[no-any-return]
+    if isinstance(model.spec.head, SpanHead):
+        return torch.stack((theirs["start_logits"], theirs["end_logits"]), dim=-1)
+    logits = theirs["logits"]
+    return measured(model, logits.unsqueeze(-1) if isinstance(model.spec.head, ReplacedHead) else logits)

@@ -1,0 +1,53 @@
+"""What a check found: comparisons with their limits, and where a peer departs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison.  `limit` is what `difference` may reach, None where it is told and not judged."""
+
+    name: str
+    difference: float
+    limit: float | None
+    note: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.limit is None else self.difference <= self.limit  # NaN does not pass
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How far one site is from the peer's: max |Δ| over max |theirs|."""
+
+    site: str
+    difference: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found.  `layers` go from the embedding up, empty without a peer."""
+
+    model: str
+    threshold: float
+    findings: tuple[Finding, ...]
+    layers: tuple[Layer, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.passed is not False for finding in self.findings)
+
+    @property
+    def first_difference(self) -> str | None:
+        """The lowest site that is further from the peer's than the threshold."""
+        return next((layer.site for layer in self.layers if not layer.difference <= self.threshold), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        findings = [asdict(finding) | {"passed": finding.passed} for finding in self.findings]
+        more = {"passed": self.passed, "first_difference": self.first_difference}
+        return asdict(self) | {"findings": findings} | more

@@ -1,0 +1,107 @@
+"""A position bias is computed once a forward for all layers of a kind, and never for other positions than its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from triptych import generate as running
+from triptych import nn
+from triptych.attention import Rows
+from triptych.nn import positions
+
+CPU = torch.device("cpu")
+RAGGED = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+LONG = [list(range(1, 41)), [7] * 23, [3] * 17]  # two buckets of an encoder: the shorter ones are padded together
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
+    """The positions for which a bias was computed."""
+    given: list[tuple[Tensor, Tensor]] = []
+    t5, alibi = positions.t5_bias, positions.alibi_bias
+
+    def counted(of: Any, q_pos: Tensor, k_pos: Tensor, **how: Any) -> Tensor:
+        given.append((q_pos, k_pos))
+        return (t5 if isinstance(of, Tensor) else alibi)(of, q_pos, k_pos, **how)
+
+    monkeypatch.setattr(positions, "t5_bias", counted)
+    monkeypatch.setattr(positions, "alibi_bias", counted)
+    return given
+
+
+def difference(q_pos: Tensor, k_pos: Tensor) -> Tensor:
+    return (q_pos[..., :, None] - k_pos[..., None, :]).float()
+
+
+@pytest.mark.parametrize("position", ["t5", "alibi"])
+@pytest.mark.parametrize("rows", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
+def test_a_forward_of_two_layers_computes_it_once(
+    position: str, rows: list[list[int]], asked: list[tuple[Tensor, Tensor]]
+) -> None:
+    module = tiny.decoder(position, blocks=3)  # two layers of one kind, one of the other
+    module(*nn.flat(rows, CPU))
+    assert len(asked) == 2
+
+
+def test_each_bucket_of_an_encoder_computes_it_once(asked: list[tuple[Tensor, Tensor]]) -> None:
+    module = tiny.encoder("t5")
+    module(*nn.flat(LONG, CPU))
+    assert [len(q_pos) for q_pos, _ in asked] == [40, 23]
+
+
+def test_each_step_of_a_ragged_generation_computes_it_once(asked: list[tuple[Tensor, Tensor]]) -> None:
+    state = running.start(tiny.decoder("t5", blocks=3), RAGGED)
+    how = {"max_new_tokens": 4, "sampling": running.Sampling()}
+    assert len(list(running.stream(state, **how))) == 4
+    assert len(asked) == 2 * 4
+
+
+def test_other_positions_never_share() -> None:
+    once = positions._once(difference)
+    k_pos = torch.arange(5)
+    for first in range(200):  # tensors that die in between: memory is given again
+        q_pos = torch.tensor([first, first + 3])
+        assert once(q_pos, k_pos).equal(difference(q_pos, k_pos))
+        assert once(q_pos, q_pos).equal(difference(q_pos, q_pos))
+
+
+def test_views_of_one_tensor_are_told_apart() -> None:
+    once, line = positions._once(difference), torch.arange(12)
+    for view in (line[:4], line[1:5], line[:8:2], line[:5], line[:4].expand(3, -1), line.view(3, 4)):
+        assert once(view, view).equal(difference(view, view))
+    assert once(line[:4], line[1:5]).equal(difference(line[:4], line[1:5]))
+
+
+def test_the_same_positions_share() -> None:
+    once, line = positions._once(difference), torch.arange(12)
+    assert once(line[:4], line) is once(line[:4], line)
+    assert once(line[:4].expand(3, -1), line) is once(line[:4].expand(3, -1), line)
+
+
+def test_another_forward_shares_nothing(asked: list[tuple[Tensor, Tensor]]) -> None:
+    """The weight may have learned in between."""
+    module = tiny.encoder("t5")
+    flat, rows = nn.flat(RAGGED[:1], CPU)
+    with torch.inference_mode():
+        before = module(flat, rows)
+        module.encoder.kinds["self"].position.weight[0] += 1
+        assert not module(flat, rows).equal(before)
+    assert len(asked) == 2
+
+
+def test_a_forward_reads_no_tensor_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that would wait for all that was asked for before."""
+    state = running.start(tiny.decoder("t5"), RAGGED)
+    with monkeypatch.context() as patch:
+        for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
+            patch.setattr(Tensor, name, lambda self, name=name: pytest.fail(f"Tensor.{name} was called"))
+        for row in state.rows:
+            row.append(3)
+        with torch.inference_mode():
+            state.advance()
+    assert Rows((3,)).positions().tolist() == [0, 1, 2]
