@@ -115,12 +115,6 @@ def test_every_key_that_is_read_is_checked(name: str) -> None:
             families.read_config(hf | {key: ["a", -1]}, stored=tensors)
 
 
-# Where an absent key means something else to us, and why.
-OTHERWISE = {
-    ("phi3", "original_max_position_embeddings"): "what stands in the scaling holds, not a default beside it",
-}
-
-
 @pytest.mark.parametrize("name", references.NAMES)
 def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
     hf, tensors = stored(name)
@@ -136,8 +130,7 @@ def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
             continue  # needed, or the default of a large model does not fit this small one
         tried += 1
         filled = json.loads(reference.from_dict(dict(less)).to_json_string(use_diff=False))
-        if (hf["model_type"], key) not in OTHERWISE:
-            assert model == families.read_config(filled, stored=tensors), key
+        assert model == families.read_config(filled, stored=tensors), key
     assert tried > 3
 
 
@@ -236,11 +229,11 @@ def test_where_the_original_length_is_written() -> None:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "depends on the length"),
+        ({"rope_type": "dynamic"}, "needs the key 'factor'"),
         ({"rope_type": "mystery"}, "'mystery' is not one of"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "'beta' .* is not understood"),
         ({"rope_type": "linear"}, "needs the key 'factor'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.1}, "must be even"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "turns whole heads in this family"),
     ],
 )
 def test_rope_refusals(rope: dict[str, Any], message: str) -> None:
@@ -249,10 +242,12 @@ def test_rope_refusals(rope: dict[str, Any], message: str) -> None:
 
 
 def test_partial_rotary_in_both_spellings() -> None:
-    inside = read("llama", rope_parameters={"rope_theta": 10_000.0, "partial_rotary_factor": 0.4})
-    beside = read("llama", partial_rotary_factor=0.4)
+    inside = read("phi3", rope_parameters={"rope_theta": 10_000.0, "partial_rotary_factor": 0.4})
+    beside = read("phi3", rope_parameters=None, partial_rotary_factor=0.4)
     assert decoder_of(inside).kinds == decoder_of(beside).kinds
     assert decoder_of(inside).kinds["self"].position == spec.Rope(width=4)
+    with pytest.raises(ConfigError, match="must be even"):
+        read("phi3", rope_parameters=None, partial_rotary_factor=0.1)
 
 
 def test_windows() -> None:

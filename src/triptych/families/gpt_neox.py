@@ -22,6 +22,7 @@ ignore = frozenset(
     {
         "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
         "classifier_dropout",
+        "rope_theta", "partial_rotary_factor",  # doubles of rotary_emb_base and rotary_pct, which hold
     }
 )  # fmt: skip
 prefix = "gpt_neox."
@@ -55,8 +56,7 @@ def config(keys: Keys) -> spec.Model:
         mlp_norm=norm,
         dropout=keys.dropout("hidden_dropout"),
     )
-    theta = keys.float("rotary_emb_base", default=10_000.0, low=1.0)
-    position = rope(keys, width // heads, theta, share=keys.float("rotary_pct", default=0.25, high=1.0))
+    position = rope(keys, width // heads, share=0.25, base="rotary_emb_base", part="rotary_pct")
     stack = spec.Stack(
         embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=block.dropout),
         kinds={"self": spec.Kind(mask=spec.causal(), position=position)},
@@ -68,11 +68,12 @@ def config(keys: Keys) -> spec.Model:
 
 def from_gguf(keys: Keys) -> Mapping[str, Any]:
     found = gguf.header(keys, "GPTNeoX") | gguf.head_width(keys, partial=True)
-    width, heads = found.pop("head_dim"), found.pop("num_key_value_heads")
+    width, heads, share = (found.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
     if (width * heads, heads) != (found["hidden_size"], found["num_attention_heads"]):
         raise keys.error("heads do not share the width evenly, as those of every GPT-NeoX do")
     return found | {
         "model_type": "gpt_neox",
+        "rotary_pct": share,
         "hidden_act": "gelu",
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "use_parallel_residual": keys.bool("use_parallel_residual", default=True),

@@ -18,7 +18,13 @@ from triptych.spec.parts import FeedForward
 
 hf_types = frozenset({"llama"})
 gguf_archs = frozenset({"llama"})
-ignore = frozenset({"pretraining_tp"})  # slices the matmuls of the reference, same result
+ignore = frozenset(
+    {
+        "pretraining_tp",  # slices the matmuls of the reference, same result
+        "max_sequence_length",  # an old double of max_position_embeddings
+        "is_llama_config", "rope_interleaved",  # for the library that trained SmolLM
+    }
+)  # fmt: skip
 prefix = "model."
 
 ROWS = """
@@ -59,20 +65,16 @@ def model(
     bias: bool = False,
     out_bias: bool = False,
     head_norm: bool = False,
-    kv_heads: int | None = None,
-    head_width: int | None = None,
-    eps: float = 1e-6,
-    theta: float = 10_000.0,
+    share: float | None = None,
     dropout: float = 0.0,
 ) -> spec.Model:
     """The model of classes `{name}ForCausalLM` and `{name}Model`.
 
     `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty;
-    `kv_heads`, `head_width`, `eps` and `theta` what the family means by no key.
+    `share` as for `rope`.
     """
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    inner = keys.optional_int("head_dim", default=head_width) or width // heads
-    eps = keys.float("rms_norm_eps", default=eps)
+    inner, eps = keys.optional_int("head_dim") or width // heads, keys.float("rms_norm_eps", default=1e-6)
     norm, each_head = spec.RMSNorm(width=width, eps=eps), spec.RMSNorm(width=inner, eps=eps) if head_norm else None
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
@@ -81,7 +83,7 @@ def model(
     blocks = tuple(
         spec.Block(
             attn=spec.attention(
-                width, heads, kv_heads=keys.optional_int("num_key_value_heads", kv_heads), head_width=inner,
+                width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner,
                 bias=bias, out_bias=out_bias, q_norm=each_head, k_norm=each_head, kind=decoder.kind(size, windows),
                 dropout=keys.dropout("attention_dropout"),
             ),
@@ -93,7 +95,7 @@ def model(
         for size, mlp in zip(windows, mlps, strict=True)
     )  # fmt: skip
     embed = spec.Embed(vocab=keys.int("vocab_size"), width=width)
-    kinds = decoder.kinds(windows, rope(keys, inner, theta))
+    kinds = decoder.kinds(windows, rope(keys, inner, share=share))
     stack = spec.Stack(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
     return decoder.model(keys, name, stack, context=keys.int("max_position_embeddings"))
 

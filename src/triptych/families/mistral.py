@@ -12,5 +12,6 @@ prefix, weights = llama.prefix, llama.weights
 
 
 def config(keys: Keys) -> spec.Model:
+    keys.assume(num_key_value_heads=8)
     size = keys.optional_int("sliding_window", default=4096)
-    return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"), kv_heads=8)
+    return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"))

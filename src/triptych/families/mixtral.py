@@ -24,6 +24,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.block_sparse_mo
 
 
 def config(keys: Keys) -> spec.Model:
+    keys.assume(num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6)
     mlp = spec.moe(
         keys.int("hidden_size"),
         keys.int("intermediate_size"),
@@ -33,4 +34,4 @@ def config(keys: Keys) -> spec.Model:
         normalize=True,
     )
     windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    return llama.model(keys, "Mixtral", mlp=mlp, windows=windows, kv_heads=8, eps=1e-5, theta=1e6)
+    return llama.model(keys, "Mixtral", mlp=mlp, windows=windows)

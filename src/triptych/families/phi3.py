@@ -16,7 +16,13 @@ from triptych.mapping.table import table
 
 hf_types = frozenset({"phi3"})
 gguf_archs = frozenset({"phi3"})
-ignore = frozenset({"embd_pdrop"})  # the reference never drops out there
+ignore = frozenset(
+    {
+        "embd_pdrop",  # the reference never drops out there
+        "attention_bias", "lm_head_bias", "mlp_bias",  # nor has it biases; a file that has some is refused for them
+        "full_attn_mod", "interpolate_factor",  # of the code Phi-4-mini was trained with
+    }
+)  # fmt: skip
 prefix = "model."
 
 weights = table("""
@@ -34,17 +40,19 @@ head.proj.weight                    lm_head.weight                              
 
 
 def config(keys: Keys) -> spec.Model:
-    keys.optional_int("original_max_position_embeddings")  # stands there without LongRoPE too
+    keys.assume(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
     windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    return llama.model(keys, "Phi3", windows=windows, eps=1e-5, dropout=keys.dropout("resid_pdrop"))
+    return llama.model(keys, "Phi3", windows=windows, share=1.0, dropout=keys.dropout("resid_pdrop"))
 
 
 def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    rope = gguf.rope(keys)
+    length = rope.get("original_max_position_embeddings")
     return {
         **gguf.header(keys, "Phi3"),
         **gguf.head_width(keys, partial=True),
         "hidden_act": "silu",
         "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"),
         "sliding_window": keys.int("attention.sliding_window", default=0, low=0) or None,
-        "rope_parameters": gguf.rope(keys),
-    }
+        "rope_parameters": rope,
+    } | ({} if length is None else {"original_max_position_embeddings": length})

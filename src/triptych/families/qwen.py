@@ -17,6 +17,7 @@ from triptych.mapping.table import table
 
 hf_types = frozenset({"qwen2", "qwen3"})
 gguf_archs = frozenset({"qwen2", "qwen3"})
+ignore = frozenset({"dual_chunk_attention_config"})  # how another engine splits texts; the reference never does
 prefix = llama.prefix
 
 weights = table(
@@ -31,12 +32,12 @@ decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*       
 
 
 def config(keys: Keys) -> spec.Model:
+    keys.assume(num_key_value_heads=32)
     if keys.str("model_type") == "qwen2":
-        return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys), kv_heads=32)
+        return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys))
+    keys.assume(head_dim=128)
     bias = keys.bool("attention_bias", default=False)
-    return llama.model(
-        keys, "Qwen3", bias=bias, out_bias=bias, head_norm=True, windows=_windows(keys), kv_heads=32, head_width=128
-    )
+    return llama.model(keys, "Qwen3", bias=bias, out_bias=bias, head_norm=True, windows=_windows(keys))
 
 
 def _windows(keys: Keys) -> Windows:

@@ -20,6 +20,7 @@ ignore = frozenset(
     {
         "output_router_logits", "router_aux_loss_coef",  # training only
         "max_window_layers",  # left over from Qwen2: a window, if any, is every layer's
+        "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",  # of another library; the reference reads none
     }
 )  # fmt: skip
 prefix = llama.prefix
@@ -33,6 +34,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.mlp.experts.{e}
 
 
 def config(keys: Keys) -> spec.Model:
+    keys.assume(num_key_value_heads=4)
     width, act, layers = keys.int("hidden_size"), keys.act("hidden_act", "silu"), keys.count("num_hidden_layers")
     name = "num_local_experts" if "num_local_experts" in keys.data else "num_experts"
     dense = spec.glu(width, keys.int("intermediate_size"), act)
@@ -47,11 +49,11 @@ def config(keys: Keys) -> spec.Model:
     named = keys.ints("mlp_only_layers") if keys.get("mlp_only_layers", None) is not None else ()
     every = keys.count("decoder_sparse_step", default=1)
     mlps = [dense if i in named or (i + 1) % every else mixture for i in range(layers)]
-    size, used = keys.optional_int("sliding_window"), keys.bool("use_sliding_window", default=False)
+    size, used = keys.optional_int("sliding_window", default=4096), keys.bool("use_sliding_window", default=False)
     bias = keys.bool("attention_bias", default=False)
     return llama.model(
         keys, "Qwen3Moe", mlp=mlps, windows=[size if used else None] * layers, bias=bias, out_bias=bias,
-        head_norm=True, kv_heads=4,
+        head_norm=True,
     )  # fmt: skip
 
 

@@ -12,16 +12,25 @@ from triptych.mapping.keys import Keys
 from triptych.spec import Rope
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
+PART = "partial_rotary_factor"
 
-def rope(keys: Keys, head_width: int, theta: float = 10_000.0, share: float = 1.0) -> Rope:
-    """The position part of `keys`, for heads of width K.  `theta` is the family's default base, `share` how much of a
-    head it turns by default.
 
-    Raises ConfigError for a scaling that is not understood, and for `dynamic`: its frequencies follow the length
-    of the sequence, so keys cached early would not be the keys of one full forward.
+def rope(
+    keys: Keys,
+    head_width: int,
+    theta: float = 10_000.0,
+    share: float | None = None,
+    base: str = "rope_theta",
+    part: str = PART,
+) -> Rope:
+    """The position part of `keys`, for heads of width K.
+
+    `theta` is the family's default base, `share` how much of a head it turns by default, None where it turns all
+    whatever the config says; `base` and `part` are what the two are called outside of the table.  Raises ConfigError
+    for a scaling that is not understood.
     """
-    given = keys.table("rope_parameters")
-    return _rope(keys, keys.table("rope_scaling") or given, head_width, keys.float("rope_theta", theta, low=1.0), share)
+    given, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=1.0)
+    return _rope(keys, keys.table("rope_scaling") or given, head_width, theta, share, part)
 
 
 def rope_by_layer_type(keys: Keys, head_width: int, theta: float, local: float = 10_000.0) -> tuple[Rope, Rope]:
@@ -29,30 +38,40 @@ def rope_by_layer_type(keys: Keys, head_width: int, theta: float, local: float =
     by default.  Before transformers 5 the second base was `rope_local_base_freq`, and a scaling was the first's.
     """
     given = keys.table("rope_parameters") or Keys({}, f"{keys.where}: rope_parameters")
-    full, sliding = given.table("full_attention"), given.table("sliding_attention")
+    full, sliding, old = given.table("full_attention"), given.table("sliding_attention"), keys.table("rope_scaling")
     given.finish()
-    full, theta = keys.table("rope_scaling") or full, keys.float("rope_theta", theta, low=1.0)
-    local = keys.float("rope_local_base_freq", local, low=1.0)
-    return _rope(keys, full, head_width, theta), _rope(keys, sliding, head_width, local)
+    if old and (full or "rope_type" not in old.data):
+        raise keys.error("rope_scaling must name its rope_type, and rope_parameters must not stand beside it")
+    theta, local = keys.float("rope_theta", theta, low=1.0), keys.float("rope_local_base_freq", local, low=1.0)
+    return _rope(keys, old or full, head_width, theta), _rope(keys, sliding, head_width, local)
 
 
-def _rope(keys: Keys, given: Keys | None, head_width: int, theta: float, share: float = 1.0) -> Rope:
+def _rope(
+    keys: Keys, given: Keys | None, head_width: int, theta: float, share: float | None = None, part: str = PART
+) -> Rope:
     """The part that the table `given` describes, with what stands beside it in `keys`."""
     scaling = given or Keys({}, f"{keys.where}: rope_parameters")
-    share = keys.float("partial_rotary_factor", default=share, low=0.0, high=1.0)
-    share = scaling.float("partial_rotary_factor", default=share, low=0.0, high=1.0)
-    part = Rope(
-        width=int(head_width * share + 1e-6),  # 49 * (2 / 49) is a hair under 2
+    turned = scaling.float(PART, default=keys.float(part, default=share or 1.0, high=1.0), high=1.0)
+    if share is None and turned != 1.0:
+        raise keys.error(
+            f"{PART} {turned} is not 1: the reference turns whole heads in this family all the same, "
+            "other programs do not"
+        )
+    found = Rope(
+        width=int(head_width * turned + 1e-6),  # 49 * (2 / 49) is a hair under 2
         theta=scaling.float("rope_theta", default=theta, low=1.0),
         scaling=_scaling(scaling, keys),
     )
-    if part.width < 2 or part.width % 2:
-        raise keys.error(f"rotary width {part.width} of heads {head_width} wide must be even and above 0")
-    scaling.finish(metadata={"type", "rope_type"})
-    return part
+    if found.width < 2 or found.width % 2:
+        raise keys.error(f"rotary width {found.width} of heads {head_width} wide must be even and above 0")
+    scaling.finish(metadata={"type", "rope_type", "finetuned"})
+    return found
 
 
 def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
+    context, name = keys.optional_int("max_position_embeddings"), "original_max_position_embeddings"
+    outer, own = keys.optional_int(name), scaling.optional_int(name)  # stand there without need of them too
+    original = outer or own or context
     kind = scaling.str("rope_type", default=scaling.str("type", default="default"))
     if kind == "default":
         return None
@@ -61,16 +80,13 @@ def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
     if kind == "linear":
         return Interpolate(factor=scaling.float("factor", low=1e-6))
     if kind == "dynamic":
-        raise scaling.error(
-            "rope_type 'dynamic' depends on the length of the sequence, so cached and uncached results would differ; "
-            "use the 'linear' or 'yarn' form of the model"
-        )
+        # Its frequencies change only for rows longer than max_position_embeddings, and those are refused: keys cached
+        # before that length would not be the keys of one full forward.
+        scaling.float("factor", low=1e-6)
+        return None
     if kind not in ("yarn", "llama3", "longrope"):
-        raise scaling.error(f"rope_type {kind!r} is not one of 'default', 'linear', 'yarn', 'llama3', 'longrope'")
-
-    context, name = keys.optional_int("max_position_embeddings"), "original_max_position_embeddings"
-    outer, own = keys.optional_int(name), scaling.optional_int(name)
-    original = outer or own or context
+        known = "'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"
+        raise scaling.error(f"rope_type {kind!r} is not one of {known}")
     if original is None:
         raise scaling.error("needs original_max_position_embeddings, or max_position_embeddings beside it")
     if kind == "llama3":

@@ -17,6 +17,13 @@ from triptych.mapping.table import table
 
 hf_types = frozenset({"starcoder2"})
 gguf_archs = frozenset({"starcoder2"})
+ignore = frozenset(
+    {
+        "activation_function", "layer_norm_epsilon",  # old doubles of hidden_act and norm_epsilon, which hold
+        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
+        "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
+    }
+)  # fmt: skip
 prefix = "model."
 
 weights = table("""

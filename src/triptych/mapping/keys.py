@@ -28,14 +28,15 @@ COUNT = 2**12  # nor has any model more layers, heads or buckets
 METADATA = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
-    begin_suppress_tokens bad_words_ids bos_token_id chunk_size_feed_forward decoder_start_token_id diversity_penalty
-    do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range label2id
-    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels
-    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix
-    problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p
-    torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache
+    begin_suppress_tokens bad_words_ids bos_token_id chunk_size_feed_forward custom_pipelines decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    id2label initializer_range label2id length_penalty max_length min_length model_type no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id prefix problem_type remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
+    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905 - sixty words on eight lines
 )
 
@@ -46,6 +47,7 @@ REFUSED = {
     "pruned_heads": "heads were cut out of some layers",
     "add_cross_attention": "its blocks have a cross-attention this family does not build",
     "cross_attention_hidden_size": "its blocks have a cross-attention this family does not build",
+    "use_mrope": "its positions have three axes, and this family's one",
     "use_bidirectional_attention": "its tokens look ahead, and this family's do not",
     "is_decoder": "it turns an encoder into a decoder",
     "is_encoder_decoder": "it says the model is an encoder-decoder, which this family is not",
@@ -80,6 +82,10 @@ class Keys:
             close = nearest(name, self.data.keys() - self.read)
             raise self.error(f"needs the key {name!r}{close}")
         return default
+
+    def assume(self, **values: Any) -> None:
+        """What the family means by keys that are absent."""
+        self.data = {**values, **self.data}
 
     def _typed(self, name: Str, kind: type[T] | tuple[type, ...], default: Any, expected: Str) -> Any:
         value = self.get(name, default)
