@@ -35,7 +35,7 @@ def add(backend: Backend, specials: Specials, config: Mapping[str, Any], path: P
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for entry, text in jobs:
         if text not in known:
-            backend.add_special_tokens([_token(entry if isinstance(entry, Mapping) else {}, text, special=True)])
+            backend.add_special_tokens([_token(entry if isinstance(entry, Mapping) else {}, text, True)])
     for token in _extra(config, path):
         if token.content not in known:
             backend.add_special_tokens([token])
@@ -46,17 +46,17 @@ def _listed(config: Mapping[str, Any], specials: Specials, path: Path) -> Iterat
     if listed is None:
         jobs = {*specials.named().values(), *(token.content for token in _extra(config, path))}
         for text, index in json_object(path / "added_tokens.json").items():
-            entry = {"normalized": text not in jobs}
-            yield _id(index, path / "added_tokens.json"), _token(entry, text, special=text in jobs)
+            yield _id(index, path / "added_tokens.json"), _token({"normalized": text not in jobs}, text, text in jobs)
         return
     file = path / "tokenizer_config.json"
     if not isinstance(listed, Mapping):
         raise TextError(f"{file}: added_tokens_decoder is {shown(listed)}, not an object")
     for key, entry in listed.items():
         index = _id(int(key) if key.isdecimal() and len(key) < 9 else key, file)
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("content"), str) or not entry["content"]:
+        content = entry.get("content") if isinstance(entry, Mapping) else None
+        if not isinstance(content, str) or not content:
             raise TextError(f"{file}: added_tokens_decoder gives {index} the entry {shown(entry)}, not a token")
-        yield index, _token(entry, entry["content"], special=bool(entry.get("special", False)))
+        yield index, _token(entry, content, bool(entry.get("special")))
 
 
 def _id(index: object, file: Path) -> int:
@@ -76,9 +76,9 @@ def _extra(config: Mapping[str, Any], path: Path) -> Iterator[AddedToken]:
         text: object = flags.get("content") if flags else entry
         if not isinstance(text, str) or not text:
             raise TextError(f"{path}: {shown(entry)} among its additional special tokens is not a token")
-        yield _token(flags, text, special=True)
+        yield _token(flags, text, True)
 
 
-def _token(entry: Mapping[str, Any], text: str, *, special: bool) -> AddedToken:
+def _token(entry: Mapping[str, Any], text: str, special: bool) -> AddedToken:
     flags = {key: bool(entry.get(key, False)) for key in _FLAGS}
     return AddedToken(text, special=special, **flags)
