@@ -80,6 +80,22 @@ def test_hands_variables_to_the_template() -> None:
         assert template.render(TALK, **options).text == _theirs(CHATML, TALK, add_generation_prompt=True, **options)
 
 
+def test_messages_are_read_as_transformers_reads_them() -> None:
+    """A value of None is no value, and a thought has every name that templates read."""
+    source = (
+        "{% set ns = namespace(self=2, n=0) %}{% for m in messages %}{% set ns.n = ns.n + ns.self %}{{ m.content }}"
+        "{% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}{% endif %}[{{ m.reasoning_content }}|{{ m.thinking }}]"
+        "{% endfor %}{{ ns.n }}"
+    )
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"x": None}}]}
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        talk = [TALK[0], call, {"role": "assistant", "content": "so", name: "because", "tool_calls": None}]
+        shown = ChatTemplate(source, SPECIAL).render(talk)
+        assert shown.text == _theirs(source, talk)
+        assert shown.text.endswith("so[because|because]6")
+        assert "None" not in shown.text
+
+
 def test_smollm2_renders_and_frames_as_transformers_does(smollm2_gguf: Path) -> None:
     made = from_gguf(GGUFSource(smollm2_gguf).metadata)
     assert made.chat is not None
@@ -131,6 +147,9 @@ def test_a_template_that_fails_says_why_in_one_line(source: str, message: str) -
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
         "{{ lipsum.__globals__['os'].environ }}",
         "{{ namespace.__init__.__globals__ }}",
+        "{% set n = namespace() %}{% set n.__html__ = cycler %}{{ n | escape }}",
+        "{{ namespace({'__html__': cycler}) | escape }}",
+        "{{ namespace(_x=1) }}",
         "{% include '/etc/passwd' %}",
         "{% import 'os' as os %}{{ os.environ }}",
     ],

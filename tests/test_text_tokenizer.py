@@ -178,6 +178,83 @@ def test_bos_comes_once() -> None:
     assert made.encode("hi", special=False) == [*b"hi"]
     assert made.encode(RenderedPrompt("<s>hi")) == [bos, *b"hi"]
     assert made.encode(RenderedPrompt("hi")) == [*b"hi"]  # a template that writes no BOS means none
+    both = byte_tokenizer(Layout(Specials(bos="<|e|>", eos="<|e|>"), before="bos", after="eos"))
+    assert both.encode("") == [256, 256]  # the second is EOS
+    assert both.encode("<|e|>hi") == [256, *b"hi", 256]
+
+
+def test_a_class_token_by_the_name_of_bos_may_come_twice() -> None:
+    """As in RoBERTa: a text of an encoder is no prompt, and is read as transformers reads it."""
+    made = byte_tokenizer(Layout(Specials(bos="<s>", cls="<s>", sep="</s>"), before="cls", after="sep"))
+    assert made.encode("<s>hi") == [256, 256, *b"hi", 257]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("tokenizer_config.json", {"extra_special_tokens": ["<|x|>", "<|y|>"]}),
+        ("tokenizer_config.json", {"additional_special_tokens": ["<|x|>"]}),
+        ("special_tokens_map.json", {"eos_token": "<|y|>", "additional_special_tokens": ["<|x|>", "<|y|>"]}),
+        ("added_tokens.json", {"<|x|>": 257, "<|y|>": 258}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {
+            "256": {"content": "<|endoftext|>", "lstrip": True, "rstrip": True, "normalized": False, "special": True},
+            "257": {"content": "<|x|>", "lstrip": True, "single_word": True, "normalized": True, "special": False}}}),
+    ],
+)  # fmt: skip
+def test_files_beside_a_tokenizer_add_to_it_as_in_transformers(file: str, changes: dict, tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    where = tmp_path / file
+    config = json.loads(where.read_text()) if where.exists() else {}
+    where.write_text(json.dumps(config | changes))
+    ours, theirs = from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("a <|x|> b") != byte_tokenizer().encode("a <|x|> b")
+    for text in ("a <|x|> b", "<|x|>", "a<|x|>b", " <|y|>  <|endoftext|>  c"):
+        ids = theirs(text).input_ids
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.eos_id == theirs.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"257": {"text": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"257": "a"}}),
+        ("tokenizer_config.json", {"additional_special_tokens": "<a>"}),
+        ("tokenizer_config.json", {"extra_special_tokens": [{"lstrip": True}]}),
+        ("tokenizer_config.json", {"chat_template": 3}),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default", "template": ["x"]}]}),
+        ("added_tokens.json", {"a": "b"}),
+        ("added_tokens.json", {"a": -1}),
+        ("generation_config.json", {"eos_token_id": [1, "2"]}),
+        ("special_tokens_map.json", "[" * 100_000),
+        ("tokenizer.json", "[" * 100_000),
+    ],
+)
+def test_what_is_malformed_beside_a_tokenizer_is_refused(file: str, content: object, tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(TextError) as refused:
+        from_directory(tmp_path)
+    assert str(refused.value).startswith(str(tmp_path))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < len(str(tmp_path)) + 300
+
+
+def test_spaces_are_taken_back_as_transformers_does(tmp_path: Path) -> None:
+    """Where the config asks for it, and never from a BPE."""
+    text = "do n't , it 's ' so ' ! we 've . they 're ?"
+    for made, cleaned in ((character_tokenizer(text), False), (word_tokenizer([text], 90), True)):
+        made.save(tmp_path)
+        file = tmp_path / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"clean_up_tokenization_spaces": True}))
+        ours, theirs = from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+        ids = ours.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert (ours.decode(ids) != made.decode(ids)) == cleaned
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from triptych.errors import InputError, TextError, nearest
+from triptych.errors import InputError, TextError, nearest, shown
 
 #: Bounds of one rendering.  Real prompts take milliseconds and stay far below a megabyte of text.
 SECONDS = 5.0
@@ -55,14 +55,16 @@ class ChatTemplate:
     ) -> RenderedPrompt:
         """The prompt for `messages`, each with its `role` and `content`, ending where the model is to go on.
 
-        `variables` are handed to the template (`tools`, `documents`, `enable_thinking`, ...).
+        `variables` are handed to the template (`tools`, `documents`, `enable_thinking`, ...).  What a message has no
+        value for it does not have, and what was thought before an answer goes by the names templates read, whichever of
+        `reasoning_content`, `thinking` and `reasoning` it came under: both as in transformers.
 
         Raises InputError if the template reads no such variable or the messages are not plain JSON data, and TextError
         if the template refuses the conversation, is broken, or passes its bounds of time, memory or output.
         """
         request = {
             "source": self.source,
-            "messages": messages,
+            "messages": [_as_read(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "special_tokens": dict(self.special_tokens),
             "variables": variables,
@@ -81,6 +83,14 @@ class ChatTemplate:
         if "error" in answer:
             raise TextError(f"chat template: {answer['error']}")
         return RenderedPrompt(answer["text"])
+
+
+def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InputError(f"a chat message is {shown(message)}, not a table with a role and a content")
+    given = {key: value for key, value in message.items() if value is not None}
+    thought = next((given[name] for name in ("reasoning_content", "thinking", "reasoning") if name in given), None)
+    return given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}
 
 
 class _Worker:

@@ -35,12 +35,33 @@ class GenerationBlock(Extension):
         return nodes.Scope(body, lineno=start.lineno)
 
 
+class Namespace(jinja2.utils.Namespace):
+    """Jinja's, without names that begin with an underscore: Python itself calls some of those, past the sandbox."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be one of the names
+        self, *given = args
+        named = dict(*given, **attributes)
+        for name in named:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, named)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: the name begins with an underscore")
+
+
 def environment() -> ImmutableSandboxedEnvironment:
     """Jinja as chat templates expect it: blocks trimmed, `tojson` without HTML escapes, and two functions."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
     made.filters["tojson"] = _to_json
+    made.globals["namespace"] = Namespace
     made.globals["raise_exception"] = _raise
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return made

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_CLOSE_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+
+def without_spaces(text: str) -> str:
+    """`text` without the spaces that a tokenizer of words leaves before marks and English endings."""
+    for one in _CLOSE_UP:
+        text = text.replace(one, one.strip())
+    return text
 
 
 class Stream:

@@ -12,13 +12,15 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
-from triptych.errors import InputError, TextError
-from triptych.text import vocabulary
+from triptych.errors import InputError, TextError, shown
+from triptych.text import added, vocabulary
 from triptych.text.chat import ChatTemplate, RenderedPrompt
-from triptych.text.detokenize import Stream
+from triptych.text.detokenize import Stream, without_spaces
+from triptych.text.files import json_object
+from triptych.text.files import text as read_text
 from triptych.text.pieces import PieceReader
 from triptych.text.specials import Specials
 
@@ -73,7 +75,10 @@ class Tokenizer:
         self.sep_id: int | None = ids.get("sep")
         own = () if self.eos_id is None else (self.eos_id,)
         self.stop_ids: frozenset[int] = frozenset((*own, *stop_ids))
-        self._begins = self.bos_id is not None and backend.encode("").ids[:1] == [self.bos_id]
+        # Encoders begin with a class token that may be named BOS too; theirs are no prompts, and are taken as they are.
+        first = backend.encode("").ids[:1]
+        self._begins = self.bos_id is not None and self.bos_id != self.cls_id and first == [self.bos_id]
+        self._cleans = bool(self._config.get("clean_up_tokenization_spaces")) and not isinstance(backend.model, BPE)
         self._pieces = PieceReader(backend)
 
     def __repr__(self) -> str:
@@ -101,8 +106,8 @@ class Tokenizer:
         """`encode` of each text, on all cores."""
         rows = self._rows(texts, special)
         if special and self._begins:
-            twice = [self.bos_id, self.bos_id]
-            return [row[1:] if row[:2] == twice else row for row in rows]
+            bos = str(self.specials.bos)
+            return [row[text.startswith(bos) :] for row, text in zip(rows, texts, strict=True)]
         return rows
 
     def places(
@@ -148,7 +153,15 @@ class Tokenizer:
     # -- ids to texts ---------------------------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary become nothing."""
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary become nothing.
+
+        Where the config says `clean_up_tokenization_spaces`, no space is left before marks and English endings, as in
+        transformers, which never does so to a BPE.
+        """
+        text = self._decode(ids, skip_special)
+        return without_spaces(text) if self._cleans else text
+
+    def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -159,8 +172,9 @@ class Tokenizer:
         return [self._pieces.name(token) for token in ids]
 
     def stream(self, skip_special: bool = True) -> Stream:
-        """A detokenizer that takes ids one at a time and gives text as soon as it cannot change any more."""
-        return Stream(lambda ids: self.decode(ids, skip_special))
+        """A detokenizer that takes ids one at a time and gives text as soon as it cannot change any more: the spaces
+        that `decode` would take back stay."""
+        return Stream(lambda ids: self._decode(ids, skip_special))
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -202,16 +216,19 @@ def from_directory(path: Path | str) -> Tokenizer:
     file = path / "tokenizer.json"
     if not has_tokenizer(path):
         raise TextError(f"no tokenizer in {path}; give a directory that holds tokenizer.json, or a .gguf file")
-    config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
+    config, older = json_object(path / "tokenizer_config.json"), json_object(path / "special_tokens_map.json")
+    config = older | config if "added_tokens_decoder" in config else config | older  # as transformers takes them
     if file.is_file():
         backend, specials = _parse(file), Specials.from_config(config)
+        added.add(backend, specials, config, path)
     else:
         backend, specials = vocabulary.build(path, config)
-    _add_listed(backend, config.get("added_tokens_decoder", {}), path)
     source = _chat_source(path, config)
     chat = None if source is None else ChatTemplate(source, specials.config())
-    ends = _read_json(path / "generation_config.json").get("eos_token_id") or []
+    ends = json_object(path / "generation_config.json").get("eos_token_id") or []
     stop_ids = ends if isinstance(ends, list) else [ends]
+    if not all(type(index) is int for index in stop_ids):
+        raise TextError(f"{path / 'generation_config.json'}: eos_token_id {shown(ends)} is no id and no list of ids")
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
     return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
 
@@ -223,44 +240,23 @@ def has_tokenizer(path: Path) -> bool:
 
 def _parse(file: Path) -> Backend:
     try:
-        return Backend.from_str(file.read_text(encoding="utf-8"))
+        return Backend.from_str(read_text(file))
+    except TextError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise TextError(f"{file} is not a tokenizer.json: {_first_line(error)}") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise TextError(f"{file} is not JSON: {_first_line(error)}") from error
-    if not isinstance(content, dict):
-        raise TextError(f"{file} holds a JSON {type(content).__name__}, not an object")
-    return content
-
-
-def _add_listed(backend: Backend, listed: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Add the tokens that only `added_tokens_decoder` of the config knows; their ids must follow the vocabulary's."""
-    for index, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(entry["content"]) is None:
-            flags = {key: bool(entry.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized")}
-            backend.add_tokens([AddedToken(entry["content"], special=bool(entry.get("special")), **flags)])
-        if backend.token_to_id(entry["content"]) != int(index):
-            raise TextError(
-                f"{path / 'tokenizer_config.json'} gives {entry['content']!r} the id {index}, "
-                f"its vocabulary gives it {backend.token_to_id(entry['content'])}; take both from one revision"
-            )
 
 
 def _chat_source(path: Path, config: Mapping[str, Any]) -> str | None:
     """A template of its own file, one in the config, or the one named `default` where the config holds several."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     source = config.get("chat_template")
-    if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
+        source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+    if not isinstance(source, str | None):
+        raise TextError(f"{path / 'tokenizer_config.json'}: chat_template is {shown(source)}, not a template")
     return source
 
 

@@ -11,33 +11,36 @@ below is built as transformers builds it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from triptych.errors import TextError, nearest
-from triptych.text import sentencepiece
-from triptych.text.sentencepiece import Pieces
-from triptych.text.specials import Specials, frame
+from triptych.errors import TextError, nearest, shown
+from triptych.text import added, pieced
+from triptych.text.files import json_object, lines, numbered
+from triptych.text.specials import Specials
 from triptych.text.splits import SPLITS, byte_level_words
 
 _SPM_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
-_Entries = list[tuple[str, float]]
+_Frame = Callable[[Mapping[str, Any]], tuple[str, str]]  # of the config
 
 
 @dataclass(frozen=True)
 class _Class:
-    """How one class of transformers cuts and frames text.  `build` makes the backend from the vocabulary and config."""
+    """How one class of transformers cuts and frames text.
+
+    `build` makes the backend from the files, the config and the special tokens.  `frame` says how a text and a pair of
+    texts are framed, in words: `$A` and `$B` are the texts, a special token goes by its job, others stand for
+    themselves, and `:1` after a word makes it of token type 1.  None: `build` has seen to it.
+    """
 
     specials: Specials
-    build: Callable[..., Backend]
-    before: str | None = None  # names of special tokens
-    after: str | None = None
+    build: Callable[[tuple[Path, ...], Mapping[str, Any], Specials], Backend]
+    frame: _Frame | None = None
 
 
 def find(path: Path) -> tuple[Path, ...]:
@@ -60,21 +63,20 @@ def build(path: Path, config: Mapping[str, Any]) -> tuple[Backend, Specials]:
     Raises TextError for a class that is not known here, and for files that are malformed or do not fit each other.
     """
     files = find(path)
-    known, name = _CLASSES[_kind(files[0])], _name(path, config)
+    known = _CLASSES[_kind(files[0])]
+    name = _name(path, config, known)
     if name not in known:
         raise TextError(
             f"{path} holds {files[0].name} and no tokenizer.json, and how a {name or 'nameless'} tokenizer cuts text "
             f"is not known here{nearest(name, known)}; known are {', '.join(known)}: save its tokenizer.json first"
         )
     own = known[name]
-    given = Specials.from_config(config).named()
-    specials = Specials(**(own.specials.named() | given))
+    specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
     try:
         backend = own.build(files, config, specials)
-        _mark(backend, specials, config)
-        named = specials.named()
-        if own.before or own.after:
-            frame(backend, own.before and named[own.before], own.after and named[own.after])
+        added.add(backend, specials, config, path)
+        if own.frame is not None:
+            _frame(backend, specials, *own.frame(config))
     except TextError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -86,57 +88,74 @@ def _kind(file: Path) -> str:
     return file.suffix.removeprefix(".") if file.name in ("vocab.txt", "vocab.json", "source.spm") else "model"
 
 
-def _name(path: Path, config: Mapping[str, Any]) -> str:
-    """The class without its decoration, or the one a `config.json` implies by its model type."""
-    name = config.get("tokenizer_class")
-    if isinstance(name, str):
-        return name.removesuffix("Fast").removesuffix("Tokenizer")
-    kind = _json(path / "config.json").get("model_type") if (path / "config.json").is_file() else None
-    return _OF_MODEL.get(str(kind), "")
+def _name(path: Path, config: Mapping[str, Any], known: Mapping[str, _Class]) -> str:
+    """The class without its decoration: what the tokenizer's config says, or the model's, or what its type implies."""
+    model = json_object(path / "config.json")
+    named = [one.get("tokenizer_class") for one in (config, model)]
+    plain = [name.removesuffix("Fast").removesuffix("Tokenizer") for name in named if isinstance(name, str)]
+    names = (*plain, _OF_MODEL.get(str(model.get("model_type")), ""))
+    return next((name for name in names if name and name in known), names[0])
 
 
-def _mark(backend: Backend, specials: Specials, config: Mapping[str, Any]) -> None:
-    """Special tokens are found in text before anything else is done with it, with the spaces their entries take."""
-    for name, text in specials.named().items():
-        entry = config.get(f"{name}_token")
-        flags = entry if isinstance(entry, Mapping) else {}
-        taken = {key: bool(flags.get(key, False)) for key in ("lstrip", "rstrip", "single_word")}
-        backend.add_special_tokens([AddedToken(text, normalized=bool(flags.get("normalized", False)), **taken)])
-    listed = config.get("additional_special_tokens") or ()
-    backend.add_special_tokens([AddedToken(str(t), normalized=False) for t in listed if isinstance(t, str)])
+def _frame(backend: Backend, specials: Specials, single: str, pair: str) -> None:
+    """Frame texts as `_Class` says."""
+    named, ids = specials.named(), dict[str, int]()
+
+    def spelled(template: str) -> list[str]:
+        pieces = []
+        for word in template.split():
+            name, mark, kind = word.partition(":")
+            text = named.get(name, name)
+            if not text.startswith("$"):
+                ids[text] = _id(backend, text)
+            pieces.append(f"{text}{mark}{kind}")
+        return pieces
+
+    backend.post_processor = processors.TemplateProcessing(
+        single=spelled(single), pair=spelled(pair), special_tokens=list(ids.items())
+    )
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise TextError(f"{file} is not JSON: {str(error).partition(chr(10))[0]}") from None
-    if not isinstance(content, dict):
-        raise TextError(f"{file} holds a JSON {type(content).__name__}, not an object")
-    return content
+def _id(backend: Backend, text: str) -> int:
+    index = backend.token_to_id(text)
+    if index is None:
+        raise TextError(f"the vocabulary has no {shown(text)}, with which this tokenizer frames a text")
+    return int(index)
 
 
-def _numbered(file: Path) -> dict[str, int]:
-    """A `vocab.json`: every token has a number, and they run from 0 without a gap."""
-    words = _json(file)
-    if not all(type(index) is int for index in words.values()) or sorted(words.values()) != list(range(len(words))):
-        raise TextError(f"{file}: its numbers are not 0 to {len(words) - 1}, each once")
-    return words
+# ---------------------------------------------------------------- how texts are framed
 
 
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise TextError(f"{file} is not UTF-8 (byte {error.start})") from None
+def _always(single: str, pair: str) -> _Frame:
+    return lambda config: (single, pair)
+
+
+def _as_asked(config: Mapping[str, Any]) -> tuple[str, str]:
+    """BOS before every text and EOS behind it where the config says so, the second of a pair too."""
+    before, after = ("bos" if config.get("add_bos_token") else ""), ("eos" if config.get("add_eos_token") else "")
+    first, second = f"{before} $A {after}", f"{before and 'bos:1'} $B:1 {after and 'eos:1'}"
+    return first, f"{first} {second}"
+
+
+def _in_language(single: str, pair: str) -> _Frame:
+    """`lang` is the language a text is in."""
+
+    def frame(config: Mapping[str, Any]) -> tuple[str, str]:
+        language = str(config.get("src_lang") or "en_XX")
+        return single.replace("lang", language), pair.replace("lang", language)
+
+    return frame
+
+
+_TYPED = _always("cls $A sep", "cls $A sep $B:1 sep:1")
+_TWO_BETWEEN = _always("bos $A eos", "bos $A eos eos $B eos")
 
 
 # ---------------------------------------------------------------- WordPiece and byte-level BPE
 
 
 def _word_piece(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    lines = [line.rstrip("\r") for line in _lines(files[0])]
-    words = {line: index for index, line in enumerate(lines[:-1] if lines[-1] == "" else lines)}
+    words = {line: index for index, line in enumerate(lines(files[0]))}
     missing = [text for text in (specials.unk, specials.cls, specials.sep) if text not in words]
     if missing:
         raise TextError(f"{files[0]} has no {missing[0]!r}")
@@ -154,10 +173,10 @@ def _word_piece(files: tuple[Path, ...], config: Mapping[str, Any], specials: Sp
 
 def _merged(files: tuple[Path, ...]) -> models.BPE:
     """A byte-level BPE of `vocab.json` and `merges.txt`, whose first line may tell its version."""
-    words, lines = _numbered(files[0]), _lines(files[1])
-    pairs = [line.rstrip("\r") for line in lines if not line.startswith("#version")]
-    merges = []
-    for line in filter(None, pairs):
+    words, merges = numbered(files[0]), []
+    for line in filter(None, lines(files[1])):
+        if line.startswith("#version"):
+            continue
         left, _, right = line.partition(" ")
         if not {left, right, left + right} <= words.keys():
             raise TextError(f"{files[1]}: {line!r} is no pair of tokens of {files[0].name} that makes a third")
@@ -169,6 +188,12 @@ def _byte_level(files: tuple[Path, ...], config: Mapping[str, Any], specials: Sp
     backend = Backend(_merged(files))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _composed(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+    backend = _byte_level(files, config, specials)
+    backend.normalizer = normalizers.NFC()
     return backend
 
 
@@ -191,173 +216,52 @@ def _qwen(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials
     return backend
 
 
-# ---------------------------------------------------------------- SentencePiece
-
-
-def _unigram(entries: _Entries, pieces: Pieces, unk: int) -> Backend:
-    """The model of `entries`, with the pieces that are tokens of their own wherever they stand in a text."""
-    backend = Backend(models.Unigram(entries, unk_id=unk, byte_fallback=False))
-    _mark_pieces(backend, pieces)
-    return backend
-
-
-def _mark_pieces(backend: Backend, pieces: Pieces) -> None:
-    control = pieces.of_kind(sentencepiece.CONTROL)
-    backend.add_special_tokens([AddedToken(text, normalized=False) for text in control])
-    backend.add_tokens([AddedToken(text, normalized=False) for text in pieces.of_kind(sentencepiece.USER_DEFINED)])
-
-
-def _entries(pieces: Pieces, first: int = 0) -> _Entries:
-    return [(piece.text, piece.score) for piece in pieces.pieces[first:]]
-
-
-def _read(files: tuple[Path, ...], algorithm: int) -> Pieces:
-    pieces = sentencepiece.read(files[0])
-    if pieces.algorithm != algorithm:
-        names = {sentencepiece.UNIGRAM: "unigram", sentencepiece.BPE: "BPE"}
-        raise TextError(f"{files[0]} is a {names[pieces.algorithm]} model, its class expects {names[algorithm]}")
-    return pieces
-
-
-def _by_words(backend: Backend, pieces: Pieces) -> Backend:
-    """Text is normalized by the table of the model and cut at white space, each word with its mark before it."""
-    if pieces.charsmap:
-        backend.normalizer = normalizers.Precompiled(pieces.charsmap)
-    mark = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), mark])
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    return backend
-
-
-def _t5(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """The sentinels `<extra_id_99>` ... `<extra_id_0>` follow the pieces."""
-    pieces, count = _read(files, sentencepiece.UNIGRAM), config.get("extra_ids", 100)
-    if type(count) is not int or not 0 <= count <= 1 << 16:
-        raise TextError(f"{files[0].parent}: extra_ids is {count!r}, not a number of sentinels")
-    extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
-    backend = _unigram(_entries(pieces) + [(text, 0.0) for text in extra], pieces, pieces.unk_id)
-    backend.add_special_tokens([AddedToken(text, normalized=False) for text in extra])
-    return _by_words(backend, pieces)
-
-
-def _xlm_roberta(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """fairseq's four tokens stand where the model has three."""
-    pieces = _read(files, sentencepiece.UNIGRAM)
-    head = [(str(text), 0.0) for text in (specials.bos, specials.pad, specials.eos, specials.unk)]
-    return _by_words(_unigram([*head, *_entries(pieces, 3), (str(specials.mask), 0.0)], pieces, 3), pieces)
-
-
-def _camembert(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    pieces = _read(files, sentencepiece.UNIGRAM)
-    head = [("<s>NOTUSED", 0.0), (str(specials.pad), 0.0), ("</s>NOTUSED", 0.0), (str(specials.unk), 0.0)]
-    entries = [*head, ("<unk>NOTUSED", -100.0), *_entries(pieces, 1), (str(specials.mask), 0.0)]
-    return _by_words(_unigram(entries, pieces, 3), pieces)
-
-
-def _deberta(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """Runs of white space are one; the table of the model is not used by the reference."""
-    pieces = _read(files, sentencepiece.UNIGRAM)
-    backend = _unigram(_entries(pieces), pieces, pieces.unk_id)
-    lower = [normalizers.Lowercase()] if config.get("do_lower_case", False) else []
-    spaces = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
-    backend.normalizer = normalizers.Sequence([*lower, *spaces])
-    apart = [pre_tokenizers.Punctuation(behavior="isolated")] if config.get("split_by_punct", False) else []
-    mark = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*apart, mark])
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    return backend
-
-
-def _marian(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """Pieces of the source cut, and `vocab.json` numbers those of both languages.
-
-    A piece of the target alone scores below everything, so that no text becomes one; a piece without a number cannot
-    be used, where the reference would cut it out and call it unknown.
-    """
-    if config.get("separate_vocabs"):
-        raise TextError(f"{files[1].parent}: separate_vocabs is set: one vocabulary for both languages can be read")
-    pieces, words = _read(files, sentencepiece.UNIGRAM), _numbered(files[1])
-    scores = {piece.text: piece.score for piece in pieces.pieces if piece.kind == sentencepiece.NORMAL}
-    below = min(scores.values(), default=0.0) - 1000.0
-    order = sorted(words, key=lambda word: words[word])
-    if specials.unk not in words:
-        raise TextError(f"{files[1]} has no {specials.unk!r}")
-    backend = Backend(models.Unigram([(word, scores.get(word, below)) for word in order], unk_id=words[specials.unk]))
-    codes = [word for word in order if word.startswith(">>") and word.endswith("<<")]
-    backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
-    table = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
-    backend.normalizer = normalizers.Sequence([*table, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")])
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    return backend
-
-
-def _bpe(pieces: Pieces, unk: str | None) -> Backend:
-    """Every way to join two pieces into a third, the earlier piece first."""
-    ids = {piece.text: index for index, piece in enumerate(pieces.pieces)}
-    found = []
-    for piece, index in ids.items():
-        ways = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        known = sorted(((ids[a], ids[b]), a, b) for a, b in ways if a in ids and b in ids)
-        found += [(index, len(a), len(b), n, (a, b)) for n, (_, a, b) in enumerate(known)]
-    merges = [pair for *_, pair in sorted(found)]
-    backend = Backend(models.BPE(vocab=ids, merges=merges, unk_token=unk, fuse_unk=True, byte_fallback=True))
-    _mark_pieces(backend, pieces)
-    return backend
-
-
-def _llama(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """A space before the text unless `add_prefix_space` is off; with `legacy`, before what follows a special too."""
-    backend = _bpe(_read(files, sentencepiece.BPE), None)
-    prefix = config.get("add_prefix_space") in (None, True)
-    scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    _frame_as_asked(backend, config, specials)
-    return backend
-
-
-def _gemma(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    backend = _bpe(_read(files, sentencepiece.BPE), specials.unk)
-    backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    _frame_as_asked(backend, config, specials)
-    return backend
-
-
-def _frame_as_asked(backend: Backend, config: Mapping[str, Any], specials: Specials) -> None:
-    """BOS before a text unless the config says no, EOS after it where it says yes."""
-    before = specials.bos if config.get("add_bos_token", True) else None
-    frame(backend, before, specials.eos if config.get("add_eos_token", False) else None)
+def _whisper(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+    for name in ("language", "task", "predict_timestamps"):
+        if config.get(name):
+            raise TextError(f"{files[0].parent}: {name} is set, which is not read; save its tokenizer.json first")
+    return _byte_level(files, config, specials)
 
 
 _BERT = Specials(unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]")
+_DEBERTA = Specials(bos="[CLS]", eos="[SEP]", **_BERT.named())
 _GPT2 = Specials(bos="<|endoftext|>", eos="<|endoftext|>", unk="<|endoftext|>")
 _FAIRSEQ = Specials(bos="<s>", eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
-_WORDS = _Class(_BERT, _word_piece, "cls", "sep")
+_T5 = Specials(eos="</s>", unk="<unk>", pad="<pad>")
+_MBART50 = Specials(eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
+_GEMMA = Specials(bos="<bos>", eos="<eos>", unk="<unk>", pad="<pad>", mask="<mask>")
+_START = "<|startoftranscript|> <|notimestamps|>"
 _CLASSES: Mapping[str, Mapping[str, _Class]] = {
-    "txt": dict.fromkeys(("Bert", "DistilBert", "Electra", "MobileBert", "Lxmert", ""), _WORDS),
+    "txt": dict.fromkeys(
+        ("Bert", "DistilBert", "Electra", "MobileBert", "Lxmert", ""), _Class(_BERT, _word_piece, _TYPED)
+    ),
     "json": {
-        "GPT2": _Class(_GPT2, _byte_level),
+        "GPT2": _Class(_GPT2, _byte_level, _as_asked),
+        "CodeGen": _Class(_GPT2, _byte_level, _as_asked),
+        "GPTNeoX": _Class(Specials(pad="<|padding|>", **_GPT2.named()), _composed, _as_asked),
         "Roberta": _Class(_FAIRSEQ, _roberta),
         "Bart": _Class(_FAIRSEQ, _roberta),
-        "Qwen2": _Class(Specials(eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>"), _qwen),
+        "Deberta": _Class(_DEBERTA, _byte_level, _always("cls $A sep", "cls $A sep sep $B sep")),
+        "Qwen2": _Class(Specials(eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>"), _qwen, _as_asked),
+        "Whisper": _Class(_GPT2, _whisper, _always(f"{_START} $A eos", f"{_START} $A $B:1 eos:1")),
     },
     "model": {
-        "T5": _Class(Specials(eos="</s>", unk="<unk>", pad="<pad>"), _t5, after="eos"),
-        "XLMRoberta": _Class(_FAIRSEQ, _xlm_roberta, "bos", "eos"),
-        "Camembert": _Class(_FAIRSEQ, _camembert, "cls", "sep"),
-        "DebertaV2": _Class(Specials(bos="[CLS]", eos="[SEP]", **_BERT.named()), _deberta, "cls", "sep"),
-        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), _llama),
-        "Gemma": _Class(Specials(bos="<bos>", eos="<eos>", unk="<unk>", pad="<pad>", mask="<mask>"), _gemma),
+        "T5": _Class(_T5, pieced.t5, _always("$A eos", "$A eos $B eos")),
+        "XLMRoberta": _Class(_FAIRSEQ, pieced.xlm_roberta, _TWO_BETWEEN),
+        "Camembert": _Class(_FAIRSEQ, pieced.camembert, _TWO_BETWEEN),
+        "MBart": _Class(_FAIRSEQ, pieced.mbart, _in_language("$A eos lang", "$A $B eos lang")),
+        "MBart50": _Class(_MBART50, pieced.mbart50, _in_language("lang $A eos", "lang $A $B eos")),
+        "DebertaV2": _Class(_DEBERTA, pieced.deberta, _TYPED),
+        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), pieced.llama, _as_asked),
+        "Gemma": _Class(_GEMMA, pieced.gemma, _as_asked),
     },
-    "spm": {"Marian": _Class(Specials(eos="</s>", unk="<unk>", pad="<pad>"), _marian, after="eos")},
+    "spm": {"Marian": _Class(_T5, pieced.marian, _always("$A eos", "$A $B eos"))},
 }
 _OF_MODEL = {
-    "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "roberta": "Roberta",
-    "bart": "Bart", "qwen2": "Qwen2", "qwen3": "Qwen2", "t5": "T5", "mt5": "T5", "xlm-roberta": "XLMRoberta",
-    "camembert": "Camembert", "deberta-v2": "DebertaV2", "llama": "Llama", "mistral": "Llama", "mixtral": "Llama",
-    "gemma": "Gemma", "gemma2": "Gemma", "marian": "Marian",
+    "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "gpt_neo": "GPT2", "gptj": "GPT2",
+    "phi": "GPT2", "starcoder2": "GPT2", "gpt_neox": "GPTNeoX", "roberta": "Roberta", "bart": "Bart",
+    "deberta": "Deberta", "whisper": "Whisper", "qwen2": "Qwen2", "qwen3": "Qwen2", "qwen3_moe": "Qwen2", "t5": "T5",
+    "mt5": "T5", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mbart": "MBart", "deberta-v2": "DebertaV2",
+    "llama": "Llama", "mistral": "Llama", "mixtral": "Llama", "phi3": "Llama", "gemma": "Gemma", "gemma2": "Gemma",
+    "gemma3_text": "Gemma", "marian": "Marian",
 }  # fmt: skip
