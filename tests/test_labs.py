@@ -158,6 +158,39 @@ def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: pytes
     assert [text for text in page.inside("i") if text in ("PASS", "FAIL")] == ["FAIL", "FAIL", "PASS"] * 2
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ZeroDivisionError("division by zero\nand more"), "unexpected ZeroDivisionError: division by zero"),
+        (AssertionError(), "unexpected AssertionError: no message"),
+        (MemoryError(), "unexpected MemoryError: no message"),
+    ],
+)
+def test_a_bug_in_one_lab_does_not_lose_the_others(
+    error: Exception, line: str, catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def buggy(setup: Setup) -> Finding:
+        raise error
+
+    catalogue(before=good, buggy=buggy, after=good)
+    assert main(["lab", "all", "--report", "labs.html", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["passed"]) for one in told] == [("before", True), ("buggy", False), ("after", True)]
+    assert told[1]["verdict"] == f"FAIL: {line}"
+    chapters = Reader(Path("labs.html").read_text(encoding="utf-8")).sections()
+    assert [one["passed"] for one in chapters] == [True, False, True]
+    assert chapters[1]["sections"][0]["meaning"] == line
+
+
+def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(setup: Setup) -> Finding:
+        raise KeyboardInterrupt
+
+    catalogue(before=good, stopped=stopped, after=bad)
+    assert main(["lab", "all"]) == 130
+    assert "worse" not in capsys.readouterr().out
+
+
 def test_all_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     catalogue(squares=good, again=good)
     assert main(["lab", "all", "--json"]) == 0

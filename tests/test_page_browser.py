@@ -107,3 +107,14 @@ def test_a_walk_in_the_browser(tmp_path: Path):
     assert console == []
     assert sum(tag == "details" for tag, _ in reader.tags) == len(walk.steps)
     assert "0.3010" in [text for tag, text in reader.texts if tag == "td"]  # the lecture's first weight
+
+
+def test_reference_lines_differ_and_carry_their_names(tmp_path: Path):
+    curve = Curve("c", "x", "y", {"a": [(0, 4.0), (9, 0.1)]}, {"guessing": 3.3, "nearly": 3.31})
+    write(tmp_path / "page.html", render("t", [curve]))
+    reader, console = opened(tmp_path / "page.html")
+    assert console == []
+    dashes = [name.removeprefix("reference ") for name in classes(reader) if name.startswith("reference dash-")]
+    assert dashes == ["dash-0", "dash-1", "dash-1", "dash-0"]  # the lines, then beside the names from above
+    labels = [attrs for tag, attrs in reader.tags if tag == "text" and attrs.get("class") == "reference"]
+    assert float(labels[1]["y"]) - float(labels[0]["y"]) == 16

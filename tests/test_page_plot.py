@@ -52,6 +52,16 @@ def drawn_axes(curve: Curve):
     return axes
 
 
+def test_reference_lines_differ_and_carry_their_names():
+    names = {"guessing": 3.3, "nearly the same": 3.31, "far $below": 0.5, "fourth": 2.0}
+    axes = drawn_axes(Curve("t", "x", "y", {"a": [(0, 4.0), (9, 0.1)]}, names))
+    drawn = [(line.get_color(), line._unscaled_dash_pattern) for line in axes.lines[1:]]
+    assert len(set(map(str, drawn))) == len(names)
+    assert {text.get_text() for text in axes.texts} == {name.replace("$", r"\$") for name in names}
+    at = {text.get_text(): text.get_va() for text in axes.texts}
+    assert (at["nearly the same"], at["guessing"], at["fourth"]) == ("bottom", "top", "bottom")
+
+
 def test_logarithmic_axes_are_marked_where_something_was_measured():
     series = {"a": [(4.0, 0.03), (8.0, 0.004)], "b": [(512.0, -1.0), (0.0, 0.1)]}
     axes = drawn_axes(Curve("t", "x", "y", series, {}, "xy"))

@@ -47,14 +47,22 @@ def timed(name: str, setup: Setup) -> Outcome:
 
 
 def attempts(names: Sequence[str], setup: Setup) -> Iterator[Outcome]:
-    """Run labs one after the other; one that raises a TriptychError has failed, and the next goes on."""
+    """Run labs one after the other; one that raises has failed, and the next goes on."""
     for name in names:
         began = time.perf_counter()
         setup.say(name)
         try:
             yield timed(name, replace(setup, say=partial(_say_of, name, setup.say)))
-        except TriptychError as error:
-            yield Outcome(name, time.perf_counter() - began, error=str(error))
+        except Exception as error:  # of whatever kind: minutes of the others' work are not to be lost
+            yield Outcome(name, time.perf_counter() - began, error=_line(error))
+
+
+def _line(error: Exception) -> str:
+    """Ours say what was wrong; of another the kind tells more than its text, which may be empty."""
+    if isinstance(error, TriptychError):
+        return str(error)
+    first = str(error).strip().partition("\n")[0]
+    return f"unexpected {type(error).__name__}: {first or 'no message'}"
 
 
 def _say_of(name: str, say: Callable[[str], None], what: str) -> None:

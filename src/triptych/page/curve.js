@@ -1,6 +1,8 @@
 // Line plots: SVG at the width it is shown, a legend that reads out the values under the pointer.
 
 const COLOURS = 5; // --series-0 .. in the style sheet
+const DASHES = 4; // .dash-0 .. there
+const LABEL = 16; // pixels between the names of reference lines
 const MARKED = 12; // measured places that a logarithmic axis marks each by its own value
 
 // About `count` round numbers that cover [low, high].
@@ -87,6 +89,8 @@ function nearest(points, at) {
   return best;
 }
 
+const dashed = (index, d) => svg("path", { class: `reference dash-${index % DASHES}`, d });
+
 // The axes, grid and unnamed reference lines of a plot that fits `box`.
 function frame(section, box, x, y, marks, lines) {
   const parts = [];
@@ -101,8 +105,23 @@ function frame(section, box, x, y, marks, lines) {
   parts.push(svg("path", { class: "axis", d: `M${box.left},${box.bottom}H${box.right}` }));
   parts.push(svg("text", { class: "name", x: box.right, y: box.bottom + 40, "text-anchor": "end" }, section.x_label));
   parts.push(svg("text", { class: "name", x: 0, y: 12 }, section.y_label));
-  for (const [, value] of lines) parts.push(svg("path", { class: "reference", d: `M${box.left},${y(value)}H${box.right}` }));
+  lines.forEach(([, value], index) => parts.push(dashed(index, `M${box.left},${y(value)}H${box.right}`)));
   return parts;
+}
+
+// The names of reference lines at their right ends: each above its line, or as near to there as the name over it
+// allows, behind a piece of the line it belongs to.
+function nameLines(picture, box, y, lines) {
+  const labels = lines.map(([title, value], index) => ({ said: `${title} · ${readable(value)}`, index, at: y(value) - 6 }));
+  labels.sort((a, b) => a.at - b.at);
+  labels.forEach((label, i) => (label.at = Math.max(label.at, i ? labels[i - 1].at + LABEL : box.top)));
+  const over = labels.length ? Math.max(0, labels.at(-1).at - (box.bottom - 6)) : 0;
+  for (const { said, index, at } of labels) {
+    const text = svg("text", { class: "reference", x: box.right, y: at - over, "text-anchor": "end" }, said);
+    picture.append(text);
+    const end = box.right - text.getComputedTextLength() - 7;
+    if (lines.length > 1) picture.append(svg("path", { class: "behind", d: `M${end - 30},${at - over - 4}h30` }), dashed(index, `M${end - 28},${at - over - 4}h26`));
+  }
 }
 
 // The points of a line that its axes can show: a logarithm knows nothing of zero and below.
@@ -165,9 +184,7 @@ mounts.curve = (section, place) => {
         if (py !== null) picture.append(svg("circle", { class: `fill-${index % COLOURS}`, cx: x(px), cy: y(py), r: 2.6 }));
       }
     });
-    for (const [name, value] of lines) { // over the series, where they can be read
-      picture.append(svg("text", { class: "reference", x: box.right, y: y(value) - 6, "text-anchor": "end" }, `${name} · ${readable(value)}`));
-    }
+    nameLines(picture, box, y, lines); // over the series, where they can be read
     picture.append(cursor);
     readOut();
   }

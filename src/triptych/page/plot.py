@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Line = Sequence[tuple[float, float]]
 
 COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
+# Grey and dashes of each reference line.
+REFERENCES = (("#777777", (5, 3)), ("#222222", (1, 2)), ("#777777", (9, 2, 2, 2)), ("#222222", (11, 4)))
+NEAR = 14  # points within which two names would meet
 SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")  # those of heat.js
 MARKED = 12  # measured places that a logarithmic axis marks, each by its own value
 READABLE = 40  # tokens along a side that can still be read
@@ -51,16 +54,31 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
         xs, ys = zip(*points, strict=True) if points else ((), ())
         marker = "o" if len(points) <= 40 else ""
         axes.plot(xs, ys, label=_plain(name), color=COLOURS[number % len(COLOURS)], linewidth=1.6, marker=marker, ms=3)
-    for name, y in curve.lines.items():
-        if "y" in curve.log and y <= 0:
-            continue
-        axes.axhline(y, label=_plain(name), color="#777777", linewidth=1, linestyle=(0, (4, 3)))
+    shown = [(name, y) for name, y in curve.lines.items() if y > 0 or "y" not in curve.log]
+    for number, (_, y) in enumerate(shown):
+        grey, dashes = REFERENCES[number % len(REFERENCES)]
+        axes.axhline(y, color=grey, linewidth=1.1, linestyle=(0, dashes))
     axes.set(title=_plain(curve.title), xlabel=_plain(curve.x_label), ylabel=_plain(curve.y_label))
     _scale(axes, series, curve.log)
     axes.grid(color="#e4e0d7", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if curve.series or curve.lines:
+    _name(axes, shown)
+    if curve.series:
         axes.legend(frameon=False)
+
+
+def _name(axes: Axes, lines: Sequence[tuple[str, float]]) -> None:
+    """Reference lines by name at their right ends: above the line, or under it where another is near above."""
+    place = axes.get_yaxis_transform()
+    above = math.inf
+    for name, y in sorted(lines, key=lambda line: -line[1]):
+        height = place.transform((1, y))[1]
+        under = above - height < NEAR * axes.figure.dpi / 72
+        axes.annotate(
+            _plain(name), (1, y), (0, -3 if under else 2), xycoords=place, textcoords="offset points", fontsize=8,
+            color="#555555", ha="right", va="top" if under else "bottom",
+        )  # fmt: skip
+        above = height
 
 
 def _plottable(points: Line, log: str) -> Line:
