@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,6 +58,19 @@ def test_commands_and_options_are_those_on_the_list() -> None:
     assert surface() == FROZEN
 
 
+def test_the_page_of_the_command_line_names_what_there_is() -> None:
+    """Every command is in its table, and no option is that no command has."""
+    page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)[^`]*` \|", page, re.M)) == sorted(COMMANDS)
+    options = {option for line in FROZEN for option in line.split()[1:] if option.startswith("--")}
+    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page))
+    assert told - options == {"--help"}
+    for line in page.splitlines():
+        if line.startswith("$ triptych ") and line.split()[2] in COMMANDS:
+            own = {option for one in FROZEN if one.split()[0] == line.split()[2] for option in one.split()[1:]}
+            assert set(re.findall(r"(?<!\S)--[a-z-]+", line)) <= own, line
+
+
 def test_every_command_answers_in_json() -> None:
     commands = {line.split()[0] for line in FROZEN}
     assert {line.split()[0] for line in FROZEN if line.endswith(" --json")} == commands
@@ -69,6 +83,18 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert "Usage:" in out
     assert not err
+
+
+@pytest.mark.parametrize("columns", [40, 71, 72, 80])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_option_whole(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([name, "--help"]) == 0
+    words = capsys.readouterr().out.replace(",", " ").split()
+    options = {option for line in FROZEN if line.startswith(f"{name} --") for option in line.split()[1:]}
+    assert options <= {part for word in words for part in word.split("/")}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +113,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["count", "m", "--dtype", "fp12"], "--dtype"),
         (["check", "m", "--against", "pytorch"], "--against"),
         (["quickstart", "--panel", "both"], "--panel"),
+        (["generate", "m"], "no prompt given"),
+        (["generate", "m", "-", "-"], "only once"),
+        (["encode", "m", "a", "--out", "v.pt"], ".npy or .safetensors"),
         (["inspect", "m", "--head", "3"], "--head needs a TEXT"),
         (["lab", "--report", "labs.html"], "--report needs the NAME"),
         (["train", "r.toml", "--resume", "--show-batch"], "--resume"),

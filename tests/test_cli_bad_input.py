@@ -155,7 +155,6 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("layout", "argv", "says"),
     [
-        ("decoder", ["generate", "{m}"], "no prompt given"),
         ("decoder", ["generate", "{m}", "a" * CONTEXT], f"the model has {CONTEXT}"),
         ("decoder", ["generate", "{m}", ""], "empty"),
         ("decoder", ["generate", "{m}", "a", "--top-p", "0"], "top_p"),
@@ -169,7 +168,6 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.Ca
         ("encoder", ["classify", "{m}", "a"], "no head over classes"),
         ("encoder", ["encode", "{m}", "the " * CONTEXT], f"{CONTEXT}"),
         ("encoder", ["encode", "{m}", "a", "--pooling", "middle"], "'mean', 'first' or 'dense'"),
-        ("encoder", ["encode", "{m}", "a", "--out", "v.pt"], ".npy or .safetensors"),
         ("decoder", ["inspect", "{m}", "Mill", "--site", "blocks.0.atn.pattern"], "mean 'blocks.0.attn.pattern'?"),
         ("decoder", ["inspect", "{m}", "Mill", "--layer", "3"], "layers are 0 to 2"),
         ("decoder", ["inspect", "{m}", "Mill", "--head", "6"], "heads 0..5"),

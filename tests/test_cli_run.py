@@ -67,8 +67,10 @@ def test_a_single_prompt_is_streamed_and_its_speed_noted(capsys: pytest.CaptureF
     assert err.rstrip().endswith("tokens/s")
 
 
-def test_a_prompt_from_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    stdin(monkeypatch, "Müll".encode())
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_prompt_from_stdin(end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`echo` ends what it writes with a line break, which is not meant."""
+    stdin(monkeypatch, f"Müll{end}".encode())
     typed = answered(["generate", str(checkpoint("decoder")), "-", *DECODER], capsys)
     assert typed == answered(["generate", str(checkpoint("decoder")), "Müll", *DECODER], capsys) | {
         "seconds": typed["seconds"]

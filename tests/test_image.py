@@ -135,8 +135,8 @@ def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.Capture
         ]
         assert main(["classify", str(tmp_path / model), given]) == 0
         assert expected[0][0] in capsys.readouterr().out
-    for argv, problem in ((["vit", "no.png"], "No such file"), (["vit"], "no text given")):
-        assert main(["classify", str(tmp_path / argv[0]), *argv[1:]]) == 1
+    for argv, code, problem in ((["vit", "no.png"], 1, "No such file"), (["vit"], 2, "no text given")):
+        assert main(["classify", str(tmp_path / argv[0]), *argv[1:]]) == code
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert problem in error

@@ -6,10 +6,13 @@ Nothing here imports torch, rich or the library before a command runs, so that h
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
 from triptych.cli.failure import guarded
+
+NARROW = 72  # columns under which the boxes of the help would cut off the names of options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> object:
         from triptych.cli.app import app
 
+        app.rich_markup_mode = None if shutil.get_terminal_size().columns < NARROW else "markdown"
         return app(given or ["--help"], prog_name="triptych", standalone_mode=False)
 
     return guarded(run)

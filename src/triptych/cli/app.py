@@ -12,7 +12,6 @@ from triptych.cli.options import LEARN, LOOK, RUN
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="One transformer, three panels: train it, run it, look inside. MODEL is a directory, a .gguf file or "

@@ -25,7 +25,7 @@ def inspect(
         str | None, typer.Argument(metavar="[TEXT]", help="A text to run, to see its attention.", show_default=False)
     ] = None,
     site: Annotated[
-        str | None, typer.Option("--site", metavar="GLOB", help="What to read, for example blocks.\\*.attn.pattern.")
+        str | None, typer.Option("--site", metavar="GLOB", help="What to read, for example blocks.0.attn.pattern.")
     ] = None,
     layer: Annotated[
         int | None, typer.Option("--layer", metavar="I", min=0, help="One layer of it.", show_default=False)

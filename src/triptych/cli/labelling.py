@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @options.opens
 def classify(
     checkpoint: options.Checkpoint,
-    texts: options.Texts = None,
+    texts: options.Lines = None,
     pair: Annotated[
         str | None,
         typer.Option("--pair", metavar="TEXT", help="The other half of every text, for models of pairs."),
@@ -25,7 +25,7 @@ def classify(
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Labels to show for each text.")] = 5,
     as_json: options.Json = False,
 ) -> None:
-    """The labels of each text (a line of stdin with -) or image file; of each token where the model labels those."""
+    """The labels of each text or image file; of each token where the model labels those."""
     from triptych.spec import ReplacedHead, TokenHead
 
     given = gathered(texts, lines=True)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from typer import BadParameter
+
 from triptych.cli.options import Checkpoint, DType
 from triptych.cli.screen import note, waiting
 from triptych.errors import InputError
@@ -39,12 +41,14 @@ def torch_dtype(dtype: DType | None) -> torch.dtype | None:
 
 
 def gathered(texts: Sequence[str] | None, what: str = "text", *, lines: bool = False) -> list[str]:
-    """The texts of the arguments; `-` stands for all of stdin, or with `lines` for each line of it.
+    """The texts of the arguments; `-` stands for all of stdin but its last line break, or with `lines` for each line.
 
-    Raises InputError when there are none, or when stdin is not UTF-8.
+    Raises BadParameter where there are none or stdin is wanted twice, InputError where it is empty or not UTF-8.
     """
     if not texts:
-        raise InputError(f"no {what} given; write it after MODEL, or - to read stdin")
+        raise BadParameter(f"no {what} given; write it after MODEL, or - to read stdin")
+    if texts.count("-") > 1:
+        raise BadParameter("- stands for stdin, which can be read only once")
     found: list[str] = []
     for given in texts:
         if given != "-":
@@ -52,7 +56,7 @@ def gathered(texts: Sequence[str] | None, what: str = "text", *, lines: bool = F
         elif lines:
             found += [line for line in from_stdin().splitlines() if line.strip()]
         else:
-            found.append(from_stdin())
+            found += [text] if (text := from_stdin().removesuffix("\n").removesuffix("\r")) else []
     if not found:
         raise InputError(f"stdin holds no {what}")
     return found

@@ -29,6 +29,10 @@ Texts = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TEXT]...", help="Texts, or - to read one from stdin.", show_default=False),
 ]
+Lines = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TEXT]...", help="Texts, or - to read stdin, one a line.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
 Offline = Annotated[bool, typer.Option("--offline", help="With hub:, use what was downloaded before and nothing else.")]
 Ignore = Annotated[

@@ -12,7 +12,6 @@ import typer
 from triptych.cli import options, screen
 from triptych.cli.chatting import converse
 from triptych.cli.models import gathered, opened
-from triptych.errors import InputError
 
 if TYPE_CHECKING:
     from triptych.model import Model
@@ -138,7 +137,7 @@ def fill(
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Candidates for each mask.")] = 5,
     as_json: options.Json = False,
 ) -> None:
-    """Guess the words behind masks, as in "Paris is the \\[MASK\\] of France."."""
+    """Guess the words behind the mask tokens of texts."""
     given = gathered(texts)
     found = opened(checkpoint).fill(given, top=top)
     if as_json:
@@ -160,7 +159,7 @@ def fill(
 @options.opens
 def encode(
     checkpoint: options.Checkpoint,
-    texts: options.Texts = None,
+    texts: options.Lines = None,
     pooling: Annotated[
         str | None,
         typer.Option("--pooling", metavar="HOW", help="mean, first or dense; the checkpoint's own unless given."),
@@ -173,11 +172,11 @@ def encode(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """One vector a text (a line of stdin with -), and how alike they are."""
+    """One vector a text, and how alike they are."""
     from triptych.cli.vectors import FORMATS, save, show
 
     if out is not None and out.suffix not in FORMATS:
-        raise InputError(f"--out {out}: must end in {' or '.join(FORMATS)}")
+        raise typer.BadParameter(f"--out {out} must end in {' or '.join(FORMATS)}")
     given = gathered(texts, lines=True)
     loaded = opened(checkpoint)
     with screen.waiting(f"encoding {len(given):,} texts"):
