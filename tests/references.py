@@ -6,6 +6,7 @@ Sizes differ pairwise, so that no axis can stand in for another.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +15,10 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from safetensors.torch import load_file
+
+from triptych.families import read_config
+from triptych.spec import Model
 
 V, D, F, L, H, G, K, CONTEXT = 41, 24, 37, 3, 6, 3, 10, 52
 INIT = 0.3  # large, so that a wrong head or norm moves the logits far
@@ -292,6 +297,18 @@ def saved(name: str) -> tuple[Any, Path]:
 
 
 # ---------------------------------------------------------------- GGUF
+
+
+def stored(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The config and the tensors of a reference checkpoint."""
+    path = saved(name)[1]
+    return json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors")
+
+
+def read(name: str, **changes: Any) -> Model:
+    """What its config, with some `changes`, means."""
+    hf, tensors = stored(name)
+    return read_config(hf | changes, stored=tensors)
 
 
 def metadata(arch: str, **values: Any) -> dict[str, Any]:

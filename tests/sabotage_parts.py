@@ -95,19 +95,22 @@ class Around(torch.nn.Module):
         self.pre, self.out, self.post = pre or Identity(), Identity(), post or Identity()
 
 
+def renorm(model: Model, patch: pytest.MonkeyPatch, made: Callable[[Any], Around]) -> None:
+    """Other norms around both sublayers of every block, made of those there are."""
+    for block in of(model, spec.Block):
+        for slot in ("attn_norm", "mlp_norm"):
+            fill(block, patch, slot, made(getattr(block, slot)))
+
+
 @parity("llama", "Norms.pre")
 @parity("gpt2", "Norms.pre")
 def pre_norm_applied_as_post_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
-        for slot in ("attn_norm", "mlp_norm"):
-            fill(block, patch, slot, Around(post=getattr(block, slot).pre))
+    renorm(model, patch, lambda norms: Around(post=norms.pre))
 
 
 @parity("bert", "Norms.post")
 def post_norm_applied_as_pre_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
-        for slot in ("attn_norm", "mlp_norm"):
-            fill(block, patch, slot, Around(pre=getattr(block, slot).post))
+    renorm(model, patch, lambda norms: Around(pre=norms.post))
 
 
 @parity("bart", "Norms.post")
@@ -119,16 +122,12 @@ def post_norm_left_out(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("gemma2", "Norms.out")
 @parity("gemma3", "Norms.out")
 def missing_norm_of_what_a_sublayer_gives(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
-        for slot in ("attn_norm", "mlp_norm"):
-            fill(block, patch, slot, Around(pre=getattr(block, slot).pre))
+    renorm(model, patch, lambda norms: Around(pre=norms.pre))
 
 
 @parity("gemma2", "Norms.out")
 def output_norm_applied_as_post_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
-        for slot in ("attn_norm", "mlp_norm"):
-            fill(block, patch, slot, Around(pre=getattr(block, slot).pre, post=getattr(block, slot).out))
+    renorm(model, patch, lambda norms: Around(pre=norms.pre, post=norms.out))
 
 
 @parity("granite", "Scale", "Norms.out")

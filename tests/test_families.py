@@ -12,10 +12,9 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import references
-from references import COMPUTED, CONTEXT, HEADERS, SPARE, UNSAID, D, F, G, H, K, L, V
+from references import COMPUTED, CONTEXT, HEADERS, SPARE, UNSAID, D, F, G, H, K, L, V, read, stored
 from triptych import families, spec
 from triptych.errors import CheckpointError, ConfigError
 from triptych.mapping.keys import METADATA, Keys
@@ -23,12 +22,6 @@ from triptych.mapping.ops import PlusOne
 from triptych.mapping.plan import Plan
 from triptych.mapping.table import Row, table
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
-
-
-def stored(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The config and the tensors of a reference checkpoint."""
-    path = references.saved(name)[1]
-    return json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors")
 
 
 def fill(plan: Plan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -157,11 +150,6 @@ def test_a_wrong_size_does_not_fit_the_tensors(name: str, key: str) -> None:
 
 
 # ---------------------------------------------------------------- what the configs mean
-
-
-def read(name: str, **changes: Any) -> spec.Model:
-    hf, tensors = stored(name)
-    return families.read_config(hf | changes, stored=tensors)
 
 
 def decoder_of(model: spec.Model) -> spec.Stack:

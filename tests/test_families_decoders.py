@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from references import EVEN, HEADERS, D, H, K, L, metadata
-from test_families import decoder_of, fill, packed_shapes, read, stored
+from references import EVEN, HEADERS, D, H, K, L, metadata, read, stored
+from test_families import decoder_of, fill, packed_shapes
 from triptych import families, spec
 from triptych.errors import ConfigError
 from triptych.spec.positions import Interpolate, LongRope
