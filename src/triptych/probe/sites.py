@@ -87,6 +87,8 @@ def _block(block: Block | ParallelBlock, width: int, prefix: str) -> list[Site]:
         found.append(Site(f"{prefix}resid_mid", width))
     if block.mlp is not None:
         found += _mlp(block.mlp, width, f"{prefix}mlp.")
+    if isinstance(block, Block) and block.branch is not None:
+        found.append(Site(f"{prefix}branch.out", width))
     return [*found, Site(f"{prefix}resid_post", width)]
 
 

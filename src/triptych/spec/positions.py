@@ -2,7 +2,7 @@
 
     embed(positions)                 learned, sinusoidal: added to the token embedding
     rotate(x, positions)             RoPE: turns queries and keys
-    bias(q, k, q_pos, k_pos)         ALiBi, T5 buckets: added to the scores
+    bias(q, k, q_pos, k_pos)         ALiBi, T5 buckets, DeBERTa's distances: added to the scores
 
 The arithmetic of each is in `triptych.attention.positions`; this file is torch-free.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from triptych.errors import ConfigError
+from triptych.spec.norms import LayerNorm
 from triptych.spec.part import Part, Shapes
 
 
@@ -124,5 +126,36 @@ class T5Buckets(Part):
         return {"weight": (self.buckets, self.heads)}
 
 
-Position = Rope | Alibi | T5Buckets  # inside attention: the rotate and bias doors
+Term = Literal["c2p", "p2c"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disentangled(Part):
+    """He et al. 2021: a table `P` of `2 * span` distances, each a vector of the model's width, which every layer maps to
+    queries and keys (`Attention.pos_q`, `pos_k`) and scores against those of its tokens.  With `d = q_pos - k_pos`:
+
+        bias = scale * (q . pos_k(P[d]) + pos_q(P[d]) . k)        terms c2p (content to position) and p2c
+
+    Row `d + span` holds distance d, the first and last rows all beyond.  With a `max_distance` (v2, v3) distances up to
+    span/2 have a row each and those further, up to `max_distance`, share the rest logarithmically.
+    The paper's equation 4 reads p2c at `k_pos - q_pos`; the authors' code, and so every checkpoint, at the same `d`.
+    """
+
+    width: int
+    span: int
+    max_distance: int | None = None
+    terms: tuple[Term, ...] = ("c2p", "p2c")
+    norm: LayerNorm | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        near = self.span // 2
+        if self.max_distance is not None and not 0 < near < self.max_distance - 1:
+            raise ConfigError(f"{self.span} buckets of distances cannot tell those up to {self.max_distance} apart")
+
+    def tensors(self) -> Shapes:
+        return {"weight": (2 * self.span, self.width)}
+
+
+Position = Rope | Alibi | T5Buckets | Disentangled  # inside attention: the rotate and bias doors
 Absolute = Learned | Sinusoidal  # at the input: the embed door

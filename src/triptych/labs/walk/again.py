@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triptych.spec import LayerNorm
-from triptych.spec.parts import Norm
+from triptych.spec.norms import Norm
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,7 +14,8 @@ from triptych.labs.walk import again
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.probe import Trace
 from triptych.spec import GLU, LayerNorm, Linear, Model, MoE, ParallelBlock, Scale
-from triptych.spec.parts import Norm, Norms
+from triptych.spec.norms import Norm
+from triptych.spec.parts import Norms
 
 LEAVES = ("in", "q", "k", "v", "q_rot", "k_rot", "scores", "pattern", "z", "out")
 
