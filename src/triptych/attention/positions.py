@@ -140,15 +140,14 @@ def t5_bias(
     return torch.nn.functional.embedding(bucket, weight).movedim(-1, -3)
 
 
-def distance_row(
-    distance: Int[Tensor, ...], *, span: int, max_distance: int | None = None
-) -> Int[Tensor, ...]:
-    """The row of `Disentangled`'s table that holds `q_pos - k_pos` (He et al. 2021, equation 3): `distance + span` within
-    the `2 * span` rows.  With `max_distance`, distances beyond span/2 are logarithmic first, in fp32 as models are
+def distance_row(distance: Int[Tensor, ...], *, span: int, max_distance: int | None = None) -> Int[Tensor, ...]:
+    """The row of `Disentangled`'s table that holds `q_pos - k_pos`: `distance + span` within the `2 * span` rows (He et
+    al. 2021, equation 3).  With `max_distance`, what is beyond span/2 becomes logarithmic first, in fp32 as models are
     trained."""
     if max_distance is not None:
         near = span // 2
-        growth = torch.log(distance.abs().clamp(min=near).float() / near) / torch.log(torch.tensor((max_distance - 1) / near))
+        whole = torch.log(torch.tensor((max_distance - 1) / near))
+        growth = torch.log(distance.abs().clamp(min=near).float() / near) / whole
         far = (near + (growth * (near - 1)).ceil().long()) * distance.sign()
         distance = torch.where(distance.abs() <= near, distance, far)
     return (distance + span).clamp(0, 2 * span - 1)
@@ -162,8 +161,10 @@ def disentangled_bias(
     pos_q: Float[Tensor, "R H K"] | None = None,
     pos_k: Float[Tensor, "R G K"] | None = None,
 ) -> Float[Tensor, "B H T S"]:
-    """`q . pos_k[row] + pos_q[row] . k` for every pair (He et al. 2021), unscaled.  A term without its vectors is left out;
-    one must be there.  `row` is `[T, S]` or `[B, T, S]`."""
+    """`q . pos_k[row] + pos_q[row] . k` of every pair (He et al. 2021), unscaled; `row` is `[T, S]` or `[B, T, S]`.
+
+    A term without its vectors is left out; one must be there.
+    """
     shape = (*q.shape[:3], k.shape[2])
     row, shared = row[..., None, :, :].expand(shape), q.shape[1] // k.shape[1]
     terms = []

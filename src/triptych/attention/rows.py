@@ -29,8 +29,8 @@ SHORT = 64  # rows of an encoder below this length are padded together, in three
 PADDED = 1 << 18  # mask elements up to which ragged cached rows run as one padded call
 
 Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | Tensor
-"""`bias(q, k, q_pos, k_pos)` with q `[B, H, T, K]` and k `[B, G, S, K]` as they meet, at positions `[T]`, `[S]` or `[B, T]`,
-`[B, S]`, gives what broadcasts to `[B, H, T, S]`.  A tensor does too, and needs rows of one length."""
+"""`bias(q, k, q_pos, k_pos)`, of q `[B, H, T, K]` and k `[B, G, S, K]` as they meet and their positions `[T]`, `[S]` or
+`[B, T]`, `[B, S]`, gives what broadcasts to `[B, H, T, S]`.  A tensor must too, and needs rows of one length."""
 
 RowHook = Callable[[str, Tensor, int], Tensor]
 """`hook(name, tensor [H, T, S], row)`, as in `attend_reference` but row by row."""

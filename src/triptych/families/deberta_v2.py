@@ -1,5 +1,5 @@
-"""DeBERTa v2 and v3 (He et al. 2021, 2023): far distances share logarithmic buckets, a norm goes over their table, words
-and distances share their maps, and in the largest a convolution is beside the first block.
+"""DeBERTa v2 and v3 (He et al. 2021, 2023): far distances share logarithmic buckets, their table has a norm, words and
+distances share their maps, and the largest models have a convolution beside the first block.
 
 Reference: transformers `models/deberta_v2`.
 """

@@ -81,8 +81,8 @@ def model(
 
 
 def _headed(keys: Keys, name: str, stack: spec.Stack, act: Activation) -> spec.Model:
-    """`legacy` is the masked head as transformers first had it, the other the authors': it is never without its tie, and
-    theirs are the tensors of published checkpoints, whose configs say nothing."""
+    """`legacy` is the masked head as transformers first had it.  The other is the authors': always tied, and that whose
+    tensors are in published checkpoints, where the config says nothing."""
     width, norm, dropout = stack.width, stack.words.norm, stack.words.dropout
     theirs = not keys.bool("legacy", default=not keys.has_tensor("lm_predictions.lm_head.bias", default=False))
     if keys.int("pooler_hidden_size", default=width) != width:

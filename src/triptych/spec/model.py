@@ -108,8 +108,8 @@ class Model(Part):
     """A whole transformer.
 
     `ties` maps an aliased parameter to the one it shares storage with; the alias has no tensor of its own.
-    `context` is the longest row the positions were made for, None when they have no end.  `naming` says by which names a
-    checkpoint calls its tensors, in a family that has several for the same ones.
+    `context` is the longest row the positions were made for, None when they have no end.  `naming` tells
+    checkpoints apart that call the same tensors by other names, in a family that has such.
     """
 
     family: str

@@ -131,14 +131,15 @@ Term = Literal["c2p", "p2c"]
 
 @dataclass(frozen=True, kw_only=True)
 class Disentangled(Part):
-    """He et al. 2021: a table `P` of `2 * span` distances, each a vector of the model's width, which every layer maps to
-    queries and keys (`Attention.pos_q`, `pos_k`) and scores against those of its tokens.  With `d = q_pos - k_pos`:
+    """He et al. 2021: a table `P` with a vector of the model's width for each distance `d = q_pos - k_pos`, which every
+    layer maps to queries and keys (`Attention.pos_q`, `pos_k`) to be scored against those of its tokens:
 
-        bias = scale * (q . pos_k(P[d]) + pos_q(P[d]) . k)        terms c2p (content to position) and p2c
+        bias = scale * (q . pos_k(P[d]) + pos_q(P[d]) . k)        content to position, `c2p`, and `p2c`
 
-    Row `d + span` holds distance d, the first and last rows all beyond.  With a `max_distance` (v2, v3) distances up to
-    span/2 have a row each and those further, up to `max_distance`, share the rest logarithmically.
-    The paper's equation 4 reads p2c at `k_pos - q_pos`; the authors' code, and so every checkpoint, at the same `d`.
+    Row `d + span` of `2 * span` is of distance d, the first and last of all beyond.  With a `max_distance`, those up to
+    span/2 have a row each and the further ones, up to `max_distance`, share the others logarithmically (v2 and v3).
+
+    Equation 4 of the paper has p2c at `k_pos - q_pos`.  The authors' code has it at the same d, and so has every model.
     """
 
     width: int
