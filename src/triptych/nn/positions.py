@@ -89,26 +89,34 @@ class Disentangled(Position, of=spec.Disentangled):
     norm: Callable[[Tensor], Tensor] | None
 
     def bias(self, rows: Rows) -> LayerBias:
-        reach = max(rows.ends, default=1) - 1  # no key of these rows is further: the rest of the table is left alone
-        first, last = self._row(torch.tensor([-reach, reach])).tolist()
-        table = self.weight[first : last + 1]
-        table = table if self.norm is None else self.norm(table)
-        row = _once(lambda q_pos, k_pos: self._row(q_pos[..., :, None] - k_pos[..., None, :]) - first)
+        table, row = self.reached(rows)
 
         def of(layer: Any) -> Bias:
-            seen, attn = F.dropout(table, self.spec.dropout, self.training), layer.spec
-            scale = attn.head_width**-0.5 if attn.scale is None else attn.scale
-            by = {"c2p": ("pos_k", layer.pos_k or layer.k), "p2c": ("pos_q", layer.pos_q or layer.q)}
-            placed = {
-                name: scale * mapped(seen).unflatten(-1, (-1, attn.head_width))
-                for name, mapped in (by[term] for term in self.spec.terms)
-            }
-            return lambda q, k, q_pos, k_pos: disentangled_bias(q, k, row(q_pos, k_pos), **placed)
+            vectors = self.vectors(table, layer)
+            return lambda q, k, q_pos, k_pos: disentangled_bias(q, k, row(q_pos, k_pos), **vectors)
 
         return of
 
-    def _row(self, distance: Tensor) -> Tensor:
-        return distance_row(distance, span=self.spec.span, max_distance=self.spec.max_distance)
+    def reached(self, rows: Rows) -> tuple[Tensor, Places]:
+        """The part of the table [R, D] that these rows can reach, and where in it a query finds each key: [T, S]."""
+
+        def row(distance: Tensor) -> Tensor:
+            return distance_row(distance, span=self.spec.span, max_distance=self.spec.max_distance)
+
+        furthest = max(rows.ends, default=1) - 1
+        first, last = row(torch.tensor([-furthest, furthest])).tolist()
+        table = self.weight[first : last + 1]
+        table = table if self.norm is None else self.norm(table)
+        return table, _once(lambda q_pos, k_pos: row(q_pos[..., :, None] - k_pos[..., None, :]) - first)
+
+    def vectors(self, table: Tensor, layer: Any) -> dict[str, Tensor]:
+        """What a layer makes of a table [R, D]: `pos_k` [R, G, K] for queries to meet and `pos_q` [R, H, K] for keys,
+        by its scale already."""
+        spec, table = layer.spec, F.dropout(table, self.spec.dropout, self.training)
+        scale = spec.head_width**-0.5 if spec.scale is None else spec.scale
+        maps = {"c2p": ("pos_k", layer.pos_k or layer.k), "p2c": ("pos_q", layer.pos_q or layer.q)}
+        chosen = [maps[term] for term in self.spec.terms]
+        return {name: scale * mapped(table).unflatten(-1, (-1, spec.head_width)) for name, mapped in chosen}
 
 
 def _same(x: Tensor) -> Tensor:

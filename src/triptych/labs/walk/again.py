@@ -21,6 +21,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
+def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each place of `[T, D]` from itself and its neighbours, one matrix of `[D, D, kernel]` for each; zeros beyond the
+    ends"""
+    kernel = weight.shape[2]
+    padded = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
+    return bias + sum(torch.einsum("ti,oi->to", padded[j : j + len(x)], weight[..., j]) for j in range(kernel))
+
+
 def norm(x: Tensor, spec: Norm, weight: Tensor, bias: Tensor | None) -> Tensor:
     """LayerNorm: (x - mean) / √(var + ε) · w + b.  RMSNorm: x / √(mean(x²) + ε) · w."""
     if isinstance(spec, LayerNorm):
