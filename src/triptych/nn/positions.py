@@ -100,7 +100,8 @@ class Disentangled(Position, of=spec.Disentangled):
     def reached(self, rows: Rows) -> tuple[Tensor, Places]:
         """The part of the table [R, D] that these rows can reach, and where in it a query finds each key: [T, S]."""
 
-        def row(distance: Tensor) -> Tensor:
+        def row(distance: Tensor) -> Tensor:  # padding and empty slots may be further, and nobody sees them
+            distance = distance.clamp(-furthest, furthest)
             return distance_row(distance, span=self.spec.span, max_distance=self.spec.max_distance)
 
         furthest = max(rows.ends, default=1) - 1

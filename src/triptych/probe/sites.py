@@ -15,6 +15,7 @@
     blocks.i.resid_mid                   the residual stream entering the MLP; none where it is parallel to attention
     blocks.i.mlp.{in, gate, up, act, out}   act is what enters the down projection
     blocks.i.mlp.router                  scores of the experts, in place of gate, up and act          [T, E]
+    blocks.i.branch.out                  what a convolution beside the block adds
     blocks.i.resid_post                  the residual stream leaving block i
     final                                after the final norm
     logits                               what the head gives
