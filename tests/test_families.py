@@ -117,7 +117,6 @@ def test_every_key_that_is_read_is_checked(name: str) -> None:
 
 # Where an absent key means something else to us, and why.
 OTHERWISE = {
-    ("phi3", "original_max_position_embeddings"): "what stands in the scaling holds, not a default beside it",
     ("deberta", "legacy"): "the head that is stored",
     ("deberta-v2", "legacy"): "the head that is stored",
 }
@@ -138,7 +137,8 @@ def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
             continue  # needed, or the default of a large model does not fit this small one
         tried += 1
         filled = json.loads(reference.from_dict(dict(less)).to_json_string(use_diff=False))
-        assert model == families.read_config(filled, stored=tensors), key
+        if (hf["model_type"], key) not in OTHERWISE:
+            assert model == families.read_config(filled, stored=tensors), key
     assert tried > 3
 
 
