@@ -161,7 +161,7 @@ LEFT_BY_PRE_TRAINING = {
 
 
 def test_debertas_as_published() -> None:
-    """Their configs name no class and no head; their files hold the heads of the pre-training, as the authors name them."""
+    """Their configs name no class and no head; their files hold the heads of pre-training by the authors' names."""
     hf, names = stored("deberta-v3")
     theirs = {name for name in names if name.startswith("lm_predictions.")}
     published = {key: value for key, value in hf.items() if key not in ("architectures", "legacy")}

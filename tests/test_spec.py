@@ -245,6 +245,7 @@ def test_layouts() -> None:
             lambda: spec.Disentangled(width=6, span=1, max_distance=5),
             "1 buckets of distances cannot tell those up to 5",
         ),
+        (lambda: spec.Disentangled(width=6, span=4, terms=()), "terms of distances must be c2p, p2c or both"),
         (lambda: stack(kinds={"other": spec.Kind(mask=spec.full())}), "'self' is not one of"),
     ],
 )

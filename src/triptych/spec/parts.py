@@ -241,7 +241,8 @@ class Branch(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Part):
-    """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms."""
+    """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms; and
+    beside it all a convolution or none."""
 
     attn: Attention
     mlp: FeedForward | None

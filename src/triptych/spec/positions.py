@@ -10,7 +10,7 @@ The arithmetic of each is in `triptych.attention.positions`; this file is torch-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from triptych.errors import ConfigError
 from triptych.spec.norms import LayerNorm
@@ -150,6 +150,8 @@ class Disentangled(Part):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        if not self.terms or not set(self.terms) <= set(get_args(Term)):
+            raise ConfigError(f"terms of distances must be c2p, p2c or both, not {self.terms!r}")
         near = self.span // 2
         if self.max_distance is not None and not 0 < near < self.max_distance - 1:
             raise ConfigError(f"{self.span} buckets of distances cannot tell those up to {self.max_distance} apart")
