@@ -48,6 +48,11 @@ _BERT = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_
 _DISTIL = {"vocab_size": V, "dim": D, "hidden_dim": F, "n_layers": L, "n_heads": H, "max_position_embeddings": CONTEXT,
            "initializer_range": INIT}  # fmt: skip
 _ELECTRA = {**_BERT, "embedding_size": 15}
+_DEBERTA = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
+            "max_position_embeddings": CONTEXT, "initializer_range": INIT, "relative_attention": True,
+            "max_relative_positions": 9, "pos_att_type": "c2p|p2c"}  # fmt: skip
+_DEBERTA3 = {**_DEBERTA, "max_relative_positions": 12, "position_buckets": 6, "norm_rel_ebd": "layer_norm",
+             "share_att_key": True, "position_biased_input": False}  # fmt: skip
 _MODERN = {"vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": H,
            "max_position_embeddings": CONTEXT, "local_attention": 6, "initializer_range": INIT,
            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
@@ -185,6 +190,31 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "electra-classes": ("ElectraConfig", "ElectraForSequenceClassification", {**_ELECTRA, "num_labels": 5}),
     "electra-tokens": ("ElectraConfig", "ElectraForTokenClassification", {**_ELECTRA, "num_labels": 5}),
     "electra-spans": ("ElectraConfig", "ElectraForQuestionAnswering", _ELECTRA),
+    "deberta": ("DebertaConfig", "DebertaForMaskedLM", {**_DEBERTA, "position_biased_input": False}),
+    "deberta-c2p": ("DebertaConfig", "DebertaForMaskedLM",
+                    {**_DEBERTA, "max_relative_positions": -1, "pos_att_type": ["c2p"], "type_vocab_size": 4,
+                     "legacy": False, "layer_norm_eps": EPS}),
+    "deberta-plain": ("DebertaConfig", "DebertaForMaskedLM",
+                      {**_DEBERTA, "relative_attention": False, "pos_att_type": None, "embedding_size": 15,
+                       "tie_word_embeddings": False, "hidden_act": "relu"}),
+    "deberta-base": ("DebertaConfig", "DebertaModel", {**_DEBERTA, "pos_att_type": "p2c"}),
+    "deberta-classes": ("DebertaConfig", "DebertaForSequenceClassification",
+                        {**_DEBERTA, "num_labels": 5, "pooler_hidden_act": "tanh"}),
+    "deberta-tokens": ("DebertaConfig", "DebertaForTokenClassification", {**_DEBERTA, "num_labels": 5}),
+    "deberta-spans": ("DebertaConfig", "DebertaForQuestionAnswering", _DEBERTA),
+    "deberta-v2": ("DebertaV2Config", "DebertaV2ForMaskedLM", {**_DEBERTA, "type_vocab_size": 4}),
+    "deberta-v2-conv": ("DebertaV2Config", "DebertaV2ForMaskedLM",
+                        {**_DEBERTA3, "conv_kernel_size": 3, "conv_act": "gelu", "embedding_size": 15,
+                         "attention_head_size": D // H}),
+    "deberta-v2-p2c": ("DebertaV2Config", "DebertaV2ForMaskedLM",
+                       {**_DEBERTA, "pos_att_type": "p2c", "position_buckets": 8, "conv_kernel_size": 5,
+                        "tie_word_embeddings": False}),
+    "deberta-v2-classes": ("DebertaV2Config", "DebertaV2ForSequenceClassification",
+                           {**_DEBERTA3, "num_labels": 5, "cls_dropout": 0.2}),
+    "deberta-v2-tokens": ("DebertaV2Config", "DebertaV2ForTokenClassification", {**_DEBERTA3, "num_labels": 5}),
+    "deberta-v2-spans": ("DebertaV2Config", "DebertaV2ForQuestionAnswering", _DEBERTA3),
+    "deberta-v3": ("DebertaV2Config", "DebertaV2ForMaskedLM", {**_DEBERTA3, "legacy": False}),
+    "deberta-v3-base": ("DebertaV2Config", "DebertaV2Model", _DEBERTA3),
     "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM", _MODERN),
     "modernbert-untied": ("ModernBertConfig", "ModernBertForMaskedLM",
                           {**_MODERN, "tie_word_embeddings": False, "decoder_bias": False, "norm_eps": EPS,
@@ -270,7 +300,8 @@ def build(name: str) -> Any:
 
 
 # What the reference stores beside a head of its own and does not read: a second bias, a third embedding.
-SPARE = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "xlm-roberta": "lm_head.bias",
+SPARE = {"bert": "cls.predictions.bias", "deberta": "cls.predictions.bias", "deberta-v2": "cls.predictions.bias",
+         "roberta": "lm_head.bias", "xlm-roberta": "lm_head.bias",
          "camembert": "lm_head.bias", "bart": "model.shared.weight", "mbart": "model.shared.weight"}  # fmt: skip
 COMPUTED = {f"{prefix}{side}.embed_positions.weight" for prefix in ("", "model.") for side in ("encoder", "decoder")}
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from triptych import nn, spec
 from triptych.attention import (
+    Rows,
     alibi_bias,
     alibi_slopes,
     attention_factor,
+    attention_scores,
+    distance_row,
     inverse_frequencies,
     rope_angles,
     rotate,
@@ -210,3 +217,51 @@ def test_t5_bias_reads_the_bucket_of_key_minus_query():
         bucket = T5Attention._relative_position_bucket(k_pos[s] - q_pos[t], True, 32, 128)
         assert torch.equal(made[:, t, s], weight[bucket])
     assert t5_bias(weight, q_pos.expand(4, 2), k_pos.expand(4, 3)).shape == (4, 5, 2, 3)
+
+
+@pytest.mark.parametrize(("buckets", "furthest"), [(256, 512), (6, 12), (32, 512), (7, 40)])
+def test_rows_of_distances_are_those_of_transformers(buckets, furthest):
+    distance = torch.arange(-600, 601)
+    theirs = (make_log_bucket_position(distance, buckets, furthest).long() + buckets).clamp(0, 2 * buckets - 1)
+    made = distance_row(distance, span=buckets, max_distance=furthest)
+    assert torch.equal(made, theirs)
+    near = distance.abs() <= buckets // 2
+    assert torch.equal(made[near], distance[near] + buckets)
+    plain = distance_row(distance, span=buckets)
+    assert torch.equal(plain, torch.tensor([min(max(d + buckets, 0), 2 * buckets - 1) for d in distance.tolist()]))
+    assert not torch.equal(plain, made)
+
+
+def test_disentangled_attention_is_the_sum_of_the_paper():
+    """He et al. 2021, equations 2 to 4, pair by pair; position to content at the distance that the authors' code has
+    (tests/sabotage_relative.py shows that no checkpoint means the paper's)."""
+    heads, width, span, model, t = 3, 4, 2, 11, 7
+    made = torch.Generator().manual_seed(0)
+    x, table = torch.randn(t, model, generator=made), torch.randn(2 * span, model, generator=made)
+    w = {name: torch.randn(heads * width, model, generator=made) for name in ("q", "k", "pos_q", "pos_k")}
+    layer = spec.attention(model, heads, head_width=width, scale=(3 * width) ** -0.5)
+    layer = nn.build(replace(layer, pos_q=layer.q, pos_k=layer.k))
+    part = nn.build(spec.Disentangled(width=model, span=span))
+    nn.assign(part, "weight", table)
+    for name, weight in w.items():
+        nn.assign(layer, f"{name}.weight", weight)
+    q, k = ((x @ w[name].T).unflatten(1, (heads, width)).transpose(0, 1)[None] for name in ("q", "k"))
+    at = torch.arange(t)
+    bias = part.bias(Rows((t,)))(layer)(q, k, at, at)
+    scores = attention_scores(q, k, bias=bias, scale=layer.spec.scale)[0]
+    for h, i, j in product(range(heads), range(t), range(t)):
+        d = 0 if i - j <= -span else 2 * span - 1 if i - j >= span else i - j + span
+        mine = slice(h * width, (h + 1) * width)
+        query, key = w["q"][mine] @ x[i], w["k"][mine] @ x[j]
+        pos_query, pos_key = w["pos_q"][mine] @ table[d], w["pos_k"][mine] @ table[d]
+        expected = (query @ key + query @ pos_key + key @ pos_query) / (3 * width) ** 0.5
+        torch.testing.assert_close(scores[h, i, j], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_no_row_reaches_is_left_out_of_the_table():
+    part = nn.build(spec.Disentangled(width=5, span=6, max_distance=9))
+    nn.assign(part, "weight", torch.randn(12, 5))
+    table, row = part.reached(Rows((3, 2), (1, 0)))
+    assert torch.equal(table, part.weight[3:10])
+    assert row(torch.tensor([3]), torch.arange(4)).tolist() == [[6, 5, 4, 3]]
+    assert len(part.reached(Rows((100,)))[0]) == 12

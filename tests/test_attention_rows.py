@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.attention import FlatKeys, Rows, SlotKeys, alibi_bias, attend, attend_reference, attend_rows
+from triptych.attention import (
+    FlatKeys,
+    Rows,
+    SlotKeys,
+    alibi_bias,
+    attend,
+    attend_reference,
+    attend_rows,
+    disentangled_bias,
+    distance_row,
+)
 from triptych.errors import InputError
 from triptych.spec.masks import Mask, block_sparse, causal, full, keys, prefix, window
 
@@ -19,6 +29,8 @@ MASKS = {
     "keys": keys([3, 9, 1, 4]),
     "blocks": causal() & block_sparse(4, first=1),
 }
+SPAN, TABLE = 5, torch.Generator().manual_seed(4)
+PLACED = {name: torch.randn(2 * SPAN, n, K, generator=TABLE) for name, n in (("pos_q", H), ("pos_k", G))}
 LENGTHS = [(7, 7, 7, 7), (7, 11, 2, 5), (70, 9, 131, 65), (7, 0, 2, 7), (1, 1, 1, 1)]
 
 
@@ -29,11 +41,19 @@ def tokens(rows: Rows, *shape: int, seed: int) -> torch.Tensor:
 def alone(q, k, v, q_past, mask, row, bias=None, **options):
     """One row by the definition: q [T, H, K] at q_past.., k [S, G, K] at 0.."""
     q_pos, k_pos = torch.arange(len(q)) + q_past, torch.arange(len(k))
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     if bias is not None:
-        options["bias"] = bias(q_pos, k_pos)
+        options["bias"] = bias(q, k, q_pos, k_pos)
     one = single(mask, row)
-    args = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return attend_reference(*args, mask=one, q_pos=q_pos, k_pos=k_pos, **options)[0].transpose(0, 1)
+    return attend_reference(q, k, v, mask=one, q_pos=q_pos, k_pos=k_pos, **options)[0].transpose(0, 1)
+
+
+def by_places(q, k, q_pos, k_pos):
+    return alibi_bias(H, q_pos, k_pos)
+
+
+def by_content(q, k, q_pos, k_pos):
+    return disentangled_bias(q, k, distance_row(q_pos[..., :, None] - k_pos[..., None, :], span=SPAN), **PLACED)
 
 
 def single(mask: Mask, row: int) -> Mask:
@@ -54,11 +74,10 @@ def slots(rows: Rows, held: tuple[int, ...], capacity: int, seed: int):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_self_attention_of_rows_is_each_row_alone(name, lengths, with_bias):
+@pytest.mark.parametrize("bias", [None, by_places, by_content])
+def test_self_attention_of_rows_is_each_row_alone(name, lengths, bias):
     rows, mask = Rows(lengths), MASKS[name]
     q, k, v = tokens(rows, H, K, seed=1), tokens(rows, G, K, seed=2), tokens(rows, G, KV, seed=3)
-    bias = (lambda a, b: alibi_bias(H, a, b)) if with_bias else None
     z = attend_rows(q, FlatKeys(k, v, rows), rows, mask=mask, bias=bias, softcap=None)
     for row, (zb, qb, kb, vb) in enumerate(zip(*(rows.split(x) for x in (z, q, k, v)), strict=True)):
         torch.testing.assert_close(zb, alone(qb, kb, vb, 0, mask, row, bias), atol=1e-5, rtol=1e-5)
@@ -80,13 +99,13 @@ def test_cross_attention_over_ragged_sources(lengths):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("past", [(4, 4, 4, 4), (4, 9, 0, 2)])
 @pytest.mark.parametrize("limit", [1 << 18, 0])
-def test_slots_hold_rows_of_any_length(name, lengths, past, limit, monkeypatch):
+@pytest.mark.parametrize("bias", [by_places, by_content])
+def test_slots_hold_rows_of_any_length(name, lengths, past, limit, bias, monkeypatch):
     """`limit` 0 sends ragged chunks through rows-of-one-shape instead of one padded call."""
     monkeypatch.setattr("triptych.attention.rows.PADDED", limit)
     rows, mask = Rows(lengths, past), MASKS[name]
     held = slots(rows, rows.ends, 23, seed=5)
     q = tokens(rows, H, K, seed=1)
-    bias = lambda a, b: alibi_bias(H, a, b)  # noqa: E731
     z = attend_rows(q, held, rows, mask=mask, bias=bias)
     for row, (zb, qb) in enumerate(zip(rows.split(z), rows.split(q), strict=True)):
         kb, vb = (x[row, :, : rows.ends[row]].transpose(0, 1) for x in (held.k, held.v))

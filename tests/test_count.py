@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import references
+import triptych
 from triptych import families, spec
 from triptych.count import Count, count
 from triptych.errors import CheckpointError, InputError
@@ -213,6 +214,16 @@ def test_flops_are_torch_s(name: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**inputs)
     assert sum(count(_spec(name)).flops(tokens, source=source).values()) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-c2p", "deberta-v2-conv", "deberta-v3"])
+def test_flops_of_distances_are_torch_s(name: str) -> None:
+    """Of our own forward: the reference also maps rows of the table that are further than any word."""
+    model = triptych.load(references.saved(name)[1])
+    model.module.requires_grad_(False)  # the counter's hooks mind a parameter that is handed to a module
+    with FlopCounterMode(display=False) as counter:
+        model.module(*model.module.flat([list(range(17))]))
+    assert sum(count(model.spec).flops(17).values()) == counter.get_total_flops()
 
 
 def test_decode_flops_are_torch_s() -> None:

@@ -31,7 +31,8 @@ SENTENCE = "She sat by the river bank"
 FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "llama-yarn", "llama-longrope",
             "mistral", "qwen2-window", "qwen3", "bert", "bert-pooler", "bert-classes", "bert-tokens", "bert-spans",
             "electra", "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes",
-            "marian", "gpt-neox", "phi", "gemma2", "granite", "mixtral", "qwen3-moe"]  # fmt: skip
+            "marian", "deberta", "deberta-v2-conv",
+            "deberta-v3", "gpt-neox", "phi", "gemma2", "granite", "mixtral", "qwen3-moe"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_every_position_part(position: str) -> None:
     walk = explain(Model(tiny.decoder(position, "window")), IDS, head=2)
     assert walk.agrees, walk.verdict
     assert ("Rotation" in titles(walk)) == position.startswith("rope")
-    assert ("Position bias" in titles(walk)) == (position in ("alibi", "t5"))
+    assert ("Position bias" in titles(walk)) == (position in ("alibi", "disentangled", "t5"))
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,13 @@ def test_every_key_that_is_read_is_checked(name: str) -> None:
             families.read_config(hf | {key: ["a", -1]}, stored=tensors)
 
 
+# Where an absent key means something else to us, and why.
+OTHERWISE = {
+    ("deberta", "legacy"): "the head that is stored",
+    ("deberta-v2", "legacy"): "the head that is stored",
+}
+
+
 @pytest.mark.parametrize("name", references.NAMES)
 def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
     hf, tensors = stored(name)
@@ -123,7 +130,8 @@ def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
             continue  # needed, or the default of a large model does not fit this small one
         tried += 1
         filled = json.loads(reference.from_dict(dict(less)).to_json_string(use_diff=False))
-        assert model == families.read_config(filled, stored=tensors), key
+        if (hf["model_type"], key) not in OTHERWISE:
+            assert model == families.read_config(filled, stored=tensors), key
     assert tried > 3
 
 

@@ -140,3 +140,47 @@ def test_source_and_target_are_checked_against_their_own_vocabularies() -> None:
     assert model.logits([[5, 3]], [[0, last]])[0].shape == (2, references.V + 2)
     with pytest.raises(InputError, match=f"token id {last} is outside the vocabulary of {references.V}"):
         model.logits([[5, last]], [[0, 3]])
+
+
+LEFT_BY_PRE_TRAINING = {
+    "deberta.embeddings.position_embeddings.weight",
+    *(f"mask_predictions.{leaf}" for leaf in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")),
+    *(f"mask_predictions.classifier.{leaf}" for leaf in ("weight", "bias")),
+}
+
+
+def test_debertas_as_published() -> None:
+    """Their configs name no class and no head; their files hold the heads of pre-training by the authors' names."""
+    hf, names = stored("deberta-v3")
+    theirs = {name for name in names if name.startswith("lm_predictions.")}
+    published = {key: value for key, value in hf.items() if key not in ("architectures", "legacy")}
+    bare = families.read_config(published | {"pos_att_type": "p2c|c2p"}, stored=names)
+    assert isinstance(bare.head, spec.Pooling)
+    unread = families.plan(bare, "hf", names | LEFT_BY_PRE_TRAINING).ignored.keys()
+    assert unread == theirs | LEFT_BY_PRE_TRAINING
+    masked = families.read_config(published | {"architectures": ["DebertaV2ForMaskedLM"]}, stored=names)
+    assert masked == read("deberta-v3")
+    assert {load.source for load in families.save_plan(masked)} == names
+    untold = families.read_config(hf | {"tie_word_embeddings": False}, stored=names)
+    assert untold.ties == {"head.proj.weight": "encoder.embed.tokens.weight"}  # it has no matrix of its own
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deberta", {"pos_att_type": "c2p|p2p"}, "pos_att_type must name c2p, p2c or both, not 'c2p|p2p'"),
+        ("deberta", {"pos_att_type": None}, "pos_att_type must name c2p, p2c or both, not None"),
+        ("deberta", {"talking_head": True}, "talking_head is set: scores of different heads are mixed"),
+        ("deberta", {"position_buckets": 6}, "'position_buckets' .* is not understood"),
+        ("deberta-v2", {"norm_rel_ebd": "rms"}, "norm_rel_ebd 'rms' is not one of 'none', 'layer_norm'"),
+        ("deberta-v2", {"conv_kernel_size": 4}, "conv_kernel_size 4 in 1 groups: odd ones in one group"),
+        ("deberta-v2", {"conv_kernel_size": 3, "conv_groups": 2}, "conv_kernel_size 3 in 2 groups"),
+        ("deberta-v2", {"position_buckets": 20}, "20 buckets of distances cannot tell those up to 9 apart"),
+        ("deberta-v3", {"embedding_size": 15}, r"tie head\.proj\.weight"),
+        ("deberta-v2-classes", {"pooler_hidden_size": 9}, "pooler_hidden_size is not hidden_size"),
+    ],
+)
+def test_debertas_that_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(name, **changes)
+    assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ import torch
 import tiny
 from triptych import generate as running
 from triptych import nn
-from triptych.attention import attend_reference
+from triptych.attention import Rows, attend_reference, disentangled_bias
 from triptych.errors import ProbeError
 from triptych.probe import Edit, Plan, Read, Session, Trace, Where, add, put, sites, zero
 
@@ -22,6 +22,7 @@ MODELS = {
     "linear": lambda: tiny.decoder("rope", mechanism="linear"),
     "decoder": lambda: tiny.decoder("rope", "window"),
     "alibi": lambda: tiny.decoder("alibi"),
+    "disentangled": lambda: tiny.decoder("disentangled", "window"),
     "mixture": tiny.mixture,
     "encoder": tiny.encoder,
     "encoder-decoder": tiny.encoder_decoder,
@@ -304,3 +305,19 @@ def test_keys_written_under_edits_are_not_read_without_them() -> None:
             row.append(1)
         with pytest.raises(ProbeError, match="written under edits"):
             state.advance()
+
+
+@pytest.mark.parametrize("site", ["q", "q_rot", "k", "k_rot", "k_ctx"])
+def test_an_edit_of_q_or_k_is_felt_by_what_distances_add(site: str) -> None:
+    """Without q a query has only what distances ask of keys, without k only what it asks of distances."""
+    module = tiny.encoder("disentangled")
+    edited = traced(module, "blocks.0.attn.*", edit=(zero(f"blocks.0.attn.{site}"),))
+    layer, part = module.encoder.blocks[0].attn, module.encoder.kinds["self"].position
+    for item, row in enumerate(ROWS):
+        q, k = (edited[f"blocks.0.attn.{leaf}"][item].transpose(0, 1)[None] for leaf in ("q_rot", "k_ctx"))
+        table, row_of = part.reached(Rows((len(row),)))
+        at = torch.arange(len(row))
+        leaf = "pos_q" if site.startswith("q") else "pos_k"
+        left = disentangled_bias(q, k, row_of(at, at), **{leaf: part.vectors(table, layer)[leaf]})[0]
+        torch.testing.assert_close(edited["blocks.0.attn.scores"][item], left, atol=1e-5, rtol=1e-5)
+        assert left.abs().max() > 0.1

@@ -14,6 +14,7 @@ import sabotage_cache  # noqa: F401
 import sabotage_heads  # noqa: F401
 import sabotage_inputs  # noqa: F401
 import sabotage_parts  # noqa: F401
+import sabotage_relative  # noqa: F401
 from parity import WITHIN, cached_gap, largest, ours
 from sabotage import CACHED, PARITY, Sabotage
 from triptych.attention.lowering import leaves
@@ -57,7 +58,7 @@ def test_cached_against_uncached_goes_red(sabotage: Sabotage) -> None:
 ELSEWHERE = {
     **dict.fromkeys(("inputs", "outputs", "width", "rows", "vocab", "length", "heads", "buckets"), "must fit tensors"),
     **dict.fromkeys(("dropout", "init_std"), "training only"),
-    **dict.fromkeys(("family", "ids", "context"), "names, stops and refusals"),
+    **dict.fromkeys(("family", "ids", "context", "naming"), "names, stops and refusals"),
     **dict.fromkeys(("encoder", "decoder", "head"), "the layout: another shape of output"),
 }
 

@@ -237,6 +237,15 @@ def test_layouts() -> None:
         (lambda: replace(spec.moe(6, 9, "silu", experts=2, top_k=1), experts=3), "scores 2"),
         (lambda: replace(stack().blocks[0], cross=spec.attention(6, 2)), "cross and cross_norm come together"),
         (lambda: replace(stack().blocks[0], mlp=None), "mlp and mlp_norm come together"),
+        (
+            lambda: spec.Disentangled(width=6, span=8, max_distance=5),
+            "8 buckets of distances cannot tell those up to 5",
+        ),
+        (
+            lambda: spec.Disentangled(width=6, span=1, max_distance=5),
+            "1 buckets of distances cannot tell those up to 5",
+        ),
+        (lambda: spec.Disentangled(width=6, span=4, terms=()), "terms of distances must be c2p, p2c or both"),
         (lambda: stack(kinds={"other": spec.Kind(mask=spec.full())}), "'self' is not one of"),
     ],
 )
@@ -254,6 +263,7 @@ def test_every_part_goes_through_json() -> None:
         stack(),
         spec.Sinusoidal(width=6, layout="halves"),
         spec.Alibi(heads=3),
+        spec.Disentangled(width=6, span=4, max_distance=9, terms=("p2c",), norm=spec.LayerNorm(width=6)),
         *(
             spec.Rope(width=4, pairing="interleaved", scaling=scaling)
             for scaling in (
@@ -283,12 +293,16 @@ def test_every_part_goes_through_json() -> None:
         ),
         spec.Patches(channels=3, image=8, patch=4, width=6, position=spec.Learned(length=5, width=6), dropout=0.1),
         spec.mlp(6, 9, "relu", dropout=0.1),
+        replace(
+            stack().blocks[0],
+            branch=spec.Branch(conv=spec.Conv(inputs=6, outputs=6, kernel=3), act="tanh", norm=norm, dropout=0.1),
+        ),
         spec.ParallelBlock(
             attn=spec.attention(6, 2), mlp=spec.moe(6, 5, "silu", experts=4, top_k=3, normalize=True), norm=norm
         ),
         spec.causal() & spec.window(3) | spec.prefix((1, 2)),
         spec.block_sparse(4, local=2) & spec.keys(3) & spec.same_document() | spec.full() & spec.causal(),
-        spec.Model(family="x", decoder=stack(), ids=spec.SpecialIds(bos=1)),
+        spec.Model(family="x", decoder=stack(), ids=spec.SpecialIds(bos=1), naming="old"),
     ]
     used: set[str] = set()
     for example in examples:

@@ -18,6 +18,7 @@ from triptych.errors import InputError, nearest
 from triptych.spec import (
     Attention,
     ClassHead,
+    Disentangled,
     Frames,
     Input,
     LayerNorm,
@@ -33,7 +34,7 @@ from triptych.spec import (
     T5Buckets,
 )
 from triptych.spec.masks import And, Mask, Window
-from triptych.spec.parts import FeedForward
+from triptych.spec.parts import Block, FeedForward
 
 # Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
 DTYPES: Mapping[str, Fraction] = {
@@ -146,9 +147,10 @@ def count(spec: Model) -> Count:
 def _part_of(name: str, part: object) -> str:
     if isinstance(part, LayerNorm | RMSNorm):
         return "norms"
-    if isinstance(part, Learned | T5Buckets):
+    if isinstance(part, Learned | T5Buckets | Disentangled):
         return "position"
     places = {"attn": "attention", "cross": "attention", "mlp": "mlp", "embed": "embedding", "head": "head"}
+    places["branch"] = "mlp"
     return next(places[word] for word in name.split(".") if word in places)
 
 
@@ -177,12 +179,29 @@ def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter
         attn, cross = block.attn, block.cross
         found["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))
         found["scores"] += _scores(attn, tokens, _span(stack, attn.kind, cached + tokens))
+        found.update(_distances(stack.kinds[attn.kind].position, attn, tokens, cached + tokens))
         if cross is not None:
             found["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
             found["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
             found["scores"] += _scores(cross, tokens, source)
         found["mlp"] += sum(_linear(part, tokens) for part in _used(block.mlp))
+        if isinstance(block, Block) and block.branch is not None:
+            found["mlp"] += 2 * tokens * prod(block.branch.conv.tensors()["weight"])
     return found
+
+
+def _distances(position: Part | None, attn: Attention, queries: int, keys: int) -> dict[str, int]:
+    """What disentangled attention adds: the distances of a row mapped, and scored against all queries and keys.  Of
+    logarithmic buckets, as many as there are when the row is long enough to need them all."""
+    if not isinstance(position, Disentangled):
+        return {}
+    reached = min(2 * keys - 1, 2 * position.span)
+    meets = {"c2p": (attn.pos_k or attn.k, queries), "p2c": (attn.pos_q or attn.q, keys)}
+    terms = [meets[term] for term in position.terms]
+    return {
+        "projections": sum(_linear(mapped, reached) for mapped, _ in terms),
+        "scores": sum(2 * count * reached * attn.heads * attn.head_width for _, count in terms),
+    }
 
 
 def _used(mlp: FeedForward | None) -> list[Linear]:
@@ -198,7 +217,7 @@ def _input_flops(embed: Input, positions: int) -> int:
             return 2 * positions * (embed.stride * first + second)
         case Patches():
             return 2 * (positions - 1) * prod(embed.tensors()["weight"])
-    return 0 if embed.project is None else _linear(embed.project, positions)
+    return sum(_linear(part, positions) for part in (embed.widen, embed.project) if part is not None)
 
 
 def _head_flops(spec: Model, places: int) -> int:

@@ -140,6 +140,41 @@ def t5_bias(
     return torch.nn.functional.embedding(bucket, weight).movedim(-1, -3)
 
 
+def distance_row(distance: Int[Tensor, ...], *, span: int, max_distance: int | None = None) -> Int[Tensor, ...]:
+    """The row of `Disentangled`'s table that holds `q_pos - k_pos`: `distance + span` within the `2 * span` rows (He et
+    al. 2021, equation 3).  With `max_distance`, what is beyond span/2 becomes logarithmic first, in fp32 as models are
+    trained."""
+    if max_distance is not None:
+        near = span // 2
+        whole = torch.log(torch.tensor((max_distance - 1) / near))
+        growth = torch.log(distance.abs().clamp(min=near).float() / near) / whole
+        far = (near + (growth * (near - 1)).ceil().long()) * distance.sign()
+        distance = torch.where(distance.abs() <= near, distance, far)
+    return (distance + span).clamp(0, 2 * span - 1)
+
+
+def disentangled_bias(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    row: Int[Tensor, "... T S"],
+    *,
+    pos_q: Float[Tensor, "R H K"] | None = None,
+    pos_k: Float[Tensor, "R G K"] | None = None,
+) -> Float[Tensor, "B H T S"]:
+    """`q . pos_k[row] + pos_q[row] . k` of every pair (He et al. 2021), unscaled; `row` is `[T, S]` or `[B, T, S]`.
+
+    A term without its vectors is left out; one must be there.
+    """
+    shape = (*q.shape[:3], k.shape[2])
+    row, shared = row[..., None, :, :].expand(shape), q.shape[1] // k.shape[1]
+    terms = []
+    if pos_k is not None:
+        terms.append((q @ pos_k.repeat_interleave(shared, 1).permute(1, 2, 0)).gather(-1, row))
+    if pos_q is not None:
+        terms.append((k.repeat_interleave(shared, 1) @ pos_q.permute(1, 2, 0)).gather(-1, row.mT).mT)
+    return sum(terms[1:], terms[0])
+
+
 def _inverse(theta: float, width: int) -> Tensor:
     """`theta^(-2i/width)`, fp64."""
     return torch.pow(theta, -torch.arange(0, width, 2, dtype=torch.float64) / width)

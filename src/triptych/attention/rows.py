@@ -28,9 +28,9 @@ SIMILAR = 64  # causal rows below twice this length, and beyond it rows within a
 SHORT = 64  # rows of an encoder below this length are padded together, in three sizes
 PADDED = 1 << 18  # mask elements up to which ragged cached rows run as one padded call
 
-Bias = Callable[[Tensor, Tensor], Tensor] | Tensor
-"""`bias(q_pos, k_pos)` with positions `[T]`, `[S]` gives `[H, T, S]`; with `[B, T]`, `[B, S]` it gives `[B, H, T, S]`.
-A tensor broadcasts to `[B, H, T, S]` and needs rows of one length."""
+Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | Tensor
+"""`bias(q, k, q_pos, k_pos)`, of q `[B, H, T, K]` and k `[B, G, S, K]` as they meet and their positions `[T]`, `[S]` or
+`[B, T]`, `[B, S]`, gives what broadcasts to `[B, H, T, S]`.  A tensor must too, and needs rows of one length."""
 
 RowHook = Callable[[str, Tensor, int], Tensor]
 """`hook(name, tensor [H, T, S], row)`, as in `attend_reference` but row by row."""
@@ -155,7 +155,7 @@ def attend_rows(
     if len(rows) != (len(keys.rows) if isinstance(keys, FlatKeys) else len(keys.lengths)) or q.shape[0] != rows.total:
         raise InputError(f"{q.shape[0]} queries in {len(rows)} rows of {rows.total} tokens, keys in other rows")
     if isinstance(bias, Tensor) and not rows.equal:
-        raise InputError("bias: a tensor fits rows of one length; give a function of (q_pos, k_pos)")
+        raise InputError("bias: a tensor fits rows of one length; give a function of (q, k, q_pos, k_pos)")
     mask = lowering.adopt(mask, q.device)
     options = {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout}
     if rows.total == 0:
@@ -197,7 +197,7 @@ class _Call:
             at = _consecutive((0,), k.shape[2], q.device) if k_pos is None else k_pos
             if q_pos.dim() != at.dim():
                 q_pos, at = q_pos.expand(len(past), -1), at.expand(len(past), -1)
-            bias = bias(q_pos, at)
+            bias = bias(q, k, q_pos, at)
         assert bias is None or isinstance(bias, Tensor)
         q_pos = q_pos if explicit else None
         request, _ = prepare(q, k, v, mask=self.mask, bias=bias, q_pos=q_pos, k_pos=k_pos, **self.options)

@@ -8,7 +8,8 @@ from statistics import fmean
 
 from triptych import nn
 from triptych.spec import Block, Embed, Kind, LMHead, Mask, Model, Norms, RMSNorm, Stack, attention, causal, mlp
-from triptych.spec.parts import Linear, Norm
+from triptych.spec.norms import Norm
+from triptych.spec.parts import Linear
 from triptych.spec.positions import Absolute, Position
 from triptych.train import Data, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
 

@@ -144,7 +144,7 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
     heads = _heads(spec)
     parts = {type(part).__name__ for _, part in spec.walk()}
-    parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()}
+    parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()} | {f"as:{spec.naming}"}
     experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoE)), default=1))
     if not rows:  # a family of our own: every parameter under its own name
         yield from ((Load((name,), name, (), (shape,)), "") for name, shape in shapes.items())

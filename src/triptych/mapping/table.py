@@ -13,7 +13,8 @@ experts where only our column says `{e}`.  `-` in our column is a tensor known a
 elsewhere, a name that format lacks.  Two rows for one of our names are duplicates: the first one present is loaded, the
 others must equal it, the first is written.  One marked `spare` is written too, and when there is a first one, not
 looked at.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those in which that parameter shares
-another's tensor and `[own:name]` where it has its own.  A format without names for a family needs no column.
+another's tensor, `[own:name]` where it has its own and `[as:naming]` for models of that `naming`.  A format without
+names for a family needs no column.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Row:
     gguf: str | None
     hf_ops: tuple[str, ...] = ()
     gguf_ops: tuple[str, ...] = ()
-    part: str | None = None  # only for models with such a part, or such a tie
+    part: str | None = None  # only for models with such a part, tie or naming
     note: str = ""
 
     def column(self, kind: Kind) -> tuple[str | None, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from triptych.attention import FlatKeys, Rows, SlotKeys, attend_rows
 from triptych.attention.mechanisms import Mechanism, additive_over, dot_product, run_linear
 from triptych.nn.linear import Linear
 from triptych.nn.part import Module
-from triptych.nn.positions import Bias, Rotation
+from triptych.nn.positions import LayerBias, Rotation, unbiased
 from triptych.nn.taps import Taps
 from triptych.spec import parts
 from triptych.spec.masks import Full, Mask
@@ -28,7 +28,7 @@ class SelfView:
     rows: Rows
     mask: Mask
     rotate: Rotation
-    bias: Bias | None
+    bias: LayerBias
     cache: Any  # Cache or NullCache
     layer: int
 
@@ -45,7 +45,7 @@ class CrossView:
     rows: Rows
     held: FlatKeys | SlotKeys
     mask: Mask = _EVERYTHING
-    bias: Bias | None = None
+    bias: LayerBias = unbiased
 
     def rotate(self, x: Tensor) -> Tensor:
         return x
@@ -77,6 +77,8 @@ class Attention(Module, of=parts.Attention):
     q_norm: Callable[[Tensor], Tensor] | None
     k_norm: Callable[[Tensor], Tensor] | None
     mechanism: Additive | LinearKernel | None
+    pos_q: Linear | None
+    pos_k: Linear | None
 
     def forward(self, x: Tensor, view: SelfView | CrossView, taps: Taps) -> Tensor:
         """[N, D] -> [N, D]; the residual stream is the block's business."""
@@ -87,7 +89,7 @@ class Attention(Module, of=parts.Attention):
         q = taps("q_rot", view.rotate(q), rows)
         keys = taps.keys(view.keys(self, x, taps))  # [N, G, K] or the cache's [B, G, S, K]
         call = partial(
-            attend_rows, q, keys, rows, mask=view.mask, bias=view.bias, scale=spec.scale, softcap=spec.softcap,
+            attend_rows, q, keys, rows, mask=view.mask, bias=view.bias(self), scale=spec.scale, softcap=spec.softcap,
             sinks=self.sinks if spec.sinks else None, dropout=spec.dropout if self.training else 0.0,
             mechanism=dot_product if self.mechanism is None else self.mechanism.score(),
         )  # fmt: skip

@@ -42,11 +42,12 @@ class Table(Module, of=parts.Table):
 
 
 class Embed(Module, of=parts.Embed):
-    """`project(norm(scale * tokens[id] + position + token_types[type]))`."""
+    """`project(norm(widen(scale * tokens[id] + position + token_types[type])))`."""
 
     tokens: Table
     token_types: Table
     position: Position | None
+    widen: Callable[[Tensor], Tensor] | None
     norm: Callable[[Tensor], Tensor] | None
     project: Callable[[Tensor], Tensor] | None
 
@@ -66,6 +67,8 @@ class Embed(Module, of=parts.Embed):
             x = x + self.token_types(torch.zeros_like(ids) if token_types is None else token_types)
         if self.position is not None:
             x = x + self.position.embed(rows.positions(ids.device)).to(x.dtype)
+        if self.widen is not None:
+            x = self.widen(x)
         if self.norm is not None:
             x = self.norm(x)
         x = F.dropout(x, self.spec.dropout, self.training)

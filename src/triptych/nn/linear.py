@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from triptych.attention import Rows
 from triptych.nn.part import Module
 from triptych.nn.taps import NO_TAPS, Taps
-from triptych.spec import parts
+from triptych.spec import norms, parts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -38,13 +38,13 @@ class Linear(Module, of=parts.Linear):
         return F.linear(x, self.weight, self.bias)
 
 
-class LayerNorm(Module, of=parts.LayerNorm):
+class LayerNorm(Module, of=norms.LayerNorm):
     """Statistics in fp32 or better whatever the dtype of `x`; divides by sqrt(var + eps), not by (std + eps)."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, spec: parts.LayerNorm) -> None:
+    def __init__(self, spec: norms.LayerNorm) -> None:
         super().__init__(spec)
         if not spec.bias:
             self.bias = None
@@ -55,7 +55,7 @@ class LayerNorm(Module, of=parts.LayerNorm):
         return F.layer_norm(x.to(wide), x.shape[-1:], self.weight.to(wide), bias, self.spec.eps).to(x.dtype)
 
 
-class RMSNorm(Module, of=parts.RMSNorm):
+class RMSNorm(Module, of=norms.RMSNorm):
     """Mean square in fp32 or better whatever the dtype of `x`."""
 
     weight: Tensor

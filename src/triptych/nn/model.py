@@ -16,7 +16,8 @@ from triptych.nn.positions import check_context
 from triptych.nn.stack import Stack
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import Model
-from triptych.spec.parts import LayerNorm, Linear, RMSNorm
+from triptych.spec.norms import LayerNorm, RMSNorm
+from triptych.spec.parts import Linear
 from triptych.spec.positions import Learned, Sinusoidal
 
 

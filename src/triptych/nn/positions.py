@@ -6,18 +6,30 @@ A part has three doors - `embed`, `rotation`, `bias` - and opens the one it need
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from triptych.attention import Rows
-from triptych.attention.positions import alibi_bias, rope_angles, rotate, sinusoidal, t5_bias
+from triptych.attention.positions import (
+    alibi_bias,
+    disentangled_bias,
+    distance_row,
+    rope_angles,
+    rotate,
+    sinusoidal,
+    t5_bias,
+)
 from triptych.errors import InputError
 from triptych.nn.part import Module
 from triptych.spec import positions as spec
 
 Rotation = Callable[[Tensor], Tensor]
-Bias = Callable[[Tensor, Tensor], Tensor]
+Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+LayerBias = Callable[[Any], Bias | None]
+Places = Callable[[Tensor, Tensor], Tensor]  # of q_pos and k_pos alone
 
 
 class Position(Module):
@@ -31,9 +43,10 @@ class Position(Module):
         """What turns queries and keys `[N, H, K]` of these rows; `x` says on which device and how exactly."""
         return _same
 
-    def bias(self) -> Bias | None:
-        """What `(q_pos, k_pos)` add to the scores: [T] and [S] -> [H, T, S], batched alike."""
-        return None
+    def bias(self, rows: Rows) -> LayerBias:
+        """What is added to the scores of these rows, asked by each attention layer once: a function of its q, k and
+        their positions (`triptych.attention.rows.Bias`), or None."""
+        return unbiased
 
 
 class Learned(Position, of=spec.Learned):
@@ -59,24 +72,70 @@ class Rope(Position, of=spec.Rope):
 
 
 class Alibi(Position, of=spec.Alibi):
-    def bias(self) -> Bias:
-        return _once(lambda q_pos, k_pos: alibi_bias(self.spec.heads, q_pos, k_pos))
+    def bias(self, rows: Rows) -> LayerBias:
+        return _for_all(lambda q_pos, k_pos: alibi_bias(self.spec.heads, q_pos, k_pos))
 
 
 class T5Buckets(Position, of=spec.T5Buckets):
     weight: Tensor
 
-    def bias(self) -> Bias:
+    def bias(self, rows: Rows) -> LayerBias:
         far, both = self.spec.max_distance, self.spec.bidirectional
-        return _once(lambda q, k: t5_bias(self.weight, q, k, max_distance=far, bidirectional=both))
+        return _for_all(lambda q_pos, k_pos: t5_bias(self.weight, q_pos, k_pos, max_distance=far, bidirectional=both))
+
+
+class Disentangled(Position, of=spec.Disentangled):
+    weight: Tensor
+    norm: Callable[[Tensor], Tensor] | None
+
+    def bias(self, rows: Rows) -> LayerBias:
+        table, row = self.reached(rows)
+
+        def of(layer: Any) -> Bias:
+            vectors = self.vectors(table, layer)
+            return lambda q, k, q_pos, k_pos: disentangled_bias(q, k, row(q_pos, k_pos), **vectors)
+
+        return of
+
+    def reached(self, rows: Rows) -> tuple[Tensor, Places]:
+        """The part of the table [R, D] that these rows can reach, and where in it a query finds each key: [T, S]."""
+
+        def row(distance: Tensor) -> Tensor:  # padding and empty slots may be further, and nobody sees them
+            distance = distance.clamp(-furthest, furthest)
+            return distance_row(distance, span=self.spec.span, max_distance=self.spec.max_distance)
+
+        furthest = max(rows.ends, default=1) - 1
+        first, last = row(torch.tensor([-furthest, furthest])).tolist()
+        table = self.weight[first : last + 1]
+        table = table if self.norm is None else self.norm(table)
+        return table, _once(lambda q_pos, k_pos: row(q_pos[..., :, None] - k_pos[..., None, :]) - first)
+
+    def vectors(self, table: Tensor, layer: Any) -> dict[str, Tensor]:
+        """What a layer makes of a table [R, D]: `pos_k` [R, G, K] for queries to meet and `pos_q` [R, H, K] for keys,
+        by its scale already."""
+        spec, table = layer.spec, F.dropout(table, self.spec.dropout, self.training)
+        scale = spec.head_width**-0.5 if spec.scale is None else spec.scale
+        maps = {"c2p": ("pos_k", layer.pos_k or layer.k), "p2c": ("pos_q", layer.pos_q or layer.q)}
+        chosen = [maps[term] for term in self.spec.terms]
+        return {name: scale * mapped(table).unflatten(-1, (-1, spec.head_width)) for name, mapped in chosen}
 
 
 def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _once(bias: Bias) -> Bias:
-    """Layers of one kind are given the same positions: compute their bias once a forward.
+def unbiased(layer: Any) -> None:
+    """The scores stay as they are."""
+
+
+def _for_all(bias: Places) -> LayerBias:
+    """A bias that asks for positions alone: one for all layers of a kind."""
+    known = _once(bias)
+    return lambda layer: lambda q, k, q_pos, k_pos: known(q_pos, k_pos)
+
+
+def _once(places: Places) -> Places:
+    """Layers of one kind are given the same positions: answer once a forward.
 
     Positions are told apart by where they lie, not by their values, for which a GPU would have to be waited for; what
     is kept here stays alive, so that nothing else can come to lie there.
@@ -86,7 +145,7 @@ def _once(bias: Bias) -> Bias:
     def remembered(q_pos: Tensor, k_pos: Tensor) -> Tensor:
         key = _place(q_pos), _place(k_pos)
         if key not in known:
-            known[key] = q_pos, k_pos, bias(q_pos, k_pos)
+            known[key] = q_pos, k_pos, places(q_pos, k_pos)
         return known[key][2]
 
     return remembered

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from triptych.attention import Cache, CrossCache, LayerSpec, NullCache, Rows
 from triptych.attention.lowering import window_of
 from triptych.nn.attention import Attention, CrossView, SelfView
-from triptych.nn.inputs import Embed, Frames, Patches
-from triptych.nn.linear import GLU, MLP, MoE, Norms
+from triptych.nn.inputs import Conv, Embed, Frames, Patches
+from triptych.nn.linear import ACTIVATIONS, GLU, MLP, MoE, Norms
 from triptych.nn.part import Module
-from triptych.nn.positions import Position
+from triptych.nn.positions import Position, unbiased
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import parts
 
@@ -49,13 +49,25 @@ class Kind(Module, of=parts.Kind):
 
     def state(self, rows: Rows, x: Tensor) -> dict[str, Any]:
         if self.position is None:
-            return {"mask": self.spec.mask, "rotate": _same, "bias": None}
-        rotate, bias = self.position.rotation(rows, x), self.position.bias()
+            return {"mask": self.spec.mask, "rotate": _same, "bias": unbiased}
+        rotate, bias = self.position.rotation(rows, x), self.position.bias(rows)
         return {"mask": self.spec.mask, "rotate": rotate, "bias": bias}
 
 
+class Branch(Module, of=parts.Branch):
+    """`norm(made + act(conv(x)))`, no row seeing its neighbour in the batch."""
+
+    conv: Conv
+    norm: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor, made: Tensor, rows: Rows, taps: Taps) -> Tensor:
+        h = torch.cat([self.conv(row) for row in rows.split(x)])
+        h = ACTIVATIONS[self.spec.act](F.dropout(h, self.spec.dropout, self.training))
+        return self.norm(made + taps("out", h, rows))
+
+
 class Block(Module, of=parts.Block):
-    """Self-attention, cross-attention if the slot is filled, MLP if it is."""
+    """Self-attention, cross-attention if the slot is filled, MLP if it is, a convolution beside them if it is."""
 
     attn: Attention
     attn_norm: Norms
@@ -63,10 +75,11 @@ class Block(Module, of=parts.Block):
     cross_norm: Norms
     mlp: MLP | GLU | MoE | None
     mlp_norm: Norms
+    branch: Branch | None
 
     def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
         rows = ctx.rows
-        x = taps("resid_pre", x, rows)
+        x = entered = taps("resid_pre", x, rows)
 
         h = taps("attn.in", self.attn_norm.pre(x), rows)
         h = self.attn_norm.out(self.attn(h, ctx.own(self.spec.attn.kind, layer), taps.at("attn")))
@@ -82,6 +95,9 @@ class Block(Module, of=parts.Block):
             h = taps("mlp.in", self.mlp_norm.pre(x), rows)
             h = self.mlp_norm.out(self.mlp(h, rows, taps.at("mlp")))
             x = self.mlp_norm.post(x + self.drop(taps("mlp.out", h, rows)))
+
+        if self.branch is not None:
+            x = self.branch(entered, x, rows, taps.at("branch"))
         return taps("resid_post", x, rows)
 
     def drop(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@
     blocks.i.resid_mid                   the residual stream entering the MLP; none where it is parallel to attention
     blocks.i.mlp.{in, gate, up, act, out}   act is what enters the down projection
     blocks.i.mlp.router                  scores of the experts, in place of gate, up and act          [T, E]
+    blocks.i.branch.out                  what a convolution beside the block adds
     blocks.i.resid_post                  the residual stream leaving block i
     final                                after the final norm
     logits                               what the head gives
@@ -87,6 +88,8 @@ def _block(block: Block | ParallelBlock, width: int, prefix: str) -> list[Site]:
         found.append(Site(f"{prefix}resid_mid", width))
     if block.mlp is not None:
         found += _mlp(block.mlp, width, f"{prefix}mlp.")
+    if isinstance(block, Block) and block.branch is not None:
+        found.append(Site(f"{prefix}branch.out", width))
     return [*found, Site(f"{prefix}resid_post", width)]
 
 

@@ -26,6 +26,7 @@ from triptych.spec.model import (
     TokenHead,
     Transform,
 )
+from triptych.spec.norms import LayerNorm, RMSNorm
 from triptych.spec.part import Part
 from triptych.spec.parts import (
     GLU,
@@ -33,16 +34,15 @@ from triptych.spec.parts import (
     Additive,
     Attention,
     Block,
+    Branch,
     Embed,
     Input,
     Kind,
-    LayerNorm,
     Linear,
     LinearKernel,
     MoE,
     Norms,
     ParallelBlock,
-    RMSNorm,
     Scale,
     Stack,
     attention,
@@ -50,7 +50,7 @@ from triptych.spec.parts import (
     mlp,
     moe,
 )
-from triptych.spec.positions import Alibi, Learned, Rope, Sinusoidal, T5Buckets
+from triptych.spec.positions import Alibi, Disentangled, Learned, Rope, Sinusoidal, T5Buckets
 
 __all__ = [
     "GLU",
@@ -59,8 +59,10 @@ __all__ = [
     "Alibi",
     "Attention",
     "Block",
+    "Branch",
     "ClassHead",
     "Conv",
+    "Disentangled",
     "Embed",
     "Frames",
     "Head",

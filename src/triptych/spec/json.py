@@ -6,10 +6,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from triptych.errors import ConfigError, nearest
-from triptych.spec import inputs, masks, model, parts, positions
+from triptych.spec import inputs, masks, model, norms, parts, positions
 
 VERSION = 1
-_MODULES = (masks, positions, inputs, parts, model)
+_MODULES = (masks, norms, positions, inputs, parts, model)
 PARTS: dict[str, type] = {
     name: value
     for module in _MODULES

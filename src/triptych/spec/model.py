@@ -11,8 +11,9 @@ from typing import Literal
 
 from triptych.errors import ConfigError
 from triptych.spec.inputs import Frames
+from triptych.spec.norms import Norm
 from triptych.spec.part import Part, Shapes
-from triptych.spec.parts import Activation, Embed, Linear, Norm, Stack
+from triptych.spec.parts import Activation, Embed, Linear, Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ class Model(Part):
     """A whole transformer.
 
     `ties` maps an aliased parameter to the one it shares storage with; the alias has no tensor of its own.
-    `context` is the longest row the positions were made for, None when they have no end.
+    `context` is the longest row the positions were made for, None when they have no end.  `naming` tells
+    checkpoints apart that call the same tensors by other names, in a family that has such.
     """
 
     family: str
@@ -117,6 +119,7 @@ class Model(Part):
     ties: dict[str, str] = field(default_factory=dict)
     ids: SpecialIds = SpecialIds()
     context: int | None = None
+    naming: str = ""
     init_std: float = 0.02
 
     def __post_init__(self) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from triptych.errors import ConfigError
-from triptych.spec.inputs import Frames, Patches
+from triptych.spec.inputs import Conv, Frames, Patches
 from triptych.spec.masks import Mask
+from triptych.spec.norms import Norm
 from triptych.spec.part import Part, Shapes
 from triptych.spec.positions import Absolute, Position
 
@@ -29,34 +30,6 @@ class Linear(Part):
     def tensors(self) -> Shapes:
         own: Shapes = {"weight": (self.outputs, self.inputs)}
         return own | {"bias": (self.outputs,)} if self.bias else own
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerNorm(Part):
-    """Ba et al. 2016: `(x - mean) / sqrt(var + eps) * weight + bias`."""
-
-    width: int
-    eps: float = 1e-5
-    bias: bool = True
-
-    def tensors(self) -> Shapes:
-        own: Shapes = {"weight": (self.width,)}
-        return own | {"bias": (self.width,)} if self.bias else own
-
-
-@dataclass(frozen=True, kw_only=True)
-class RMSNorm(Part):
-    """Zhang & Sennrich 2019: `x / sqrt(mean(x^2) + eps) * (offset + weight)`; Gemma's offset is 1."""
-
-    width: int
-    eps: float = 1e-6
-    offset: float = 0.0
-
-    def tensors(self) -> Shapes:
-        return {"weight": (self.width,)}
-
-
-Norm = LayerNorm | RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +72,8 @@ class Attention(Part):
 
     `q` gives H*K, `k` G*K, `v` G*Kv, `out` takes H*Kv: the head width is free of D/H and the value width of the key
     width.  `q_norm` and `k_norm` act on each head's K dimensions before rotation.  `scale` is 1/sqrt(K) when None.
-    `mechanism` is how a query scores a key: their dot product when None.
+    `mechanism` is how a query scores a key: their dot product when None.  `pos_q` and `pos_k` are for a position part
+    that is mapped by each layer (`Disentangled`): its distances as queries and as keys, by `q` and `k` when None.
     """
 
     heads: int
@@ -111,6 +85,8 @@ class Attention(Part):
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     mechanism: Additive | LinearKernel | None = None
+    pos_q: Linear | None = None
+    pos_k: Linear | None = None
     kind: str = "self"
     scale: float | None = None
     softcap: float | None = None
@@ -254,8 +230,19 @@ def moe(width: int, hidden: int, act: Activation, *, experts: int, top_k: int, n
 
 
 @dataclass(frozen=True, kw_only=True)
+class Branch(Part):
+    """A convolution beside a whole block (DeBERTa-v2 xlarge): `norm(block(x) + act(conv(x)))`."""
+
+    conv: Conv
+    act: Activation
+    norm: Norm
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Block(Part):
-    """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms."""
+    """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms; and
+    beside it all a convolution or none."""
 
     attn: Attention
     mlp: FeedForward | None
@@ -263,6 +250,7 @@ class Block(Part):
     mlp_norm: Norms | None
     cross: Attention | None = None
     cross_norm: Norms | None = None
+    branch: Branch | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -312,15 +300,17 @@ class Table(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Part):
-    """Token ids to vectors: `project(norm(scale * tokens[id] + position + token_types[type]))`.
+    """Token ids to vectors: `project(norm(widen(scale * tokens[id] + position + token_types[type])))`.
 
-    `width` is that of the tables; `project` takes it to the model's where the two differ (ELECTRA).
+    `width` is that of the tables; where it is not the model's, `widen` takes it there before the norm (DeBERTa) or
+    `project` after it (ELECTRA).
     """
 
     vocab: int
     width: int
     position: Absolute | None = None
     token_types: int = 0
+    widen: Linear | None = None
     norm: Norm | None = None
     scale: float | None = None
     project: Linear | None = None
@@ -329,7 +319,8 @@ class Embed(Part):
     @property
     def outputs(self) -> int:
         """D, the width of what it gives."""
-        return self.width if self.project is None else self.project.outputs
+        last = self.project or self.widen
+        return self.width if last is None else last.outputs
 
     def children(self) -> Iterator[tuple[str, Part]]:
         yield "tokens", Table(rows=self.vocab, width=self.width)

@@ -2,7 +2,7 @@
 
     embed(positions)                 learned, sinusoidal: added to the token embedding
     rotate(x, positions)             RoPE: turns queries and keys
-    bias(q, k, q_pos, k_pos)         ALiBi, T5 buckets: added to the scores
+    bias(q, k, q_pos, k_pos)         ALiBi, T5 buckets, DeBERTa's distances: added to the scores
 
 The arithmetic of each is in `triptych.attention.positions`; this file is torch-free.
 """
@@ -10,8 +10,10 @@ The arithmetic of each is in `triptych.attention.positions`; this file is torch-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from triptych.errors import ConfigError
+from triptych.spec.norms import LayerNorm
 from triptych.spec.part import Part, Shapes
 
 
@@ -124,5 +126,39 @@ class T5Buckets(Part):
         return {"weight": (self.buckets, self.heads)}
 
 
-Position = Rope | Alibi | T5Buckets  # inside attention: the rotate and bias doors
+Term = Literal["c2p", "p2c"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disentangled(Part):
+    """He et al. 2021: a table `P` with a vector of the model's width for each distance `d = q_pos - k_pos`, which every
+    layer maps to queries and keys (`Attention.pos_q`, `pos_k`) to be scored against those of its tokens:
+
+        bias = scale * (q . pos_k(P[d]) + pos_q(P[d]) . k)        content to position, `c2p`, and `p2c`
+
+    Row `d + span` of `2 * span` is of distance d, the first and last of all beyond.  With a `max_distance`, those up to
+    span/2 have a row each and the further ones, up to `max_distance`, share the others logarithmically (v2 and v3).
+
+    Equation 4 of the paper has p2c at `k_pos - q_pos`.  The authors' code has it at the same d, and so has every model.
+    """
+
+    width: int
+    span: int
+    max_distance: int | None = None
+    terms: tuple[Term, ...] = ("c2p", "p2c")
+    norm: LayerNorm | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.terms or not set(self.terms) <= set(get_args(Term)):
+            raise ConfigError(f"terms of distances must be c2p, p2c or both, not {self.terms!r}")
+        near = self.span // 2
+        if self.max_distance is not None and not 0 < near < self.max_distance - 1:
+            raise ConfigError(f"{self.span} buckets of distances cannot tell those up to {self.max_distance} apart")
+
+    def tensors(self) -> Shapes:
+        return {"weight": (2 * self.span, self.width)}
+
+
+Position = Rope | Alibi | T5Buckets | Disentangled  # inside attention: the rotate and bias doors
 Absolute = Learned | Sinusoidal  # at the input: the embed door

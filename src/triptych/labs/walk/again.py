@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 
 from triptych.spec import LayerNorm
-from triptych.spec.parts import Norm
+from triptych.spec.norms import Norm
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b"""
     out = torch.einsum("...i,oi->...o", x.to(weight.dtype), weight)
     return out if bias is None else out + bias
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each place of `[T, D]` from itself and its neighbours, one matrix of `[D, D, kernel]` for each; zeros beyond the
+    ends"""
+    kernel = weight.shape[2]
+    padded = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
+    return bias + sum(torch.einsum("ti,oi->to", padded[j : j + len(x)], weight[..., j]) for j in range(kernel))
 
 
 def norm(x: Tensor, spec: Norm, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ def ending(at: Stack) -> list[Step]:
 
 
 def _embedding(at: Stack) -> Step:
-    spec, after, project = at.spec.embed, None, None
+    spec, after, project, widen = at.spec.embed, None, None, None
     rows = at.parameter("embed.tokens.weight", "E", "V D").value[torch.tensor(list(at.ids))]
     table = at.row_each(f"{at.name}.embed.tokens.weight[ids]", "E[ids]", rows)
     uses, scale = [table], 1.0 if spec.scale is None else spec.scale
@@ -53,12 +53,17 @@ def _embedding(at: Stack) -> Step:
         first = at.parameter("embed.token_types.weight", "S", "types D").value[:1]
         uses.append(Shown(f"{at.name}.embed.token_types.weight[0]", "S[0]", "types D", first))
         terms.append("S[0]")
-    formula = "x = " + " + ".join(terms)
+    inner = " + ".join(terms)
     added = [one.name for one in uses[1:]]
+    if spec.widen is not None:
+        widen = at.linear("embed.widen", spec.widen, "e", "D E")
+        uses += widen.uses
+        inner = f"({inner}) {widen.formula}"
+    formula = f"x = {inner}"
     if spec.norm is not None:
         after = at.norm("embed.norm", spec.norm)
         uses += after.uses
-        formula = f"x = norm({' + '.join(terms)}),  norm(x) = {after.formula}"
+        formula = f"x = norm({inner}),  norm(x) = {after.formula}"
     if spec.project is not None:
         project = at.linear("embed.project", spec.project, "e", "D E")
         uses += project.uses
@@ -66,6 +71,7 @@ def _embedding(at: Stack) -> Step:
 
     def once_more(g: Given) -> Tensor:
         x = g[table.name] * scale + sum(g[name] for name in added)
+        x = x if widen is None else widen.run(g, x)
         x = x if after is None else after.run(g, x)
         return x if project is None else project.run(g, x)
 

@@ -16,9 +16,10 @@ from triptych.labs.walk.heads import attention
 from triptych.labs.walk.stack import Stack, leaving
 from triptych.labs.walk.steps import Given, Step
 from triptych.spec import GLU, MoE, ParallelBlock
-from triptych.spec.parts import FeedForward, Norms
+from triptych.spec.parts import Branch, FeedForward, Norms
 
 BETWEEN = "after attention"  # of a decoder's block: no site lies between its two attentions
+BEFORE_BRANCH = "after the MLP"  # of a block with a convolution beside it: no site lies before the two meet
 ADDED = {"attn": "what attention gathered", "cross": "what was read of the source", "mlp": "what the MLP made"}
 
 
@@ -45,7 +46,32 @@ def middle(at: Stack) -> list[Step]:
     part, x = at.part(f"{begins}MLP"), at.prefix + last
     norms, entered = _entered(at, part, x, "mlp", block.mlp_norm)
     steps += [*norms, *_mlp(at, part, entered, block.mlp, block.mlp_norm)]
-    return [*steps, _residual(at, part, x, "mlp", block.mlp_norm, f"{at.block}.resid_post")]
+    if block.branch is None:
+        return [*steps, _residual(at, part, x, "mlp", block.mlp_norm, f"{at.block}.resid_post")]
+    steps.append(_residual(at, part, x, "mlp", block.mlp_norm, f"{at.block}.{BEFORE_BRANCH}"))
+    return [*steps, _branch(at, f"{at.prefix}{at.block}.{BEFORE_BRANCH}", block.branch)]
+
+
+def _branch(at: Stack, made: str, spec: Branch) -> Step:
+    """The convolution beside the block, and where the two meet."""
+    part, x = at.part(f"block {at.layer}, beside it"), at.prefix + (f"{at.block}.resid_pre" if at.layer else "embed")
+    weight = at.parameter(f"{at.block}.branch.conv.weight", "W_c", "D D kernel")
+    bias = at.parameter(f"{at.block}.branch.conv.bias", "b_c", "D")
+    norm = at.norm(f"{at.block}.branch.norm", spec.norm)
+
+    def once_more(g: Given) -> list[Tensor]:
+        found = again.activation(spec.act, again.convolved(g[x], g[weight.name], g[bias.name]))
+        return [found, norm.run(g, g[made] + found)]
+
+    return Step(
+        part,
+        "Convolution",
+        f"c = {spec.act}(Σ_j W_c[j] x₀[t + j] + b_c),  x ← norm(x + c),  norm(x) = {norm.formula}",
+        f"Each token and its neighbours, {spec.conv.kernel} in all, as they entered the block: added to what it made.",
+        [at.shown(f"{at.block}.branch.out", "c"), at.shown(f"{at.block}.resid_post", "x")],
+        once_more,
+        [weight, bias, *norm.uses],
+    )
 
 
 def _parallel(at: Stack, x: str, block: ParallelBlock) -> list[Step]:
@@ -85,9 +111,10 @@ def _residual(at: Stack, part: str, x: str, sub: str, norms: Norms, site: str) -
     if norms.post is not None:
         after = at.norm(f"{at.block}.{sub}_norm.post", norms.post)
         title, formula = "Residual and norm", f"x ← norm(x + o),  norm(x) = {after.formula}"
-    if site.endswith(BETWEEN):  # the sum of two sites, as the block itself forms it
+    if site.endswith((BETWEEN, BEFORE_BRANCH)):  # the sum of two sites, as the block itself forms it
         post = getattr(at.stack.blocks[at.layer], f"{sub}_norm").post
-        sites = (at.trace[f"{at.prefix}{at.block}.{leaf}"][0] for leaf in ("resid_pre", f"{sub}.out"))
+        before = "resid_mid" if sub == "mlp" else "resid_pre"
+        sites = (at.trace[f"{at.prefix}{at.block}.{leaf}"][0] for leaf in (before, f"{sub}.out"))
         value = post(sum(sites)).detach().cpu()
 
     def once_more(g: Given) -> Tensor:

@@ -57,7 +57,7 @@ def attention(
         scale=spec.scale,
         softcap=spec.softcap,
         sinks=sinks,
-        bias=None if kind is None else relative(at, k.labels, k_pos, kind.position, spec.kind),
+        bias=None if kind is None else relative(at, q, k, k_pos, kind.position, spec.kind),
         q_pos=None if kind is None else at.places,
         k_pos=None if kind is None else k_pos,
         head=at.head,

@@ -13,8 +13,9 @@ from triptych import nn
 from triptych.labs.walk import again
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.probe import Trace
-from triptych.spec import GLU, LayerNorm, Linear, Model, MoE, ParallelBlock, Scale
-from triptych.spec.parts import Norm, Norms
+from triptych.spec import GLU, Block, LayerNorm, Linear, Model, MoE, ParallelBlock, Scale
+from triptych.spec.norms import Norm
+from triptych.spec.parts import Norms
 
 LEAVES = ("in", "q", "k", "v", "q_rot", "k_rot", "scores", "pattern", "z", "out")
 
@@ -30,6 +31,7 @@ def reads(spec: Model, name: str, layer: int) -> list[str]:
     elif block.mlp is not None:
         under += ["mlp.in", "mlp.up", "mlp.act", "mlp.out"] + ["mlp.gate"] * isinstance(block.mlp, GLU)
     between = [] if isinstance(block, ParallelBlock) else ["resid_mid"]
+    between += ["branch.out"] if isinstance(block, Block) and block.branch is not None else []
     sites = [f"blocks.{layer}.{leaf}" for leaf in ("resid_pre", *under, *between, "resid_post")]
     return [prefix + site for site in dict.fromkeys(("embed", *sites, f"blocks.{last}.resid_post", "final"))]
 

@@ -1,0 +1,81 @@
+"""DeBERTa (He et al. 2021): BERT whose scores compare, beside words with words, each word with how far the other is.
+
+Reference: transformers `models/deberta`, which keeps q, k and v in one matrix, head by head, and has no bias for keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych import spec
+from triptych.families import disentangled
+from triptych.mapping.keys import Keys
+from triptych.mapping.table import table
+
+hf_types = frozenset({"deberta"})
+prefix = "deberta."
+ignore = frozenset(
+    {
+        "padding_idx",  # of the embedding's gradient
+        "pooler_dropout",  # of training, before the pooler: after it is `cls_dropout`
+    }
+)
+
+ROWS = table("""
+encoder.embed.tokens.weight           deberta.embeddings.word_embeddings.weight
+encoder.embed.position.weight         deberta.embeddings.position_embeddings.weight
+encoder.embed.token_types.weight      deberta.embeddings.token_type_embeddings.weight
+encoder.embed.widen.*                 deberta.embeddings.embed_proj.*
+encoder.embed.norm.*                  deberta.embeddings.LayerNorm.*
+encoder.kinds.self.position.weight    deberta.encoder.rel_embeddings.weight
+encoder.kinds.self.position.norm.*    deberta.encoder.LayerNorm.*
+encoder.blocks.{i}.attn.out.*         deberta.encoder.layer.{i}.attention.output.dense.*
+encoder.blocks.{i}.attn_norm.post.*   deberta.encoder.layer.{i}.attention.output.LayerNorm.*
+encoder.blocks.{i}.mlp.up.*           deberta.encoder.layer.{i}.intermediate.dense.*
+encoder.blocks.{i}.mlp.down.*         deberta.encoder.layer.{i}.output.dense.*
+encoder.blocks.{i}.mlp_norm.post.*    deberta.encoder.layer.{i}.output.LayerNorm.*
+encoder.blocks.0.branch.conv.*        deberta.encoder.conv.conv.*
+encoder.blocks.0.branch.norm.*        deberta.encoder.conv.LayerNorm.*
+-  deberta.embeddings.position_ids                -  # 0, 1, 2, ...
+-  deberta.embeddings.position_embeddings.weight  -  # where the input has none: of the decoder that pre-training had
+-  lm_predictions.lm_head.dense.*                 -  # heads of the pre-training
+-  lm_predictions.lm_head.LayerNorm.*             -
+-  lm_predictions.lm_head.bias                    -
+-  mask_predictions.dense.*                       -
+-  mask_predictions.LayerNorm.*                   -
+-  mask_predictions.classifier.*                  -
+head.ends.*                           qa_outputs.*
+head.classes.*                        classifier.*
+[ClassHead]
+head.transform.dense.*                pooler.dense.*
+[as:lm_predictions]
+head.transform.dense.*                lm_predictions.lm_head.dense.*
+head.transform.norm.*                 lm_predictions.lm_head.LayerNorm.*
+head.proj.bias                        lm_predictions.lm_head.bias
+[MaskedLMHead]
+head.transform.dense.*                cls.predictions.transform.dense.*
+head.transform.norm.*                 cls.predictions.transform.LayerNorm.*
+head.proj.weight                      cls.predictions.decoder.weight
+[tie:head.proj.weight]
+head.proj.bias                        cls.predictions.bias
+head.proj.bias                        cls.predictions.decoder.bias
+[own:head.proj.weight]
+head.proj.bias                        cls.predictions.decoder.bias
+head.proj.bias                        cls.predictions.bias|spare  -  # added to a tied head alone
+""")
+weights = ROWS + table("""
+encoder.blocks.{i}.attn.(q,k,v).weight  deberta.encoder.layer.{i}.attention.self.in_proj.weight|by_head
+encoder.blocks.{i}.attn.q.bias          deberta.encoder.layer.{i}.attention.self.q_bias
+encoder.blocks.{i}.attn.v.bias          deberta.encoder.layer.{i}.attention.self.v_bias
+encoder.blocks.{i}.attn.pos_k.*         deberta.encoder.layer.{i}.attention.self.pos_proj.*
+encoder.blocks.{i}.attn.pos_q.*         deberta.encoder.layer.{i}.attention.self.pos_q_proj.*
+""")
+
+
+def config(keys: Keys) -> spec.Model:
+    if keys.bool("talking_head", default=False):
+        raise keys.error("talking_head is set: scores of different heads are mixed, which no published DeBERTa does")
+    attn = spec.attention(keys.int("hidden_size"), keys.count("num_attention_heads"), bias=True)
+    without = replace(attn.k, bias=False)
+    attn = replace(attn, k=without, pos_k=without, pos_q=attn.q)
+    return disentangled.model(keys, "Deberta", attn, span=disentangled.furthest(keys))
