@@ -6,6 +6,8 @@ References: transformers `models/bart`, `models/mbart`, whose tables of position
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triptych import spec
 from triptych.families import seq2seq
 from triptych.mapping.keys import Keys
@@ -45,11 +47,8 @@ SIDE.blocks.{i}.mlp_norm.post.*    model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.blocks.{i}.mlp_norm.pre.*     model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.final_norm.*                  model.SIDE.layer_norm.*
 """)
-weights = ROWS + table("""
-head.proj.weight                   lm_head.weight
+weights = ROWS + seq2seq.HEADS + table("""
 head.proj.bias                     final_logits_bias|one_row
-head.transform.dense.*             classification_head.dense.*
-head.classes.*                     classification_head.out_proj.*
 [tie:decoder.embed.tokens.weight]
 encoder.embed.tokens.weight        model.shared.weight
 encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
@@ -68,17 +67,10 @@ def config(keys: Keys) -> spec.Model:
         keys, normalize_before=pre, add_final_layer_norm=pre, normalize_embedding=True, static_position_embeddings=False
     )
     position, norm = spec.Learned(length=context, width=width, offset=2), spec.LayerNorm(width=width)
-    dense = spec.Linear(inputs=width, outputs=width, bias=True)
-    labels = spec.Linear(inputs=width, outputs=keys.labels(default=3), bias=True)
-    heads: dict[str, spec.Head | None] = {
-        f"{name}Model": None,
-        f"{name}ForConditionalGeneration": seq2seq.lm_head(keys, width, vocab),
-        f"{name}ForSequenceClassification": spec.ClassHead(
-            pool="last", transform=spec.Transform(dense=dense, act="tanh"), classes=labels,
-            dropout=keys.dropout("classifier_dropout"),
-        ),
-    }  # fmt: skip
+    lm = seq2seq.lm_head(keys, width, vocab)
+    heads = seq2seq.heads(keys, name, width, lm, labels=2 if pre else 3)
     head = keys.architecture(heads, default=f"{name}ForConditionalGeneration")
+    ids = keys.special_ids(vocab, start=None if pre else 2)
     tied = keys.bool("tie_word_embeddings", default=True)
     # Before transformers 5, `false` left one embedding to both sides; now each may have stored its own.
     shared = tied or not keys.has_tensor("decoder.embed_tokens.weight", default=True)
@@ -90,7 +82,7 @@ def config(keys: Keys) -> spec.Model:
         decoder=side(keys, "decoder", vocab, position, pre=pre, embed_norm=norm),
         head=head,
         ties=ties,
-        ids=keys.special_ids(vocab, start=None if pre else 2),
+        ids=replace(ids, start=None) if pre and head is not lm else ids,  # there each row's own last token begins it
         context=context,
         init_std=keys.float("init_std", default=0.02),
     )

@@ -42,7 +42,8 @@ class Answer:
 def outputs(module: Transformer, rows: Sequence[Encoded | Tensor], *, batch_tokens: int = 4096) -> list[Tensor]:
     """What the head gives of each row, in fp32; rows of similar length run together.
 
-    An encoder-decoder that labels rows reads each in its decoder too, one place later, up to the end of the text.
+    An encoder-decoder reads each in its decoder too, one place later; where the config names no token to begin with,
+    after the row's own last one (mBART's language).
     """
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     lengths = [module.length(row) if isinstance(row, Tensor) else len(row.ids) for row in rows]
@@ -63,11 +64,12 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
         given = module(tokens, where, token_types=types)
     else:
         for i, row in enumerate(rows):
-            if ids.start is None or row.ids[-1] not in ids.eos:
+            if isinstance(module.spec.head, spec.ClassHead) and row.ids[-1] not in ids.eos:
                 raise InputError(
                     f"text {i} does not end with an end-of-text token, where this model looks for the label"
                 )
-        shifted, into = flat([[ids.start or 0, *row.ids[:-1]] for row in rows], device)
+        begin = [row.ids[-1] if ids.start is None else ids.start for row in rows]
+        shifted, into = flat([[first, *row.ids[:-1]] for first, row in zip(begin, rows, strict=True)], device)
         given = module(shifted, into, source=(tokens, where))
     return list(given) if isinstance(module.spec.head, spec.ClassHead) else where.split(given)
 

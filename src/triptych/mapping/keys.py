@@ -54,8 +54,9 @@ REFUSED = {
 }
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "tanh": "tanh", "gelu": "gelu",
+    "silu": "silu", "swish": "silu", "relu": "relu", "tanh": "tanh", "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
 }  # fmt: skip
 assert set(ACTIVATIONS.values()) == set(get_args(Activation))
 
