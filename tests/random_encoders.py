@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+ABSENT = object()  # of a key
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One configuration; `file` changes what stands in config.json (None removes a key), the way old files say it."""
+    """One configuration; `file` changes what stands in config.json, the way old files say it."""
 
     config: str
     model: str
@@ -22,8 +24,8 @@ class Drawn:
     file: dict[str, Any] = field(default_factory=dict)
     pooler: bool = True
     types: int | None = None  # token types that count
+    whole: bool = False  # every name in the file, those of one tensor too, as older files have it
     own_head: bool = False  # T5 v1.1 as published, which the reference's configs can no longer ask for
-
 
     @property
     def options(self) -> dict[str, bool]:
@@ -61,7 +63,8 @@ EPS = (1e-12, 1e-6, 1e-5, 0.05)
 
 
 def draw(family: str, seed: int) -> Drawn:
-    return FAMILIES[family](Dice(f"{family} {seed}"), family)
+    dice = Dice(f"{family} {seed}")
+    return replace(FAMILIES[family](dice, family), whole=family != "vit" and dice.maybe())
 
 
 def _labels(dice: Dice) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def _bert(dice: Dice, family: str) -> Drawn:
         keys |= _labels(dice)
     file = dice.some({
         "position_embedding_type": "absolute", "gradient_checkpointing": False, "output_past": True,
-        "type_vocab_size": None if keys["type_vocab_size"] == 2 else keys["type_vocab_size"],
+        "type_vocab_size": ABSENT if keys["type_vocab_size"] == 2 else keys["type_vocab_size"],
         "directionality": "bidi", "pooler_fc_size": 768, "pooler_type": "first_token_transform",
     } if family == "bert" else {"position_embedding_type": "absolute", "gradient_checkpointing": False})  # fmt: skip
     pooler = kind != "Model" or family == "electra" or dice.maybe(0.7)
@@ -143,7 +146,7 @@ def _modernbert(dice: Dice, family: str) -> Drawn:
     types = ["sliding_attention" if i % every else "full_attention" for i in range(layers)]
     file: dict[str, Any] = {}
     if dice.maybe():  # as ModernBERT-base itself says it
-        file = {"rope_parameters": None, "layer_types": None, "global_rope_theta": far, "local_rope_theta": near,
+        file = {"rope_parameters": ABSENT, "layer_types": ABSENT, "global_rope_theta": far, "local_rope_theta": near,
                 "global_attn_every_n_layers": every, "layer_norm_eps": 1e-5, "reference_compile": True,
                 "position_embedding_type": "absolute", "repad_logits_with_grad": False}  # fmt: skip
     elif dice.maybe():
@@ -178,8 +181,8 @@ def _t5(dice: Dice, family: str) -> Drawn:
         keys["tie_word_embeddings"] = not own and dice.maybe(0.6)
     file = dice.some({"n_positions": 512, "output_past": True, "use_cache": True, "tokenizer_class": "T5Tokenizer"})
     if family == "t5" and (own or keys["tie_word_embeddings"]) and dice.maybe():  # as transformers 4 wrote it
-        file |= {"tie_word_embeddings": keys["tie_word_embeddings"], "scale_decoder_outputs": None}
-        file |= dice.some({"is_gated_act": None, "dense_act_fn": None})
+        file |= {"tie_word_embeddings": keys["tie_word_embeddings"], "scale_decoder_outputs": ABSENT}
+        file |= dice.some({"is_gated_act": ABSENT, "dense_act_fn": ABSENT})
     elif own and dice.maybe():
         file |= {"tie_word_embeddings": False}
     return Drawn(f"{name}Config", name + kind, keys, file, own_head=own)

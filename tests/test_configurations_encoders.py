@@ -6,17 +6,22 @@ Each is run on ragged rows, which the reference pads; through the cache; and sav
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import triptych
-from random_encoders import FAMILIES, Drawn, draw
+from hub_encoders import HUB
+from random_encoders import ABSENT, FAMILIES, Drawn, draw
+from triptych import families
 from triptych.attention import Rows
+from triptych.errors import ConfigError
 from triptych.generate.labels import outputs
 from triptych.model import Model
 from triptych.nn import flat
@@ -24,7 +29,7 @@ from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead
 from triptych.text import Encoded
 
 WITHIN = 1e-4
-SEEDS, MANY = 6, 60
+SEEDS, MANY = 5, 60
 LENGTHS, TARGET_LENGTHS = (17, 3, 8, 1), (5, 9, 2, 1)
 CPU = torch.device("cpu")
 
@@ -49,12 +54,28 @@ def build(drawn: Drawn, seed: int) -> Any:
     return model
 
 
+def published(repository: str) -> Drawn:
+    """A model as a repository would have it."""
+    import transformers
+
+    told = HUB[repository]
+    kind = told.get("architectures", ["BertModel"])[0].replace("T5WithLMHeadModel", "T5ForConditionalGeneration")
+    config = transformers.AutoConfig.for_model(**deepcopy(told))
+    types = told.get("type_vocab_size") if kind.startswith(("Bert", "Electra")) else None
+    own = "T5ForConditionalGeneration" in kind and told.get("tie_word_embeddings") is False
+    file = dict.fromkeys(config.to_dict(), ABSENT) | told
+    keys = {key: value for key, value in deepcopy(told).items() if key != "model_type"}
+    return Drawn(type(config).__name__, kind, keys, file, types=types, own_head=own)
+
+
 def write(model: Any, drawn: Drawn, path: Path) -> None:
     """The reference's directory, with the config an older file would have."""
     model.save_pretrained(path)
     told = json.loads((path / "config.json").read_text()) | drawn.file
-    kept = {key: value for key, value in told.items() if value is not None or key not in drawn.file}
-    (path / "config.json").write_text(json.dumps(kept))
+    (path / "config.json").write_text(json.dumps({key: v for key, v in told.items() if v is not ABSENT}))
+    if drawn.whole:
+        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def padded(rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
@@ -72,7 +93,7 @@ class Asked:
         self.pad = getattr(self.config, "pad_token_id", None) or 0
         self.both = bool(getattr(self.config, "is_encoder_decoder", False)) and not drawn.encodes
         self.labels = self.both and drawn.model.endswith(("SequenceClassification", "QuestionAnswering"))
-        self.types = None if drawn.types is None else [self._ids(drawn.types, n, 0) for n in LENGTHS]
+        self.types = None if drawn.types is None else [self._ids(drawn.types, n, low=0) for n in LENGTHS]
         if "ViT" in drawn.model:
             side = self.config.image_size
             sides = side if isinstance(side, list | tuple) else [side, side]
@@ -91,8 +112,10 @@ class Asked:
 
     def _ids(self, vocab: int, n: int, low: int | None = None) -> list[int]:
         """Ids that are neither padding nor an end."""
-        low = max(self.pad, 2) + 1 if low is None else low
-        return torch.randint(low, vocab, (n,), generator=self.random).tolist()
+        if low is not None:
+            return torch.randint(low, vocab, (n,), generator=self.random).tolist()
+        words = [i for i in range(vocab) if i not in (self.pad, getattr(self.config, "eos_token_id", None))]
+        return [words[i] for i in torch.randint(0, len(words), (n,), generator=self.random)]
 
     def _floats(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.random)
@@ -175,13 +198,12 @@ def gap(found: list[Tensor], expected: list[Tensor], model: Model) -> float:
 
 
 @torch.inference_mode()
-def check(family: str, seed: int, folder: Path) -> None:
+def check(drawn: Drawn, seed: int, folder: Path) -> None:
     """One configuration: forward, cached, pooled, saved and opened again."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    drawn = draw(family, seed)
     reference = build(drawn, seed)
     asked = Asked(reference, drawn, seed)
     write(reference, drawn, folder / "theirs")
@@ -190,7 +212,9 @@ def check(family: str, seed: int, folder: Path) -> None:
     if asked.both and not asked.labels:
         assert gap(asked.cached(model), expected, model) <= WITHIN
     if isinstance(model.spec.head, Pooling) and model.spec.head.dense is not None and asked.types is None:
-        given = {"pixel_values": torch.stack(asked.floats)} if asked.floats else {"input_ids": torch.tensor(asked.rows[:1])}
+        given = (
+            {"pixel_values": torch.stack(asked.floats)} if asked.floats else {"input_ids": torch.tensor(asked.rows[:1])}
+        )
         pooled = model.encode(asked.floats or asked.rows[:1], pooling="dense")
         assert gap([pooled], [reference(**given).pooler_output], model) <= WITHIN
     model.save(folder / "ours")
@@ -202,11 +226,23 @@ def check(family: str, seed: int, folder: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_configurations(family: str, seed: int, tmp_path: Path) -> None:
-    check(family, seed, tmp_path)
+    check(draw(family, seed), seed, tmp_path)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(SEEDS, MANY))
 def test_many_random_configurations(family: str, seed: int, tmp_path: Path) -> None:
-    check(family, seed, tmp_path)
+    check(draw(family, seed), seed, tmp_path)
+
+
+@pytest.mark.parametrize("repository", HUB)
+def test_configurations_as_repositories_have_them(repository: str, tmp_path: Path) -> None:
+    check(published(repository), 0, tmp_path)
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text()) == HUB[repository]
+
+
+def test_a_family_that_is_none_of_ours_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(ConfigError, match=r"model_type 'mpnet' is not one of .*") as refused:
+        families.read_config({"model_type": "mpnet", "architectures": ["MPNetForMaskedLM"], "hidden_size": 24})
+    assert "\n" not in str(refused.value)

@@ -22,7 +22,8 @@ ignore = frozenset(
         "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
         "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
         "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
-        "force_bos_token_to_be_generated",
+        "force_bos_token_to_be_generated", "save_step",
+        "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART
     }
 )  # fmt: skip
 
@@ -47,7 +48,10 @@ SIDE.blocks.{i}.mlp_norm.post.*    model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.blocks.{i}.mlp_norm.pre.*     model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.final_norm.*                  model.SIDE.layer_norm.*
 """)
-weights = ROWS + seq2seq.HEADS + table("""
+weights = (
+    ROWS
+    + seq2seq.HEADS
+    + table("""
 head.proj.bias                     final_logits_bias|one_row
 [tie:decoder.embed.tokens.weight]
 encoder.embed.tokens.weight        model.shared.weight
@@ -58,6 +62,7 @@ encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
 decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
 encoder.embed.tokens.weight        model.shared.weight|spare  -  # stored beside the two that are read
 """)
+)
 
 
 def config(keys: Keys) -> spec.Model:

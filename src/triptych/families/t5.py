@@ -63,7 +63,9 @@ def config(keys: Keys) -> spec.Model:
     tied, scaled = _head(keys)
     lm = spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab), scale=width**-0.5 if scaled else None)
     known = {f"{name}WithLMHeadModel": lm, **seq2seq.heads(keys, name, width, lm)}
-    head = keys.architecture(known | seq2seq.encoder_heads(keys, name, width), default=f"{name}ForConditionalGeneration")
+    head = keys.architecture(
+        known | seq2seq.encoder_heads(keys, name, width), default=f"{name}ForConditionalGeneration"
+    )
     alone = isinstance(head, spec.Pooling | spec.TokenHead)
     tables = ["decoder.embed.tokens.weight"] * (not alone) + ["head.proj.weight"] * (head is lm and tied)
     return spec.Model(
