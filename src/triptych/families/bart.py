@@ -48,10 +48,7 @@ SIDE.blocks.{i}.mlp_norm.post.*    model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.blocks.{i}.mlp_norm.pre.*     model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.final_norm.*                  model.SIDE.layer_norm.*
 """)
-weights = (
-    ROWS
-    + seq2seq.HEADS
-    + table("""
+weights = ROWS + seq2seq.HEADS + table("""
 head.proj.bias                     final_logits_bias|one_row
 [tie:decoder.embed.tokens.weight]
 encoder.embed.tokens.weight        model.shared.weight
@@ -61,8 +58,7 @@ decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
 encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
 decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
 encoder.embed.tokens.weight        model.shared.weight|spare  -  # stored beside the two that are read
-""")
-)
+""")  # fmt: skip
 
 
 def config(keys: Keys) -> spec.Model:
@@ -76,6 +72,8 @@ def config(keys: Keys) -> spec.Model:
     heads = seq2seq.heads(keys, name, width, lm, labels=2 if pre else 3)
     head = keys.architecture(heads, default=f"{name}ForConditionalGeneration")
     ids = keys.special_ids(vocab, start=None if pre else 2)
+    if pre and isinstance(head, spec.ClassHead | spec.SpanHead):
+        ids = replace(ids, start=None)  # each row begins with its own last token, whatever the config says
     tied = keys.bool("tie_word_embeddings", default=True)
     # Before transformers 5, `false` left one embedding to both sides; now each may have stored its own.
     shared = tied or not keys.has_tensor("decoder.embed_tokens.weight", default=True)
@@ -87,7 +85,7 @@ def config(keys: Keys) -> spec.Model:
         decoder=side(keys, "decoder", vocab, position, pre=pre, embed_norm=norm),
         head=head,
         ties=ties,
-        ids=replace(ids, start=None) if pre and head is not lm else ids,  # there each row's own last token begins it
+        ids=ids,
         context=context,
         init_std=keys.float("init_std", default=0.02),
     )

@@ -13,7 +13,7 @@ from triptych.spec.positions import Position
 Side = Literal["encoder", "decoder"]
 
 HEADS = tables.table("""
-head.proj.weight          lm_head.weight
+head.proj.weight          lm_head.weight                        output.weight
 head.ends.*               qa_outputs.*
 [ClassHead]
 head.transform.dense.*    classification_head.dense.*
