@@ -302,6 +302,16 @@ def test_transcribe_says_what_the_library_says(
     for form, begins in shown.items():
         assert main([*argv, "--format", form]) == 0
         assert capsys.readouterr().out.startswith(begins), form
+    assert main([*argv[:2], str(recording), str(recording), "--language", "de"]) == 0
+    twice = capsys.readouterr().out.split(f"{recording}:\n")
+    assert twice[0] == ""
+    assert twice[1] == twice[2]
+    assert twice[1].startswith(shown["times"])
+    assert main([*argv[:2], str(recording), str(recording), "--language", "de", "--json"]) == 0
+    several = json.loads(capsys.readouterr().out)["results"]
+    assert several == [{"file": str(recording), **found}] * 2
+    assert main([*argv[:2], str(recording), str(recording), "--format", "srt"]) == 2
+    assert "srt is of one file" in capsys.readouterr().err
     recording.with_name("b.wav").write_bytes(recording.read_bytes()[:-9])
     assert main([*argv[:2], str(recording.with_name("b.wav"))]) == 1
     error = capsys.readouterr().err

@@ -211,6 +211,10 @@ class Model:
         """What is said of each token of each text: its likeliest label, or whether it was replaced (ELECTRA)."""
         return running.tag(self.module, self.inputs.placed(texts), texts, self.labels)
 
+    def entities(self, texts: Sequence[str]) -> list[list[running.Entity]]:
+        """What the tags of each text name: neighbours of one label, `B-` beginning another, without those of `O`."""
+        return [running.entities(tags, text) for tags, text in zip(self.tag(texts), texts, strict=True)]
+
     def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[running.Answer]:
         """The `top` likeliest pieces of `context` of at most `longest` tokens, best first.
 

@@ -29,6 +29,17 @@ class Tag:
 
 
 @dataclass(frozen=True)
+class Entity:
+    """Neighbouring tokens of one thing: their text, its label, the mean of their probabilities, and its place."""
+
+    text: str
+    label: str
+    probability: float
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """A piece of the context, and its place there."""
 
@@ -110,6 +121,31 @@ def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labe
         said = zip(row.places, row.text, best.indices.tolist(), best.values.tolist(), strict=True)
         found.append([Tag(text[a:b], labels[i], p, a, b) for (a, b), of, i, p in said if of is not None])
     return found
+
+
+def entities(tags: Sequence[Tag], text: str) -> list[Entity]:
+    """What the tags of a text name, without its tokens outside (`O`).
+
+    Neighbours whose labels differ by no more than `B-` and `I-` (Ramshaw & Marcus 1995) are one thing, of which `B-`
+    begins another.
+    """
+    groups: list[list[Tag]] = []
+    for one in tags:
+        if groups and _named(one) == _named(groups[-1][-1]) and not one.label.startswith("B-"):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    found = []
+    for group in groups:
+        begin, end = group[0].begin, group[-1].end
+        mean = sum(one.probability for one in group) / len(group)
+        found.append(Entity(text[begin:end], _named(group[0]), mean, begin, end))
+    return [entity for entity in found if entity.label != "O"]
+
+
+def _named(one: Tag) -> str:
+    """PER of `B-PER` and `I-PER`."""
+    return one.label[2:] if one.label.startswith(("B-", "I-")) else one.label
 
 
 def answer(
