@@ -242,15 +242,18 @@ class Model:
         timestamps: bool = True,
         temperatures: Sequence[float] = running.TEMPERATURES,
         seed: int = 0,
+        previous: bool = False,
         on_segment: Callable[[running.Segment], None] | None = None,
     ) -> running.Transcript:
         """What is said in a WAV file, or in `[T]` samples at 16 kHz, of any length; see `generate.transcribe`.
 
+        `previous` tells each window of 30 s what was said before it: names and sentences hold together, and so does
+        a mistake.
         Raises InputError for a model that does not hear, a file that is no sound, a language or task it does not know.
         """
         tokenizer, told = self.inputs.words, self.inputs.told("generation_config.json")
         words = running.Words.of(tokenizer, told or self.hf or {}, self.spec.vocab)
-        hearing = running.Hearing(self.module, tokenizer, words, task, timestamps, temperatures, seed)
+        hearing = running.Hearing(self.module, tokenizer, words, task, timestamps, temperatures, seed, previous)
         samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
         return running.transcribe(hearing, samples, language=language, on_segment=on_segment)
 

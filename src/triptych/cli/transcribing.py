@@ -42,6 +42,9 @@ def transcribe(
     task: Annotated[Task, typer.Option("--task", help="Write what is said, or translate it to English.")] = (Task.said),
     form: Annotated[Form, typer.Option("--format", help="How the transcript is written.")] = Form.times,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn where the likeliest is poor.")] = 0,
+    previous: Annotated[
+        bool, typer.Option("--previous", help="Tell each 30 seconds what was said before: steadier, so mistakes too.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write down what is said in WAV files, sentence by sentence as it comes, with times."""
@@ -56,7 +59,9 @@ def transcribe(
         if not as_json:
             screen.write("WEBVTT\n\n" if form is Form.vtt else f"{file}:\n" if len(files) > 1 else "")
         told = _Teller(None if as_json else form)
-        found = loaded.transcribe(sound, language=language, task=task.value, seed=seed, on_segment=told)
+        found = loaded.transcribe(
+            sound, language=language, task=task.value, seed=seed, previous=previous, on_segment=told
+        )
         rows = [{"start": s.start, "end": s.end, "text": s.text.strip()} for s in found.segments]
         seconds = round(len(sound) / RATE, 3)
         results.append({"language": found.language, "seconds": seconds, "text": found.text, "segments": rows})
