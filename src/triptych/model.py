@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych import audio, families, nn
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
-from triptych.errors import InputError, TextError
+from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.header import read_header
 from triptych.inputs import Inputs, Texts
 from triptych.nn import Row
@@ -286,13 +286,25 @@ class Model:
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 
+    def _told_ids(self, name: str) -> list[int]:
+        """Token ids of the generation config, or of the config where older files keep them; words of several ids are
+        not among them.  Raises ConfigError for anything else."""
+        told = self.inputs.told("generation_config.json").get(name, (self.hf or {}).get(name))
+        words = told if isinstance(told, list) else [] if told is None else [[told]]
+        if not all(isinstance(word, list) and all(type(i) is int for i in word) for word in words):
+            raise ConfigError(f"{self.path or 'config'}: {name} must be token ids, not {shown(told)}")
+        return [word[0] for word in words if len(word) == 1 and 0 <= word[0] < self.spec.vocab]
+
     def _writing(
         self, prompts: Texts, prefix: str | Sequence[int], stop: Sequence[str], session: Session | None = None
     ) -> running.Writing:
         """A run that has seen nothing yet, with what it takes to make text of it."""
         tokenizer = self.inputs.words if stop else self.tokenizer
+        if self.spec.layout == "encoder-decoder":
+            prefix = prefix or self._told_ids("forced_bos_token_id")  # mBART's target language
         rows, sources = self.inputs.begun(prompts, prefix)
-        state = running.start(self.module, rows, sources=sources, session=session)
+        never = self._told_ids("bad_words_ids")  # Marian's padding
+        state = running.start(self.module, rows, sources=sources, session=session, never=never)
         return running.Writing(state, tokenizer, self.end_ids, tuple(stop))
 
 
