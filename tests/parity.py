@@ -83,7 +83,7 @@ def rows_of(model: Model) -> Sequence[Row]:
         longest = embed.stride * embed.position.length
         return [torch.randn(longest, embed.conv1.inputs, generator=random) for _ in ROWS]
     if isinstance(embed, Patches):
-        return [torch.randn(embed.channels, embed.image, embed.image, generator=random) for _ in ROWS]
+        return [torch.randn(embed.channels, *embed.image, generator=random) for _ in ROWS]
     return [[*row, *model.spec.ids.eos] for row in ROWS] if _labels_targets(model) else ROWS
 
 

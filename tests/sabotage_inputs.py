@@ -65,7 +65,7 @@ def own_vector_after_the_patches(model: Model, patch: pytest.MonkeyPatch) -> Non
     patch.setattr(inputs.Patches, "forward", last)
 
 
-@parity("vit-base", "Patches.channels", "Patches.image")
+@parity("vit-base", "Patches.channels")
 def channels_in_another_order(model: Model, patch: pytest.MonkeyPatch) -> None:
     flat = inputs.Patches.flat
     patch.setattr(inputs.Patches, "flat", lambda self, rows: flat(self, [row.flip(0) for row in rows]))

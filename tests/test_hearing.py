@@ -69,6 +69,7 @@ def reference() -> Any:
         setattr(told, name, value)
     told.lang_to_id = {f"<|{name}|>": LETTERS + SPECIAL.index(name) for name in ("en", "de", "haw")}
     told.task_to_id = {name: LETTERS + SPECIAL.index(name) for name in ("translate", "transcribe")}
+    told.prev_sot_token_id = LETTERS + SPECIAL.index("startofprev")
     told.eos_token_id = told.pad_token_id = LETTERS
     return model
 
@@ -168,8 +169,8 @@ def test_sentences_and_the_next_window_are_the_reference_s() -> None:
 # ---------------------------------------------------------------- whole transcripts
 
 
-@pytest.mark.parametrize("language", ["de", None])
-def test_a_long_recording_is_the_reference_s(model: Model, language: str | None) -> None:
+@pytest.mark.parametrize(("language", "previous"), [("de", False), (None, False), ("de", True), (None, True)])
+def test_a_long_recording_is_the_reference_s(model: Model, language: str | None, previous: bool) -> None:
     """Windows, seeks, times and words of 1.5 s heard 0.26 s at a time."""
     spoken, limit = 150, 20
     frames = torch.zeros(spoken + 2 * CONTEXT, MELS)
@@ -178,10 +179,11 @@ def test_a_long_recording_is_the_reference_s(model: Model, language: str | None)
     theirs = reference().generate(
         frames[:spoken].T[None], attention_mask=torch.ones(1, spoken), return_timestamps=True, return_segments=True,
         task="transcribe", max_new_tokens=limit, num_beams=1, do_sample=False, temperature=0.0,
-        condition_on_prev_tokens=False, **how,
+        condition_on_prev_tokens=previous, **how,
     )["segments"][0]  # fmt: skip
-    listener = hearing(model)
+    listener = hearing(model, previous=previous)
     ours = transcribe_frames(listener, frames, spoken, language=language, limit=limit)
+    assert (transcribe_frames(hearing(model), frames, spoken, language=language, limit=limit) == ours) is not previous
     expected = [
         (float(segment["start"]), float(segment["end"]), listener.text(segment["tokens"].tolist()))
         for segment in theirs
@@ -302,6 +304,16 @@ def test_transcribe_says_what_the_library_says(
     for form, begins in shown.items():
         assert main([*argv, "--format", form]) == 0
         assert capsys.readouterr().out.startswith(begins), form
+    assert main([*argv[:2], str(recording), str(recording), "--language", "de"]) == 0
+    twice = capsys.readouterr().out.split(f"{recording}:\n")
+    assert twice[0] == ""
+    assert twice[1] == twice[2]
+    assert twice[1].startswith(shown["times"])
+    assert main([*argv[:2], str(recording), str(recording), "--language", "de", "--json"]) == 0
+    several = json.loads(capsys.readouterr().out)["results"]
+    assert several == [{"file": str(recording), **found}] * 2
+    assert main([*argv[:2], str(recording), str(recording), "--format", "srt"]) == 2
+    assert "srt is of one file" in capsys.readouterr().err
     recording.with_name("b.wav").write_bytes(recording.read_bytes()[:-9])
     assert main([*argv[:2], str(recording.with_name("b.wav"))]) == 1
     error = capsys.readouterr().err

@@ -33,22 +33,23 @@ def test_pixels_are_the_reference_s(mode: str, resample: int, tmp_path: Path) ->
     picture(mode=mode).save(tmp_path / "a.png")
     processor = ViTImageProcessorPil(**how, resample=resample)
     expected = processor(picture(mode=mode).convert("RGB"), return_tensors="np")["pixel_values"][0]
-    found = read_image(tmp_path / "a.png", Preparation.of({**how, "resample": resample}, 32))
+    found = read_image(tmp_path / "a.png", Preparation.of({**how, "resample": resample}, (32, 32)))
     assert found.shape == expected.shape == (3, 20, 20)
     assert np.abs(found - expected).max() <= 1e-5
-    other = read_image(tmp_path / "a.png", Preparation.of({**how, "resample": 5 - resample}, 32))
+    other = read_image(tmp_path / "a.png", Preparation.of({**how, "resample": 5 - resample}, (32, 32)))
     assert np.abs(other - expected).max() > 0.01
 
 
 def test_what_a_config_leaves_out_is_vit_s() -> None:
-    assert Preparation.of({}, 32) == Preparation(height=32, width=32)
-    assert Preparation.of({"size": 16}, 32).height == 16
-    raw = Preparation.of({"do_resize": False, "do_rescale": False, "do_normalize": False, "size": 9}, 32)
+    assert Preparation.of({}, (32, 32)) == Preparation(height=32, width=32)
+    assert Preparation.of({}, (32, 24)) == Preparation(height=32, width=24)
+    assert Preparation.of({"size": 16}, (32, 32)).height == 16
+    raw = Preparation.of({"do_resize": False, "do_rescale": False, "do_normalize": False, "size": 9}, (32, 32))
     assert (raw.height, raw.scale, raw.mean, raw.std) == (32, 1.0, (0.0,) * 3, (1.0,) * 3)
-    for bad in ({"size": "big"}, {"size": -1}, {"size": {"height": 3, "width": 4}}, {"image_std": [1, 0, 1]},
+    for bad in ({"size": "big"}, {"size": -1}, {"size": {"height": 3, "width": 0}}, {"image_std": [1, 0, 1]},
                 {"image_mean": [1]}, {"resample": 9}, {"size": {"shortest_edge": 9}}, {"image_mean": 5}):  # fmt: skip
         with pytest.raises(ConfigError, match="preprocessor_config"):
-            Preparation.of(bad, 32)
+            Preparation.of(bad, (32, 32))
 
 
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_file_is_read_as_its_pixels(tmp_path: Path) -> None:
     (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(told))
     picture().save(tmp_path / "a.png")
     model = triptych.load(tmp_path / "model")
-    pixels = torch.from_numpy(read_image(tmp_path / "a.png", Preparation.of(told, 20)))
+    pixels = torch.from_numpy(read_image(tmp_path / "a.png", Preparation.of(told, (20, 20))))
     (scores,) = model.logits([pixels])
     assert torch.equal(model.logits([tmp_path / "a.png"])[0], scores)
     (labels,) = model.classify([str(tmp_path / "a.png")])

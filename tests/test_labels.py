@@ -93,6 +93,44 @@ def test_tags_have_their_place_in_the_text(made: Any) -> None:
         assert all(tag.token == text[tag.begin : tag.end] for tag in ours)
 
 
+BIO = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
+@pytest.mark.parametrize("labels", [BIO, ("O", "PER", "LOC", "B-TIME")])
+def test_entities_are_the_pipeline_s(labels: tuple[str, ...], made: Any) -> None:
+    model = made("BertForTokenClassification", labels)
+    texts = [" ".join(WORDS[i : i + 25]) for i in range(0, 60, 7)]
+    expected = pipeline("token-classification", model.path, aggregation_strategy="simple")(texts)
+    joined = 0
+    for text, ours, theirs in zip(texts, model.entities(texts), expected, strict=True):
+        assert [(one.begin, one.end, one.label) for one in ours] == [
+            (t["start"], t["end"], t["entity_group"]) for t in theirs
+        ]
+        assert [one.probability for one in ours] == pytest.approx([t["score"] for t in theirs], abs=1e-5)
+        assert all(one.text == text[one.begin : one.end] for one in ours)
+        joined += sum(" " in one.text for one in ours)
+    assert joined
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        ("B-PER I-PER O B-LOC", ["a b PER", "d LOC"]),
+        ("B-PER B-PER I-LOC I-PER", ["a PER", "b PER", "c LOC", "d PER"]),
+        ("I-PER I-PER B-PER PER", ["a b PER", "c d PER"]),
+        ("O O O O", []),
+    ],
+)
+def test_what_neighbours_name(labels: str, named: list[str]) -> None:
+    from triptych.generate import Tag, entities
+
+    tags = [Tag("abcd"[i], label, 0.5 + i / 10, 2 * i, 2 * i + 1) for i, label in enumerate(labels.split())]
+    found = entities(tags, "a b c d")
+    assert [f"{one.text} {one.label}" for one in found] == named
+    if named[:1] == ["a b PER"]:
+        assert found[0].probability == pytest.approx(0.55)
+
+
 def test_replaced_tokens(made: Any) -> None:
     model = made("ElectraForPreTraining")
     (found,) = model.tag(TEXTS[:1])
@@ -195,6 +233,15 @@ def test_the_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", str(tagger.path), TEXTS[1], "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert [token["label"] for token in row["tokens"]] == [tag.label for tag in tagger.tag(TEXTS[1:2])[0]]
+    (named,) = made("BertForTokenClassification", BIO).entities(TEXTS[1:2])
+    assert main(["classify", str(made("BertForTokenClassification", BIO).path), TEXTS[1], "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert [(one["text"], one["label"]) for one in row["entities"]] == [(one.text, one.label) for one in named]
+    assert main(["classify", str(made("BertForTokenClassification", BIO).path), TEXTS[1]]) == 0
+    shown = capsys.readouterr().out.split("entity")[1]
+    assert all(one.text in shown for one in named)
+    assert main(["classify", str(made("ElectraForPreTraining").path), TEXTS[1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["entities"] == []
 
 
 # ---------------------------------------------------------------- fp16

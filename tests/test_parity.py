@@ -5,6 +5,7 @@ Log-probabilities (or, without a language head, the outputs themselves) agree to
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import references
 import triptych
 from parity import ROWS, WITHIN, largest, ours, rows_of, targets_of, theirs
 from triptych import generate as running
+from triptych.errors import ConfigError
 from triptych.spec import LMHead
 
 
@@ -88,6 +90,36 @@ def test_greedy_generation_is_the_reference() -> None:
             expected = reference.generate(torch.tensor([row]), **how)[0].tolist()
             start = 1 if name == "t5" else len(row)
             assert model.generate([row], max_new_tokens=12)[0].ids == expected[start:]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_a_checkpoint_says_of_its_targets_holds(beside: bool, tmp_path: Path) -> None:
+    """The first token of mBART, those Marian never writes: beside the weights, or in an old config."""
+    reference, row = references.saved("mbart")[0], ROWS[0]
+    free = {i: ours("mbart").generate([row], max_new_tokens=9, decoder_prefix=[i])[0].ids for i in range(3, 41)}
+    first, said = max(free.items(), key=lambda pair: len(pair[1]))
+    banned = said[:2]
+    assert len(said) > 2
+    told = {
+        "forced_bos_token_id": first,
+        "bad_words_ids": [*([i] for i in banned), [35, 7]],
+        "decoder_start_token_id": 0,
+    }
+    reference.save_pretrained(tmp_path)
+    file = tmp_path / ("generation_config.json" if beside else "config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    if not beside:
+        (tmp_path / "generation_config.json").unlink()
+    model = triptych.load(tmp_path)
+    how = told | {"bad_words_ids": told["bad_words_ids"][:-1], "use_cache": False, "forced_eos_token_id": None}
+    how |= {"max_new_tokens": 10, "do_sample": False, "attention_mask": torch.ones(1, len(row)).long()}
+    expected = reference.generate(torch.tensor([row]), **how)[0].tolist()
+    assert expected[:2] == [0, first]
+    assert model.generate([row], max_new_tokens=9)[0].ids == expected[2:]
+    assert not set(banned) & set(model.generate([row], max_new_tokens=9, beams=3)[0].ids)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bad_words_ids": "none"}))
+    with pytest.raises(ConfigError, match="bad_words_ids must be token ids"):
+        triptych.load(tmp_path).generate([row])
 
 
 def test_token_types_reach_bert() -> None:

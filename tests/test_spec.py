@@ -291,7 +291,7 @@ def test_every_part_goes_through_json() -> None:
             conv2=spec.Conv(inputs=6, outputs=6, kernel=3, stride=2),
             position=spec.Learned(length=5, width=6),
         ),
-        spec.Patches(channels=3, image=8, patch=4, width=6, position=spec.Learned(length=5, width=6), dropout=0.1),
+        spec.Patches(channels=3, image=(8, 8), patch=4, width=6, position=spec.Learned(length=5, width=6), dropout=0.1),
         spec.mlp(6, 9, "relu", dropout=0.1),
         replace(
             stack().blocks[0],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from triptych import families
 from triptych.checkpoints import Source, local_path, open_source, read_json
 from triptych.checkpoints.packed import scheme, unpacked
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, shown
 from triptych.spec import Model, Pooling
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
     spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
-    pooled = _pooled(spec, where)
+    if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
+        hf = {key: value for key, value in hf.items() if key != "architectures"}
+        spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
+    pooled = _pooled(spec, where, ignore)
     if pooled != spec and isinstance(
         pooled.head, Pooling
     ):  # written back with the model, which has no other file for it
@@ -76,23 +79,52 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     return Header(where, pooled, hf, source)
 
 
-def _pooled(spec: Model, where: Path) -> Model:
+def _headless(spec: Model, stored: Collection[str]) -> bool:
+    """Whether the head the config names is in no file: sentence-transformers keeps the bare encoder of a model, and
+    some of its configs still name the class that was trained."""
+    names = {load.source for load in families.save_plan(spec) if load.ours[0].startswith("head.")}
+    return bool(names) and names.isdisjoint(stored)
+
+
+def _pooled(spec: Model, where: Path, ignore: Collection[str]) -> Model:
     """The pooling a sentence-transformers directory declares beside a bare encoder."""
     pooling = where / "1_Pooling" / "config.json"
     if not isinstance(spec.head, Pooling) or not pooling.is_file():
         return spec
-    told = read_json(pooling)
-    mode: Literal["first", "mean"] = "first" if told.get("pooling_mode_cls_token") else "mean"
-    if mode == "mean" and not told.get("pooling_mode_mean_tokens", True):
-        raise CheckpointError(f"{pooling}: only mean and first-token pooling are understood")
-    return replace(spec, head=replace(spec.head, mode=mode, normalize=_normalizes(where / "modules.json")))
+    known: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
+    told = _modes(read_json(pooling))
+    if len(told) != 1 or told[0] not in known:
+        raise CheckpointError(f"{pooling}: pools by {shown(told)}; only mean and cls, one of them, are understood")
+    normalize = _normalizes(where / "modules.json", ignore)
+    return replace(spec, head=replace(spec.head, mode=known[told[0]], normalize=normalize))
 
 
-def _normalizes(modules: Path) -> bool:
-    """Whether the chain of modules that sentence-transformers lists scales its vectors to length 1."""
+def _modes(config: dict[str, Any]) -> list[Any]:
+    """By what sentence-transformers pools: one name or several under one key, and until its version 5 a flag each."""
+    told = config.get("pooling_mode")
+    if told is None:
+        flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
+        told = [flag.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for flag in flags]
+    return [told] if isinstance(told, str) else list(told) if isinstance(told, list) else [told]
+
+
+def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
+    """Whether the chain of modules that sentence-transformers lists scales its vectors to length 1.
+
+    Raises CheckpointError for a module that changes them otherwise.
+    """
     if not modules.is_file():
         return False
     try:
-        return any(str(module.get("type", "")).endswith("Normalize") for module in json.loads(modules.read_bytes()))
+        chain = [
+            (str(module.get("type", "")), str(module.get("path", ""))) for module in json.loads(modules.read_bytes())
+        ]
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{modules}: is not a JSON list of modules ({type(error).__name__})") from None
+    for kind, path in chain:
+        if not kind.endswith((".Transformer", ".Pooling", ".Normalize")) and path not in ignore:
+            raise CheckpointError(
+                f"{modules}: its vectors go through {shown(kind)}, which this does not have; for those before it, load "
+                f"with ignore=[{path!r}]"
+            )
+    return any(kind.endswith(".Normalize") for kind, _ in chain)

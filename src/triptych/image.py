@@ -32,15 +32,15 @@ class Preparation:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     @staticmethod
-    def of(config: Mapping[str, Any], side: int) -> Preparation:
-        """From a `preprocessor_config.json`, ViT's own values where it is silent; `side` is the model's.
+    def of(config: Mapping[str, Any], own: tuple[int, int]) -> Preparation:
+        """From a `preprocessor_config.json`, ViT's own values where it is silent; `own` are the model's sides.
 
         Raises ConfigError for a value that is not understood.
         """
-        size = config.get("size", side)
+        size = config.get("size", {"height": own[0], "width": own[1]})
         sides = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
         if not config.get("do_resize", True):
-            sides = (side, side)
+            sides = own
         plain = not config.get("do_normalize", True)
         try:
             return Preparation(
@@ -55,8 +55,8 @@ class Preparation:
             raise ConfigError(f"preprocessor_config.json: is not understood ({error})") from None
 
     def __post_init__(self) -> None:
-        if self.height != self.width or not 1 <= self.height <= 1 << 12:
-            raise ConfigError(f"preprocessor_config.json: size {self.height} x {self.width} is no square this reads")
+        if not 1 <= min(self.height, self.width) <= max(self.height, self.width) <= 1 << 12:
+            raise ConfigError(f"preprocessor_config.json: size {self.height} x {self.width} is no image this reads")
         if self.resample not in range(6) or len(self.mean) != 3 or len(self.std) != 3 or 0.0 in self.std:
             raise ConfigError("preprocessor_config.json: resample, image_mean or image_std is not understood")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych import audio, families, nn
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
-from triptych.errors import InputError, TextError
+from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.header import read_header
 from triptych.inputs import Inputs, Texts
 from triptych.nn import Row
@@ -211,6 +211,10 @@ class Model:
         """What is said of each token of each text: its likeliest label, or whether it was replaced (ELECTRA)."""
         return running.tag(self.module, self.inputs.placed(texts), texts, self.labels)
 
+    def entities(self, texts: Sequence[str]) -> list[list[running.Entity]]:
+        """What the tags of each text name: neighbours of one label, `B-` beginning another, without those of `O`."""
+        return [running.entities(tags, text) for tags, text in zip(self.tag(texts), texts, strict=True)]
+
     def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[running.Answer]:
         """The `top` likeliest pieces of `context` of at most `longest` tokens, best first.
 
@@ -238,15 +242,18 @@ class Model:
         timestamps: bool = True,
         temperatures: Sequence[float] = running.TEMPERATURES,
         seed: int = 0,
+        previous: bool = False,
         on_segment: Callable[[running.Segment], None] | None = None,
     ) -> running.Transcript:
         """What is said in a WAV file, or in `[T]` samples at 16 kHz, of any length; see `generate.transcribe`.
 
+        `previous` tells each window of 30 s what was said before it: names and sentences hold together, and so does
+        a mistake.
         Raises InputError for a model that does not hear, a file that is no sound, a language or task it does not know.
         """
         tokenizer, told = self.inputs.words, self.inputs.told("generation_config.json")
         words = running.Words.of(tokenizer, told or self.hf or {}, self.spec.vocab)
-        hearing = running.Hearing(self.module, tokenizer, words, task, timestamps, temperatures, seed)
+        hearing = running.Hearing(self.module, tokenizer, words, task, timestamps, temperatures, seed, previous)
         samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
         return running.transcribe(hearing, samples, language=language, on_segment=on_segment)
 
@@ -279,13 +286,25 @@ class Model:
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 
+    def _told_ids(self, name: str) -> list[int]:
+        """Token ids of the generation config, or of the config where older files keep them; words of several ids are
+        not among them.  Raises ConfigError for anything else."""
+        told = self.inputs.told("generation_config.json").get(name, (self.hf or {}).get(name))
+        words = told if isinstance(told, list) else [] if told is None else [[told]]
+        if not all(isinstance(word, list) and all(type(i) is int for i in word) for word in words):
+            raise ConfigError(f"{self.path or 'config'}: {name} must be token ids, not {shown(told)}")
+        return [word[0] for word in words if len(word) == 1 and 0 <= word[0] < self.spec.vocab]
+
     def _writing(
         self, prompts: Texts, prefix: str | Sequence[int], stop: Sequence[str], session: Session | None = None
     ) -> running.Writing:
         """A run that has seen nothing yet, with what it takes to make text of it."""
         tokenizer = self.inputs.words if stop else self.tokenizer
+        if self.spec.layout == "encoder-decoder":
+            prefix = prefix or self._told_ids("forced_bos_token_id")  # mBART's target language
         rows, sources = self.inputs.begun(prompts, prefix)
-        state = running.start(self.module, rows, sources=sources, session=session)
+        never = self._told_ids("bad_words_ids")  # Marian's padding
+        state = running.start(self.module, rows, sources=sources, session=session, never=never)
         return running.Writing(state, tokenizer, self.end_ids, tuple(stop))
 
 

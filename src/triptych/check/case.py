@@ -78,7 +78,7 @@ def _noise(model: Model) -> list[Tensor]:
         shape: tuple[int, ...] = (slot.stride * slot.position.length, slot.conv1.inputs)
     else:
         assert isinstance(slot, Patches)
-        shape = (slot.channels, slot.image, slot.image)
+        shape = (slot.channels, *slot.image)
     return [torch.randn(shape, generator=random) for _ in TEXTS]
 
 

@@ -49,15 +49,26 @@ def classify(
 
 
 def _tokens(model: Model, texts: list[str], as_json: bool) -> None:
-    found = model.tag(texts)
+    from triptych.generate import entities
+    from triptych.spec import TokenHead
+
+    names = isinstance(model.spec.head, TokenHead)  # a discriminator names nothing
+    tagged = zip(texts, model.tag(texts), strict=True)
+    found = [(text, tags, entities(tags, text) if names else []) for text, tags in tagged]
     if as_json:
         rows = [
-            {"text": text, "tokens": [asdict(tag) for tag in tags]} for text, tags in zip(texts, found, strict=True)
+            {"text": text, "tokens": [asdict(tag) for tag in tags], "entities": [asdict(one) for one in named]}
+            for text, tags, named in found
         ]
         screen.result({"results": rows})
         return
-    for text, tags in zip(texts, found, strict=True):
+    for text, tags, named in found:
         shown = screen.table("token", "label", "probability", right=["probability"])
         for tag in tags:
             shown.add_row(screen.plain(tag.token), screen.plain(tag.label), f"{tag.probability:.1%}")
         screen.show(shown, screen.plain(text))
+        if any(tag.label.startswith(("B-", "I-")) for tag in tags):
+            things = screen.table("entity", "label", "probability", right=["probability"])
+            for one in named:
+                things.add_row(screen.plain(one.text), screen.plain(one.label), f"{one.probability:.1%}")
+            screen.show(things)

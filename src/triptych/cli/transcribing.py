@@ -1,4 +1,4 @@
-"""transcribe: what is said in a recording."""
+"""transcribe: what is said in recordings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Form(StrEnum):
 @options.opens
 def transcribe(
     checkpoint: options.Checkpoint,
-    file: Annotated[Path, typer.Argument(metavar="FILE.wav", help="PCM or float, of any rate and length.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE.wav...", help="PCM or float, of any rate and length.")],
     language: Annotated[
         str | None,
         typer.Option("--language", metavar="CODE", help="en, de, ...; heard in the first 30 seconds unless given."),
@@ -42,30 +42,46 @@ def transcribe(
     task: Annotated[Task, typer.Option("--task", help="Write what is said, or translate it to English.")] = (Task.said),
     form: Annotated[Form, typer.Option("--format", help="How the transcript is written.")] = Form.times,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn where the likeliest is poor.")] = 0,
+    previous: Annotated[
+        bool, typer.Option("--previous", help="Tell each 30 seconds what was said before: steadier, so mistakes too.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write down what is said in a WAV file, sentence by sentence as it comes, with times."""
+    """Write down what is said in WAV files, sentence by sentence as it comes, with times."""
     from triptych.audio import RATE, read_wav
 
-    sound = read_wav(file)
-    loaded = opened(checkpoint)
-    seconds = len(sound) / RATE
-    shown = 0
-    if form is Form.vtt and not as_json:
-        screen.write("WEBVTT\n\n")
-
-    def told(segment: Segment) -> None:
-        nonlocal shown
-        shown += 1
+    if len(files) > 1 and form in (Form.srt, Form.vtt) and not as_json:
+        raise typer.BadParameter(f"{form.value} is of one file; give one, or --format times", param_hint="--format")
+    loaded, results = None, []
+    for file in files:
+        sound = read_wav(file)  # what is no sound is refused before the model is loaded
+        loaded = loaded or opened(checkpoint)
         if not as_json:
-            screen.write(_written(segment, shown, form))
-
-    found = loaded.transcribe(sound, language=language, task=task.value, seed=seed, on_segment=told)
-    if as_json:
+            screen.write("WEBVTT\n\n" if form is Form.vtt else f"{file}:\n" if len(files) > 1 else "")
+        told = _Teller(None if as_json else form)
+        found = loaded.transcribe(
+            sound, language=language, task=task.value, seed=seed, previous=previous, on_segment=told
+        )
         rows = [{"start": s.start, "end": s.end, "text": s.text.strip()} for s in found.segments]
-        screen.result({"language": found.language, "seconds": round(seconds, 3), "text": found.text, "segments": rows})
-    known = "" if found.language is None else f", language {found.language}"
-    screen.note(f"{seconds:.1f} s of sound, {shown} segments{known}")
+        seconds = round(len(sound) / RATE, 3)
+        results.append({"language": found.language, "seconds": seconds, "text": found.text, "segments": rows})
+        known = "" if found.language is None else f", language {found.language}"
+        screen.note(f"{seconds:.1f} s of sound, {told.shown} segments{known}")
+    if as_json:
+        several = [{"file": str(file), **result} for file, result in zip(files, results, strict=True)]
+        screen.result(results[0] if len(files) == 1 else {"results": several})
+
+
+class _Teller:
+    """Writes each segment as it comes, in a form or not at all, and counts them."""
+
+    def __init__(self, form: Form | None) -> None:
+        self.form, self.shown = form, 0
+
+    def __call__(self, segment: Segment) -> None:
+        self.shown += 1
+        if self.form is not None:
+            screen.write(_written(segment, self.shown, self.form))
 
 
 def _written(segment: Segment, number: int, form: Form) -> str:

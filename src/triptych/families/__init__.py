@@ -8,6 +8,7 @@ A family file gives
     config(keys) -> Model       an HF config as a spec; every key it reads is recorded
     weights                     the reversible table of names (`triptych.mapping.table`)
     prefix                      the base model's prefix in HF names, which a file may have or lack
+    unprefixed                  heads beside which HF names have no prefix
     ignore                      HF keys it need not read, each with a reason beside it
     renames                     old endings of tensor names
     from_gguf(keys) -> dict     GGUF metadata as an HF config

@@ -6,6 +6,8 @@ References: transformers `models/bart`, `models/mbart`, whose tables of position
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triptych import spec
 from triptych.families import seq2seq
 from triptych.mapping.keys import Keys
@@ -20,7 +22,8 @@ ignore = frozenset(
         "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
         "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
         "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
-        "force_bos_token_to_be_generated",
+        "force_bos_token_to_be_generated", "save_step",
+        "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART
     }
 )  # fmt: skip
 
@@ -45,11 +48,8 @@ SIDE.blocks.{i}.mlp_norm.post.*    model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.blocks.{i}.mlp_norm.pre.*     model.SIDE.layers.{i}.final_layer_norm.*
 SIDE.final_norm.*                  model.SIDE.layer_norm.*
 """)
-weights = ROWS + table("""
-head.proj.weight                   lm_head.weight
+weights = ROWS + seq2seq.HEADS + table("""
 head.proj.bias                     final_logits_bias|one_row
-head.transform.dense.*             classification_head.dense.*
-head.classes.*                     classification_head.out_proj.*
 [tie:decoder.embed.tokens.weight]
 encoder.embed.tokens.weight        model.shared.weight
 encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
@@ -58,7 +58,7 @@ decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
 encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
 decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
 encoder.embed.tokens.weight        model.shared.weight|spare  -  # stored beside the two that are read
-""")
+""")  # fmt: skip
 
 
 def config(keys: Keys) -> spec.Model:
@@ -68,17 +68,12 @@ def config(keys: Keys) -> spec.Model:
         keys, normalize_before=pre, add_final_layer_norm=pre, normalize_embedding=True, static_position_embeddings=False
     )
     position, norm = spec.Learned(length=context, width=width, offset=2), spec.LayerNorm(width=width)
-    dense = spec.Linear(inputs=width, outputs=width, bias=True)
-    labels = spec.Linear(inputs=width, outputs=keys.labels(default=3), bias=True)
-    heads: dict[str, spec.Head | None] = {
-        f"{name}Model": None,
-        f"{name}ForConditionalGeneration": seq2seq.lm_head(keys, width, vocab),
-        f"{name}ForSequenceClassification": spec.ClassHead(
-            pool="last", transform=spec.Transform(dense=dense, act="tanh"), classes=labels,
-            dropout=keys.dropout("classifier_dropout"),
-        ),
-    }  # fmt: skip
+    lm = seq2seq.lm_head(keys, width, vocab)
+    heads = seq2seq.heads(keys, name, width, lm, labels=2 if pre else 3)
     head = keys.architecture(heads, default=f"{name}ForConditionalGeneration")
+    ids = keys.special_ids(vocab, start=None if pre else 2)
+    if pre and isinstance(head, spec.ClassHead | spec.SpanHead):
+        ids = replace(ids, start=None)  # each row begins with its own last token, whatever the config says
     tied = keys.bool("tie_word_embeddings", default=True)
     # Before transformers 5, `false` left one embedding to both sides; now each may have stored its own.
     shared = tied or not keys.has_tensor("decoder.embed_tokens.weight", default=True)
@@ -90,7 +85,7 @@ def config(keys: Keys) -> spec.Model:
         decoder=side(keys, "decoder", vocab, position, pre=pre, embed_norm=norm),
         head=head,
         ties=ties,
-        ids=keys.special_ids(vocab, start=None if pre else 2),
+        ids=ids,
         context=context,
         init_std=keys.float("init_std", default=0.02),
     )

@@ -46,6 +46,8 @@ head.ends.*                            classifier.*
 
 
 def config(keys: Keys) -> spec.Model:
+    if keys.bool("is_causal", default=False) or keys.bool("causal_mask", default=False):
+        raise keys.error("is_causal or causal_mask is set, which no ModernBERT is")
     width, heads, vocab = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("vocab_size")
     norm = spec.LayerNorm(
         width=width, eps=keys.float("norm_eps", default=1e-5), bias=keys.bool("norm_bias", default=False)

@@ -43,4 +43,4 @@ def save_plan(spec: Model, kind: Kind = "hf") -> tuple[Load, ...]:
     """Under which names, and how, the parameters of `spec` are written; see `triptych.mapping.plan.save_plan`."""
     family = find(spec.family)
     prefix = getattr(family, "prefix", "") if kind == "hf" else ""
-    return plans.save_plan(spec, family.weights, kind, prefix=prefix)
+    return plans.save_plan(spec, family.weights, kind, prefix=prefix, unprefixed=getattr(family, "unprefixed", ()))

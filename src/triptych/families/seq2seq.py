@@ -12,6 +12,14 @@ from triptych.spec.positions import Position
 
 Side = Literal["encoder", "decoder"]
 
+HEADS = tables.table("""
+head.proj.weight          lm_head.weight                        output.weight
+head.ends.*               qa_outputs.*
+[ClassHead]
+head.transform.dense.*    classification_head.dense.*
+head.classes.*            classification_head.out_proj.*
+""")
+
 
 def stack(
     side: Side,
@@ -51,6 +59,32 @@ def lm_head(keys: Keys, width: int, vocab: int) -> spec.LMHead:
     """BART's, with a bias of its own beside a shared matrix; a file without it means zero."""
     bias = keys.has_tensor("final_logits_bias", default=True)
     return spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab, bias=bias))
+
+
+def heads(keys: Keys, name: str, width: int, lm: spec.LMHead, *, labels: int = 2) -> dict[str, spec.Head | None]:
+    """The head of each class `{name}...`: none, over words, over the labels of a row (read at its last token) and over
+    where an answer lies.  `labels` are as many as an old config means that says nothing."""
+    dropout = keys.dropout("classifier_dropout")
+    dense = spec.Linear(inputs=width, outputs=width, bias=True)
+    classes = spec.Linear(inputs=width, outputs=keys.labels(default=labels), bias=True)
+    ends = spec.Linear(inputs=width, outputs=2, bias=True)
+    return {
+        f"{name}Model": None,
+        f"{name}ForConditionalGeneration": lm,
+        f"{name}ForSequenceClassification": spec.ClassHead(
+            pool="last", transform=spec.Transform(dense=dense, act="tanh"), classes=classes, dropout=dropout
+        ),
+        f"{name}ForQuestionAnswering": spec.SpanHead(ends=ends),
+    }
+
+
+def encoder_heads(keys: Keys, name: str, width: int) -> dict[str, spec.Head]:
+    """The head of each class that keeps the encoder alone: one that pools, one over the labels of each token."""
+    classes = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
+    return {
+        f"{name}EncoderModel": spec.Pooling(),
+        f"{name}ForTokenClassification": spec.TokenHead(classes=classes, dropout=keys.dropout("classifier_dropout")),
+    }
 
 
 def table(text: str, **words: tuple[str, str]) -> tables.Table:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import seq2seq
-from triptych.mapping.keys import COUNT, Keys
-from triptych.mapping.table import table
+from triptych.mapping.keys import ACTIVATIONS, COUNT, Keys
+from triptych.mapping.table import table, within
 
 hf_types = frozenset({"t5", "mt5"})
+prefix = "transformer."  # only classes over labels write it
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
 ignore = frozenset(
     {
         "dense_act_fn", "is_gated_act",  # doubles of feed_forward_proj
         "n_positions",  # of the training data; the distances have no end
-        "classifier_dropout",  # of a head these classes do not have
         "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # doubles of num_layers, d_model, ...
     }
 )  # fmt: skip
 
-weights = seq2seq.table("""
+unprefixed = (spec.LMHead, spec.SpanHead)
+weights = within(prefix, seq2seq.table("""
 SIDE.kinds.self.position.weight   SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.weight
 SIDE.blocks.{i}.attn_norm.pre.*   SIDE.block.{i}.layer.0.layer_norm.*
 SIDE.blocks.{i}.attn.q.*          SIDE.block.{i}.layer.0.SelfAttention.q.*
@@ -46,9 +47,11 @@ SIDE.blocks.{i}.mlp.up.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wi_1.
 encoder.embed.tokens.weight       shared.weight
 encoder.embed.tokens.weight       encoder.embed_tokens.weight
 decoder.embed.tokens.weight       decoder.embed_tokens.weight
-head.proj.weight                  lm_head.weight
 # No reference reads the next one: cross-attention has no distances.
 -                                 decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
+""")) + seq2seq.HEADS + table("""
+[TokenHead]
+head.classes.*                    classifier.*
 """)  # fmt: skip
 
 
@@ -56,20 +59,21 @@ def config(keys: Keys) -> spec.Model:
     width, vocab, name = keys.int("d_model"), keys.int("vocab_size"), keys.str("model_type").upper()
     layers = keys.count("num_layers")
     later = keys.optional_int("num_decoder_layers", high=COUNT) or layers
-    kinds = ("ForConditionalGeneration", "WithLMHeadModel", "Model", "EncoderModel")
-    part = keys.architecture({f"{name}{kind}": kind for kind in kinds}, default=f"{name}{kinds[0]}")
     keys.bool("is_encoder_decoder", default=True)
-    alone, scored = part == "EncoderModel", part in kinds[:2]
     tied, scaled = _head(keys)
-    head = spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab), scale=width**-0.5 if scaled else None)
-    ties = {} if alone else {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"}
-    ties |= {"head.proj.weight": "encoder.embed.tokens.weight"} if scored and tied else {}
+    lm = spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab), scale=width**-0.5 if scaled else None)
+    known = {f"{name}WithLMHeadModel": lm, **seq2seq.heads(keys, name, width, lm)}
+    head = keys.architecture(
+        known | seq2seq.encoder_heads(keys, name, width), default=f"{name}ForConditionalGeneration"
+    )
+    alone = isinstance(head, spec.Pooling | spec.TokenHead)
+    tables = ["decoder.embed.tokens.weight"] * (not alone) + ["head.proj.weight"] * (head is lm and tied)
     return spec.Model(
         family=name.lower(),
         encoder=_stack(keys, layers, "encoder"),
         decoder=None if alone else _stack(keys, later, "decoder"),
-        head=head if scored else spec.Pooling() if alone else None,
-        ties=ties,
+        head=head,
+        ties=dict.fromkeys(tables, "encoder.embed.tokens.weight"),
         ids=keys.special_ids(vocab, start=keys.int("pad_token_id", default=0, low=0)),
         init_std=0.02 * keys.float("initializer_factor", default=1.0),
     )
@@ -91,11 +95,10 @@ def _stack(keys: Keys, layers: int, side: seq2seq.Side) -> spec.Stack:
     width, heads, hidden = keys.int("d_model"), keys.count("num_heads"), keys.int("d_ff")
     dropout = keys.dropout("dropout_rate", default=0.1)
     norm = spec.RMSNorm(width=width, eps=keys.float("layer_norm_epsilon", default=1e-6))
-    kinds: dict[str, spec.MLP | spec.GLU] = {
-        "relu": spec.mlp(width, hidden, "relu", dropout=dropout),
-        "gated-gelu": spec.glu(width, hidden, "gelu_tanh", dropout=dropout),
-        "gated-silu": spec.glu(width, hidden, "silu", dropout=dropout),
-    }
+    kinds: dict[str, spec.MLP | spec.GLU] = {}
+    for act, ours in ACTIVATIONS.items():
+        kinds[act] = spec.mlp(width, hidden, ours, dropout=dropout)
+        kinds[f"gated-{act}"] = spec.glu(width, hidden, "gelu_tanh" if act == "gelu" else ours, dropout=dropout)
     distances = spec.T5Buckets(
         heads=heads,
         buckets=keys.count("relative_attention_num_buckets", default=32),

@@ -6,6 +6,8 @@ Reference: transformers `models/vit`.
 
 from __future__ import annotations
 
+from math import prod
+
 from triptych import spec
 from triptych.mapping.keys import COUNT, Keys
 from triptych.mapping.table import table
@@ -37,10 +39,11 @@ def config(keys: Keys) -> spec.Model:
     stack = _encoder(keys)
     width, pooled = stack.width, keys.optional_int("pooler_output_size")
     dense = spec.Linear(inputs=width, outputs=pooled or width, bias=True)
-    if keys.str("pooler_act", default="tanh") != "tanh":
-        raise keys.error("pooler_act is not 'tanh', the only one a pooler has here")
+    dense_act = keys.act("pooler_act", default="tanh")
     heads: dict[str, spec.Head] = {
-        "ViTModel": spec.Pooling(dense=dense if keys.has_tensor("pooler.dense.weight", default=True) else None),
+        "ViTModel": spec.Pooling(
+            dense=dense if keys.has_tensor("pooler.dense.weight", default=True) else None, act=dense_act
+        ),
         "ViTForImageClassification": spec.ClassHead(
             classes=spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
         ),
@@ -57,11 +60,11 @@ def config(keys: Keys) -> spec.Model:
 
 def _encoder(keys: Keys) -> spec.Stack:
     width, heads = keys.int("hidden_size"), keys.count("num_attention_heads")
-    side, patch = keys.int("image_size", default=224, high=COUNT), keys.int("patch_size", default=16, high=COUNT)
+    sides, (patch, across) = _sides(keys, "image_size", 224), _sides(keys, "patch_size", 16)
     norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-12))
     dropout = keys.dropout("hidden_dropout_prob")
-    if side % patch:
-        raise keys.error(f"image_size {side} is not a multiple of patch_size {patch}")
+    if patch != across or any(side % patch for side in sides):
+        raise keys.error(f"image_size {list(sides)} is no multiple of one square patch_size {[patch, across]}")
     block = spec.Block(
         attn=spec.attention(
             width, heads, bias=keys.bool("qkv_bias", default=True), out_bias=True,
@@ -74,12 +77,22 @@ def _encoder(keys: Keys) -> spec.Stack:
     )  # fmt: skip
     embed = spec.Patches(
         channels=keys.count("num_channels", default=3),
-        image=side,
+        image=sides,
         patch=patch,
         width=width,
-        position=spec.Learned(length=(side // patch) ** 2 + 1, width=width),
+        position=spec.Learned(length=prod(side // patch for side in sides) + 1, width=width),
         dropout=dropout,
     )
     layers = keys.count("num_hidden_layers")
     kinds = {"self": spec.Kind(mask=spec.full())}
     return spec.Stack(embed=embed, kinds=kinds, blocks=(block,) * layers, final_norm=norm)
+
+
+def _sides(keys: Keys, name: str, default: int) -> tuple[int, int]:
+    """Height and width: two numbers, or one for both."""
+    if isinstance(keys.get(name, default), int):
+        return (keys.int(name, default, high=COUNT),) * 2
+    both = keys.ints(name)
+    if len(both) != 2 or not 1 <= min(both) <= max(both) <= COUNT:
+        raise keys.error(f"{name} must be one side or two, each between 1 and {COUNT}, not {list(both)}")
+    return both[0], both[1]

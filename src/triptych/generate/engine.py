@@ -22,7 +22,10 @@ Stop = Callable[[int, list[int]], bool]  # (row of the batch, its new tokens) ->
 
 @dataclass
 class State:
-    """Live rows of a generation: their ids, the keys and values of all but the newest, and which request each is."""
+    """Live rows of a generation: their ids, the keys and values of all but the newest, and which request each is.
+
+    `never` are tokens that are not to be chosen.
+    """
 
     module: Transformer
     rows: list[list[int]]
@@ -30,6 +33,7 @@ class State:
     cross: CrossCache | None = None
     requests: list[int] = field(default_factory=list)
     session: Session | None = None
+    never: Sequence[int] = ()
 
     @property
     def taps(self) -> Taps:
@@ -71,7 +75,11 @@ class State:
                 if parts[i]:
                     last[i] = x[-1]
         final = torch.stack([x for x in last if x is not None])
-        return self.module.logits(final, Rows((1,) * len(todo), tuple(len(row) - 1 for row in self.rows)), self.taps)
+        at = Rows((1,) * len(todo), tuple(len(row) - 1 for row in self.rows))
+        logits = self.module.logits(final, at, self.taps)
+        return (
+            logits.index_fill(1, torch.tensor(self.never, device=logits.device), -torch.inf) if self.never else logits
+        )
 
     def _run(self, parts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
         rows = Rows(tuple(len(part) for part in parts), tuple(self.cache.lengths))
@@ -96,9 +104,11 @@ def start(
     sources: Sequence[Row] | None = None,
     session: Session | None = None,
     cache_dtype: torch.dtype | None = None,
+    never: Sequence[int] = (),
 ) -> State:
     """A state that has seen nothing yet.  `prompts` are the decoder's rows (its start token first, beside an encoder),
-    `sources` the encoder's.  Raises InputError for an empty row or a missing source."""
+    `sources` the encoder's, `never` tokens not to be chosen.  Raises InputError for an empty row or a missing
+    source."""
     for i, row in enumerate(prompts):
         if not row:
             raise InputError(f"prompt {i} is empty: give it at least one token")
@@ -112,7 +122,7 @@ def start(
         taps = NO_TAPS if session is None else session.taps
         cross = module.remember(module.encode(source, rows, taps=taps), rows, taps=taps)
     cache = module.decoder.cache(len(prompts), dtype=cache_dtype)
-    return State(module, [list(row) for row in prompts], cache, cross, list(range(len(prompts))), session)
+    return State(module, [list(row) for row in prompts], cache, cross, list(range(len(prompts))), session, never)
 
 
 @torch.inference_mode()

@@ -26,6 +26,7 @@ from triptych.text import Tokenizer
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while what comes is poor
 REPETITIVE, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # zlib's ratio, mean log-probability, probability of no speech
+GUESSED = 0.5  # the temperature from which on text is no help to the window after it
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Hearing:
     timed: bool = True
     temperatures: Sequence[float] = TEMPERATURES
     seed: int = 0
+    previous: bool = False  # whether each window is told what was said before it
 
     @property
     def slot(self) -> Frames:
@@ -93,25 +95,37 @@ class Hearing:
         scores = self.first(cross)
         return max(self.words.languages, key=lambda name: scores[self.words.languages[name]].item(), default=None)
 
-    def prompt(self, language: str | None) -> list[int]:
-        """What the decoder is given to begin with."""
+    def prompt(self, language: str | None, said: Sequence[int] = ()) -> list[int]:
+        """What the decoder is given to begin with: the newest of what was `said`, as far as half of its context
+        holds it, then language and task."""
         named = [] if language is None else [self.words.languages[language], self.words.tasks[self.task]]
-        return [self.words.start, *named, *([] if self.timed else [self.words.untimed])]
+        first = [self.words.start, *named, *([] if self.timed else [self.words.untimed])]
+        if not said or self.words.before is None:
+            return first
+        return [self.words.before, *said[1 - self.context // 2 :], *first]
+
+    @property
+    def context(self) -> int:
+        return self.module.spec.context or 448
 
     def write(self, cross: CrossCache, prompt: Sequence[int], limit: int | None = None) -> list[int]:
         """The ids of one window, times among them; none where nobody seems to speak.
 
         Text that repeats itself or is unlikely is written again at the next temperature, the last one is taken.
         """
-        ids: list[int] = []
+        return self.tried(cross, prompt, limit)[0]
+
+    def tried(self, cross: CrossCache, prompt: Sequence[int], limit: int | None = None) -> tuple[list[int], float]:
+        """`write`, and the temperature at which it was."""
+        ids, temperature = list[int](), 0.0
         for temperature in self.temperatures:
             ids, likelihood = self._write(cross, prompt, temperature, limit)
             said = self.text(ids).encode()
             if likelihood >= UNLIKELY and len(said) <= REPETITIVE * len(zlib.compress(said)):
-                return ids
-            if likelihood < UNLIKELY and self._silence(cross) > SILENT:
-                return []
-        return ids
+                break
+            if likelihood < UNLIKELY and self._silence(cross, prompt) > SILENT:
+                return [], temperature
+        return ids, temperature
 
     def _write(
         self, cross: CrossCache, prompt: Sequence[int], temperature: float, limit: int | None
@@ -124,18 +138,19 @@ class Hearing:
             seen.append(rule(scores, rows))
             return seen[-1]
 
-        context = self.module.spec.context or 448
         steps = stream(
-            state, max_new_tokens=limit or min(context // 2, context - len(prompt)), eos=[self.words.end],
+            state, max_new_tokens=limit or min(self.context // 2, self.context - len(prompt)), eos=[self.words.end],
             sampling=Sampling(temperature=temperature, seed=self.seed), rule=watched,
         )  # fmt: skip
         ids = [step[0][1] for step in steps]
         told = [float(scores[0].log_softmax(-1)[token]) for scores, token in zip(seen, ids, strict=True)]
         return [token for token in ids if token != self.words.end], sum(told) / len(told)
 
-    def _silence(self, cross: CrossCache) -> float:
-        silent = self.words.silent
-        return 0.0 if silent is None else float(self.first(cross).softmax(-1)[silent])
+    def _silence(self, cross: CrossCache, prompt: Sequence[int]) -> float:
+        if self.words.silent is None:
+            return 0.0
+        begun = prompt[: prompt.index(self.words.start) + 1]  # with what was said before
+        return float(self._state(begun, cross).advance()[0].float().softmax(-1)[self.words.silent])
 
     def _state(self, prompt: Sequence[int], cross: CrossCache) -> State:
         assert self.module.decoder is not None
@@ -179,13 +194,18 @@ def transcribe_frames(
     """`transcribe` of mel frames `[spoken + window, M]`, the last window silent; at most `limit` tokens of each."""
     frame, first, stride = audio.HOP / audio.RATE, hearing.words.first_time, hearing.slot.stride
     found: list[Segment] = []
-    at = 0
+    said: list[int] = []
+    sure, at = True, 0
     while at < spoken:
         cross = hearing.remember(frames[at : at + hearing.window])
         language = hearing.language(cross) if language is None else language
         size = min(hearing.window, spoken - at)
-        pieces, moved = cut(hearing.write(cross, hearing.prompt(language), limit), size, first, stride)
+        prompt = hearing.prompt(language, said if hearing.previous and sure else ())
+        written, temperature = hearing.tried(cross, prompt, limit)
+        sure = temperature < GUESSED
+        pieces, moved = cut(written, size, first, stride)
         for begin, end, ids in pieces:
+            said += ids
             text = hearing.text(ids)
             if not text.strip():
                 continue

@@ -29,6 +29,17 @@ class Tag:
 
 
 @dataclass(frozen=True)
+class Entity:
+    """Neighbouring tokens of one thing: their text, its label, the mean of their probabilities, and its place."""
+
+    text: str
+    label: str
+    probability: float
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """A piece of the context, and its place there."""
 
@@ -42,7 +53,8 @@ class Answer:
 def outputs(module: Transformer, rows: Sequence[Encoded | Tensor], *, batch_tokens: int = 4096) -> list[Tensor]:
     """What the head gives of each row, in fp32; rows of similar length run together.
 
-    An encoder-decoder that labels rows reads each in its decoder too, one place later, up to the end of the text.
+    An encoder-decoder reads each in its decoder too, one place later; where the config names no token to begin with,
+    after the row's own last one (mBART's language).
     """
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     lengths = [module.length(row) if isinstance(row, Tensor) else len(row.ids) for row in rows]
@@ -63,11 +75,12 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
         given = module(tokens, where, token_types=types)
     else:
         for i, row in enumerate(rows):
-            if ids.start is None or row.ids[-1] not in ids.eos:
+            if isinstance(module.spec.head, spec.ClassHead) and row.ids[-1] not in ids.eos:
                 raise InputError(
                     f"text {i} does not end with an end-of-text token, where this model looks for the label"
                 )
-        shifted, into = flat([[ids.start or 0, *row.ids[:-1]] for row in rows], device)
+        begin = [row.ids[-1] if ids.start is None else ids.start for row in rows]
+        shifted, into = flat([[first, *row.ids[:-1]] for first, row in zip(begin, rows, strict=True)], device)
         given = module(shifted, into, source=(tokens, where))
     return list(given) if isinstance(module.spec.head, spec.ClassHead) else where.split(given)
 
@@ -108,6 +121,31 @@ def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labe
         said = zip(row.places, row.text, best.indices.tolist(), best.values.tolist(), strict=True)
         found.append([Tag(text[a:b], labels[i], p, a, b) for (a, b), of, i, p in said if of is not None])
     return found
+
+
+def entities(tags: Sequence[Tag], text: str) -> list[Entity]:
+    """What the tags of a text name, without its tokens outside (`O`).
+
+    Neighbours whose labels differ by no more than `B-` and `I-` (Ramshaw & Marcus 1995) are one thing, of which `B-`
+    begins another.
+    """
+    groups: list[list[Tag]] = []
+    for one in tags:
+        if groups and _named(one) == _named(groups[-1][-1]) and not one.label.startswith("B-"):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    found = []
+    for group in groups:
+        begin, end = group[0].begin, group[-1].end
+        mean = sum(one.probability for one in group) / len(group)
+        found.append(Entity(text[begin:end], _named(group[0]), mean, begin, end))
+    return [entity for entity in found if entity.label != "O"]
+
+
+def _named(one: Tag) -> str:
+    """PER of `B-PER` and `I-PER`."""
+    return one.label[2:] if one.label.startswith(("B-", "I-")) else one.label
 
 
 def answer(

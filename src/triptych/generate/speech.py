@@ -29,6 +29,7 @@ class Words:
     languages: Mapping[str, int]  # empty where the model knows only one
     untimed: int
     silent: int | None = None
+    before: int | None = None  # opens what was said before
     never: tuple[int, ...] = ()
     never_first: tuple[int, ...] = ()
     latest_first: int | None = 50  # the last time a window may begin with
@@ -68,6 +69,7 @@ class Words:
             languages=tongues if several else {},
             untimed=named("notimestamps"),
             silent=known.get("<|nospeech|>", known.get("<|nocaptions|>")),
+            before=known.get("<|startofprev|>"),
             never=listed("suppress_tokens"),
             never_first=listed("begin_suppress_tokens"),
             latest_first=latest,

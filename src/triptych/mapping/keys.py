@@ -27,16 +27,17 @@ COUNT = 2**12  # nor has any model more layers, heads or buckets
 # Keys that describe the file, its training or its use, never the arithmetic of a forward.
 METADATA = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
-    begin_suppress_tokens bad_words_ids bos_token_id chunk_size_feed_forward custom_pipelines decoder_start_token_id
-    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures bad_words_ids
+    begin_suppress_tokens bos_token_id chunk_size_feed_forward cls_token_id custom_pipelines decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id eos_token_ids
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    id2label initializer_range label2id length_penalty max_length min_length model_type no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id prefix problem_type remove_invalid_values repetition_penalty return_dict
-    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+    id2label initializer_range label2id language length_penalty mask_token_id max_length min_length model_type name
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pad_token_id prefix problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
+    unsloth_version use_bfloat16 use_cache xla_device
     """.split()  # noqa: SIM905 - sixty words on eight lines
 )
 
@@ -54,8 +55,9 @@ REFUSED = {
 }
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "tanh": "tanh", "gelu": "gelu",
+    "silu": "silu", "swish": "silu", "relu": "relu", "tanh": "tanh", "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
 }  # fmt: skip
 assert set(ACTIVATIONS.values()) == set(get_args(Activation))
 

@@ -123,12 +123,15 @@ def plan(
     return Plan(loads, ignored)
 
 
-def save_plan(spec: Model, rows: Table, kind: Kind, *, prefix: str = "") -> tuple[Load, ...]:
+def save_plan(
+    spec: Model, rows: Table, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
+) -> tuple[Load, ...]:
     """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.
 
-    A model without a head of its own is written as the base model: without `prefix`.
+    A model without a head of its own is written as the base model, without `prefix`; so is one whose head is
+    `unprefixed`.
     """
-    base = spec.head is None or isinstance(spec.head, Pooling)
+    base = spec.head is None or isinstance(spec.head, (Pooling, *unprefixed))
     loads: dict[tuple[tuple[str, ...], bool], Load] = {}
     for load, _ in _expand(spec, rows, kind):
         if load.ours and not any(name in spec.ties for name in load.ours):

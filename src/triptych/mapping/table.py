@@ -68,6 +68,11 @@ def renamed(rows: Table, old: str, new: str) -> Table:
     return tuple(replace(row, hf=row.hf and row.hf.replace(old, new), gguf=None) for row in rows)
 
 
+def within(prefix: str, rows: Table) -> Table:
+    """The rows with `prefix` before every HF name."""
+    return tuple(replace(row, hf=row.hf and prefix + row.hf) for row in rows)
+
+
 def _several(name: str) -> tuple[str, ...]:
     """`a.(q,k).*` -> `a.q.*`, `a.k.*`; `-` -> nothing."""
     before, bracket, rest = name.partition("(")

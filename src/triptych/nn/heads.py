@@ -95,7 +95,7 @@ class Pooling(Module, of=spec.Pooling):
         pooled = _pooled(x, rows, "mean" if self.spec.mode == "mean" else "first")
         if self.spec.mode == "dense":
             assert self.dense is not None
-            pooled = torch.tanh(self.dense(pooled))
+            pooled = ACTIVATIONS[self.spec.act](self.dense(pooled))
         return F.normalize(pooled, dim=-1) if self.spec.normalize else pooled
 
 

@@ -124,9 +124,9 @@ class Patches(Module, of=inputs.Patches):
 
     def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
         """Images `[C, H, W]` -> their patches [P, C * patch * patch].  Raises InputError for one of another size."""
-        c, side, p = self.spec.channels, self.spec.image, self.spec.patch
+        shape, p = (self.spec.channels, *self.spec.image), self.spec.patch
         for i, row in enumerate(rows):
-            _check_floats(i, row, f"the pixels [{c}, {side}, {side}] of an image", (c, side, side))
+            _check_floats(i, row, f"the pixels {list(shape)} of an image", shape)
         images = torch.stack(list(rows)).to(self.weight)
         return F.unfold(images, p, stride=p).transpose(1, 2).flatten(0, 1), Rows(tuple(map(self.length, rows)))
 

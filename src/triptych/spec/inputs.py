@@ -48,11 +48,11 @@ class Frames(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Patches(Part):
-    """An image to vectors: `first`, then `weight @ pixels + bias` of each square of `patch` by `patch`, row by row, all
-    of it `+ position` (Dosovitskiy et al. 2021)."""
+    """An image of `image` = (height, width) pixels to vectors: `first`, then `weight @ pixels + bias` of each square of
+    `patch` by `patch`, row by row, all of it `+ position` (Dosovitskiy et al. 2021)."""
 
     channels: int
-    image: int
+    image: tuple[int, int]
     patch: int
     width: int
     position: Learned

@@ -80,7 +80,7 @@ class ReplacedHead(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling(Part):
-    """One vector a row: the mean of its tokens, its first token, or `tanh(dense(first))` (BERT's pooler).
+    """One vector a row: the mean of its tokens, its first token, or `act(dense(first))` (BERT's pooler).
 
     A `dense` that the mode does not use is carried so that the checkpoint stays whole.
     """
@@ -88,6 +88,7 @@ class Pooling(Part):
     mode: Literal["mean", "first", "dense"] = "mean"
     normalize: bool = False
     dense: Linear | None = None
+    act: Activation = "tanh"
 
 
 Head = LMHead | MaskedLMHead | ClassHead | TokenHead | SpanHead | ReplacedHead | Pooling

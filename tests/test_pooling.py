@@ -1,0 +1,96 @@
+"""Directories as sentence-transformers writes them: how vectors are pooled, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import references
+import triptych
+from triptych.errors import CheckpointError
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "river", "bank", "she", "sat", "##s", "by", "the"]
+TEXTS = ["she sat by the river banks", "a bank", "the the the she sat"]
+
+
+def encoder(path: Path, variant: str = "bert-pooler") -> Path:
+    """A bare encoder with a vocabulary of words."""
+    references.saved(variant)[0].save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(WORDS))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True}))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("mode", ["cls", "mean"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_what_sentence_transformers_writes_today(mode: str, normalize: bool, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer, models
+
+    words = models.Transformer(str(encoder(tmp_path / "bert")))
+    pooling = models.Pooling(words.get_word_embedding_dimension(), pooling_mode=mode)
+    theirs = SentenceTransformer(modules=[words, pooling, *([models.Normalize()] if normalize else [])], device="cpu")
+    theirs.save(str(tmp_path / "sentences"))
+    expected = torch.from_numpy(theirs.encode(TEXTS))
+    model = triptych.load(tmp_path / "sentences")
+    found = model.encode(TEXTS)
+    assert (found - expected).abs().max() <= 1e-4
+    assert (model.encode(TEXTS, pooling="first" if mode == "mean" else "mean") - expected).abs().max() > 0.01
+    model.save(tmp_path / "ours")
+    assert torch.equal(triptych.load(tmp_path / "ours").encode(TEXTS), found)
+
+
+def sentences(path: Path, pooling: dict[str, Any], *more: tuple[str, str]) -> Path:
+    """A directory with such a `1_Pooling`, as far as version 4 wrote it, and `more` modules."""
+    encoder(path)
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    chain = [("Transformer", ""), ("Pooling", "1_Pooling"), *more]
+    told = [{"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{t}"}
+            for i, (t, p) in enumerate(chain)]  # fmt: skip
+    (path / "modules.json").write_text(json.dumps(told))
+    return path
+
+
+OLD = {"word_embedding_dimension": 24, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False,
+       "pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False,
+       "include_prompt": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "flag"), [("first", "pooling_mode_cls_token"), ("mean", "pooling_mode_mean_tokens")])
+def test_flags_of_older_files(mode: str, flag: str, tmp_path: Path) -> None:
+    model = triptych.load(sentences(tmp_path / "m", OLD | {flag: True}, ("Normalize", "2_Normalize")))
+    assert (model.spec.head.mode, model.spec.head.normalize) == (mode, True)
+
+
+@pytest.mark.parametrize("told", [OLD, OLD | {"pooling_mode_max_tokens": True}, {"pooling_mode": "lasttoken"},
+    OLD | {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, {"pooling_mode": ["cls", "mean"]},
+    {"pooling_mode": 3}])  # fmt: skip
+def test_other_pooling_is_refused(told: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="pools by"):
+        triptych.load(sentences(tmp_path / "m", told))
+
+
+def test_vectors_that_go_through_another_matrix_are_refused(tmp_path: Path) -> None:
+    path = sentences(tmp_path / "m", OLD | {"pooling_mode_mean_tokens": True}, ("Dense", "2_Dense"))
+    with pytest.raises(CheckpointError, match=r"Dense.*ignore=\['2_Dense'\]"):
+        triptych.load(path)
+    assert triptych.load(path, ignore=["2_Dense"]).spec.head.mode == "mean"
+
+
+def test_a_class_whose_head_was_left_behind(tmp_path: Path) -> None:
+    path = sentences(tmp_path / "m", OLD | {"pooling_mode_mean_tokens": True})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    model = triptych.load(path)
+    assert (model.encode(TEXTS) - triptych.load(encoder(tmp_path / "bare")).encode(TEXTS)).abs().max() <= 1e-6
+    model.save(tmp_path / "ours")
+    assert torch.equal(triptych.load(tmp_path / "ours").encode(TEXTS), model.encode(TEXTS))
+    (path / "modules.json").unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        triptych.load(path)
