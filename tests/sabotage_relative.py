@@ -25,8 +25,7 @@ def scored(patch: pytest.MonkeyPatch, bias: Callable[[Tensor, Tensor, Tensor, Pl
 
 def occupy(module: Module, patch: pytest.MonkeyPatch, slot: str, value: Module) -> None:
     """Something in an empty slot, which is a plain attribute that holds None."""
-    patch.delattr(module, slot)
-    patch.setitem(module._modules, slot, value)
+    patch.setitem(module.__dict__, slot, value)
 
 
 @parity("deberta", "Disentangled")

@@ -44,10 +44,12 @@ def model(
     width, inner = keys.int("hidden_size"), keys.int("embedding_size", default=keys.int("hidden_size"))
     act, dropout = keys.act("hidden_act", default="gelu"), keys.dropout("hidden_dropout_prob", default=0.1)
     norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-7))
-    position = spec.Disentangled(
-        width=width, span=span, max_distance=max_distance, terms=found, norm=norm if norm_distances else None,
-        dropout=dropout,
-    )  # fmt: skip
+    position = None
+    if relative:
+        position = spec.Disentangled(
+            width=width, span=span, max_distance=max_distance, terms=found, norm=norm if norm_distances else None,
+            dropout=dropout,
+        )  # fmt: skip
     attn = replace(
         attn,
         pos_q=attn.pos_q if relative and "p2c" in found else None,
@@ -74,7 +76,7 @@ def model(
     )
     stack = spec.Stack(
         embed=embed,
-        kinds={"self": spec.Kind(mask=spec.full(), position=position if relative else None)},
+        kinds={"self": spec.Kind(mask=spec.full(), position=position)},
         blocks=(replace(block, branch=branch), *(block,) * (keys.count("num_hidden_layers") - 1)),
     )
     return _headed(keys, name, stack, act)
