@@ -151,7 +151,8 @@ LEFT_BY_PRE_TRAINING = {
 
 def test_debertas_as_published() -> None:
     """Their configs name no class and no head; their files hold the heads of pre-training by the authors' names."""
-    hf, names = stored("deberta-v3")
+    hf, tensors = stored("deberta-v3")
+    names = set(tensors)
     theirs = {name for name in names if name.startswith("lm_predictions.")}
     published = {key: value for key, value in hf.items() if key not in ("architectures", "legacy")}
     bare = families.read_config(published | {"pos_att_type": "p2c|c2p"}, stored=names)
