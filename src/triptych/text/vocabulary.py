@@ -67,8 +67,8 @@ def build(path: Path, config: Mapping[str, Any]) -> tuple[Backend, Specials]:
     name = _name(path, config, known)
     if name not in known:
         raise TextError(
-            f"{path} holds {files[0].name} and no tokenizer.json, and how a {name[:40] or 'nameless'} tokenizer cuts text "
-            f"is not known here{nearest(name, known)}; known are {', '.join(known)}: save its tokenizer.json first"
+            f"{path} holds {files[0].name} and no tokenizer.json, and how a {name[:40] or 'nameless'} tokenizer cuts "
+            f"text is not known here{nearest(name, known)}; known are {', '.join(known)}: save its tokenizer.json first"
         )
     own = known[name]
     specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
