@@ -27,7 +27,7 @@ def lines(file: Path) -> list[str]:
 
 def json_object(file: Path) -> dict[str, Any]:
     """The JSON object in `file`; an empty one where there is no file."""
-    if not file.exists():
+    if not file.is_file():  # opening a pipe would wait for ever
         return {}
     try:
         content = json.loads(raw := text(file))
