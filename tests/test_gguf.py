@@ -193,5 +193,5 @@ def test_a_number_that_is_none_is_refused_like_any_other() -> None:
     (odd,) = struct.unpack("<f", struct.pack("<I", 0x7FC0_0001))
     key = "llama.attention.layer_norm_rms_epsilon"
     assert key in metadata
-    with pytest.raises(ConfigError, match="layer_norm_rms_epsilon must be a finite number .* not nan"):
+    with pytest.raises(ConfigError, match=r"layer_norm_rms_epsilon must be a finite number .* not nan"):
         read_gguf({**metadata, key: odd}, {"token_embd.weight": (41, 24)})
