@@ -94,6 +94,31 @@ def test_a_file_that_lies_about_its_length_is_refused(problem: str, tmp_path: Pa
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("kind", [b"RIFX", b"RF64", b"BW64"])
+def test_other_kinds_of_wav_are_named(kind: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(kind + wav(tone(440, 16_000)[:, None])[4:])
+    with pytest.raises(InputError, match=f"of the kind {kind.decode()}, which is not read; convert it to RIFF"):
+        read_wav(path)
+
+
+def test_a_rate_of_no_recording_is_refused(tmp_path: Path) -> None:
+    """One sample a second would become sixteen thousand of each."""
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(tone(440, 16_000)[:, None], rate=1))
+    with pytest.raises(InputError, match="1 channels at 1 samples a second is no recording"):
+        read_wav(path)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6])
+def test_channels_are_averaged_and_other_chunks_passed_by(channels: int, tmp_path: Path) -> None:
+    """An odd chunk before the sound, one behind it, and bytes after the end."""
+    path, sound = tmp_path / "a.wav", np.stack([tone(200.0 + 90 * c, 16_000) for c in range(channels)], 1)
+    whole = wav(sound, bits=24) + b"LIST" + struct.pack("<I", 5) + b"abcde\0"
+    path.write_bytes(whole[:4] + struct.pack("<I", len(whole) - 8) + whole[8:] + b"junk")
+    assert np.abs(read_wav(path) - sound.mean(axis=1)).max() <= 1e-6
+
+
 def test_no_file_breaks_the_reader(tmp_path: Path) -> None:
     """Every prefix, and every byte of the header changed: a sound or an InputError."""
     whole, path = wav(tone(440, 16_000, 0.01)[:, None]), tmp_path / "a.wav"

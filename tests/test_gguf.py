@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+import references
 from triptych.checkpoints import gguf_quants, open_source
 from triptych.checkpoints.gguf_quants import dequantize
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, ConfigError
+from triptych.families import read_gguf
 
 SCALES = {  # where the fp16 numbers of a block are: random bits there would be NaN
     "Q4_0": (0,),
@@ -182,3 +185,13 @@ def test_a_tensor_outlives_its_source_and_never_reaches_the_file(written: tuple[
 def test_unknown_name_is_refused_with_the_nearest(written: tuple[Path, dict[str, np.ndarray]]) -> None:
     with pytest.raises(CheckpointError, match=r"no tensor 'Q4_L' \(did you mean 'Q4_K'\?\)"):
         open_source(written[0]).read("Q4_L")
+
+
+def test_a_number_that_is_none_is_refused_like_any_other() -> None:
+    """NaN has many spellings, and no decimal is stored as this one."""
+    metadata = references.metadata("llama", **references.GROUPED)
+    (odd,) = struct.unpack("<f", struct.pack("<I", 0x7FC0_0001))
+    key = "llama.attention.layer_norm_rms_epsilon"
+    assert key in metadata
+    with pytest.raises(ConfigError, match=r"layer_norm_rms_epsilon must be a finite number .* not nan"):
+        read_gguf({**metadata, key: odd}, {"token_embd.weight": (41, 24)})

@@ -40,6 +40,47 @@ def test_pixels_are_the_reference_s(mode: str, resample: int, tmp_path: Path) ->
     assert np.abs(other - expected).max() > 0.01
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"size": 20},
+        {"size": [20, 20], "image_mean": 0.4, "image_std": [0.2, 0.3, 0.6]},
+        {"size": {"height": 26, "width": 28}, "do_center_crop": True, "crop_size": {"height": 20, "width": 20}},
+        {"size": {"shortest_edge": 24}, "do_center_crop": True, "crop_size": 20},
+        {"size": 20, "rescale_factor": 1 / 127.5, "do_normalize": False},
+    ],
+)
+@pytest.mark.parametrize("width", [61, 31])
+def test_every_spelling_of_a_size_is_the_reference_s(how: dict, width: int, tmp_path: Path) -> None:
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    picture(width).save(tmp_path / "a.png")
+    expected = ViTImageProcessorPil(**how)(picture(width), return_tensors="np")["pixel_values"][0]
+    found = read_image(tmp_path / "a.png", Preparation.of(how, (20, 20)))
+    assert found.shape == expected.shape == (3, 20, 20)
+    assert np.abs(found - expected).max() <= 1e-5
+    plain = read_image(tmp_path / "a.png", Preparation(height=20, width=20))
+    assert how == {"size": 20} or np.abs(plain - expected).max() > 0.01
+
+
+def test_a_picture_is_turned_as_it_was_taken(tmp_path: Path) -> None:
+    held = Image.Exif()
+    held[0x0112] = 6  # the camera lay on its side
+    picture().save(tmp_path / "a.png")
+    picture().rotate(90, expand=True).save(tmp_path / "b.png", exif=held)
+    how = Preparation(height=20, width=20)
+    assert np.array_equal(read_image(tmp_path / "a.png", how), read_image(tmp_path / "b.png", how))
+
+
+def test_what_is_not_resized_must_fit(tmp_path: Path) -> None:
+    how = Preparation.of({"do_resize": False}, (20, 20))
+    picture(20, 20).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png", how).shape == (3, 20, 20)
+    picture().save(tmp_path / "a.png")
+    with pytest.raises(InputError, match="is 61 x 43; its model takes 20 x 20, unresized"):
+        read_image(tmp_path / "a.png", how)
+
+
 def test_what_a_config_leaves_out_is_vit_s() -> None:
     assert Preparation.of({}, (32, 32)) == Preparation(height=32, width=32)
     assert Preparation.of({}, (32, 24)) == Preparation(height=32, width=24)
@@ -47,7 +88,9 @@ def test_what_a_config_leaves_out_is_vit_s() -> None:
     raw = Preparation.of({"do_resize": False, "do_rescale": False, "do_normalize": False, "size": 9}, (32, 32))
     assert (raw.height, raw.scale, raw.mean, raw.std) == (32, 1.0, (0.0,) * 3, (1.0,) * 3)
     for bad in ({"size": "big"}, {"size": -1}, {"size": {"height": 3, "width": 0}}, {"image_std": [1, 0, 1]},
-                {"image_mean": [1]}, {"resample": 9}, {"size": {"shortest_edge": 9}}, {"image_mean": 5}):  # fmt: skip
+                {"image_mean": [1]}, {"resample": 9}, {"size": {"shortest_edge": 9}}, {"image_mean": "x"},
+                {"size": 9, "do_center_crop": True}, {"size": 8, "crop_size": [9, 8], "do_center_crop": True},
+                {"rescale_factor": 1e400}, {"image_mean": float("nan")}, {"size": 10**30}):  # fmt: skip
         with pytest.raises(ConfigError, match="preprocessor_config"):
             Preparation.of(bad, (32, 32))
 

@@ -225,6 +225,15 @@ def test_the_reference_reads_fp8_alike(tmp_path: Path) -> None:
         assert torch.equal(ours.read(name, torch.bfloat16), tensors[name].bfloat16()), name
 
 
+def test_what_the_reference_writes_for_a_config_is_understood() -> None:
+    """Of either kind it writes the keys of both."""
+    from transformers import AwqConfig, FineGrainedFP8Config, GPTQConfig
+
+    assert scheme(AwqConfig(bits=4, group_size=64).to_dict()) == Scheme("awq", 4, 64)
+    assert scheme(GPTQConfig(bits=4, group_size=-1).to_dict()) == Scheme("gptq", 4, None, minus_one=True)
+    assert scheme(FineGrainedFP8Config().to_dict()) == Scheme("fp8", block=(128, 128))
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -245,6 +254,7 @@ def test_the_reference_reads_fp8_alike(tmp_path: Path) -> None:
         (AWQ | {"version": "gemv"}, "version 'gemv' is not one of 'gemm'"),
         (AWQ | {"zero_point": False}, "zero_point False is not one of True"),
         (AWQ | {"bits": 8}, "bits 8 is not one of 4"),
+        (AWQ | {"desc_act": True}, "desc_act True is not one of False"),
         (FP8 | {"fmt": "e5m2"}, "fmt 'e5m2' is not one of"),
         (FP8 | {"weight_block_size": [128]}, r"weight_block_size \[128\] is not two sizes"),
         (FP8 | {"weight_block_size": [0, 128]}, "is not two sizes"),

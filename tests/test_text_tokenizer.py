@@ -231,6 +231,9 @@ def test_files_beside_a_tokenizer_add_to_it_as_in_transformers(file: str, change
         ("added_tokens.json", {"a": -1}),
         ("generation_config.json", {"eos_token_id": [1, "2"]}),
         ("special_tokens_map.json", "[" * 100_000),
+        ("special_tokens_map.json", {"eos_token": "\ud800"}),
+        ("special_tokens_map.json", "x" * 100_000),
+        ("tokenizer.json", {"model": "x" * 100_000}),
         ("tokenizer.json", "[" * 100_000),
     ],
 )
@@ -339,3 +342,42 @@ def test_text_needs_no_torch() -> None:
     code = "import sys, triptych.text.shakespeare, triptych.text.corpus; sys.exit('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False)
     assert run.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "says"),
+    [
+        ("model", {"type": "WordPiece", "vocab": {"a": 2**31}, "unk_token": "a", "continuing_subword_prefix": "##",
+                   "max_input_chars_per_word": 9}, "no whole number below"),
+        ("added_tokens", [{"id": 2**32 - 1, "content": "x", "single_word": False, "lstrip": False, "rstrip": False,
+                           "normalized": False, "special": True}], "no whole number below"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "says it has 4294967295 bytes"),
+        ("normalizer", {"type": "Sequence", "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}, "says it has 4294967295 bytes"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("spelled", [False, True])
+def test_what_would_end_the_program_is_refused(
+    part: str, content: object, says: str, spelled: bool, tmp_path: Path
+) -> None:
+    """The library asks for room for 2^31 tokens, and is killed; also where every key is written letter by letter."""
+    byte_tokenizer().save(tmp_path)
+    raw = json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()) | {part: content})
+    raw = raw.replace("charsmap", "char\\u0073map") if spelled else raw
+    (tmp_path / "tokenizer.json").write_text(raw)
+    with pytest.raises(TextError, match=says):
+        from_directory(tmp_path)
+
+
+def test_a_panic_of_the_library_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A decoder that takes five spaces off the end of an empty text ends in a panic, which is no `Exception`."""
+    byte_tokenizer().save(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 5}
+    state["decoder"] = {"type": "Sequence", "decoders": [state["decoder"], strip]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    made = from_directory(tmp_path)
+    with pytest.raises(TextError, match="cannot decode the ids: ") as refused:
+        made.decode([32])
+    assert "\n" not in str(refused.value)
+    capfd.readouterr()  # what the library itself has to say

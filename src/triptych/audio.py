@@ -16,7 +16,7 @@ Samples = NDArray[np.float32]
 
 RATE = 16_000  # samples a second that Whisper hears
 HOP, WINDOW = 160, 400  # samples from one frame to the next, and under one
-FASTEST = 1_000_000  # samples a second of any real recording
+SLOWEST, FASTEST = 1_000, 1_000_000  # samples a second of any real recording
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 _ZEROS, _BETA, _ROLL = 32, 12.0, 0.96  # of the resampler's kernel: zero crossings a side, Kaiser's beta, pass band
 _BLOCK = 4096  # frames transformed at a time
@@ -34,7 +34,7 @@ def read_wav(path: str | Path, rate: int = RATE) -> Samples:
     kind, channels, found, _, align, bits = struct.unpack_from("<HHIIHH", form)
     if kind == EXTENSIBLE and len(form) >= 26:
         kind = int.from_bytes(form[24:26], "little")  # the first bytes of its GUID
-    if not 1 <= channels <= 256 or not 1 <= found <= FASTEST:
+    if not 1 <= channels <= 256 or not SLOWEST <= found <= FASTEST:
         raise InputError(f"{path}: {channels} channels at {found} samples a second is no recording")
     if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
         raise InputError(f"{path}: encoding {kind} of {bits} bits is not PCM or float; convert it to 16-bit PCM")
@@ -50,11 +50,15 @@ def read_wav(path: str | Path, rate: int = RATE) -> Samples:
 
 def _chunks(raw: bytes, path: Path) -> tuple[bytes, bytes]:
     """The chunks `fmt ` and `data` of a RIFF file."""
-    if raw[:4] != b"RIFF" or raw[8:12] != b"WAVE":
-        raise InputError(f"{path}: is not a WAV file")
+    if raw[8:12] != b"WAVE" or raw[:4] not in (b"RIFF", b"RIFX", b"RF64", b"BW64"):
+        raise InputError(f"{path}: is not a WAV file; convert it to one, of 16-bit PCM")
+    if raw[:4] != b"RIFF":
+        raise InputError(f"{path}: is a WAV file of the kind {raw[:4].decode()}, which is not read; convert it to RIFF")
     end = 8 + int.from_bytes(raw[4:8], "little")
     if end > len(raw):
-        raise InputError(f"{path}: says it is {end:,} bytes long and is {len(raw):,}; it was cut short or streamed")
+        raise InputError(
+            f"{path}: says it is {end:,} bytes long and is {len(raw):,}; it was cut short or streamed: write it again"
+        )
     found: dict[bytes, bytes] = {}
     at = 12
     while at + 8 <= end and b"data" not in found:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class TriptychError(Exception):
@@ -52,3 +53,26 @@ _SHORT.maxstring = _SHORT.maxother = 80
 def shown(value: object) -> str:
     """`repr(value)`, kept short and shallow: nothing out of a file breaks a one-line message."""
     return _SHORT.repr(value)
+
+
+def said(error: BaseException) -> str:
+    """The first line of what another library says, kept short and free of anything a terminal would obey."""
+    line = str(error).strip().partition("\n")[0] or type(error).__name__
+    plain = "".join(char if char.isprintable() else "?" for char in line[:240])
+    return plain if len(line) <= 240 else f"{plain}..."
+
+
+@contextmanager
+def library(into: Callable[[str], TriptychError]) -> Iterator[None]:
+    """Turn whatever another library raises inside into our error `into(what it says)`.
+
+    A panic of a library written in Rust is no `Exception`, so that it would pass by everything that expects one.
+    """
+    try:
+        yield
+    except TriptychError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise into(said(error)) from error

@@ -40,14 +40,18 @@ class Scheme:
     minus_one: bool = False  # gptq: zeros are stored so
 
 
-# Keys that say how codes were found or are to be run, not what they mean.
+# Keys that say how codes were found or are to be run, not what they mean.  AWQ's and GPTQ's share a class in
+# transformers, which writes all of them for either.
+_FOUND = (
+    "sym true_sequential damp_percent damp_auto_increment static_groups dataset tokenizer backend meta quantizer "
+    "model_name_or_path model_file_base_name block_name_to_quantize module_name_preceding_first_block "
+    "modules_in_block_to_quantize batch_size pad_token_id model_seqlen max_input_length cache_block_outputs "
+    "use_cuda_fp16 use_exllama disable_exllama exllama_config lm_head act_group_aware mse offload_to_disk"
+)
 _SILENT = {
     "fp8": "activation_scheme modules_to_not_convert ignored_layers modules_to_convert dequantize scale_fmt",
-    "gptq": "desc_act sym true_sequential damp_percent damp_auto_increment static_groups dataset tokenizer backend "
-    "meta quantizer model_name_or_path model_file_base_name block_name_to_quantize module_name_preceding_first_block "
-    "modules_in_block_to_quantize batch_size pad_token_id model_seqlen max_input_length cache_block_outputs "
-    "use_cuda_fp16 use_exllama disable_exllama exllama_config lm_head act_group_aware mse offload_to_disk",
-    "awq": "modules_to_not_convert backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config",
+    "gptq": f"{_FOUND} desc_act",
+    "awq": f"{_FOUND} modules_to_not_convert do_fuse fuse_max_seq_len modules_to_fuse",
 }
 _WAY_OUT = "convert the model to plain safetensors with the tool that packed it"
 
@@ -91,6 +95,7 @@ def _awq(reader: _Reader) -> Scheme:
     first = reader.one_of("format", ("gemm",), "gemm")
     reader.one_of("version", ("gemm",), first)
     reader.one_of("zero_point", (True,), True)
+    reader.one_of("desc_act", (False,), False)
     return Scheme("awq", bits, reader.group())
 
 

@@ -86,7 +86,7 @@ def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
         return None
     if kind not in ("yarn", "llama3", "longrope"):
         known = "'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"
-        raise scaling.error(f"rope_type {kind!r} is not one of {known}")
+        raise scaling.error(f"rope_type {kind[:40]!r} is not one of {known}")
     if original is None:
         raise scaling.error("needs original_max_position_embeddings, or max_position_embeddings beside it")
     if kind == "llama3":

@@ -35,4 +35,5 @@ def under(
 def _decimal(value: float) -> float:
     """The shortest decimal that is stored as the same float32: 1e-5 for 0.0000099999997473787516."""
     single = struct.pack("<f", value)
-    return next(short for n in range(1, 18) if struct.pack("<f", short := float(f"{value:.{n}g}")) == single)
+    shorter = (short for n in range(1, 18) if struct.pack("<f", short := float(f"{value:.{n}g}")) == single)
+    return next(shorter, value)  # NaN has bits of its own

@@ -154,7 +154,9 @@ class Keys:
         """The value standing for the string under `name`; the error lists what is understood."""
         text = self.str(name, default)
         if text not in choices:
-            raise self.error(f"{name} {text!r} is not one of {', '.join(map(repr, choices))}{nearest(text, choices)}")
+            raise self.error(
+                f"{name} {shown(text)} is not one of {', '.join(map(repr, choices))}{nearest(text, choices)}"
+            )
         return choices[text]
 
     def act(self, name: Str, default: Any = REQUIRED) -> Activation:
@@ -173,7 +175,7 @@ class Keys:
         names = self.strings("architectures", default=()) if self.get("architectures", None) is not None else ()
         name = names[0] if names else default
         if name not in known:
-            raise self.error(f"architecture {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+            raise self.error(f"architecture {shown(name)} is not one of {', '.join(known)}{nearest(name, known)}")
         return known[name]
 
     def has_tensor(self, name: Str, default: Bool) -> Bool:

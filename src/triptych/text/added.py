@@ -14,7 +14,7 @@ from triptych.text.files import json_object
 from triptych.text.specials import Specials
 
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
-_MOST = 1 << 24  # of an id; no vocabulary is near it
+MOST = 1 << 24  # of an id; no vocabulary is near it
 
 
 def add(backend: Backend, specials: Specials, config: Mapping[str, Any], path: Path) -> None:
@@ -60,7 +60,7 @@ def _listed(config: Mapping[str, Any], specials: Specials, path: Path) -> Iterat
 
 
 def _id(index: object, file: Path) -> int:
-    if type(index) is not int or not 0 <= index < _MOST:
+    if type(index) is not int or not 0 <= index < MOST:
         raise TextError(f"{file}: {shown(index)} is not the id of a token")
     return index
 

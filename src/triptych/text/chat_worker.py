@@ -114,7 +114,7 @@ def guarded(work: Callable[[dict[str, Any]], dict[str, Any]], line: str) -> dict
     except RecursionError:
         return {"error": "stopped, it is nested too deeply; use another template"}
     except Exception as error:  # whatever a hostile template provokes is its failure, never ours
-        return {"error": str(error).partition("\n")[0] or type(error).__name__}
+        return {"error": str(error).partition("\n")[0][:300] or type(error).__name__}
 
 
 def main() -> None:

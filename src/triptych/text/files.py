@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from triptych.errors import TextError
+from triptych.errors import TextError, said
 
 
 def text(file: Path) -> str:
@@ -27,12 +27,14 @@ def lines(file: Path) -> list[str]:
 
 def json_object(file: Path) -> dict[str, Any]:
     """The JSON object in `file`; an empty one where there is no file."""
-    if not file.exists():
+    if not file.is_file():  # opening a pipe would wait for ever
         return {}
     try:
-        content = json.loads(text(file))
+        content = json.loads(raw := text(file))
+        if "\\u" in raw:  # half a character can be written so
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise TextError(f"{file} is not JSON: {str(error).partition(chr(10))[0][:80]}") from None
+        raise TextError(f"{file} is not JSON: {said(error)}") from None
     if not isinstance(content, dict):
         raise TextError(f"{file} holds a JSON {type(content).__name__}, not an object")
     return content

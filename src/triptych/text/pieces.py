@@ -42,7 +42,7 @@ class PieceReader:
         piece = self._backend.id_to_token(token)
         if piece is None:
             return f"<{token}>"
-        if self._byte_level:
+        if self._byte_level and BYTE_OF.keys() >= set(piece):
             piece = bytes(BYTE_OF[char] for char in piece).decode(errors="backslashreplace")
         elif self._marked:
             piece = piece.replace("▁", " ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from triptych.errors import InputError, TextError, shown
-from triptych.text import added, vocabulary
+from triptych.errors import InputError, TextError, library, shown
+from triptych.text import added, sentencepiece, vocabulary
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.detokenize import Stream, without_spaces
 from triptych.text.files import json_object
@@ -26,6 +27,8 @@ from triptych.text.specials import Specials
 
 #: Between a word character and a line break no pre-tokenizer we know makes one token, so a corpus may be cut there.
 _SAFE_CUT = re.compile(r"(?<=\w)(?=\n)")
+#: A `tokenizer.json` without these has no id over a few million and no table of replacements, however it is spelled.
+_SUSPECT = re.compile(r"\d{8}|charsmap|\\u00[2-7]")
 _CUT_EVERY, _AT_ONCE = 1 << 16, 16
 
 
@@ -119,11 +122,10 @@ class Tokenizer:
         with the last `overlap` tokens of the one before.  Raises InputError where `text` alone leaves no room for it.
         """
         try:
-            if longest is not None:
-                self.backend.enable_truncation(longest, stride=overlap, strategy="only_second")
-            row = self.backend.encode(text, second)
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(f"the texts cannot be encoded as a pair: {_first_line(error)}") from error
+            with library(lambda problem: InputError(f"the texts cannot be encoded as a pair: {problem}")):
+                if longest is not None:
+                    self.backend.enable_truncation(longest, stride=overlap, strategy="only_second")
+                row = self.backend.encode(text, second)
         finally:
             self.backend.no_truncation()
         return [
@@ -145,10 +147,11 @@ class Tokenizer:
         return np.concatenate(found)
 
     def _rows(self, texts: Sequence[str], special: bool) -> list[list[int]]:
-        try:
-            return [row.ids for row in self.backend.encode_batch_fast(list(texts), add_special_tokens=special)]
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InputError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from error
+        with library(lambda problem: TextError(f"this tokenizer cannot encode the text: {problem}")):
+            try:
+                return [row.ids for row in self.backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+            except (UnicodeEncodeError, TypeError) as error:
+                raise InputError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from error
 
     # -- ids to texts ---------------------------------------------------------------------------------------------
 
@@ -162,7 +165,8 @@ class Tokenizer:
         return without_spaces(text) if self._cleans else text
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+        with library(lambda problem: TextError(f"this tokenizer cannot decode the ids: {problem}")):
+            return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         r"""A short readable name for each id, for the axes of attention maps.
@@ -230,7 +234,8 @@ def from_directory(path: Path | str) -> Tokenizer:
     if not all(type(index) is int for index in stop_ids):
         raise TextError(f"{path / 'generation_config.json'}: eos_token_id {shown(ends)} is no id and no list of ids")
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
-    return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
+    with library(lambda problem: TextError(f"the tokenizer in {path} cannot be used: {problem}")):
+        return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
 
 
 def has_tokenizer(path: Path) -> bool:
@@ -239,12 +244,28 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def _parse(file: Path) -> Backend:
-    try:
-        return Backend.from_str(read_text(file))
-    except TextError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise TextError(f"{file} is not a tokenizer.json: {_first_line(error)}") from error
+    with library(lambda problem: TextError(f"{file} is not a tokenizer.json: {problem}")):
+        raw = read_text(file)
+        if _SUSPECT.search(raw):
+            _judge(json.loads(raw))
+        return Backend.from_str(raw)
+
+
+def _judge(state: Any) -> None:
+    """Raise ValueError for what would make the library end the program: an id for which it makes that many places, and
+    a table of replacements that leads out of itself, in a normalizer and those inside."""
+    vocab = state["model"]["vocab"]
+    ids = [
+        *(vocab.values() if isinstance(vocab, dict) else ()),
+        *(one["id"] for one in state.get("added_tokens") or ()),
+    ]
+    if any(type(index) is not int or index >= added.MOST for index in ids):
+        raise ValueError(f"one of its ids is no whole number below {added.MOST}")
+    waiting = [state.get("normalizer")]
+    for part in waiting:
+        if isinstance(part, dict):
+            sentencepiece.check_charsmap(base64.b64decode(part.get("precompiled_charsmap") or ""))
+            waiting += part.get("normalizers") or ()
 
 
 def _chat_source(path: Path, config: Mapping[str, Any]) -> str | None:
@@ -267,7 +288,3 @@ def _cuts(text: str) -> list[int]:
         at = found.start()
         cuts.append(at)
     return cuts
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from triptych.errors import TextError, nearest, shown
+from triptych.errors import TextError, library, nearest, shown
 from triptych.text import added, pieced
 from triptych.text.files import json_object, lines, numbered
 from triptych.text.specials import Specials
@@ -67,20 +67,16 @@ def build(path: Path, config: Mapping[str, Any]) -> tuple[Backend, Specials]:
     name = _name(path, config, known)
     if name not in known:
         raise TextError(
-            f"{path} holds {files[0].name} and no tokenizer.json, and how a {name or 'nameless'} tokenizer cuts text "
-            f"is not known here{nearest(name, known)}; known are {', '.join(known)}: save its tokenizer.json first"
+            f"{path} holds {files[0].name} and no tokenizer.json, and how a {name[:40] or 'nameless'} tokenizer cuts "
+            f"text is not known here{nearest(name, known)}; known are {', '.join(known)}: save its tokenizer.json first"
         )
     own = known[name]
     specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
-    try:
+    with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made of it: {problem}")):
         backend = own.build(files, config, specials)
         added.add(backend, specials, config, path)
         if own.frame is not None:
             _frame(backend, specials, *own.frame(config))
-    except TextError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise TextError(f"{files[0]}: no tokenizer can be made of it: {str(error).partition(chr(10))[0]}") from error
     return backend, specials
 
 
