@@ -139,6 +139,8 @@ _MOE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size"
         "num_experts": 8, "num_experts_per_tok": 3, "output_router_logits": False,
         "router_aux_loss_coef": 0.001}  # fmt: skip
 
+UNREAD_THERE = {"Phi-3-mini-128k"}  # loads here alone
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": _gpt2(),
     "gpt2-medium": _gpt2(n_special=0, predict_special_tokens=True),

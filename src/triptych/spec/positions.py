@@ -103,6 +103,12 @@ class Rope(Part):
     pairing: Literal["half", "interleaved"] = "half"
     scaling: Scaling | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.scaling, LongRope):
+            short, long, pairs = len(self.scaling.short), len(self.scaling.long), self.width // 2
+            if short != pairs or long != pairs:
+                raise ConfigError(f"longrope: {short} short and {long} long factors for {pairs} pairs of dimensions")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Alibi(Part):
