@@ -19,9 +19,9 @@ import triptych
 import wild
 from configurations import FAMILIES, draw
 from parity import ROWS, WITHIN
-from triptych import families, spec
+from triptych import families
 from triptych import generate as running
-from triptych.errors import CheckpointError, ConfigError, TriptychError
+from triptych.errors import CheckpointError, InputError, TriptychError
 
 SHORT, LONG = 3, 30  # seeds a family
 SEEDS = [*range(SHORT), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(SHORT, LONG))]
@@ -175,6 +175,48 @@ def test_the_reference_writes_a_config_down_as_the_same_model(family: str) -> No
         assert replace(families.read_config(config), ids=ids) == families.read_config(written), seed
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_out_of_a_gguf_file_is_the_same_model_there(family: str) -> None:
+    """Where GGUF has the words; the config read out of its keys goes into directories the reference opens."""
+    told = 0
+    for seed in range(30):
+        model = families.read_config(draw(family, seed) | PLAIN.get(family, {}))
+        try:
+            metadata, tensors = families.write_gguf(model)
+        except CheckpointError:
+            continue
+        shapes = {load.source: load.source_shape for load in families.save_plan(model, "gguf")}
+        shapes |= {name: (len(values),) for name, values in tensors.items()}
+        config, back = families.read_gguf(metadata, shapes, read=tensors.__getitem__)
+        there = families.read_config(as_the_reference_says(config), stored=shapes)
+        assert replace(there, ids=back.ids, init_std=back.init_std) == back, seed
+        told += 1
+    assert told > 1
+
+
+# What GGUF has no word for and always means.
+PLAIN: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 6, "hidden_activation": "gelu_pytorch_tanh", "layer_types": None},
+    "gemma3_text": {"query_pre_attn_scalar": 6, "hidden_activation": "gelu_pytorch_tanh", "layer_types": None},
+}
+
+
+def test_a_mixture_of_which_no_layer_is_one_has_no_words_in_gguf() -> None:
+    dense = wild.CONFIGS["Qwen3-30B-A3B"] | {"mlp_only_layers": [0, 1, 2]}
+    with pytest.raises(CheckpointError, match="cannot tell this model"):
+        families.write_gguf(families.read_config(dense))
+
+
+def test_dynamic_rope_reads_no_further_than_the_base_stays(tmp_path: Path) -> None:
+    """Over there the base grows with a longer row, and keys cached before are turned by the old one."""
+    config = wild.CONFIGS["dynamic-ntk"]
+    reference = checkpoint(config, 0, tmp_path / "in")
+    model, row = triptych.load(tmp_path / "in", dtype=torch.float32), [*range(3, 35), *range(3, 35)]
+    assert apart(model.logits([row])[0], scores(reference, row)) <= WITHIN
+    with pytest.raises(InputError, match="needs 65 positions and the model has 64"):
+        model.logits([[*row, 7]])
+
+
 # ---------------------------------------------------------------- refused, in one line
 
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
@@ -192,7 +234,10 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("Llama-2-7b", {"rope_scaling": {"type": {"type": "linear"}}}, "must be a string"),
     ("Llama-2-7b", {"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fasst": 2}}, "did you mean 'beta_fast'"),
     ("Llama-2-7b", {"rope_theta": float("inf")}, "holds Infinity"),
-    ("Llama-2-7b", {"rope_theta": 0}, "rope_theta"),
+    ("Llama-2-7b", {"rope_theta": 1, "rope_scaling": YARN}, "rope_theta must be"),
+    ("Llama-2-7b", {"rope_scaling": YARN | {"original_max_position_embeddings": 1}}, "above 1"),
+    ("Llama-2-7b", {"rope_scaling": YARN | {"beta_fast": 1e308}}, "beta_fast must be"),
+    ("Llama-3.1-8B", {"rope_scaling": wild.LLAMA_31 | {"low_freq_factor": 4.0}}, "must be below high_freq_factor"),
     ("Llama-2-7b", {"num_attention_heads": True}, "must be an integer"),
     ("Llama-2-7b", {"num_attention_heads": 5}, "divide"),
     ("Llama-2-7b", {"num_hidden_layers": 10**9}, "between 1 and 4096"),

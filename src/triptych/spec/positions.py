@@ -76,6 +76,12 @@ class Llama3:
     high_freq_factor: float
     original_length: int
 
+    def __post_init__(self) -> None:
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ConfigError(
+                f"llama3: low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
