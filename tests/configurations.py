@@ -6,9 +6,16 @@ scalings, mixtures, multipliers - each in the words of today or, for half of the
 
 from __future__ import annotations
 
+import copy
+import json
 import random
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
 
 CONTEXT = 52
 Config = dict[str, Any]
@@ -106,7 +113,8 @@ def _as_before_5(config: Config) -> Config:
     if config["model_type"] == "phi3" and "original_max_position_embeddings" in given:
         old["original_max_position_embeddings"] = given.pop("original_max_position_embeddings")
     if given:
-        old["rope_scaling"] = {"rope_type" if kind == "llama3" else "type": kind} | given
+        named = "rope_type" if kind == "llama3" or config["model_type"] == "gemma3_text" else "type"
+        old["rope_scaling"] = {named: kind} | given
     elif "rope_parameters" in config and len(old) % 2:
         old["rope_scaling"] = None
     return old
@@ -296,3 +304,64 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "qwen2": _qwen2, "qwen3": _qwen3, "qwen3_moe": _qwen3_moe, "phi": _phi, "phi3": _phi3, "gemma": _gemma,
     "gemma2": _gemma2, "gemma3_text": _gemma3, "starcoder2": _starcoder2, "granite": _granite,
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------- a checkpoint of it
+
+
+def reference(config: Config, seed: int) -> Any:
+    """The reference library's model of `config`, as it reads it, random; norms too, at 1 they hide a wrong offset."""
+    import transformers
+
+    mixture = {"experts_implementation": "eager"} if "num_experts_per_tok" in config else {}  # as in references.py
+    torch.manual_seed(seed)
+    with warnings.catch_warnings(action="ignore"):  # words of transformers 4
+        read = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(config))
+    model_class = getattr(transformers, config["architectures"][0])
+    model = model_class._from_config(read, dtype=torch.float32, **mixture).eval()
+    with torch.no_grad():
+        for vector in model.parameters():
+            if vector.dim() == 1:
+                vector.add_(torch.randn_like(vector) * 0.2)
+    return model
+
+
+def write(model: Any, config: Config, path: Path, r: random.Random) -> None:
+    """The directory a repository would hold: `config` as it is, tensors in one file or several, beside them buffers
+    that old exporters stored, a tied head stored again or not."""
+    path.mkdir()
+    model.save_pretrained(path)
+    tensors = load_file(path / "model.safetensors")
+    head = model.get_output_embeddings()
+    if r.random() < 0.3 and head.weight is model.get_input_embeddings().weight:
+        tensors["lm_head.weight" if config["model_type"] != "gpt_neox" else "embed_out.weight"] = head.weight.clone()
+    if r.random() < 0.5:
+        tensors |= _buffers(config["model_type"], tensors)
+    if config["model_type"] == "gpt2" and r.random() < 0.5:
+        tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    shards = r.choice([1, 1, 2, 5])
+    names = sorted(tensors)
+    (path / "model.safetensors").unlink()
+    parts = {f"model-{i + 1:05}-of-{shards:05}.safetensors": names[i::shards] for i in range(shards)}
+    if shards == 1:
+        parts = {"model.safetensors": names}
+    else:
+        index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for file, part in parts.items():
+        save_file({name: tensors[name].contiguous() for name in part}, path / file, metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def _buffers(model_type: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Masks and frequencies, in every layer, which exporters of their day took for weights."""
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    masks = {"bias": mask, "masked_bias": torch.tensor(-1e4)}
+    turns = {"rotary_emb.inv_freq": torch.ones(3)}
+    where, stored = {
+        "gpt2": ("transformer.h.{}.attn", masks),
+        "gptj": ("transformer.h.{}.attn", masks),
+        "gpt_neox": ("gpt_neox.layers.{}.attention", masks | turns),
+    }.get(model_type, ("model.layers.{}.self_attn", turns))
+    layers = {name.split(".")[2] for name in tensors if name.count(".") > 3}
+    return {f"{where.format(i)}.{name}": value.clone() for i in layers for name, value in stored.items()}

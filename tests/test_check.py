@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import tiny
 from cli_models import checkpoint
 from triptych import nn
 from triptych.check import Finding, Layer, Report, apart, case, check, paths, peer
-from triptych.errors import InputError
+from triptych.errors import ConfigError, InputError
 from triptych.generate import State
 from triptych.model import Model, load
 from triptych.probe.taps import LiveTaps
@@ -49,6 +50,17 @@ def test_models_without_a_tokenizer_or_a_head_pass(name: str) -> None:
     report = check(references.saved(name)[1])
     assert report.passed, report
     assert report.findings[-1].name == "transformers"
+
+
+def test_what_was_given_up_is_given_up_in_the_copy_too(tmp_path: Path) -> None:
+    own = {"auto_map": {"AutoConfig": "configuration_llama.LlamaConfig"}}
+    for file in references.saved("llama")[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    hf = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(hf | own))
+    assert check(tmp_path, ignore=["auto_map"]).passed
+    with pytest.raises(ConfigError, match="auto_map is set"):
+        check(tmp_path)
 
 
 def test_layers_go_from_the_embedding_up() -> None:

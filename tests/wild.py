@@ -131,13 +131,15 @@ _LLAMA_3 = {
     "mlp_bias": False, "num_key_value_heads": 2, "pretraining_tp": 1, "rope_theta": 500000.0,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-_LLAMA_31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+LLAMA_31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
              "rope_type": "llama3"}  # fmt: skip
 _MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_key_value_heads": 2,
             "rope_theta": 10000.0, "sliding_window": 5, "torch_dtype": "bfloat16"}  # fmt: skip
 _MOE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 12, "norm_topk_prob": True,
         "num_experts": 8, "num_experts_per_tok": 3, "output_router_logits": False,
         "router_aux_loss_coef": 0.001}  # fmt: skip
+
+UNREAD_THERE = {"Phi-3-mini-128k"}  # loads here alone
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": _gpt2(),
@@ -174,10 +176,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
                          rope_scaling=None),
     "CodeLlama-7b": _llama("4.33.0.dev0", num_key_value_heads=6, pretraining_tp=1, rope_scaling=None,
                            rope_theta=1000000, torch_dtype="bfloat16"),
-    "Llama-3.1-8B": _llama("4.43.0.dev0", **_LLAMA_3, rope_scaling=_LLAMA_31),
+    "Llama-3.1-8B": _llama("4.43.0.dev0", **_LLAMA_3, rope_scaling=LLAMA_31),
     "Llama-3.2-1B": _llama("4.45.0.dev0", **_LLAMA_3 | {"tie_word_embeddings": True}, head_dim=10,
-                           rope_scaling=_LLAMA_31 | {"factor": 32.0}),
-    "unsloth/Llama-3.2-1B": _llama("4.47.1", **_LLAMA_3, head_dim=10, rope_scaling=_LLAMA_31, unsloth_fixed=True,
+                           rope_scaling=LLAMA_31 | {"factor": 32.0}),
+    "unsloth/Llama-3.2-1B": _llama("4.47.1", **_LLAMA_3, head_dim=10, rope_scaling=LLAMA_31, unsloth_fixed=True,
                                    unsloth_version="2024.9.post1", pad_token_id=40),
     "TinyLlama": _llama("4.35.0", attention_bias=False, num_key_value_heads=2, pretraining_tp=1, rope_scaling=None,
                         rope_theta=10000.0),
@@ -195,7 +197,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
                                   rope_scaling={"factor": 4.0, "type": "linear"}),
     "vicuna-16k": _llama("4.31.0", pretraining_tp=1, max_sequence_length=CONTEXT, num_key_value_heads=6,
                          rope_scaling={"factor": 8.0, "type": "linear"}),
-    "DeepSeek-R1-Distill-Llama": _llama("4.43.0.dev0", **_LLAMA_3, rope_scaling=_LLAMA_31),
+    "DeepSeek-R1-Distill-Llama": _llama("4.43.0.dev0", **_LLAMA_3, rope_scaling=LLAMA_31),
     "dynamic-ntk": _llama("4.34.0", num_key_value_heads=6, rope_scaling={"factor": 2.0, "type": "dynamic"}),
     "yarn-llama-2": _llama(
         "4.31.0", num_key_value_heads=6, pretraining_tp=1,

@@ -7,6 +7,7 @@ gives, or of the final hidden states where there is none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ def check(
         raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
     progress("loading in fp32")
     loaded = model if isinstance(model, Model) else load(model, dtype=torch.float32, offline=offline, ignore=ignore)
-    case = case_of(loaded, threshold)
+    case = replace(case_of(loaded, threshold), ignore=tuple(ignore))
     for step in paths.ALL:
         progress((step.__doc__ or "").partition(".")[0].lower())
         step(case)

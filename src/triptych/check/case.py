@@ -24,12 +24,14 @@ TEXTS = (
 
 @dataclass
 class Case:
-    """The model and the rows it is tried on; `targets` are the decoder's rows beside an encoder."""
+    """The model and the rows it is tried on; `targets` are the decoder's rows beside an encoder, `ignore`
+    what was given up on loading it."""
 
     model: Model
     rows: Sequence[Row]
     targets: list[list[int]] | None
     threshold: float
+    ignore: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)

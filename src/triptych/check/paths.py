@@ -91,7 +91,7 @@ def saved(case: Case) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         case.model.save(Path(scratch, "copy"))
-        again = replace(case, model=load(Path(scratch, "copy"), device=case.model.device))
+        again = replace(case, model=load(Path(scratch, "copy"), device=case.model.device, ignore=case.ignore))
         case.found("saved, loaded = itself", apart(again.run(), case.run()), 0.0, "bit-equal")
 
 

@@ -31,6 +31,7 @@ decoder.blocks.{i}.mlp.up.*         model.layers.{i}.mlp.up_proj.*        blk.{i
 decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.down_proj.*      blk.{i}.ffn_down.*
 decoder.final_norm.*                model.norm.*                          output_norm.*|plus_one
 head.proj.weight                    lm_head.weight                        output.weight
+-                                   model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
 """
 weights = table(
     ROWS

@@ -66,14 +66,15 @@ def config(keys: Keys) -> spec.Model:
 
 
 def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    width, heads = keys.int("embedding_length"), keys.count("attention.head_count")
     return {
         "architectures": ["GPTJForCausalLM"],
-        "n_embd": keys.int("embedding_length"),
-        "n_head": keys.count("attention.head_count"),
+        "n_embd": width,
+        "n_head": heads,
         "n_inner": keys.int("feed_forward_length"),
         "n_layer": keys.count("block_count"),
         "n_positions": keys.int("context_length"),
-        "rotary_dim": keys.int("rope.dimension_count"),
+        "rotary_dim": keys.int("rope.dimension_count", default=width // heads),
         "layer_norm_epsilon": keys.float("attention.layer_norm_epsilon"),
         "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
     }

@@ -69,5 +69,7 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
 
 
 def to_gguf(model: spec.Model) -> dict[str, Any]:
-    mixture = next(part for _, part in model.walk() if isinstance(part, spec.MoE))
+    mixture = next((part for _, part in model.walk() if isinstance(part, spec.MoE)), None)
+    if mixture is None:  # every layer was named dense, and then no word of the format fits
+        return {}
     return {"expert_feed_forward_length": mixture.expert.up.outputs, "expert_weights_norm": mixture.normalize}

@@ -12,7 +12,7 @@ from triptych.mapping.keys import Keys
 from triptych.spec import Rope
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
-PART = "partial_rotary_factor"
+PART, SLOWEST = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN divides by its logarithm
 
 
 def rope(
@@ -29,7 +29,7 @@ def rope(
     whatever the config says; `base` and `part` are what the two are called outside of the table.  Raises ConfigError
     for a scaling that is not understood.
     """
-    given, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=1.0)
+    given, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=SLOWEST)
     return _rope(keys, keys.table("rope_scaling") or given, head_width, theta, share, part)
 
 
@@ -42,7 +42,7 @@ def rope_by_layer_type(keys: Keys, head_width: int, theta: float, local: float =
     given.finish()
     if old and (full or "rope_type" not in old.data):
         raise keys.error("rope_scaling must name its rope_type, and rope_parameters must not stand beside it")
-    theta, local = keys.float("rope_theta", theta, low=1.0), keys.float("rope_local_base_freq", local, low=1.0)
+    theta, local = keys.float("rope_theta", theta, low=SLOWEST), keys.float("rope_local_base_freq", local, low=SLOWEST)
     return _rope(keys, old or full, head_width, theta), _rope(keys, sliding, head_width, local)
 
 
@@ -59,7 +59,7 @@ def _rope(
         )
     found = Rope(
         width=int(head_width * turned + 1e-6),  # 49 * (2 / 49) is a hair under 2
-        theta=scaling.float("rope_theta", default=theta, low=1.0),
+        theta=scaling.float("rope_theta", default=theta, low=SLOWEST),
         scaling=_scaling(scaling, keys),
     )
     if found.width < 2 or found.width % 2:
@@ -87,8 +87,8 @@ def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
     if kind not in ("yarn", "llama3", "longrope"):
         known = "'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"
         raise scaling.error(f"rope_type {kind[:40]!r} is not one of {known}")
-    if original is None:
-        raise scaling.error("needs original_max_position_embeddings, or max_position_embeddings beside it")
+    if original is None or original < 2:
+        raise scaling.error("needs original_max_position_embeddings, or max_position_embeddings beside it, above 1")
     if kind == "llama3":
         return Llama3(
             factor=scaling.float("factor", low=1e-6),
@@ -101,8 +101,8 @@ def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
         return YaRN(
             factor=stretch,
             original_length=original,
-            beta_fast=scaling.optional_float("beta_fast") or 32.0,
-            beta_slow=scaling.optional_float("beta_slow") or 1.0,
+            beta_fast=scaling.optional_float("beta_fast", low=1e-6, high=1e6) or 32.0,
+            beta_slow=scaling.optional_float("beta_slow", low=1e-6, high=1e6) or 1.0,
             attention_factor=scaling.optional_float("attention_factor"),
             mscale=scaling.optional_float("mscale"),
             mscale_all_dim=scaling.optional_float("mscale_all_dim"),

@@ -38,6 +38,7 @@ decoder.blocks.{i}.mlp.up.*         model.layers.{i}.mlp.c_fc.*                 
 decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.c_proj.*                 blk.{i}.ffn_down.*
 decoder.final_norm.*                model.norm.*                                  output_norm.*
 head.proj.weight                    lm_head.weight                                output.weight
+-                                   model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
 """)
 
 

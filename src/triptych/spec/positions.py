@@ -76,6 +76,12 @@ class Llama3:
     high_freq_factor: float
     original_length: int
 
+    def __post_init__(self) -> None:
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ConfigError(
+                f"llama3: low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
@@ -102,6 +108,12 @@ class Rope(Part):
     theta: float = 10_000.0
     pairing: Literal["half", "interleaved"] = "half"
     scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scaling, LongRope):
+            short, long, pairs = len(self.scaling.short), len(self.scaling.long), self.width // 2
+            if short != pairs or long != pairs:
+                raise ConfigError(f"longrope: {short} short and {long} long factors for {pairs} pairs of dimensions")
 
 
 @dataclass(frozen=True, kw_only=True)
