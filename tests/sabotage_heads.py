@@ -193,7 +193,7 @@ def token_head_reads_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> 
     patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows: self.classes(x.roll(-1, 0)))
 
 
-@parity("bert-pooler", "Pooling.dense")
+@parity("bert-pooler", "Pooling.dense", "Pooling.act:tanh")
 def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
     pool = head_parts.Pooling.forward
 

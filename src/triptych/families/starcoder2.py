@@ -17,6 +17,7 @@ from triptych.mapping.table import table
 
 hf_types = frozenset({"starcoder2"})
 gguf_archs = frozenset({"starcoder2"})
+prefix = "model."
 ignore = frozenset(
     {
         "activation_function", "layer_norm_epsilon",  # old doubles of hidden_act and norm_epsilon, which hold
@@ -24,7 +25,6 @@ ignore = frozenset(
         "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
     }
 )  # fmt: skip
-prefix = "model."
 
 weights = table("""
 decoder.embed.tokens.weight         model.embed_tokens.weight                     token_embd.weight
