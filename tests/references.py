@@ -59,6 +59,7 @@ _VIT = {"hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_a
 _T5 = {"vocab_size": V, "d_model": D, "d_kv": K, "d_ff": F, "num_layers": 2, "num_decoder_layers": L, "num_heads": H,
        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "pad_token_id": 0,
        "decoder_start_token_id": 0, "initializer_factor": 1.0}  # fmt: skip
+_FAR = {**_T5, "relative_attention_max_distance": 128, "num_layers": 4}  # as llama.cpp opens them
 
 
 def _rope(kind: str, **values: Any) -> dict[str, Any]:
@@ -218,11 +219,13 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      {**_VIT, "num_labels": 5, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": EPS}),
     "vit-base": ("ViTConfig", "ViTModel", _VIT),
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
+    "t5-published": ("T5Config", "T5ForConditionalGeneration", _FAR),
     "t5-gated": ("T5Config", "T5ForConditionalGeneration",
-                 {**_T5, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
-    "t5-unscaled": ("T5Config", "T5ForConditionalGeneration", {**_T5, "tie_word_embeddings": False}),
-    "mt5": ("MT5Config", "MT5ForConditionalGeneration", _T5),
-    "mt5-encoder": ("MT5Config", "MT5EncoderModel", _T5),
+                 {**_FAR, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
+    "t5-unscaled": ("T5Config", "T5ForConditionalGeneration",
+                    {**_FAR, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("MT5Config", "MT5ForConditionalGeneration", _FAR),
+    "mt5-encoder": ("MT5Config", "MT5EncoderModel", _FAR),
     "t5-encoder": ("T5Config", "T5EncoderModel", _T5),
 }  # fmt: skip
 
@@ -313,6 +316,8 @@ GROUPED_HEADS = {"attention.head_count_kv": G, "attention.key_length": K, "atten
 GROUPED = RMS | GROUPED_HEADS
 EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
+T5 = {"block_count": 2, "attention.key_length": K, "attention.value_length": K, "attention.relative_buckets_count": 8,
+      "decoder_start_token_id": 0, "attention.layer_norm_epsilon": 9.999999974752427e-07} | RMS  # fmt: skip
 CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
 # variant -> the metadata of a GGUF file of it: the oracle of `from_gguf`, and with it the names of its tensors
 HEADERS = {
@@ -373,12 +378,22 @@ HEADERS = {
         },
     ),
     "gpt2": metadata("gpt2", **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
+    "t5": metadata("t5", **T5, **{"decoder_block_count": L}),
+    "t5-v1.1": metadata("t5", **T5 | {"block_count": 4}, **{"decoder_block_count": L}),
+    "t5-encoder": metadata("t5encoder", **T5, **{"attention.head_count_kv": H}),
     "bert-no-pooler": metadata(
         "bert", **{"attention.layer_norm_epsilon": 9.999999960041972e-13, "attention.causal": False, "pooling_type": 1}
     ),
 }
 
 
-# What GGUF has no key for: which layers slide, and what the scores of Gemmas are scaled by.
+# What GGUF has no key for: which layers slide, what Gemma's scores are scaled by, how far T5's last bucket begins.
 _THIRD = {"query_pre_attn_scalar": K, "layer_types": None}
-UNSAID = {"gemma2": {"query_pre_attn_scalar": K}, "gemma3": _THIRD, "gemma3-linear": _THIRD}
+_LAST = {"relative_attention_max_distance": 128}
+UNSAID = {
+    "t5": _LAST,
+    "t5-encoder": _LAST,
+    "gemma2": {"query_pre_attn_scalar": K},
+    "gemma3": _THIRD,
+    "gemma3-linear": _THIRD,
+}

@@ -404,7 +404,7 @@ def test_gguf_round_trip_and_names(name: str) -> None:
     shifted = {load.ours[0] for load in families.save_plan(model, "gguf") if PlusOne() in load.ops}
     assert all(torch.equal(back[key], parameters[key]) for key in back.keys() - shifted)
     assert all(torch.allclose(back[key], parameters[key], rtol=0, atol=1e-6) for key in shifted)
-    names = gguf.get_tensor_name_map(ARCHS[arch_of(HEADERS[name])], L)
+    names = gguf.get_tensor_name_map(ARCHS[arch_of(HEADERS[name])], L + 1)
     merged = {re.sub(r"(experts)\.\d+", r"\1", key) for key in tensors}  # of all experts one tensor
     expected = {names.get_name(key, try_suffixes=(".weight", ".bias")) for key in merged}
     assert packed.keys() == expected
@@ -446,7 +446,7 @@ def packed_shapes(name: str) -> dict[str, tuple[int, ...]]:
 def test_a_gguf_header_gives_the_spec_of_the_hf_config(name: str) -> None:
     config, model = families.read_gguf(HEADERS[name], packed_shapes(name))
     hf = read(name, **UNSAID.get(name, {}))  # ids and the initial scale are not the architecture's
-    assert model == replace(hf, ids=spec.SpecialIds(eos=(2,)), init_std=0.02)
+    assert model == replace(hf, ids=spec.SpecialIds(eos=(2,), start=hf.ids.start), init_std=0.02)
     assert families.read_config(json.loads(json.dumps(config)), stored=()) == model
 
 

@@ -33,7 +33,9 @@ PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 QUANTIZED = {name.lower(): name for name in PACKED}
 _FILE_TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers
 #: Tensors that are looked up or steer, kept in fp32 whatever the rest becomes, as llama.cpp does.
-_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+_KEPT = (
+    "_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "attn_rel_b.weight"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ A family file gives
     renames                     old endings of tensor names
     from_gguf(keys) -> dict     GGUF metadata as an HF config
     overflows_fp16              True where real checkpoints leave the range of fp16
+    ids                         special tokens that the configuration class means by an absent key
     gguf_names                  GGUF architecture of a `model_type` that has another name there
+    gguf_arch(model) -> str     the same, where it is not the `model_type` that decides
     to_gguf(model) -> dict      GGUF keys that say more than, or other than, `triptych.mapping.to_gguf`
 
 of which only `hf_types`, `config` and `weights` are needed.

@@ -98,8 +98,6 @@ def encoder(keys: Keys, *, offset: int = 0, embed_width: int | None = None) -> s
 
 
 def from_gguf(keys: Keys) -> Mapping[str, Any]:
-    if keys.bool("attention.causal", default=False):
-        raise keys.error("attention.causal is set, which no BERT is")
     return {
         "architectures": ["BertModel"],
         "hidden_size": keys.int("embedding_length"),
