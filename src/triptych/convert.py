@@ -25,6 +25,7 @@ from triptych.errors import InputError
 from triptych.header import Header, read_header
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
+from triptych.text.gguf_tokenizer import OWN_KEYS
 from triptych.weights import Stored
 
 Format = Literal["hf", "gguf"]
@@ -142,7 +143,12 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
     metadata |= {"general.name": header.path.stem, "general.file_type": _FILE_TYPE[kind]}
     metadata |= {"general.quantization_version": 2} if kind in PACKED else {}
     stored.check_duplicates()
-    nbytes = write_gguf(path, metadata | _tokenizer(header, spec), entries)
+    tokenizer = _tokenizer(header, spec)
+    if any(f"tokenizer.ggml.{key}" in tokenizer for key in OWN_KEYS):
+        notes += (
+            "which spaces belong to tokens is in keys of our own: other readers cut texts with such spaces apart",
+        )
+    nbytes = write_gguf(path, metadata | tokenizer, entries)
     tensors = dict(Counter(entry.kind for entry in entries))
     return Conversion(str(path), "gguf", spec.family, nbytes, tensors, notes)
 
@@ -163,9 +169,8 @@ def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
 def _tokenizer(header: Header, spec: Spec) -> dict[str, Any]:
     """The tokenizer's metadata; where there is none, the ids with a meaning that the config names."""
     found = text.to_gguf(header.tokenizer(), spec.vocab)
-    stack = spec.encoder
-    if stack is not None:
-        found["tokenizer.ggml.token_type_count"] = stack.words.token_types
+    if spec.encoder is not None and spec.encoder.words.token_types:
+        found["tokenizer.ggml.token_type_count"] = spec.encoder.words.token_types
     ids = {"bos": spec.ids.bos, "eos": next(iter(spec.ids.eos), None), "padding": spec.ids.pad}
     named = {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items() if index is not None}
     return named | found

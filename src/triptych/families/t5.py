@@ -7,13 +7,13 @@ Reference: transformers `models/t5`, which keeps each stack's distance table in 
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import seq2seq
-from triptych.families.t5_gguf import from_gguf, gguf_arch, gguf_archs, to_gguf
+from triptych.families import seq2seq, t5_gguf
 from triptych.mapping.keys import COUNT, Keys
 from triptych.mapping.table import table
 
-__all__ = ["config", "from_gguf", "gguf_arch", "gguf_archs", "hf_types", "to_gguf", "weights"]
 hf_types = frozenset({"t5", "mt5"})
+gguf_archs, gguf_arch = t5_gguf.archs, t5_gguf.arch
+from_gguf, to_gguf = t5_gguf.from_gguf, t5_gguf.to_gguf
 ids = {"eos_token_id": 1, "pad_token_id": 0}
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
 ignore = frozenset(
@@ -26,7 +26,7 @@ ignore = frozenset(
 )  # fmt: skip
 
 weights = seq2seq.table("""
-SIDE.kinds.self.position.weight SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.weight GG.blk.0.attn_rel_b.weight
+SIDE.kinds.self.position.*        SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.*  GG.blk.0.attn_rel_b.*
 SIDE.blocks.{i}.attn_norm.pre.*   SIDE.block.{i}.layer.0.layer_norm.*              GG.blk.{i}.attn_norm.*
 SIDE.blocks.{i}.attn.q.*          SIDE.block.{i}.layer.0.SelfAttention.q.*         GG.blk.{i}.attn_q.*
 SIDE.blocks.{i}.attn.k.*          SIDE.block.{i}.layer.0.SelfAttention.k.*         GG.blk.{i}.attn_k.*

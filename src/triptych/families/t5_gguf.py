@@ -13,10 +13,10 @@ from triptych import spec
 from triptych.families import gguf
 from triptych.mapping.keys import Keys
 
-gguf_archs = frozenset({"t5", "t5encoder"})
+archs = frozenset({"t5", "t5encoder"})
 
 
-def gguf_arch(model: spec.Model) -> str:
+def arch(model: spec.Model) -> str:
     return "t5encoder" if model.decoder is None else "t5"
 
 

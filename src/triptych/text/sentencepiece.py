@@ -54,11 +54,11 @@ def read(file: Path) -> Pieces:
         raise TextError(f"{file} is {size} bytes, too large for a SentencePiece model")
     try:
         return parse(file.read_bytes())
-    except (_Malformed, UnicodeDecodeError) as error:
+    except (Malformed, UnicodeDecodeError) as error:
         raise TextError(f"{file} is not a SentencePiece model: {error}") from None
 
 
-class _Malformed(Exception):
+class Malformed(Exception):
     """What is wrong with the bytes."""
 
 
@@ -74,20 +74,20 @@ def parse(data: bytes) -> Pieces:
         elif number == 3:
             normalizer = _as_bytes(value)
     if not pieces:
-        raise _Malformed("it has no pieces")
+        raise Malformed("it has no pieces")
     settings = {number: value for number, value in _fields(trainer) if number in (3, 35, 40)}
     charsmap = next((value for number, value in _fields(normalizer) if number == 2), b"")
     unk, algorithm = _as_int(settings.get(40, 0)), _as_int(settings.get(3, UNIGRAM))
     if algorithm not in (UNIGRAM, BPE):
-        raise _Malformed(f"its algorithm is number {algorithm}; unigram (1) and BPE (2) are known")
+        raise Malformed(f"its algorithm is number {algorithm}; unigram (1) and BPE (2) are known")
     if unk >= len(pieces):
-        raise _Malformed(f"its unknown piece is number {unk} of {len(pieces)}")
-    _check_charsmap(_as_bytes(charsmap))
+        raise Malformed(f"its unknown piece is number {unk} of {len(pieces)}")
+    check_charsmap(_as_bytes(charsmap))
     return Pieces(tuple(pieces), algorithm, bool(_as_int(settings.get(35, 0))), unk, _as_bytes(charsmap))
 
 
-def _check_charsmap(data: bytes) -> None:
-    """Refuse a table of replacements that leads out of itself: the library that walks it does not look.
+def check_charsmap(data: bytes) -> None:
+    """Raise Malformed for a table of replacements that leads out of itself: the library that walks it does not look.
 
     It is the size of a double-array trie, its 32-bit units (Yata et al., darts-clone), and the replacements, each ended
     by a zero byte.  A unit leads to 256 others, and where bit 8 says so, to the place of its replacement.
@@ -96,29 +96,29 @@ def _check_charsmap(data: bytes) -> None:
         return
     size = int.from_bytes(data[:4], "little")
     if len(data) < 8 or size % 4 or not 0 < size <= len(data) - 4:
-        raise _Malformed(f"its table of replacements says it has {size} bytes, of {len(data) - 4}")
+        raise Malformed(f"its table of replacements says it has {size} bytes, of {len(data) - 4}")
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     texts = np.frombuffer(data[4 + size :] + b"\0", np.uint8)
     inner = units >> 31 == 0
     base = np.arange(len(units)) ^ (units >> 10 << ((units & 512) >> 6))
     if bool((base[inner] | 255).max(initial=0) >= len(units)):
-        raise _Malformed("its table of replacements leads out of itself")
+        raise Malformed("its table of replacements leads out of itself")
     places = units[base[inner & (units >> 8 & 1 == 1)]] & 0x7FFF_FFFF
     if bool((places >= len(texts)).any()) or bool((texts[places] & 0xC0 == 0x80).any()):
-        raise _Malformed("its table of replacements has one that begins nowhere")
+        raise Malformed("its table of replacements has one that begins nowhere")
 
 
 def _piece(data: bytes) -> Piece:
     found = dict(_fields(data))
     score = _as_bytes(found.get(2, bytes(4)))
     if len(score) != 4:
-        raise _Malformed("a score is not a 32-bit number")
+        raise Malformed("a score is not a 32-bit number")
     text = _as_bytes(found.get(1, b"")).decode()
     if not 0 < len(text) <= MAX_PIECE:
-        raise _Malformed(f"a piece of {len(text)} characters; 1 to {MAX_PIECE} are possible")
+        raise Malformed(f"a piece of {len(text)} characters; 1 to {MAX_PIECE} are possible")
     (number,) = struct.unpack("<f", score)
     if not math.isfinite(number):
-        raise _Malformed(f"the score of {text[:40]!r} is not finite")
+        raise Malformed(f"the score of {text[:40]!r} is not finite")
     return Piece(text, number, _as_int(found.get(3, NORMAL)))
 
 
@@ -137,9 +137,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif wire in (_FIXED32, _FIXED64):
             size = 4 if wire == _FIXED32 else 8
         else:
-            raise _Malformed(f"wire type {wire} at byte {at}")
+            raise Malformed(f"wire type {wire} at byte {at}")
         if size > len(data) - at:
-            raise _Malformed(f"field {number} needs {size} bytes at byte {at}, {len(data) - at} are left")
+            raise Malformed(f"field {number} needs {size} bytes at byte {at}, {len(data) - at} are left")
         yield number, data[at : at + size]
         at += size
 
@@ -148,22 +148,22 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise _Malformed("it ends inside a number")
+            raise Malformed("it ends inside a number")
         byte = data[at]
         at += 1
         value |= (byte & 127) << shift
         if byte < 128:
             return value, at
-    raise _Malformed(f"a number before byte {at} has no end")
+    raise Malformed(f"a number before byte {at} has no end")
 
 
 def _as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise _Malformed("a number stands where bytes belong")
+        raise Malformed("a number stands where bytes belong")
     return value
 
 
 def _as_int(value: int | bytes) -> int:
     if isinstance(value, bytes):
-        raise _Malformed("bytes stand where a number belongs")
+        raise Malformed("bytes stand where a number belongs")
     return value
