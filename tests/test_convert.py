@@ -437,6 +437,26 @@ def test_a_chat_model_keeps_its_template_and_its_ends(tmp_path: Path) -> None:
     assert all(theirs(text).input_ids == ours.encode(text) for text in NASTY)
 
 
+def test_what_a_checkpoint_says_of_generating_holds_against_its_config(tmp_path: Path) -> None:
+    path = shutil.copytree(references.saved("llama")[1], tmp_path / "hf")
+    (path / "generation_config.json").unlink(missing_ok=True)
+    assert load(path).end_ids == (2,)
+    told = {"eos_token_id": [7, 9], "pad_token_id": 5, "bos_token_id": None, "temperature": 0.5}
+    (path / "generation_config.json").write_text(json.dumps(told))
+    ids = read_header(path).spec.ids
+    assert (ids.eos, ids.pad, ids.bos) == ((7, 9), 5, 1)
+    theirs = AutoModelForCausalLM.from_pretrained(path).generation_config
+    assert (theirs.eos_token_id, theirs.pad_token_id) == ([7, 9], 5)
+    convert(path, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == told
+    assert load(tmp_path / "again").end_ids == (7, 9)
+    config = json.loads((path / "config.json").read_text())
+    del config["eos_token_id"], told["eos_token_id"]
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(json.dumps(told))
+    assert load(path).end_ids == (2,)  # of the configuration class
+
+
 # ---------------------------------------------------------------- the command
 
 

@@ -22,7 +22,7 @@ from triptych.checkpoints.gguf_pack import BLOCK, PACKED
 from triptych.checkpoints.gguf_write import Entry, write_gguf
 from triptych.checkpoints.packed import plain_dtype
 from triptych.errors import InputError
-from triptych.header import Header, read_header
+from triptych.header import BESIDE, Header, read_header
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
 from triptych.text.gguf_tokenizer import OWN_KEYS
@@ -114,13 +114,14 @@ def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str])
 
 
 def _texts(header: Header) -> dict[str, bytes]:
-    """The tokenizer's files, and the ends of generation that it knows beside EOS."""
+    """The tokenizer's files, and how the model is used; of a GGUF the ends of generation beside EOS."""
+    files = {file.name: file.read_bytes() for name in BESIDE if (file := header.path / name).is_file()}
     tokenizer = header.tokenizer()
     if tokenizer is None:
-        return {}
-    more = tokenizer.stop_ids - {tokenizer.eos_id}
-    ends = {"eos_token_id": sorted(tokenizer.stop_ids)}
-    return tokenizer.files() | ({"generation_config.json": json.dumps(ends).encode()} if more else {})
+        return files
+    if tokenizer.stop_ids - {tokenizer.eos_id}:
+        files = {BESIDE[0]: json.dumps({"eos_token_id": sorted(tokenizer.stop_ids)}).encode()} | files
+    return tokenizer.files() | files
 
 
 def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from triptych.text import Tokenizer
 
 
+# How a checkpoint is used, which no config says: it travels with the weights.
+BESIDE = ("generation_config.json", "preprocessor_config.json")
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
 @dataclass(frozen=True, eq=False)
 class Header:
     """A spec, the HF config it came from, and the tensors beside it; `source` is None where there are no weights."""
@@ -67,13 +72,20 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
-    spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
+    spec = families.read_config(hf | _told_to_generate(where), stored=stored, ignore=ignore, where=str(config))
     pooled = _pooled(spec, where)
     if pooled != spec and isinstance(
         pooled.head, Pooling
     ):  # written back with the model, which has no other file for it
         hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
     return Header(where, pooled, hf, source)
+
+
+def _told_to_generate(where: Path) -> dict[str, Any]:
+    """The special tokens of `generation_config.json`, which hold against those of the config."""
+    file = where / BESIDE[0]
+    told = read_json(file) if file.is_file() else {}
+    return {name: told[name] for name in _IDS if told.get(name) is not None}
 
 
 def _pooled(spec: Model, where: Path) -> Model:

@@ -14,6 +14,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"bert"})
+ids = {"pad_token_id": 0}
 gguf_archs = frozenset({"bert"})
 prefix = "bert."
 renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # exports from TensorFlow

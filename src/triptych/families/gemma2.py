@@ -17,6 +17,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"gemma2", "gemma3_text"})
+ids = gemma.ids
 gguf_archs = frozenset({"gemma2", "gemma3"})
 gguf_names = {"gemma3_text": "gemma3"}
 ignore = frozenset(

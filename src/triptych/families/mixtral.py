@@ -13,7 +13,7 @@ from triptych.mapping.table import table
 hf_types = frozenset({"mixtral"})
 gguf_names = {"mixtral": "llama"}
 ignore = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})  # training only
-prefix = llama.prefix
+ids, prefix = llama.ids, llama.prefix
 
 weights = llama.weights + table("""
 decoder.blocks.{i}.mlp.router.weight            model.layers.{i}.block_sparse_moe.gate.weight            blk.{i}.ffn_gate_inp.weight

@@ -16,6 +16,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"phi"})
+ids = {"bos_token_id": 1, "eos_token_id": 2}
 gguf_archs = frozenset({"phi2"})
 gguf_names = {"phi": "phi2"}
 prefix = "model."

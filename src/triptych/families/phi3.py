@@ -15,6 +15,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"phi3"})
+ids = {"bos_token_id": 1, "eos_token_id": 32_000, "pad_token_id": 32_000}
 gguf_archs = frozenset({"phi3"})
 ignore = frozenset(
     {
