@@ -70,6 +70,7 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     config = where / "config.json" if where.is_dir() else where
     hf = read_json(config)
     packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
+    hf = dict(families.text_config(hf, str(config), ignore))
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
     spec = families.read_config(hf | _told_to_generate(where), stored=stored, ignore=ignore, where=str(config))

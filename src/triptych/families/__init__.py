@@ -1,7 +1,8 @@
 """Model families: one file each, found by what it says it reads.  Nothing here imports torch.
 
 Beside them stand what several families share (`decoder`, `encoders`, `seq2seq`, `rope`, `gguf`) and the ways in:
-`catalogue` finds the family, `configs` reads and writes its configs, `names` lays its table of names over a spec.
+`catalogue` finds the family, `configs` reads and writes its configs, `names` lays its table of names over a spec, and
+`wrapped` finds the text model inside a model of images and text.
 A family file gives
 
     hf_types, gguf_archs        the `model_type`s and GGUF architectures it answers to
@@ -24,6 +25,7 @@ from triptych.families.catalogue import find, find_gguf, modules
 from triptych.families.configs import read_config, read_gguf, write_gguf
 from triptych.families.names import plan, save_plan
 from triptych.families.triptych import to_config
+from triptych.families.wrapped import text_config
 
 __all__ = [
     "find",
@@ -33,6 +35,7 @@ __all__ = [
     "read_config",
     "read_gguf",
     "save_plan",
+    "text_config",
     "to_config",
     "write_gguf",
 ]

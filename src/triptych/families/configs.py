@@ -10,6 +10,7 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.families.catalogue import find, find_gguf, gguf_name
 from triptych.families.encoders import pooling
 from triptych.families.names import save_plan
+from triptych.families.wrapped import text_config
 from triptych.mapping import from_gguf, to_gguf
 from triptych.mapping.keys import Keys
 from triptych.spec import Model, Pooling
@@ -30,6 +31,7 @@ def read_config(
     """
     if not isinstance(hf, Mapping):
         raise ConfigError(f"{where}: must be a JSON object")
+    hf = text_config(hf, where, ignore)
     family = find(Keys(hf, where).str("model_type"), where)
     keys = Keys({**getattr(family, "ids", {}), **hf}, where, stored)
     try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
@@ -82,21 +81,21 @@ def plan(
     stored: Collection[str],
     *,
     prefix: str = "",
-    renames: Mapping[str, str] | None = None,
-    ignore: Collection[str] = (),
+    rename: Callable[[str], str] = str,
+    ignored: Mapping[str, str] | None = None,
     where: str = "checkpoint",
 ) -> Plan:
     """Each stored tensor used exactly once, each parameter of `spec` filled exactly once.
 
-    `prefix` is the base model's, which a file may have or lack; `renames` maps old endings of names to those of the
-    table; `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  Raises CheckpointError naming
-    what is missing and what is left over.
+    `prefix` is the base model's, which a file may have or lack; `rename` turns another name of a tensor into that of
+    the table; `ignored` are tensors the caller gives up, and why.  Raises CheckpointError naming what is missing and
+    what is left over.
     """
-    original = {_renamed(name, renames or {}): name for name in stored}
+    ignored = dict(ignored or {})
+    original = {rename(name): name for name in stored}
     lacks = bool(prefix) and not any(name.startswith(prefix) for name in original)
     found: dict[tuple[str, ...], list[Load]] = {}
     expected: dict[tuple[str, ...], str] = {}
-    ignored = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
     notes = {}
     for load, note in _expand(spec, rows, kind):
         source = load.source.removeprefix(prefix) if lacks else load.source
@@ -190,13 +189,6 @@ def _heads(spec: Model) -> dict[str, int]:
             for leaf in _LEAVES:
                 found[f"{name}.q.{leaf}"], found[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
     return found
-
-
-def _renamed(name: str, renames: Mapping[str, str]) -> str:
-    for old, new in renames.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
 
 
 def _check_covered(spec: Model, covered: Collection[str], kind: Kind, where: str) -> None:
