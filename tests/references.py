@@ -110,10 +110,11 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
                  {**_EVEN, **_rope("default", partial_rotary_factor=0.7), "layer_norm_eps": EPS}),
     "gpt-neox-in-turn": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
-                         {**_EVEN, "use_parallel_residual": False, "attention_bias": False,
+                         {**_EVEN, "use_parallel_residual": False,
                           **_rope("linear", factor=2.5, partial_rotary_factor=0.4)}),
     "gpt-neox-tied": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
-                      {**_EVEN, "tie_word_embeddings": True, **_rope("default", partial_rotary_factor=1.0)}),
+                      {**_EVEN, "tie_word_embeddings": True, "attention_bias": False,
+                       **_rope("default", partial_rotary_factor=1.0)}),
     "gpt-neox-base": ("GPTNeoXConfig", "GPTNeoXModel",
                       {**_EVEN, **_rope("default", partial_rotary_factor=0.7)}),
     "gptj": ("GPTJConfig", "GPTJForCausalLM", _GPTJ),
@@ -135,10 +136,11 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA2),
     "gemma2-uncapped": ("Gemma2Config", "Gemma2ForCausalLM",
                         {**_GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None,
-                         "num_key_value_heads": H, "tie_word_embeddings": False}),
+                         "num_key_value_heads": H, "tie_word_embeddings": False, "query_pre_attn_scalar": K}),
+    "gemma2-plain": ("Gemma2Config", "Gemma2ForCausalLM", {**_GEMMA2, "query_pre_attn_scalar": K}),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA3),
     "gemma3-linear": ("Gemma3TextConfig", "Gemma3ForCausalLM",
-                      {**_GEMMA3, "num_key_value_heads": 1, "final_logit_softcapping": 3.0,
+                      {**_GEMMA3, "num_key_value_heads": 1, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": K,
                        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.5},
                                            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}}),
     "gemma3-base": ("Gemma3TextConfig", "Gemma3TextModel", _GEMMA3),
@@ -148,10 +150,10 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                         "tie_word_embeddings": True}),
     "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                   {**_MIXTURE, "num_experts": 5, "moe_intermediate_size": 17,
-                   "mlp_only_layers": [1]}),
+                   "mlp_only_layers": [1], "attention_bias": True}),
     "qwen3-moe-normed": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                          {**_MIXTURE, "num_experts": 7, "num_experts_per_tok": 4, "moe_intermediate_size": 17,
-                          "norm_topk_prob": True, "attention_bias": True}),
+                          "norm_topk_prob": True}),
     "bert": ("BertConfig", "BertForMaskedLM", _BERT),
     "bert-pooler": ("BertConfig", "BertModel", _BERT),
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),
@@ -323,11 +325,17 @@ CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
 HEADERS = {
     "gemma": metadata("gemma", **GROUPED | {"attention.layer_norm_rms_epsilon": 0.05}),
     "gemma2": metadata("gemma2", **GROUPED, **CAPS, **{"attention.sliding_window": 4}),
-    "gemma3": metadata("gemma3", **GROUPED, **{"attention.sliding_window": 4, "rope.freq_base": 1e6}),
+    "gemma3": metadata(
+        "gemma3",
+        **GROUPED,
+        **{"attention.sliding_window": 4, "rope.freq_base": 1e6},
+        **{"attention.sliding_window_pattern": 2},
+    ),
     "gemma3-linear": metadata(
         "gemma3",
         **GROUPED | {"attention.head_count_kv": 1, "attention.sliding_window": 4, "final_logit_softcapping": 3.0},
         **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "rope.freq_base_swa": 50.0},
+        **{"attention.sliding_window_pattern": 2},
     ),
     "phi3": metadata(
         "phi3",
@@ -387,13 +395,7 @@ HEADERS = {
 }
 
 
-# What GGUF has no key for: which layers slide, what Gemma's scores are scaled by, how far T5's last bucket begins.
-_THIRD = {"query_pre_attn_scalar": K, "layer_types": None}
+# What GGUF has no key for: what Gemma's scores are scaled by, how far T5's last bucket begins.
+_SCALAR = {"query_pre_attn_scalar": K}
 _LAST = {"relative_attention_max_distance": 128}
-UNSAID = {
-    "t5": _LAST,
-    "t5-encoder": _LAST,
-    "gemma2": {"query_pre_attn_scalar": K},
-    "gemma3": _THIRD,
-    "gemma3-linear": _THIRD,
-}
+UNSAID = {"gemma2": _SCALAR, "gemma3": _SCALAR, "t5": _LAST, "t5-encoder": _LAST}

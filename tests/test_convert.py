@@ -131,15 +131,16 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 TOLD = [
     *(name for name in references.HEADERS if name not in references.UNSAID),
     "gpt2-untied", "llama-mqa", "llama-mha", "llama-linear", "llama-yarn", "llama-llama3", "llama-longrope",
-    "mistral-full", "qwen3-tied", "phi3-long", "gemma-biased", "granite-tied", "t5-published", "t5-gated",
-    "mt5-published", "mt5-encoder",
+    "mistral-full", "qwen3-tied", "phi3-long", "gemma-biased", "granite-tied", "gemma2-plain", "t5-published",
+    "t5-gated", "mt5-published", "mt5-encoder",
 ]  # fmt: skip
 UNTOLD = {
     "mistral": "'attention.sliding_window' .* is not understood",
     "starcoder2-untied": "'attention.sliding_window' .* is not understood",
     "gpt2-unscaled": r"decoder.blocks.0.attn.scale is 1.0, and would be lost",
     "gpt2-base": "head is absent, and would be read back as LMHead",
-    "gemma3": "decoder.kinds.window is Kind",
+    "gemma2-uncapped": "attn.softcap is absent, and would be read back as 50",
+    "gemma3": r"decoder.blocks.0.attn.scale is 0\.24.* and would be read back as 0\.31",
     "qwen3-moe": "decoder.blocks.1.mlp.part is GLU, and would be read back as MoE",
     "phi-normed": "gguf has no name for 'decoder.blocks.0.attn.q_norm.weight'",
     "bert-classes": "gguf has no name for 'head.transform.dense.weight'",
@@ -174,6 +175,59 @@ def test_a_model_comes_back_from_gguf(name: str) -> None:
     for key, parameter in before.module.named_parameters():
         close = {"rtol": 0, "atol": 3e-7 if (key,) in shifted else 0}
         assert torch.allclose(after.module.get_parameter(key), parameter, **close), key
+
+
+# What other writers of GGUF cut apart or put together: variant -> (what we write, the names of its rows' parts).
+PARTS = {
+    "mixtral": {f"ffn_{part}_exps": [f"ffn_{part}.{e}" for e in range(5)] for part in ("gate", "up", "down")},
+    "phi3-long": {"attn_qkv": ["attn_q", "attn_k", "attn_v"]},
+    "phi": {"attn_qkv": ["attn_q", "attn_k", "attn_v"]},
+}
+
+
+def otherwise(name: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file as such a writer makes it."""
+    found = {key: source.read(key) for source in [open_source(written(name))] for key in source.names}
+    for whole, parts in PARTS[name].items():
+        for i, leaf in ((i, leaf) for i in range(references.L) for leaf in ("weight", "bias")):
+            names = [f"blk.{i}.{part}.{leaf}" for part in parts]
+            if (old := found.pop(f"blk.{i}.{whole}.{leaf}", None)) is not None:
+                found |= zip(names, old.unbind(0) if old.dim() == 3 else old.chunk(len(parts)), strict=True)
+            elif names[0] in found:
+                found[f"blk.{i}.{whole}.{leaf}"] = torch.cat([found.pop(name) for name in names])
+    return found
+
+
+def stored(path: Path, metadata: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    write_gguf(path, metadata, [Entry(key, "F32", tuple(x.shape), lambda x=x: x) for key, x in tensors.items()])
+    return path
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_files_of_other_writers_are_the_same_models(name: str, tmp_path: Path) -> None:
+    metadata, tensors = open_source(written(name)).metadata, otherwise(name)
+    assert tensors.keys() != set(open_source(written(name)).names)
+    path = stored(tmp_path / "x.gguf", metadata, tensors)
+    assert torch.allclose(outputs(load(path)), outputs(load(references.saved(name)[1])), rtol=0, atol=2e-5)
+    key = next(
+        key for key in tensors if key.startswith("blk.1.") and (".4." in key or "attn_k." in key or "qkv" in key)
+    )
+    rows = tensors[key].roll(1, 0)
+    changed = load(stored(tmp_path / "y.gguf", metadata, tensors | {key: rows}))  # negative control
+    assert not torch.allclose(outputs(changed), outputs(load(path)), atol=1e-3)
+    with pytest.raises(CheckpointError, match=r"missing [13] tensors: 'blk\.1"):
+        load(stored(tmp_path / "z.gguf", metadata, {k: x for k, x in tensors.items() if k != key}))
+
+
+def test_a_tensor_in_whole_and_in_part_is_refused(tmp_path: Path) -> None:
+    source = open_source(written("phi"))
+    tensors = {key: source.read(key) for key in source.names} | otherwise("phi")
+    assert torch.equal(  # both whole, and equal
+        outputs(load(stored(tmp_path / "x.gguf", source.metadata, tensors))), outputs(load(written("phi")))
+    )
+    del tensors["blk.1.attn_k.weight"]
+    with pytest.raises(CheckpointError, match=r"missing 1 tensors: 'blk.1.attn_k.weight'.*'blk.1.attn_qkv.weight'"):
+        load(stored(tmp_path / "y.gguf", source.metadata, tensors))
 
 
 @pytest.mark.parametrize("name", UNTOLD)

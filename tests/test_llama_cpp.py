@@ -27,7 +27,8 @@ RUN = {
     "llama-yarn": 2e-5, "llama-llama3": 2e-5, "llama-longrope": 2e-5, "mistral-full": 2e-5, "mixtral": 5e-5,
     "qwen2": 2e-5, "qwen3": 2e-5, "qwen3-tied": 2e-5, "phi3-long": 5e-5, "gpt2": TABLE, "gpt2-untied": TABLE,
     "gpt-neox": TABLE, "phi": TABLE, "gemma": TABLE, "bert-pooler": TABLE, "t5-published": 2e-5, "t5-v1.1": TABLE,
-    "mt5-published": TABLE, "mt5-encoder": TABLE,
+    "mt5-published": TABLE, "mt5-encoder": TABLE, "gemma2-plain": TABLE, "gemma3-linear": TABLE, "granite": 2e-5,
+    "granite-tied": 2e-5, "qwen3-moe-normed": 2e-5, "gpt-neox-in-turn": TABLE,
 }  # fmt: skip
 
 
@@ -79,7 +80,8 @@ def apart(ours: Model, path: Path, ids: list[int]) -> float:
     source = ids[::-1] if ours.spec.layout == "encoder-decoder" else None
     logits = Theirs(path).run(ids, source=source)
     assert isinstance(ours.spec.head, LMHead)
-    logits *= ours.spec.head.scale or 1  # llama.cpp leaves T5's out: the order of its tokens is right, their odds not
+    if source:
+        logits *= ours.spec.head.scale or 1  # llama.cpp leaves T5's out: its tokens are in order, their odds are not
     expected = ours.logits(*([source],) * bool(source), [ids])[0]
     return float((logits.log_softmax(-1) - expected.log_softmax(-1)).abs().max())
 

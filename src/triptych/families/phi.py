@@ -27,6 +27,7 @@ decoder.blocks.{i}.norm.*         model.layers.{i}.input_layernorm.*            
 decoder.blocks.{i}.attn.q.*       model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*
 decoder.blocks.{i}.attn.k.*       model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*
 decoder.blocks.{i}.attn.v.*       model.layers.{i}.self_attn.v_proj.*              blk.{i}.attn_v.*
+decoder.blocks.{i}.attn.(q,k,v).* -                                                blk.{i}.attn_qkv.*  # older files
 decoder.blocks.{i}.attn.q_norm.*  model.layers.{i}.self_attn.q_layernorm.*         -
 decoder.blocks.{i}.attn.k_norm.*  model.layers.{i}.self_attn.k_layernorm.*         -
 decoder.blocks.{i}.attn.out.*     model.layers.{i}.self_attn.dense.*               blk.{i}.attn_output.*

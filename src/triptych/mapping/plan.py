@@ -94,8 +94,9 @@ def plan(
     ignored = dict(ignored or {})
     original = {rename(name): name for name in stored}
     lacks = bool(prefix) and not any(name.startswith(prefix) for name in original)
-    found: dict[tuple[str, ...], list[Load]] = {}
-    expected: dict[tuple[str, ...], str] = {}
+    loads: list[Load] = []
+    filled: set[str] = set()
+    expected: dict[str, str] = {}
     notes = {}
     for load, note in _expand(spec, rows, kind):
         source = load.source.removeprefix(prefix) if lacks else load.source
@@ -104,22 +105,24 @@ def plan(
             continue
         # A tied parameter has no tensor of its own: what is stored under its name stands for the one it shares.
         ours = tuple(spec.ties.get(name, name) for name in load.ours)
-        expected.setdefault(ours, source)
-        if source in original and original[source] not in ignored:
-            duplicate = ours in found
+        for name in ours:
+            expected.setdefault(name, source)
+        duplicate = filled.issuperset(ours)
+        mixed = not duplicate and not filled.isdisjoint(ours)  # one tensor for all beside one for each of some
+        if source in original and original[source] not in ignored and not mixed:
             if duplicate and load.spare:
                 ignored[original[source]] = note
                 continue
-            found.setdefault(ours, []).append(Load(ours, original[source], load.ops, load.shapes, duplicate))
-    loads = tuple(load for group in found.values() for load in group)
+            loads.append(Load(ours, original[source], load.ops, load.shapes, duplicate))
+            filled.update(ours)
     used = {load.source for load in loads}
     ignored |= {original[name]: note for name, note in notes.items() if original.get(name, "") not in used | {""}}
     extra = sorted(set(stored) - used - ignored.keys())
-    missing = [source for ours, source in expected.items() if ours not in found]
+    missing = list(dict.fromkeys(source for name, source in expected.items() if name not in filled))
     if missing or extra:
         raise _mismatch(where, missing, extra)
-    _check_covered(spec, {name for load in loads for name in load.ours}, kind, where)
-    return Plan(loads, ignored)
+    _check_covered(spec, filled, kind, where)
+    return Plan(tuple(loads), ignored)
 
 
 def save_plan(spec: Model, rows: Table, kind: Kind, *, prefix: str = "") -> tuple[Load, ...]:
@@ -128,13 +131,19 @@ def save_plan(spec: Model, rows: Table, kind: Kind, *, prefix: str = "") -> tupl
     A model without a head of its own is written as the base model: without `prefix`.
     """
     base = spec.head is None or isinstance(spec.head, Pooling)
-    loads: dict[tuple[tuple[str, ...], bool], Load] = {}
+    loads: list[Load] = []
+    filled: set[str] = set()
     for load, _ in _expand(spec, rows, kind):
-        if load.ours and not any(name in spec.ties for name in load.ours):
+        if (
+            load.ours
+            and not any(name in spec.ties for name in load.ours)
+            and (load.spare or filled.isdisjoint(load.ours))
+        ):
             source = load.source.removeprefix(prefix) if base else load.source
-            loads.setdefault((load.ours, load.spare), replace(load, source=source))
-    _check_covered(spec, {name for load in loads.values() for name in load.ours}, kind, f"a {spec.family} model")
-    return tuple(loads.values())
+            loads.append(replace(load, source=source))
+            filled.update(load.ours)
+    _check_covered(spec, filled, kind, f"a {spec.family} model")
+    return tuple(loads)
 
 
 def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
