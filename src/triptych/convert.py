@@ -147,7 +147,7 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
     tokenizer = _tokenizer(header, spec)
     if any(f"tokenizer.ggml.{key}" in tokenizer for key in OWN_KEYS):
         notes += (
-            "which spaces belong to tokens is in keys of our own: other readers cut texts with such spaces apart",
+            "how some texts are cut is told in keys of our own: other readers cut those apart, mostly around spaces",
         )
     nbytes = write_gguf(path, metadata | tokenizer, entries)
     tensors = dict(Counter(entry.kind for entry in entries))

@@ -18,6 +18,7 @@ from triptych.mapping.table import table
 hf_types = frozenset({"starcoder2"})
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = frozenset({"starcoder2"})
+prefix = "model."
 ignore = frozenset(
     {
         "activation_function", "layer_norm_epsilon",  # old doubles of hidden_act and norm_epsilon, which hold
@@ -25,7 +26,6 @@ ignore = frozenset(
         "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
     }
 )  # fmt: skip
-prefix = "model."
 
 weights = table("""
 decoder.embed.tokens.weight         model.embed_tokens.weight                     token_embd.weight

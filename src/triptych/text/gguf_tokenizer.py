@@ -25,9 +25,10 @@ _PREFIX = "tokenizer.ggml."
 #: `tokenizer.ggml.token_type`, as the format defines it.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 #: Keys of ours, where the format has none: which texts get a space before them, which tokens take the spaces before or
-#: behind them.
+#: behind them, and whether characters are composed first where the named split does not.
 SCHEME, STRIPPED = "space_prefix_scheme", ("lstrip_token_ids", "rstrip_token_ids")
-OWN_KEYS = (SCHEME, *STRIPPED)
+COMPOSED = "compose_characters"
+OWN_KEYS = (SCHEME, *STRIPPED, COMPOSED)
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
     backend = Backend(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.whole_words))
     if split.normalizer is not None:
         backend.normalizer = split.normalizer()
+    elif vocabulary.flag(COMPOSED, False):
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = byte_level_words(split)
     backend.decoder = decoders.ByteLevel()
     _frame(backend, vocabulary, specials, split.add_bos)

@@ -17,6 +17,7 @@ from typing import Any
 from triptych.errors import TextError
 from triptych.text.gguf_tokenizer import (
     BYTE,
+    COMPOSED,
     CONTROL,
     NORMAL,
     SCHEME,
@@ -35,7 +36,7 @@ _PROBES = (
     "",
     "Hello, world! It's o'er; I'LL go, you've SEEN they'Re late -- don't",
     "year 2024, 3.14159, 1234567 and 12,345.67  8  90 ½ ² Ⅳ ٣",
-    "café naïve Ångström é ﬁ Ｆｕｌｌ — “quoted” …",
+    "e\u0301 café naïve Ångström é ﬁ Ｆｕｌｌ — “quoted” …",
     "日本語のテキスト。中文，한국어 हिन्दी العربية 🙂👩‍👩‍👧",
     "  leading,   inner    and trailing   ",
     "tabs\t\tand\nlines\n\n\nmore \n x\r\nwindows\u00a0nbsp",
@@ -134,6 +135,7 @@ def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[
     for name in _NAMES:
         if not merges or _cuts_like(tokenizer, SPLITS[name]):
             yield {"pre": name, "merges": merges, **_framing(tokenizer)}
+            yield {"pre": name, "merges": merges, COMPOSED: True, **_framing(tokenizer)}
 
 
 def _cuts_like(tokenizer: Tokenizer, split: Split) -> bool:
