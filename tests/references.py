@@ -69,6 +69,7 @@ _VIT = {"hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_a
 _T5 = {"vocab_size": V, "d_model": D, "d_kv": K, "d_ff": F, "num_layers": 2, "num_decoder_layers": L, "num_heads": H,
        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "pad_token_id": 0,
        "decoder_start_token_id": 0, "initializer_factor": 1.0}  # fmt: skip
+_FAR = {**_T5, "relative_attention_max_distance": 128, "num_layers": 4}  # as llama.cpp opens them
 
 
 def _rope(kind: str, **values: Any) -> dict[str, Any]:
@@ -119,10 +120,11 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
                  {**_EVEN, **_rope("default", partial_rotary_factor=0.7), "layer_norm_eps": EPS}),
     "gpt-neox-in-turn": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
-                         {**_EVEN, "use_parallel_residual": False, "attention_bias": False,
+                         {**_EVEN, "use_parallel_residual": False,
                           **_rope("linear", factor=2.5, partial_rotary_factor=0.4)}),
     "gpt-neox-tied": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
-                      {**_EVEN, "tie_word_embeddings": True, **_rope("default", partial_rotary_factor=1.0)}),
+                      {**_EVEN, "tie_word_embeddings": True, "attention_bias": False,
+                       **_rope("default", partial_rotary_factor=1.0)}),
     "gpt-neox-base": ("GPTNeoXConfig", "GPTNeoXModel",
                       {**_EVEN, **_rope("default", partial_rotary_factor=0.7)}),
     "gptj": ("GPTJConfig", "GPTJForCausalLM", _GPTJ),
@@ -144,10 +146,11 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA2),
     "gemma2-uncapped": ("Gemma2Config", "Gemma2ForCausalLM",
                         {**_GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None,
-                         "num_key_value_heads": H, "tie_word_embeddings": False}),
+                         "num_key_value_heads": H, "tie_word_embeddings": False, "query_pre_attn_scalar": K}),
+    "gemma2-plain": ("Gemma2Config", "Gemma2ForCausalLM", {**_GEMMA2, "query_pre_attn_scalar": K}),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA3),
     "gemma3-linear": ("Gemma3TextConfig", "Gemma3ForCausalLM",
-                      {**_GEMMA3, "num_key_value_heads": 1, "final_logit_softcapping": 3.0,
+                      {**_GEMMA3, "num_key_value_heads": 1, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": K,
                        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.5},
                                            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}}),
     "gemma3-base": ("Gemma3TextConfig", "Gemma3TextModel", _GEMMA3),
@@ -157,10 +160,10 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                         "tie_word_embeddings": True}),
     "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                   {**_MIXTURE, "num_experts": 5, "moe_intermediate_size": 17,
-                   "mlp_only_layers": [1]}),
+                   "mlp_only_layers": [1], "attention_bias": True}),
     "qwen3-moe-normed": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                          {**_MIXTURE, "num_experts": 7, "num_experts_per_tok": 4, "moe_intermediate_size": 17,
-                          "norm_topk_prob": True, "attention_bias": True}),
+                          "norm_topk_prob": True}),
     "bert": ("BertConfig", "BertForMaskedLM", _BERT),
     "bert-pooler": ("BertConfig", "BertModel", _BERT),
     "bert-classes": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 5}),
@@ -253,11 +256,13 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      {**_VIT, "num_labels": 5, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": EPS}),
     "vit-base": ("ViTConfig", "ViTModel", _VIT),
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
+    "t5-published": ("T5Config", "T5ForConditionalGeneration", _FAR),
     "t5-gated": ("T5Config", "T5ForConditionalGeneration",
-                 {**_T5, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
-    "t5-unscaled": ("T5Config", "T5ForConditionalGeneration", {**_T5, "tie_word_embeddings": False}),
-    "mt5": ("MT5Config", "MT5ForConditionalGeneration", _T5),
-    "mt5-encoder": ("MT5Config", "MT5EncoderModel", _T5),
+                 {**_FAR, "feed_forward_proj": "gated-gelu", "initializer_factor": 1.5}),  # to tell GELUs apart
+    "t5-unscaled": ("T5Config", "T5ForConditionalGeneration",
+                    {**_FAR, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("MT5Config", "MT5ForConditionalGeneration", _FAR),
+    "mt5-encoder": ("MT5Config", "MT5EncoderModel", _FAR),
     "t5-encoder": ("T5Config", "T5EncoderModel", _T5),
 }  # fmt: skip
 
@@ -361,16 +366,24 @@ GROUPED_HEADS = {"attention.head_count_kv": G, "attention.key_length": K, "atten
 GROUPED = RMS | GROUPED_HEADS
 EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
+T5 = {"block_count": 2, "attention.key_length": K, "attention.value_length": K, "attention.relative_buckets_count": 8,
+      "decoder_start_token_id": 0, "attention.layer_norm_epsilon": 9.999999974752427e-07} | RMS  # fmt: skip
 CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
 # variant -> the metadata of a GGUF file of it: the oracle of `from_gguf`, and with it the names of its tensors
 HEADERS = {
     "gemma": metadata("gemma", **GROUPED | {"attention.layer_norm_rms_epsilon": 0.05}),
     "gemma2": metadata("gemma2", **GROUPED, **CAPS, **{"attention.sliding_window": 4}),
-    "gemma3": metadata("gemma3", **GROUPED, **{"attention.sliding_window": 4, "rope.freq_base": 1e6}),
+    "gemma3": metadata(
+        "gemma3",
+        **GROUPED,
+        **{"attention.sliding_window": 4, "rope.freq_base": 1e6},
+        **{"attention.sliding_window_pattern": 2},
+    ),
     "gemma3-linear": metadata(
         "gemma3",
         **GROUPED | {"attention.head_count_kv": 1, "attention.sliding_window": 4, "final_logit_softcapping": 3.0},
         **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "rope.freq_base_swa": 50.0},
+        **{"attention.sliding_window_pattern": 2},
     ),
     "phi3": metadata(
         "phi3",
@@ -421,12 +434,16 @@ HEADERS = {
         },
     ),
     "gpt2": metadata("gpt2", **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
+    "t5": metadata("t5", **T5, **{"decoder_block_count": L}),
+    "t5-v1.1": metadata("t5", **T5 | {"block_count": 4}, **{"decoder_block_count": L}),
+    "t5-encoder": metadata("t5encoder", **T5, **{"attention.head_count_kv": H}),
     "bert-no-pooler": metadata(
         "bert", **{"attention.layer_norm_epsilon": 9.999999960041972e-13, "attention.causal": False, "pooling_type": 1}
     ),
 }
 
 
-# What GGUF has no key for: which layers slide, and what the scores of Gemmas are scaled by.
-_THIRD = {"query_pre_attn_scalar": K, "layer_types": None}
-UNSAID = {"gemma2": {"query_pre_attn_scalar": K}, "gemma3": _THIRD, "gemma3-linear": _THIRD}
+# What GGUF has no key for: what Gemma's scores are scaled by, how far T5's last bucket begins.
+_SCALAR = {"query_pre_attn_scalar": K}
+_LAST = {"relative_attention_max_distance": 128}
+UNSAID = {"gemma2": _SCALAR, "gemma3": _SCALAR, "t5": _LAST, "t5-encoder": _LAST}

@@ -260,12 +260,12 @@ def test_report_says_where_everything_came_from() -> None:
             Loaded("blocks.0.attn.q.weight", ("wqkv",), "m.safetensors", "F16", (6, 6), "split"),
         ),
         ties={"head.weight": "embed.weight"},
-        ignored=("rotary.inv_freq",),
+        ignored={"rotary.0.inv_freq": "computed", "rotary.1.inv_freq": "computed", "vision.weight": "of images"},
     )
     text = str(report)
     assert "blocks.0.attn.q.weight  6×6    wqkv          F16        split  m.safetensors" in text
-    assert "2 loaded, 1 tied, 1 ignored" in text
-    assert "ignored  rotary.inv_freq" in text
+    assert "2 loaded, 1 tied, 3 ignored" in text
+    assert "ignored  rotary.0.inv_freq and 1 more: computed\nignored  vision.weight: of images" in text
     restored = json.loads(json.dumps(report.to_dict()))
     assert restored == report.to_dict()
     assert restored["tensors"][1]["sources"] == ["wqkv"]

@@ -131,19 +131,22 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 TOLD = [
     *(name for name in references.HEADERS if name not in references.UNSAID),
     "gpt2-untied", "llama-mqa", "llama-mha", "llama-linear", "llama-yarn", "llama-llama3", "llama-longrope",
-    "mistral-full", "qwen3-tied", "phi3-long", "gemma-biased", "granite-tied",
+    "mistral-full", "qwen3-tied", "phi3-long", "gemma-biased", "granite-tied", "gemma2-plain", "t5-published",
+    "t5-gated", "mt5-published", "mt5-encoder",
 ]  # fmt: skip
 UNTOLD = {
     "mistral": "'attention.sliding_window' .* is not understood",
     "starcoder2-untied": "'attention.sliding_window' .* is not understood",
-    "gpt2-unscaled": r"decoder.blocks.0.attn.scale is 1.0, and would be read back as absent",
+    "gpt2-unscaled": r"decoder.blocks.0.attn.scale is 1.0, and would be lost",
     "gpt2-base": "head is absent, and would be read back as LMHead",
-    "gemma3": "decoder.kinds.window is Kind",
+    "gemma2-uncapped": "attn.softcap is absent, and would be read back as 50",
+    "gemma3": r"decoder.blocks.0.attn.scale is 0\.24.* and would be read back as 0\.31",
     "qwen3-moe": "decoder.blocks.1.mlp.part is GLU, and would be read back as MoE",
     "phi-normed": "gguf has no name for 'decoder.blocks.0.attn.q_norm.weight'",
     "bert-classes": "gguf has no name for 'head.transform.dense.weight'",
     "roberta": "GGUF has no names for models of family 'roberta'; convert it to hf",
-    "t5": "GGUF has no names for models of family 't5'",
+    "t5": r"position.max_distance is 11, and would be lost",
+    "t5-unscaled": r"head.scale is absent, and would be read back as 0\.2",
     "marian": "GGUF has no names for models of family 'marian'",
 }
 
@@ -151,7 +154,8 @@ UNTOLD = {
 def outputs(model: Model) -> torch.Tensor:
     if model.spec.layout == "encoder":
         return model.encode([IDS])
-    return model.logits([IDS])[0].log_softmax(-1)
+    sources = [[IDS[::-1]]] if model.spec.layout == "encoder-decoder" else []
+    return model.logits(*sources, [IDS])[0].log_softmax(-1)
 
 
 @cache
@@ -171,6 +175,59 @@ def test_a_model_comes_back_from_gguf(name: str) -> None:
     for key, parameter in before.module.named_parameters():
         close = {"rtol": 0, "atol": 3e-7 if (key,) in shifted else 0}
         assert torch.allclose(after.module.get_parameter(key), parameter, **close), key
+
+
+# What other writers of GGUF cut apart or put together: variant -> (what we write, the names of its rows' parts).
+PARTS = {
+    "mixtral": {f"ffn_{part}_exps": [f"ffn_{part}.{e}" for e in range(5)] for part in ("gate", "up", "down")},
+    "phi3-long": {"attn_qkv": ["attn_q", "attn_k", "attn_v"]},
+    "phi": {"attn_qkv": ["attn_q", "attn_k", "attn_v"]},
+}
+
+
+def otherwise(name: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file as such a writer makes it."""
+    found = {key: source.read(key) for source in [open_source(written(name))] for key in source.names}
+    for whole, parts in PARTS[name].items():
+        for i, leaf in ((i, leaf) for i in range(references.L) for leaf in ("weight", "bias")):
+            names = [f"blk.{i}.{part}.{leaf}" for part in parts]
+            if (old := found.pop(f"blk.{i}.{whole}.{leaf}", None)) is not None:
+                found |= zip(names, old.unbind(0) if old.dim() == 3 else old.chunk(len(parts)), strict=True)
+            elif names[0] in found:
+                found[f"blk.{i}.{whole}.{leaf}"] = torch.cat([found.pop(name) for name in names])
+    return found
+
+
+def stored(path: Path, metadata: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    write_gguf(path, metadata, [Entry(key, "F32", tuple(x.shape), lambda x=x: x) for key, x in tensors.items()])
+    return path
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_files_of_other_writers_are_the_same_models(name: str, tmp_path: Path) -> None:
+    metadata, tensors = open_source(written(name)).metadata, otherwise(name)
+    assert tensors.keys() != set(open_source(written(name)).names)
+    path = stored(tmp_path / "x.gguf", metadata, tensors)
+    assert torch.allclose(outputs(load(path)), outputs(load(references.saved(name)[1])), rtol=0, atol=2e-5)
+    key = next(
+        key for key in tensors if key.startswith("blk.1.") and (".4." in key or "attn_k." in key or "qkv" in key)
+    )
+    rows = tensors[key].roll(1, 0)
+    changed = load(stored(tmp_path / "y.gguf", metadata, tensors | {key: rows}))  # negative control
+    assert not torch.allclose(outputs(changed), outputs(load(path)), atol=1e-3)
+    with pytest.raises(CheckpointError, match=r"missing [13] tensors: 'blk\.1"):
+        load(stored(tmp_path / "z.gguf", metadata, {k: x for k, x in tensors.items() if k != key}))
+
+
+def test_a_tensor_in_whole_and_in_part_is_refused(tmp_path: Path) -> None:
+    source = open_source(written("phi"))
+    tensors = {key: source.read(key) for key in source.names} | otherwise("phi")
+    assert torch.equal(  # both whole, and equal
+        outputs(load(stored(tmp_path / "x.gguf", source.metadata, tensors))), outputs(load(written("phi")))
+    )
+    del tensors["blk.1.attn_k.weight"]
+    with pytest.raises(CheckpointError, match=r"missing 1 tensors: 'blk.1.attn_k.weight'.*'blk.1.attn_qkv.weight'"):
+        load(stored(tmp_path / "y.gguf", source.metadata, tensors))
 
 
 @pytest.mark.parametrize("name", UNTOLD)
@@ -434,6 +491,26 @@ def test_a_chat_model_keeps_its_template_and_its_ends(tmp_path: Path) -> None:
     assert all(theirs(text).input_ids == ours.encode(text) for text in NASTY)
 
 
+def test_what_a_checkpoint_says_of_generating_holds_against_its_config(tmp_path: Path) -> None:
+    path = shutil.copytree(references.saved("llama")[1], tmp_path / "hf")
+    (path / "generation_config.json").unlink(missing_ok=True)
+    assert load(path).end_ids == (2,)
+    told = {"eos_token_id": [7, 9], "pad_token_id": 5, "bos_token_id": None, "temperature": 0.5}
+    (path / "generation_config.json").write_text(json.dumps(told))
+    ids = read_header(path).spec.ids
+    assert (ids.eos, ids.pad, ids.bos) == ((7, 9), 5, 1)
+    theirs = AutoModelForCausalLM.from_pretrained(path).generation_config
+    assert (theirs.eos_token_id, theirs.pad_token_id) == ([7, 9], 5)
+    convert(path, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == told
+    assert load(tmp_path / "again").end_ids == (7, 9)
+    config = json.loads((path / "config.json").read_text())
+    del config["eos_token_id"], told["eos_token_id"]
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(json.dumps(told))
+    assert load(path).end_ids == (2,)  # of the configuration class
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -448,8 +525,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "llama" in capsys.readouterr().out
     assert main(["convert", str(out), str(tmp_path / "hf")]) == 1
     assert capsys.readouterr().err.startswith("error: ")
-    assert main(["convert", str(checkpoint("encoder-decoder")), str(tmp_path / "t5.gguf")]) == 1
-    assert "GGUF has no names for models of family 't5'" in capsys.readouterr().err
+    assert main(["convert", str(references.saved("bart")[1]), str(tmp_path / "bart.gguf")]) == 1
+    assert "GGUF has no names for models of family 'bart'" in capsys.readouterr().err
 
 
 def test_spec_equality_is_not_vacuous() -> None:

@@ -135,6 +135,28 @@ def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
     assert tried > 3
 
 
+IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad", "decoder_start_token_id": "start"}
+
+
+@pytest.mark.parametrize("name", references.VARIANTS)
+def test_an_absent_special_token_is_the_reference_s(name: str) -> None:
+    hf = {key: value for key, value in stored(name)[0].items() if key not in IDS}
+    hf |= {key: 2**17 for key in hf if key.endswith("vocab_size")}  # all ids are inside
+    theirs = type(references.saved(name)[0].config).from_dict(dict(hf))
+    expected = {ours: getattr(theirs, key, None) for key, ours in IDS.items()}
+    if name.startswith(("t5", "mt5")):  # its class leaves it to each checkpoint, all of which say the pad
+        expected["start"] = expected["pad"]
+    found = families.read_config(hf).ids
+    eos = () if expected["eos"] is None else (expected["eos"],)
+    assert found == spec.SpecialIds(**{**expected, "eos": eos})
+    assert families.read_config(hf | {"eos_token_id": None}).ids.eos == ()  # null is not absent
+
+
+def test_every_type_with_special_tokens_is_compared() -> None:
+    tried = {stored(name)[0]["model_type"] for name in references.VARIANTS}
+    assert tried >= {name for module in families.modules() for name in module.hf_types} - {"triptych"}
+
+
 SIZES = {
     "gpt2": ("vocab_size", "n_embd", "n_inner", "n_layer", "n_positions"),
     "llama": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
@@ -400,7 +422,7 @@ def test_gguf_round_trip_and_names(name: str) -> None:
     shifted = {load.ours[0] for load in families.save_plan(model, "gguf") if PlusOne() in load.ops}
     assert all(torch.equal(back[key], parameters[key]) for key in back.keys() - shifted)
     assert all(torch.allclose(back[key], parameters[key], rtol=0, atol=1e-6) for key in shifted)
-    names = gguf.get_tensor_name_map(ARCHS[arch_of(HEADERS[name])], L)
+    names = gguf.get_tensor_name_map(ARCHS[arch_of(HEADERS[name])], L + 1)
     merged = {re.sub(r"(experts)\.\d+", r"\1", key) for key in tensors}  # of all experts one tensor
     expected = {names.get_name(key, try_suffixes=(".weight", ".bias")) for key in merged}
     assert packed.keys() == expected
@@ -442,7 +464,7 @@ def packed_shapes(name: str) -> dict[str, tuple[int, ...]]:
 def test_a_gguf_header_gives_the_spec_of_the_hf_config(name: str) -> None:
     config, model = families.read_gguf(HEADERS[name], packed_shapes(name))
     hf = read(name, **UNSAID.get(name, {}))  # ids and the initial scale are not the architecture's
-    assert model == replace(hf, ids=spec.SpecialIds(eos=(2,)), init_std=0.02)
+    assert model == replace(hf, ids=spec.SpecialIds(eos=(2,), start=hf.ids.start), init_std=0.02)
     assert families.read_config(json.loads(json.dumps(config)), stored=()) == model
 
 

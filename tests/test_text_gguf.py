@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
+import test_text_vocabulary as files
 from triptych.checkpoints.gguf import GGUFSource
 from triptych.errors import TextError
-from triptych.text import bpe_tokenizer, from_directory, from_gguf
+from triptych.text import bpe_tokenizer, from_directory, from_gguf, sentencepiece, to_gguf
 from triptych.text.splits import SPLITS
 
 CORPUS = [
@@ -143,7 +145,7 @@ def test_frames_and_stops() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "t5"}, "'t5' is not supported; known are gpt2, llama, bert"),
+        ({"model": "rwkv"}, "'rwkv' is not supported; known are gpt2, llama, t5, bert"),
         ({"model": None}, "'missing'"),
         ({"tokens": None}, "no tokenizer.ggml.tokens"),
         ({"token_type": [1, 1]}, "2 entries for 270"),
@@ -216,6 +218,119 @@ def test_sentencepiece_options() -> None:
     assert bare.encode("<end>") == [259 + len(_PIECES)]  # a user-defined token is found in text
     with pytest.raises(TextError, match="scores has 1 entries"):
         from_gguf(_sentencepiece(scores=[0.0]))
+
+
+# -- unigram ----------------------------------------------------------------------------------------------------------
+
+
+def _unigram(model: bytes, **changes: Any) -> dict[str, Any]:
+    """A SentencePiece file as converters put it into GGUF: with rows for no token, which score -10000."""
+    read = sentencepiece.parse(model)
+    spare = [("[PAD0]", -10000.0, 5), ("[PAD1]", -10000.0, 5)]
+    tokens, scores, kinds = zip(*((p.text, p.score, p.kind) for p in read.pieces), *spare, strict=True)
+    fields = {"model": "t5", "tokens": list(tokens), "scores": list(scores), "token_type": list(kinds),
+              "precompiled_charsmap": list(read.charsmap), "unknown_token_id": read.unk_id, "eos_token_id": 1,
+              "padding_token_id": 0}  # fmt: skip
+    return _metadata(**(fields | changes))
+
+
+UNICODE = [
+    "   ",
+    "\n a  \n b ",
+    "zero\u200bwidth \ufeff b",
+    "▁a",
+    "\u3000full ﬁ Ⅳ ½",
+    "é e\u0301 ☉☉ a☉",
+    "नमस्ते العربية",
+]
+
+
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "identity", "nmt_nfkc_cf"])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_unigram_has_the_ids_of_sentencepiece(prefix: bool, single: bool, rule: str) -> None:
+    how = {"add_dummy_prefix": prefix, "remove_extra_whitespaces": single, "normalization_rule_name": rule}
+    model = files.trained("unigram", **files.T5, **how)
+    theirs = SentencePieceProcessor(model_proto=model)
+    fields = _unigram(model, add_space_prefix=prefix, remove_extra_whitespaces=single)
+    ours, other = from_gguf(fields), from_gguf(fields | _metadata(remove_extra_whitespaces=not single))
+    # The `tokenizers` library replaces CR LF, which is one grapheme, by one space; seen where spaces are counted.
+    texts = [*files.NASTY, *UNICODE, *(text.replace("\r\n", "\n") for text in CORPUS[:8]), *files.CORPUS[:4]]
+    for text in texts:
+        assert ours.encode(text) == [*theirs.encode(text), 1], text
+    assert any(other.encode(text) != ours.encode(text) for text in texts)
+    assert ours.decode(ours.encode("the sun and")) == "the sun and"
+    assert (ours.eos_id, ours.pad_id, ours.unk_id, ours.bos_id) == (1, 0, 2, None)
+    again = from_gguf(to_gguf(ours, ours.vocab_size))
+    assert all(again.encode(text) == ours.encode(text) for text in texts)
+
+
+def test_unknown_characters_cost_what_the_lowest_piece_does_and_ten_more() -> None:
+    """-1 - (50 + 10) - 1 is above -50 - 50; a row for no token, which scores -10000, must not make it lower."""
+    tokens = ["<unk>", "▁", "a", "bc", "b", "c", "a☉b", "[PAD0]"]
+    fields = {"model": "t5", "tokens": tokens, "scores": [0, -1, -1, -1, -50, -50, -50, -10000.0],
+              "token_type": [2, *[1] * 6, 5], "unknown_token_id": 0, "add_eos_token": False}  # fmt: skip
+    assert from_gguf(_metadata(**fields)).encode("a☉bc") == [1, 2, 0, 3]
+    fields["token_type"] = [2, *[1] * 7]  # a piece that scores so low does lower it
+    assert from_gguf(_metadata(**fields)).encode("a☉bc") == [1, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": [0.0]}, "scores has 1 entries"),
+        ({"precompiled_charsmap": [9, 0, 0, 0, 1]}, "precompiled_charsmap: its table of replacements says"),
+        ({"precompiled_charsmap": ["a"]}, "precompiled_charsmap"),
+        ({"unknown_token_id": 10**6}, "unknown_token_id is 1000000, but there are"),
+    ],
+)
+def test_a_malformed_unigram_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TextError, match=message):
+        from_gguf(_unigram(files.trained("unigram", **files.T5), **changes))
+
+
+def test_unigram_finds_its_unknown_by_type() -> None:
+    fields = _unigram(files.trained("unigram", **files.T5))
+    del fields["tokenizer.ggml.unknown_token_id"]
+    assert from_gguf(fields).unk_id == 2
+    kinds = [1 if kind == 2 else kind for kind in fields["tokenizer.ggml.token_type"]]
+    with pytest.raises(TextError, match="a unigram tokenizer needs"):
+        from_gguf(fields | _metadata(token_type=kinds))
+
+
+# -- there and back ---------------------------------------------------------------------------------------------------
+
+#: What GGUF has no words for.
+UNTOLD = {"Bert no Chinese", "GPT2 prefix", "DebertaV2", "DebertaV2 lower", "Llama plain", "Whisper", "MBart",
+          "MBart50"}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", files.CASES)
+def test_a_tokenizer_comes_back_from_gguf(case: str, tmp_path: Path) -> None:
+    name, contents, config = files.CASES[case]
+    ours = from_directory(files.written(tmp_path, contents(), {"tokenizer_class": f"{name}Tokenizer", **config}))
+    if case in UNTOLD:
+        with pytest.raises(TextError, match="GGUF cannot tell this tokenizer"):
+            to_gguf(ours, ours.vocab_size)
+        return
+    again = from_gguf(to_gguf(ours, ours.vocab_size + 3))
+    tokens = files.SPECIAL.get(name, ["<mask>", "</s>"])
+    inside = [f"the {token} sun{token}" for token in tokens] + [tokens[0] * 2]
+    for text in [*files.NASTY, *UNICODE, *inside, *files.CORPUS[:4]]:
+        assert again.encode(text) == ours.encode(text), text
+    assert (again.eos_id, again.pad_id, again.unk_id) == (ours.eos_id, ours.pad_id, ours.unk_id)
+
+
+def test_a_changed_score_or_replacement_is_another_tokenizer(tmp_path: Path) -> None:
+    """Negative control of both ways: nothing of what is written is without effect."""
+    ours = from_gguf(_unigram(files.trained("unigram", **files.T5)))
+    fields = to_gguf(ours, ours.vocab_size)
+    texts = [*files.NASTY, *UNICODE, *files.CORPUS[:4]]
+    scores = fields["tokenizer.ggml.scores"]
+    for change in ({"scores": scores[:3] + scores[:2:-1]}, {"precompiled_charsmap": ()}, {"add_space_prefix": False},
+                   {"remove_extra_whitespaces": False}, {"add_eos_token": False}, {"unknown_token_id": 4}):  # fmt: skip
+        other = from_gguf(fields | _metadata(**change))
+        assert any(other.encode(text) != ours.encode(text) for text in texts), change
 
 
 # -- WordPiece --------------------------------------------------------------------------------------------------------

@@ -22,9 +22,10 @@ from triptych.checkpoints.gguf_pack import BLOCK, PACKED
 from triptych.checkpoints.gguf_write import Entry, write_gguf
 from triptych.checkpoints.packed import plain_dtype
 from triptych.errors import InputError
-from triptych.header import Header, read_header
+from triptych.header import BESIDE, Header, read_header
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
+from triptych.text.gguf_tokenizer import OWN_KEYS
 from triptych.weights import Stored
 
 Format = Literal["hf", "gguf"]
@@ -33,7 +34,9 @@ PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 QUANTIZED = {name.lower(): name for name in PACKED}
 _FILE_TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers
 #: Tensors that are looked up or steer, kept in fp32 whatever the rest becomes, as llama.cpp does.
-_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+_KEPT = (
+    "_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "attn_rel_b.weight"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,14 @@ def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str])
 
 
 def _texts(header: Header) -> dict[str, bytes]:
-    """The tokenizer's files, and the ends of generation that it knows beside EOS."""
+    """The tokenizer's files, and how the model is used; of a GGUF the ends of generation beside EOS."""
+    files = {file.name: file.read_bytes() for name in BESIDE if (file := header.path / name).is_file()}
     tokenizer = header.tokenizer()
     if tokenizer is None:
-        return {}
-    more = tokenizer.stop_ids - {tokenizer.eos_id}
-    ends = {"eos_token_id": sorted(tokenizer.stop_ids)}
-    return tokenizer.files() | ({"generation_config.json": json.dumps(ends).encode()} if more else {})
+        return files
+    if tokenizer.stop_ids - {tokenizer.eos_id}:
+        files = {BESIDE[0]: json.dumps({"eos_token_id": sorted(tokenizer.stop_ids)}).encode()} | files
+    return tokenizer.files() | files
 
 
 def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
@@ -140,7 +144,12 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
     metadata |= {"general.name": header.path.stem, "general.file_type": _FILE_TYPE[kind]}
     metadata |= {"general.quantization_version": 2} if kind in PACKED else {}
     stored.check_duplicates()
-    nbytes = write_gguf(path, metadata | _tokenizer(header, spec), entries)
+    tokenizer = _tokenizer(header, spec)
+    if any(f"tokenizer.ggml.{key}" in tokenizer for key in OWN_KEYS):
+        notes += (
+            "how some texts are cut is told in keys of our own: other readers cut those apart, mostly around spaces",
+        )
+    nbytes = write_gguf(path, metadata | tokenizer, entries)
     tensors = dict(Counter(entry.kind for entry in entries))
     return Conversion(str(path), "gguf", spec.family, nbytes, tensors, notes)
 
@@ -161,9 +170,8 @@ def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
 def _tokenizer(header: Header, spec: Spec) -> dict[str, Any]:
     """The tokenizer's metadata; where there is none, the ids with a meaning that the config names."""
     found = text.to_gguf(header.tokenizer(), spec.vocab)
-    stack = spec.encoder
-    if stack is not None:
-        found["tokenizer.ggml.token_type_count"] = stack.words.token_types
+    if spec.encoder is not None and spec.encoder.words.token_types:
+        found["tokenizer.ggml.token_type_count"] = spec.encoder.words.token_types
     ids = {"bos": spec.ids.bos, "eos": next(iter(spec.ids.eos), None), "padding": spec.ids.pad}
     named = {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items() if index is not None}
     return named | found

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from triptych.text import Tokenizer
 
 
+# How a checkpoint is used, which no config says: it travels with the weights.
+BESIDE = ("generation_config.json", "preprocessor_config.json")
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
 @dataclass(frozen=True, eq=False)
 class Header:
     """A spec, the HF config it came from, and the tensors beside it; `source` is None where there are no weights."""
@@ -65,12 +70,14 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     config = where / "config.json" if where.is_dir() else where
     hf = read_json(config)
     packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
+    hf = dict(families.text_config(hf, str(config), ignore))
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
-    spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
+    told = _told_to_generate(where)
+    spec = families.read_config(hf | told, stored=stored, ignore=ignore, where=str(config))
     if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
         hf = {key: value for key, value in hf.items() if key != "architectures"}
-        spec = families.read_config(hf, stored=stored, ignore=ignore, where=str(config))
+        spec = families.read_config(hf | told, stored=stored, ignore=ignore, where=str(config))
     pooled = _pooled(spec, where, ignore)
     if pooled != spec and isinstance(
         pooled.head, Pooling
@@ -84,6 +91,13 @@ def _headless(spec: Model, stored: Collection[str]) -> bool:
     some of its configs still name the class that was trained."""
     names = {load.source for load in families.save_plan(spec) if load.ours[0].startswith("head.")}
     return bool(names) and names.isdisjoint(stored)
+
+
+def _told_to_generate(where: Path) -> dict[str, Any]:
+    """The special tokens of `generation_config.json`, which hold against those of the config."""
+    file = where / BESIDE[0]
+    told = read_json(file) if file.is_file() else {}
+    return {name: told[name] for name in _IDS if told.get(name) is not None}
 
 
 def _pooled(spec: Model, where: Path, ignore: Collection[str]) -> Model:

@@ -15,7 +15,7 @@ from triptych import audio, families, nn
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.errors import ConfigError, InputError, TextError, shown
-from triptych.header import read_header
+from triptych.header import BESIDE, read_header
 from triptych.inputs import Inputs, Texts
 from triptych.nn import Row
 from triptych.probe import Edit, Plan, Read, Session, Trace
@@ -23,9 +23,6 @@ from triptych.spec import ClassHead, Pooling, TokenHead
 from triptych.spec import Model as Spec
 from triptych.text import RenderedPrompt, Tokenizer
 from triptych.weights import read_weights, to_checkpoint
-
-# How a checkpoint is used, which no config says: it travels with the weights.
-BESIDE = ("generation_config.json", "preprocessor_config.json")
 
 
 class Model:

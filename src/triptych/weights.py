@@ -48,7 +48,7 @@ def read_weights(
                 _check_equal(step.source, name, value.to(device), module.get_parameter(name), source)
             done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
             loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
-    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), tuple(plan.ignored), tuple(notes))
+    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
 
 
 def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> Plan:

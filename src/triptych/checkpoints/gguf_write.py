@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 32
-_U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 4, 6, 7, 8, 9, 5
+_U8, _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 0, 4, 6, 7, 8, 9, 5
 _NUMBER = {name: number for number, (name, _, _) in TYPES.items()}
 _BLOCK = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
 
@@ -43,7 +43,7 @@ class Entry:
 def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[Entry]) -> int:
     """Write the file `path`; its size, bytes.
 
-    Metadata are strings, truth values, numbers (unsigned 32-bit integers, 32-bit floats) and lists of one of these.
+    Metadata are strings, truth values, numbers (unsigned 32-bit integers, 32-bit floats), lists of one of these, bytes.
     Raises CheckpointError, with whatever `path` was before still there, when anything cannot be written.
     """
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
@@ -97,6 +97,8 @@ def _string(text: str) -> bytes:
 
 def _value(key: str, value: Any) -> bytes:
     """A value with its type before it."""
+    if isinstance(value, bytes):
+        return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
     if not isinstance(value, list):
         kind = _kind(key, value)
         return struct.pack("<I", kind) + _payload(kind, [value])

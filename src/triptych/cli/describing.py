@@ -25,6 +25,7 @@ TOP_KEYS = 4  # of each query, where attention is told in words
 
 def header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
     """What a checkpoint holds."""
+    from triptych.checkpoints.report import by_reason
     from triptych.describe import describe
 
     found = describe(model, ignore=ignore, offline=offline)
@@ -38,7 +39,7 @@ def header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -
     out.print()
     out.print(_tensors(found))
     notes = [f"{alias} is {source}" for alias, source in found.ties.items()]
-    notes += [f"{name} is not read: {why}" for name, why in found.ignored.items()]
+    notes += [f"not read: {line}" for line in by_reason(found.ignored)]
     for line in notes:
         out.print(line)
     out.print("\nsites for --site, {i} a block:", style="dim")

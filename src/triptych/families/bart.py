@@ -16,6 +16,7 @@ from triptych.spec.positions import Absolute
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}
 hf_types = frozenset(_NAMES)
+ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 prefix = "model."
 ignore = frozenset(
     {

@@ -14,6 +14,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"bert"})
+ids = {"pad_token_id": 0}
 gguf_archs = frozenset({"bert"})
 prefix = "bert."
 renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # exports from TensorFlow
@@ -98,8 +99,6 @@ def encoder(keys: Keys, *, offset: int = 0, embed_width: int | None = None) -> s
 
 
 def from_gguf(keys: Keys) -> Mapping[str, Any]:
-    if keys.bool("attention.causal", default=False):
-        raise keys.error("attention.causal is set, which no BERT is")
     return {
         "architectures": ["BertModel"],
         "hidden_size": keys.int("embedding_length"),

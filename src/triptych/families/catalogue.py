@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 
 from triptych.errors import CheckpointError, ConfigError, nearest, shown
+from triptych.spec import Model
 
 
 def modules() -> tuple[ModuleType, ...]:
@@ -31,13 +32,15 @@ def find_gguf(arch: str, where: str = "GGUF") -> ModuleType:
     return _find(arch, "gguf_archs", f"{where}: architecture")
 
 
-def gguf_name(model_type: str) -> str:
-    """What GGUF calls models of this `model_type`.  Raises CheckpointError where it has no name for them."""
-    family = find(model_type)
+def gguf_name(model: Model) -> str:
+    """What GGUF calls the architecture of `model`.  Raises CheckpointError where it has no name for it."""
+    family = find(model.family)
+    if hasattr(family, "gguf_arch"):
+        return str(family.gguf_arch(model))
     names: dict[str, str] = getattr(family, "gguf_names", {})
-    if model_type not in names and model_type not in getattr(family, "gguf_archs", ()):
-        raise CheckpointError(f"GGUF has no names for models of family {model_type!r}; convert it to hf")
-    return names.get(model_type, model_type)
+    if model.family not in names and model.family not in getattr(family, "gguf_archs", ()):
+        raise CheckpointError(f"GGUF has no names for models of family {model.family!r}; convert it to hf")
+    return names.get(model.family, model.family)
 
 
 def _find(name: str, attribute: str, what: str) -> ModuleType:

@@ -10,6 +10,7 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.families.catalogue import find, find_gguf, gguf_name
 from triptych.families.encoders import pooling
 from triptych.families.names import save_plan
+from triptych.families.wrapped import text_config
 from triptych.mapping import from_gguf, to_gguf
 from triptych.mapping.keys import Keys
 from triptych.spec import Model, Pooling
@@ -30,8 +31,9 @@ def read_config(
     """
     if not isinstance(hf, Mapping):
         raise ConfigError(f"{where}: must be a JSON object")
-    keys = Keys(hf, where, stored)
-    family = find(keys.str("model_type"), where)
+    hf = text_config(hf, where, ignore)
+    family = find(Keys(hf, where).str("model_type"), where)
+    keys = Keys({**getattr(family, "ids", {}), **hf}, where, stored)
     try:
         spec: Model = family.config(keys)
     except ConfigError as error:  # a part's own complaint does not know the file
@@ -75,7 +77,7 @@ def write_gguf(model: Model) -> tuple[dict[str, Any], to_gguf.Tensors]:
     Raises CheckpointError where GGUF has no names for the family or no words for something the model computes.
     """
     family = find(model.family)
-    arch = gguf_name(model.family)
+    arch = gguf_name(model)
     more = family.to_gguf(model) if hasattr(family, "to_gguf") else {}
     keys, tensors = to_gguf.header(model, arch, more)
     metadata = {"general.architecture": arch} | keys

@@ -13,6 +13,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"deberta"})
+ids = {"pad_token_id": 0}
 prefix = "deberta."
 ignore = frozenset(
     {

@@ -14,6 +14,7 @@ from triptych.mapping.keys import COUNT, Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"deberta-v2"})
+ids = {"pad_token_id": 0}
 prefix = deberta.prefix
 ignore = deberta.ignore
 

@@ -13,6 +13,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"distilbert"})
+ids = {"pad_token_id": 0}
 prefix = "distilbert."
 ignore = frozenset(
     {

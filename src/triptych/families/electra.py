@@ -12,6 +12,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import renamed, table
 
 hf_types = frozenset({"electra"})
+ids = {"pad_token_id": 0}
 prefix = "electra."
 renames = bert.renames
 # They shape a summary that only the multiple-choice class has.

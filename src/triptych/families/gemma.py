@@ -15,6 +15,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"gemma"})
+ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 gguf_archs = frozenset({"gemma"})
 ignore = frozenset({"hidden_activation"})  # stands beside hidden_act in some configs; the reference reads that
 prefix = "model."

@@ -17,6 +17,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"gemma2", "gemma3_text"})
+ids = gemma.ids
 gguf_archs = frozenset({"gemma2", "gemma3"})
 gguf_names = {"gemma3_text": "gemma3"}
 ignore = frozenset(
@@ -86,14 +87,19 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
     share = found["hidden_size"] // found["num_attention_heads"]
     found["query_pre_attn_scalar"] = share if largest else found["head_dim"]
     found["sliding_window"] = keys.int("attention.sliding_window")
-    found["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping")
+    found["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
     if not third:
-        cap = keys.optional_float("attn_logit_softcapping")
+        cap = keys.optional_float("attn_logit_softcapping", 50.0)
         return found | {"attn_logit_softcapping": cap, "rope_parameters": gguf.rope(keys)}
+    found["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
     sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
     ropes = {"full_attention": gguf.rope(keys, 1e6), "sliding_attention": sliding}
     return found | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 
 def to_gguf(model: spec.Model) -> dict[str, Any]:
-    return {"rope.freq_base_swa": None} if model.family == "gemma2" else {}  # Gemma 2 has one base
+    if model.family == "gemma2":
+        return {"rope.freq_base_swa": None}  # it has one base
+    kinds = [block.attn.kind for block in model.stacks["decoder"].blocks]
+    period = kinds.index("self") + 1 if "window" in kinds else 6
+    return {"attention.sliding_window_pattern": period} if period != 6 else {}

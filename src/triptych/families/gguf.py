@@ -60,5 +60,7 @@ def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
 
 def pooling(keys: Keys) -> dict[str, Any]:
     """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
+    if keys.bool("attention.causal", default=False):
+        raise keys.error("attention.causal is set, which no encoder is")
     mode = POOLING[keys.int("pooling_type", default=1, low=1, high=len(POOLING))]
     return {"mode": mode, "normalize": keys.bool("pooling_normalize", default=False)}

@@ -16,6 +16,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"gpt_neox"})
+ids = {"bos_token_id": 0, "eos_token_id": 2}
 gguf_archs = frozenset({"gptneox"})
 gguf_names = {"gpt_neox": "gptneox"}
 ignore = frozenset(

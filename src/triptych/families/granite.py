@@ -16,7 +16,7 @@ from triptych.mapping.keys import Keys
 
 hf_types = frozenset({"granite"})
 gguf_archs = frozenset({"granite"})
-prefix, weights = llama.prefix, llama.weights
+ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
 def config(keys: Keys) -> spec.Model:

@@ -17,6 +17,7 @@ from triptych.mapping.table import table
 from triptych.spec.parts import FeedForward
 
 hf_types = frozenset({"llama"})
+ids = {"bos_token_id": 1, "eos_token_id": 2}
 gguf_archs = frozenset({"llama"})
 ignore = frozenset(
     {

@@ -12,6 +12,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"marian"})
+ids = {"eos_token_id": 0, "pad_token_id": 58_100, "decoder_start_token_id": 58_100}
 prefix = bart.prefix
 ignore = bart.ignore | {"classifier_dropout"}  # of a head no class has
 

@@ -8,7 +8,7 @@ from triptych.mapping.keys import Keys
 
 hf_types = frozenset({"mistral"})
 gguf_names = {"mistral": "llama"}
-prefix, weights = llama.prefix, llama.weights
+ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
 def config(keys: Keys) -> spec.Model:

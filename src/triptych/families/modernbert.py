@@ -15,6 +15,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"modernbert"})
+ids = {"bos_token_id": 50_281, "eos_token_id": 50_282, "pad_token_id": 50_283}
 prefix = "model."
 ignore = frozenset(
     {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 
 from triptych.families.catalogue import find
+from triptych.families.wrapped import beside, text_name
 from triptych.mapping import plan as plans
 from triptych.mapping.from_gguf import TENSORS
 from triptych.mapping.plan import Load, Plan
@@ -24,17 +26,26 @@ def plan(
 ) -> Plan:
     """How the tensors of a checkpoint of `kind` fill `spec`; see `triptych.mapping.plan.plan`.
 
-    `ignore` may name config keys too, as in `load(..., ignore=[...])`; they match no tensor.
+    `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  They may name config keys too, as in
+    `load(..., ignore=[...])`; those match no tensor.
     """
     family = find(spec.family)
+    endings: dict[str, str] = getattr(family, "renames", {})
+
+    def rename(name: str) -> str:
+        name = text_name(name) if kind == "hf" else name
+        old = next((old for old in endings if name.endswith(old)), "")
+        return name.removesuffix(old) + endings.get(old, "")
+
+    asked = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
     return plans.plan(
         spec,
         family.weights + (_DIVISORS if kind == "gguf" else ()),
         kind,
         stored,
         prefix=getattr(family, "prefix", "") if kind == "hf" else "",
-        renames=getattr(family, "renames", {}),
-        ignore=ignore,
+        rename=rename,
+        ignored=beside(stored) | asked,
         where=where,
     )
 

@@ -16,6 +16,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"phi"})
+ids = {"bos_token_id": 1, "eos_token_id": 2}
 gguf_archs = frozenset({"phi2"})
 gguf_names = {"phi": "phi2"}
 prefix = "model."
@@ -26,6 +27,7 @@ decoder.blocks.{i}.norm.*         model.layers.{i}.input_layernorm.*            
 decoder.blocks.{i}.attn.q.*       model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*
 decoder.blocks.{i}.attn.k.*       model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*
 decoder.blocks.{i}.attn.v.*       model.layers.{i}.self_attn.v_proj.*              blk.{i}.attn_v.*
+decoder.blocks.{i}.attn.(q,k,v).* -                                                blk.{i}.attn_qkv.*  # older files
 decoder.blocks.{i}.attn.q_norm.*  model.layers.{i}.self_attn.q_layernorm.*         -
 decoder.blocks.{i}.attn.k_norm.*  model.layers.{i}.self_attn.k_layernorm.*         -
 decoder.blocks.{i}.attn.out.*     model.layers.{i}.self_attn.dense.*               blk.{i}.attn_output.*

@@ -15,6 +15,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"phi3"})
+ids = {"bos_token_id": 1, "eos_token_id": 32_000, "pad_token_id": 32_000}
 gguf_archs = frozenset({"phi3"})
 ignore = frozenset(
     {
@@ -29,6 +30,9 @@ weights = table("""
 decoder.embed.tokens.weight         model.embed_tokens.weight                       token_embd.weight
 decoder.blocks.{i}.attn_norm.pre.*  model.layers.{i}.input_layernorm.*              blk.{i}.attn_norm.*
 decoder.blocks.{i}.attn.(q,k,v).*   model.layers.{i}.self_attn.qkv_proj.*           blk.{i}.attn_qkv.*
+decoder.blocks.{i}.attn.q.*         -                                               blk.{i}.attn_q.*  # other files
+decoder.blocks.{i}.attn.k.*         -                                               blk.{i}.attn_k.*
+decoder.blocks.{i}.attn.v.*         -                                               blk.{i}.attn_v.*
 decoder.blocks.{i}.attn.out.*       model.layers.{i}.self_attn.o_proj.*             blk.{i}.attn_output.*
 decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.*     blk.{i}.ffn_norm.*
 decoder.blocks.{i}.mlp.(gate,up).*  model.layers.{i}.mlp.gate_up_proj.*             blk.{i}.ffn_up.*

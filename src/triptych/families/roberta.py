@@ -13,6 +13,7 @@ from triptych.mapping.table import renamed, table
 
 _NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 hf_types = frozenset(_NAMES)
+ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 prefix = "roberta."
 renames = bert.renames
 

@@ -16,6 +16,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"starcoder2"})
+ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = frozenset({"starcoder2"})
 prefix = "model."
 ignore = frozenset(

@@ -7,11 +7,13 @@ Reference: transformers `models/t5`, which keeps each stack's distance table in 
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import seq2seq
+from triptych.families import seq2seq, t5_gguf
 from triptych.mapping.keys import ACTIVATIONS, COUNT, Keys
 from triptych.mapping.table import table, within
 
 hf_types = frozenset({"t5", "mt5"})
+gguf_archs, gguf_arch, from_gguf, to_gguf = t5_gguf.archs, t5_gguf.arch, t5_gguf.from_gguf, t5_gguf.to_gguf
+ids = {"eos_token_id": 1, "pad_token_id": 0}
 prefix = "transformer."  # only classes over labels write it
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
 ignore = frozenset(
@@ -24,31 +26,31 @@ ignore = frozenset(
 
 unprefixed = (spec.LMHead, spec.SpanHead)
 weights = within(prefix, seq2seq.table("""
-SIDE.kinds.self.position.weight   SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.weight
-SIDE.blocks.{i}.attn_norm.pre.*   SIDE.block.{i}.layer.0.layer_norm.*
-SIDE.blocks.{i}.attn.q.*          SIDE.block.{i}.layer.0.SelfAttention.q.*
-SIDE.blocks.{i}.attn.k.*          SIDE.block.{i}.layer.0.SelfAttention.k.*
-SIDE.blocks.{i}.attn.v.*          SIDE.block.{i}.layer.0.SelfAttention.v.*
-SIDE.blocks.{i}.attn.out.*        SIDE.block.{i}.layer.0.SelfAttention.o.*
-SIDE.blocks.{i}.cross_norm.pre.*  SIDE.block.{i}.layer.1.layer_norm.*
-SIDE.blocks.{i}.cross.q.*         SIDE.block.{i}.layer.1.EncDecAttention.q.*
-SIDE.blocks.{i}.cross.k.*         SIDE.block.{i}.layer.1.EncDecAttention.k.*
-SIDE.blocks.{i}.cross.v.*         SIDE.block.{i}.layer.1.EncDecAttention.v.*
-SIDE.blocks.{i}.cross.out.*       SIDE.block.{i}.layer.1.EncDecAttention.o.*
-SIDE.blocks.{i}.mlp_norm.pre.*    SIDE.block.{i}.layer.LAST.layer_norm.*
-SIDE.blocks.{i}.mlp.down.*        SIDE.block.{i}.layer.LAST.DenseReluDense.wo.*
-SIDE.final_norm.*                 SIDE.final_layer_norm.*
+SIDE.kinds.self.position.*        SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.*  GG.blk.0.attn_rel_b.*
+SIDE.blocks.{i}.attn_norm.pre.*   SIDE.block.{i}.layer.0.layer_norm.*              GG.blk.{i}.attn_norm.*
+SIDE.blocks.{i}.attn.q.*          SIDE.block.{i}.layer.0.SelfAttention.q.*         GG.blk.{i}.attn_q.*
+SIDE.blocks.{i}.attn.k.*          SIDE.block.{i}.layer.0.SelfAttention.k.*         GG.blk.{i}.attn_k.*
+SIDE.blocks.{i}.attn.v.*          SIDE.block.{i}.layer.0.SelfAttention.v.*         GG.blk.{i}.attn_v.*
+SIDE.blocks.{i}.attn.out.*        SIDE.block.{i}.layer.0.SelfAttention.o.*         GG.blk.{i}.attn_o.*
+SIDE.blocks.{i}.cross_norm.pre.*  SIDE.block.{i}.layer.1.layer_norm.*              GG.blk.{i}.cross_attn_norm.*
+SIDE.blocks.{i}.cross.q.*         SIDE.block.{i}.layer.1.EncDecAttention.q.*       GG.blk.{i}.cross_attn_q.*
+SIDE.blocks.{i}.cross.k.*         SIDE.block.{i}.layer.1.EncDecAttention.k.*       GG.blk.{i}.cross_attn_k.*
+SIDE.blocks.{i}.cross.v.*         SIDE.block.{i}.layer.1.EncDecAttention.v.*       GG.blk.{i}.cross_attn_v.*
+SIDE.blocks.{i}.cross.out.*       SIDE.block.{i}.layer.1.EncDecAttention.o.*       GG.blk.{i}.cross_attn_o.*
+SIDE.blocks.{i}.mlp_norm.pre.*    SIDE.block.{i}.layer.LAST.layer_norm.*           GG.blk.{i}.ffn_norm.*
+SIDE.blocks.{i}.mlp.down.*        SIDE.block.{i}.layer.LAST.DenseReluDense.wo.*    GG.blk.{i}.ffn_down.*
+SIDE.final_norm.*                 SIDE.final_layer_norm.*                          GG.output_norm.*
 [MLP]
-SIDE.blocks.{i}.mlp.up.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wi.*
+SIDE.blocks.{i}.mlp.up.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wi.*    GG.blk.{i}.ffn_up.*
 [GLU]
-SIDE.blocks.{i}.mlp.gate.*        SIDE.block.{i}.layer.LAST.DenseReluDense.wi_0.*
-SIDE.blocks.{i}.mlp.up.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wi_1.*
-""", LAST=("1", "2")) + table("""
-encoder.embed.tokens.weight       shared.weight
+SIDE.blocks.{i}.mlp.gate.*        SIDE.block.{i}.layer.LAST.DenseReluDense.wi_0.*  GG.blk.{i}.ffn_gate.*
+SIDE.blocks.{i}.mlp.up.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wi_1.*  GG.blk.{i}.ffn_up.*
+""", LAST=("1", "2"), GG=("enc", "dec")) + table("""
+encoder.embed.tokens.weight       shared.weight                                    token_embd.weight
 encoder.embed.tokens.weight       encoder.embed_tokens.weight
 decoder.embed.tokens.weight       decoder.embed_tokens.weight
 # No reference reads the next one: cross-attention has no distances.
--                                 decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
+- decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight  dec.blk.0.cross_attn_rel_b.weight
 """)) + seq2seq.HEADS + table("""
 [TokenHead]
 head.classes.*                    classifier.*
@@ -74,7 +76,7 @@ def config(keys: Keys) -> spec.Model:
         decoder=None if alone else _stack(keys, later, "decoder"),
         head=head,
         ties=dict.fromkeys(tables, "encoder.embed.tokens.weight"),
-        ids=keys.special_ids(vocab, start=keys.int("pad_token_id", default=0, low=0)),
+        ids=keys.special_ids(vocab, start=keys.optional_int("pad_token_id", low=0)),
         init_std=0.02 * keys.float("initializer_factor", default=1.0),
     )
 

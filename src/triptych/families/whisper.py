@@ -15,6 +15,7 @@ from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
 hf_types = frozenset({"whisper"})
+ids = {"bos_token_id": 50_256, "eos_token_id": 50_256, "pad_token_id": 50_256, "decoder_start_token_id": 50_257}
 prefix = "model."
 ignore = frozenset(
     {
@@ -54,7 +55,7 @@ def config(keys: Keys) -> spec.Model:
         decoder=_side(keys, "decoder", words, dropout),
         head=head,
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
-        ids=keys.special_ids(vocab, start=50257 if vocab > 50257 else None),
+        ids=keys.special_ids(vocab),
         context=context,
         init_std=keys.float("init_std", default=0.02),
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
@@ -82,21 +81,22 @@ def plan(
     stored: Collection[str],
     *,
     prefix: str = "",
-    renames: Mapping[str, str] | None = None,
-    ignore: Collection[str] = (),
+    rename: Callable[[str], str] = str,
+    ignored: Mapping[str, str] | None = None,
     where: str = "checkpoint",
 ) -> Plan:
     """Each stored tensor used exactly once, each parameter of `spec` filled exactly once.
 
-    `prefix` is the base model's, which a file may have or lack; `renames` maps old endings of names to those of the
-    table; `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  Raises CheckpointError naming
-    what is missing and what is left over.
+    `prefix` is the base model's, which a file may have or lack; `rename` turns another name of a tensor into that of
+    the table; `ignored` are tensors the caller gives up, and why.  Raises CheckpointError naming what is missing and
+    what is left over.
     """
-    original = {_renamed(name, renames or {}): name for name in stored}
+    ignored = dict(ignored or {})
+    original = {rename(name): name for name in stored}
     lacks = bool(prefix) and not any(name.startswith(prefix) for name in original)
-    found: dict[tuple[str, ...], list[Load]] = {}
-    expected: dict[tuple[str, ...], str] = {}
-    ignored = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
+    loads: list[Load] = []
+    filled: set[str] = set()
+    expected: dict[str, str] = {}
     notes = {}
     for load, note in _expand(spec, rows, kind):
         source = load.source.removeprefix(prefix) if lacks else load.source
@@ -105,22 +105,24 @@ def plan(
             continue
         # A tied parameter has no tensor of its own: what is stored under its name stands for the one it shares.
         ours = tuple(spec.ties.get(name, name) for name in load.ours)
-        expected.setdefault(ours, source)
-        if source in original and original[source] not in ignored:
-            duplicate = ours in found
+        for name in ours:
+            expected.setdefault(name, source)
+        duplicate = filled.issuperset(ours)
+        mixed = not duplicate and not filled.isdisjoint(ours)  # one tensor for all beside one for each of some
+        if source in original and original[source] not in ignored and not mixed:
             if duplicate and load.spare:
                 ignored[original[source]] = note
                 continue
-            found.setdefault(ours, []).append(Load(ours, original[source], load.ops, load.shapes, duplicate))
-    loads = tuple(load for group in found.values() for load in group)
+            loads.append(Load(ours, original[source], load.ops, load.shapes, duplicate))
+            filled.update(ours)
     used = {load.source for load in loads}
     ignored |= {original[name]: note for name, note in notes.items() if original.get(name, "") not in used | {""}}
     extra = sorted(set(stored) - used - ignored.keys())
-    missing = [source for ours, source in expected.items() if ours not in found]
+    missing = list(dict.fromkeys(source for name, source in expected.items() if name not in filled))
     if missing or extra:
         raise _mismatch(where, missing, extra)
-    _check_covered(spec, {name for load in loads for name in load.ours}, kind, where)
-    return Plan(loads, ignored)
+    _check_covered(spec, filled, kind, where)
+    return Plan(tuple(loads), ignored)
 
 
 def save_plan(
@@ -132,13 +134,19 @@ def save_plan(
     `unprefixed`.
     """
     base = spec.head is None or isinstance(spec.head, (Pooling, *unprefixed))
-    loads: dict[tuple[tuple[str, ...], bool], Load] = {}
+    loads: list[Load] = []
+    filled: set[str] = set()
     for load, _ in _expand(spec, rows, kind):
-        if load.ours and not any(name in spec.ties for name in load.ours):
+        if (
+            load.ours
+            and not any(name in spec.ties for name in load.ours)
+            and (load.spare or filled.isdisjoint(load.ours))
+        ):
             source = load.source.removeprefix(prefix) if base else load.source
-            loads.setdefault((load.ours, load.spare), replace(load, source=source))
-    _check_covered(spec, {name for load in loads.values() for name in load.ours}, kind, f"a {spec.family} model")
-    return tuple(loads.values())
+            loads.append(replace(load, source=source))
+            filled.update(load.ours)
+    _check_covered(spec, filled, kind, f"a {spec.family} model")
+    return tuple(loads)
 
 
 def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
@@ -193,13 +201,6 @@ def _heads(spec: Model) -> dict[str, int]:
             for leaf in _LEAVES:
                 found[f"{name}.q.{leaf}"], found[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
     return found
-
-
-def _renamed(name: str, renames: Mapping[str, str]) -> str:
-    for old, new in renames.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
 
 
 def _check_covered(spec: Model, covered: Collection[str], kind: Kind, where: str) -> None:

@@ -146,7 +146,9 @@ def _difference(a: Any, b: Any, where: str) -> str | None:
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         found = (_difference(x, y, f"{where}.{i}") for i, (x, y) in enumerate(zip(a, b, strict=True)))
         return next(filter(None, found), None)
-    return None if a == b or _close(a, b) else f"{where} is {_short(a)}, and would be read back as {_short(b)}"
+    if a == b or _close(a, b):
+        return None
+    return f"{where} is {_short(a)}, and would be {'lost' if b is None else f'read back as {_short(b)}'}"
 
 
 def _one_law(a: Any, b: Any) -> bool:

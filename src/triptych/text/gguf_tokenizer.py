@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
 from triptych.text.chat import ChatTemplate
+from triptych.text.sentencepiece import Malformed, check_charsmap
 from triptych.text.specials import Specials, frame
 from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
@@ -23,6 +24,11 @@ from triptych.text.tokenizer import Tokenizer
 _PREFIX = "tokenizer.ggml."
 #: `tokenizer.ggml.token_type`, as the format defines it.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+#: Keys of ours, where the format has none: which texts get a space before them, which tokens take the spaces before or
+#: behind them, and whether characters are composed first where the named split does not.
+SCHEME, STRIPPED = "space_prefix_scheme", ("lstrip_token_ids", "rstrip_token_ids")
+COMPOSED = "compose_characters"
+OWN_KEYS = (SCHEME, *STRIPPED, COMPOSED)
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,12 @@ class _Vocabulary:
     @property
     def ids(self) -> dict[str, int]:
         return {token: index for index, token in enumerate(self.tokens)}
+
+    def scores(self) -> list[float]:
+        found = [float(score) for score in self.fields.get("scores", ())]
+        if len(found) != len(self.tokens):
+            raise TextError(f"tokenizer.ggml.scores has {len(found)} entries for {len(self.tokens)} tokens")
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.fields.get(name, default))
@@ -108,14 +120,20 @@ def _mark_added(backend: Backend, vocabulary: _Vocabulary) -> None:
     """Control and user-defined tokens are found in text before anything else is done with it."""
     kinds = (UNKNOWN, CONTROL, USER_DEFINED)
     listed = [(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in kinds]
+    before, after = ({vocabulary.tokens[i] for i in vocabulary.fields.get(key, ())} for key in STRIPPED)
+
+    def added(user: bool) -> list[AddedToken]:
+        found = [token for token, kind in listed if (kind == USER_DEFINED) is user]
+        return [AddedToken(t, normalized=False, lstrip=t in before, rstrip=t in after) for t in found]
+
     # Specials and the others apart: the library takes a list at a time, and keeps ids that the vocabulary has.
-    backend.add_special_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind != USER_DEFINED])
-    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in listed if kind == USER_DEFINED])
+    backend.add_special_tokens(added(user=False))
+    backend.add_tokens(added(user=True))
 
 
-def _frame(backend: Backend, vocabulary: _Vocabulary, specials: Specials, add_bos: bool) -> None:
+def _frame(backend: Backend, vocabulary: _Vocabulary, specials: Specials, add_bos: bool, add_eos: bool = False) -> None:
     bos = specials.bos if vocabulary.flag("add_bos_token", add_bos) else None
-    frame(backend, bos, specials.eos if vocabulary.flag("add_eos_token", False) else None)
+    frame(backend, bos, specials.eos if vocabulary.flag("add_eos_token", add_eos) else None)
 
 
 def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
@@ -128,6 +146,8 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
     backend = Backend(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.whole_words))
     if split.normalizer is not None:
         backend.normalizer = split.normalizer()
+    elif vocabulary.flag(COMPOSED, False):
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = byte_level_words(split)
     backend.decoder = decoders.ByteLevel()
     _frame(backend, vocabulary, specials, split.add_bos)
@@ -157,10 +177,14 @@ def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None)
     )
     spaces: list[Any] = [normalizers.Replace(" ", "▁")]
     after = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    scheme = vocabulary.fields.get(SCHEME)
     if vocabulary.flag("add_space_prefix", True):
         spaces.insert(0, normalizers.Prepend("▁"))
         after.append(decoders.Strip(" ", 1, 0))
-    backend.normalizer = normalizers.Sequence(spaces)
+    if scheme is None:
+        backend.normalizer = normalizers.Sequence(spaces)
+    else:  # not before a text that begins with a space; as "first", not behind a special token either
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", str(scheme), split=False)
     backend.decoder = decoders.Sequence(after)
     _frame(backend, vocabulary, specials, add_bos=True)
     return backend, specials
@@ -168,9 +192,7 @@ def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None)
 
 def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
     """Every way to join two pieces into a third, the best piece first."""
-    scores = [float(score) for score in vocabulary.fields.get("scores", ())]
-    if len(scores) != len(vocabulary.tokens):
-        raise TextError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.tokens)} tokens")
+    scores = vocabulary.scores()
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
     found = [
         (-scores[whole], ids[piece[:cut]], ids[piece[cut:]])
@@ -179,6 +201,42 @@ def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
         if piece[:cut] in ids and piece[cut:] in ids
     ]
     return ((vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(found))
+
+
+def _unigram(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
+    """SentencePiece's unigram model (Kudo 2018): of all ways to cut a text, the one whose pieces' scores sum highest.
+
+    No token scores below the lowest piece: an unknown character's score is made from it, and converters give rows
+    without a token -10000.
+    """
+    unk = next((index for index, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)
+    unk = vocabulary.fields.get("unknown_token_id", unk)  # one beyond the tokens was refused with the specials
+    if unk is None:
+        raise TextError("a unigram tokenizer needs tokenizer.ggml.unknown_token_id")
+    scores = vocabulary.scores()
+    lowest = min(score for score, kind in zip(scores, vocabulary.types, strict=True) if kind == NORMAL)
+    scored = [(token, max(score, lowest)) for token, score in zip(vocabulary.tokens, scores, strict=True)]
+    backend = Backend(models.Unigram(scored, unk_id=int(unk), byte_fallback=False))
+    charsmap, prefix = _charsmap(vocabulary), vocabulary.flag("add_space_prefix", True)
+    table: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if vocabulary.flag("remove_extra_whitespaces", True):
+        table.append(normalizers.Replace(Regex(r"\A +| +\z|(?<= ) +"), ""))
+    table += [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
+    backend.normalizer = normalizers.Sequence(table)
+    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always" if prefix else "never")
+    _frame(backend, vocabulary, specials, add_bos=False, add_eos=True)
+    return backend, replace(specials, unk=vocabulary.tokens[int(unk)])
+
+
+def _charsmap(vocabulary: _Vocabulary) -> bytes:
+    """The compiled table of replacements, checked."""
+    values = vocabulary.fields.get("precompiled_charsmap", ())
+    try:
+        found = bytes(value & 0xFF for value in values)  # of either sign
+        check_charsmap(found)
+    except (Malformed, TypeError) as error:
+        raise TextError(f"tokenizer.ggml.precompiled_charsmap: {error}") from None
+    return found
 
 
 def _word_piece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
@@ -209,5 +267,6 @@ def _bert_piece(token: str, kind: int) -> str:
 _KINDS: Mapping[str, Callable[[_Vocabulary, Specials, str | None], tuple[Backend, Specials]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
+    "t5": _unigram,
     "bert": _word_piece,
 }

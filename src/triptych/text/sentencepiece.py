@@ -87,7 +87,7 @@ def parse(data: bytes) -> Pieces:
 
 
 def check_charsmap(data: bytes) -> None:
-    """Refuse a table of replacements that leads out of itself: the library that walks it does not look.
+    """Raise Malformed for a table of replacements that leads out of itself: the library that walks it does not look.
 
     It is the size of a double-array trie, its 32-bit units (Yata et al., darts-clone), and the replacements, each ended
     by a zero byte.  A unit leads to 256 others, and where bit 8 says so, to the place of its replacement.

@@ -1,19 +1,32 @@
 """A tokenizer as the `tokenizer.*` metadata of a GGUF file: what `from_gguf` reads, said the other way round.
 
-GGUF has words for byte-level BPE, for SentencePiece's BPE and for WordPiece, and for the ways of splitting text that
-are listed in `SPLITS`.  Whether they were enough is not argued but tried: what is read back must give the same ids on
-texts that tell the known ways apart, or nothing is written.
+GGUF has words for byte-level BPE, for SentencePiece's two models and for WordPiece, and for the ways of splitting text
+that are listed in `SPLITS`.  Whether they were enough is not argued but tried: what is read back must give the same ids
+on texts that tell the known ways apart, or nothing is written.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from triptych.errors import TextError
-from triptych.text.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, from_gguf
+from triptych.text.gguf_tokenizer import (
+    BYTE,
+    COMPOSED,
+    CONTROL,
+    NORMAL,
+    SCHEME,
+    STRIPPED,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    from_gguf,
+)
 from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
 
@@ -23,7 +36,7 @@ _PROBES = (
     "",
     "Hello, world! It's o'er; I'LL go, you've SEEN they'Re late -- don't",
     "year 2024, 3.14159, 1234567 and 12,345.67  8  90 ½ ² Ⅳ ٣",
-    "café naïve Ångström é ﬁ Ｆｕｌｌ — “quoted” …",
+    "e\u0301 café naïve Ångström é ﬁ Ｆｕｌｌ — “quoted” …",
     "日本語のテキスト。中文，한국어 हिन्दी العربية 🙂👩‍👩‍👧",
     "  leading,   inner    and trailing   ",
     "tabs\t\tand\nlines\n\n\nmore \n x\r\nwindows\u00a0nbsp",
@@ -44,9 +57,10 @@ def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
     fields = _ids(tokenizer) | {"tokens": [tokens.get(i, f"[PAD{i}]") for i in range(vocab)]}
     state = json.loads(tokenizer.backend.to_str())
     kind = _kind(state)
-    fields |= {"model": kind, "token_type": _types(tokenizer, tokens, vocab, kind)}
+    fields |= {"model": kind, "token_type": _types(tokenizer, tokens, vocab, kind), **_stripping(tokenizer)}
     rest = {} if tokenizer.chat is None else {"tokenizer.chat_template": tokenizer.chat.source}
-    for more in {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _word_piece}[kind](tokenizer, state, fields):
+    ways = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": _word_piece}
+    for more in ways[kind](tokenizer, state, fields):
         metadata = {f"tokenizer.ggml.{name}": value for name, value in (fields | more).items()} | rest
         if _same(tokenizer, from_gguf(metadata)):
             return metadata
@@ -54,13 +68,15 @@ def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
 
 
 def _same(ours: Tokenizer, again: Tokenizer) -> bool:
-    return all(ours.encode(text) == again.encode(text) for text in _PROBES)
+    added = [token.content for token in ours.backend.get_added_tokens_decoder().values()]
+    inside = (f"the {token} sun{token}  and" for token in added[:9])  # the others are like them
+    return all(ours.encode(text) == again.encode(text) for text in (*_PROBES, *inside))
 
 
 def _kind(state: Mapping[str, Any]) -> str:
     model = state["model"]["type"]
-    if model == "WordPiece":
-        return "bert"
+    if model in ("WordPiece", "Unigram"):
+        return "bert" if model == "WordPiece" else "t5"
     if model != "BPE":
         raise TextError(f"GGUF tells no tokenizer of type {model} that can be read back; convert the model to hf")
     return "gpt2" if '"ByteLevel"' in json.dumps([state["pre_tokenizer"], state["decoder"]]) else "llama"
@@ -90,13 +106,20 @@ def _types(tokenizer: Tokenizer, tokens: Mapping[int, str], vocab: int, kind: st
     def one(index: int) -> int:
         if index not in tokens:
             return UNUSED
-        if kind == "llama" and index == tokenizer.unk_id:
+        if kind in ("llama", "t5") and index == tokenizer.unk_id:
             return UNKNOWN
         if index in added:
             return CONTROL if added[index].special else USER_DEFINED
         return BYTE if kind == "llama" and re.fullmatch(r"<0x[0-9A-F]{2}>", tokens[index]) else NORMAL
 
     return [one(index) for index in range(vocab)]
+
+
+def _stripping(tokenizer: Tokenizer) -> dict[str, list[int]]:
+    """Under keys of ours, the tokens that take the spaces before and behind them."""
+    added = tokenizer.backend.get_added_tokens_decoder().items()
+    taken = ([i for i, token in added if token.lstrip], [i for i, token in added if token.rstrip])
+    return {key: ids for key, ids in zip(STRIPPED, taken, strict=True) if ids}
 
 
 def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
@@ -112,6 +135,7 @@ def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[
     for name in _NAMES:
         if not merges or _cuts_like(tokenizer, SPLITS[name]):
             yield {"pre": name, "merges": merges, **_framing(tokenizer)}
+            yield {"pre": name, "merges": merges, COMPOSED: True, **_framing(tokenizer)}
 
 
 def _cuts_like(tokenizer: Tokenizer, split: Split) -> bool:
@@ -132,8 +156,21 @@ def _sentencepiece(
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         ranks.setdefault(left + right, rank)
     scores = [-float(ranks.get(token, len(merges))) for token in fields["tokens"]]
-    for prefix in (True, False):
-        yield {"scores": scores, "add_space_prefix": prefix, **_framing(tokenizer)}
+    fixed = {"scores": scores, **_framing(tokenizer)}
+    yield from ({**fixed, "add_space_prefix": prefix} for prefix in (True, False))
+    yield from ({**fixed, "add_space_prefix": True, SCHEME: scheme} for scheme in ("first", "always"))
+
+
+def _unigram(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Tokens beside the model have no score.  The table of replacements is told as bytes."""
+    scores = dict(state["model"]["vocab"])
+    more: dict[str, Any] = {"scores": [float(scores.get(token, 0.0)) for token in fields["tokens"]]}
+    more["unknown_token_id"] = state["model"]["unk_id"]
+    found = re.search(r'"precompiled_charsmap": ?"([^"]+)"', json.dumps(state["normalizer"]))
+    if found:
+        more["precompiled_charsmap"] = base64.b64decode(found[1])
+    for prefix, single in product((True, False), repeat=2):
+        yield {**more, "add_space_prefix": prefix, "remove_extra_whitespaces": single, **_framing(tokenizer)}
 
 
 def _word_piece(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,59 @@
+"""T5 in GGUF's words: architecture `t5`, or `t5encoder` for an encoder alone.
+
+Reference: llama.cpp, its converter's `T5Model` and its graphs.  They know one largest distance, 128, and two MLPs:
+ReLU, and GEGLU where there is a gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triptych import spec
+from triptych.families import gguf
+from triptych.mapping.keys import Keys
+
+archs = frozenset({"t5", "t5encoder"})
+
+
+def arch(model: spec.Model) -> str:
+    return "t5encoder" if model.decoder is None else "t5"
+
+
+def from_gguf(keys: Keys) -> Mapping[str, Any]:
+    """The HF keys.  None says whether the head's input is scaled: in v1.0 it is; later models have a gate and a head of
+    their own, and it is not."""
+    alone, heads, layers = keys.str("model_type") == "t5encoder", keys.count("attention.head_count"), "block_count"
+    width, gated = keys.int("embedding_length"), keys.has_tensor("enc.blk.0.ffn_gate.weight", default=False)
+    inner = keys.int("attention.key_length", default=width // heads)
+    if keys.count("attention.head_count_kv", default=heads) != heads:
+        raise keys.error("attention.head_count_kv differs from attention.head_count, which no T5 has")
+    if keys.int("attention.value_length", default=inner) != inner:
+        raise keys.error("key and value widths of a head differ, which no T5 does")
+    keys.get("context_length", None), keys.get("attention.layer_norm_epsilon", None)  # of the data; a double
+    own = keys.has_tensor("output.weight", default=False)
+    return {
+        "model_type": "t5",
+        "architectures": ["T5EncoderModel" if alone else "T5ForConditionalGeneration"],
+        "d_model": width,
+        "d_ff": keys.int("feed_forward_length"),
+        "d_kv": inner,
+        "num_heads": heads,
+        "num_layers": keys.count(layers),
+        "num_decoder_layers": None if alone else keys.count("decoder_block_count", default=keys.count(layers)),
+        "relative_attention_num_buckets": keys.count("attention.relative_buckets_count"),
+        "layer_norm_epsilon": keys.float("attention.layer_norm_rms_epsilon"),
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "tie_word_embeddings": not own,
+        "scale_decoder_outputs": not (own and gated),
+        "decoder_start_token_id": keys.optional_int("decoder_start_token_id", low=0),
+        **({"triptych_pooling": gguf.pooling(keys)} if alone else {}),
+    }
+
+
+def to_gguf(model: spec.Model) -> dict[str, Any]:
+    buckets = next(part.buckets for _, part in model.walk() if isinstance(part, spec.T5Buckets))
+    found: dict[str, Any] = {"attention.relative_buckets_count": buckets, "context_length": 512}  # a key readers need
+    if model.decoder is not None:
+        found |= {"decoder_block_count": len(model.decoder.blocks), "decoder_start_token_id": model.ids.start}
+    return found
