@@ -12,6 +12,7 @@ import torch
 from triptych import labs, nn
 from triptych.labs import bottleneck, depth, induction, mask_leak
 from triptych.labs.lab import Finding, Setup
+from triptych.nn.positions import unbiased
 from triptych.nn.stack import Kind
 from triptych.page import render
 from triptych.probe import taps
@@ -124,7 +125,7 @@ def test_induction_passes(short: None, trained_once: None) -> None:
 
 
 def test_induction_fails_without_positions(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_kind(monkeypatch, bias=None)
+    every_kind(monkeypatch, bias=unbiased)
     assert "copied right by two layers" in failed(labs.run("induction", Setup(seed=1)))
 
 

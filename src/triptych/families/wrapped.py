@@ -55,7 +55,7 @@ def text_config(hf: Mapping[str, Any], where: str, ignore: Collection[str] = ())
 
     Raises ConfigError for a key of the wrapper that is not understood, and for a wrapper without text.
     """
-    if hf.get("model_type") not in INSIDE:
+    if str(hf.get("model_type")) not in INSIDE:  # what is no string is told apart later
         return hf
     keys = Keys(hf, where)
     inside = keys.table("text_config")
