@@ -29,7 +29,7 @@ from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead
 from triptych.text import Encoded
 
 WITHIN = 1e-4
-SEEDS, MANY = 5, 60
+SEEDS, MANY = 3, 60
 LENGTHS, TARGET_LENGTHS = (17, 3, 8, 1), (5, 9, 2, 1)
 CPU = torch.device("cpu")
 
