@@ -46,15 +46,11 @@ head.dense.*                          bert.pooler.dense.*
 [TokenHead]
 head.classes.*                        classifier.*
 """)
-weights = ROWS + table("""
-[ClassHead]
-head.transform.dense.*                bert.pooler.dense.*
-head.classes.*                        classifier.*
+MASKED = table("""
 [MaskedLMHead]
 head.transform.dense.*                cls.predictions.transform.dense.*
 head.transform.norm.*                 cls.predictions.transform.LayerNorm.*
 head.proj.weight                      cls.predictions.decoder.weight
--                                     cls.seq_relationship.*  -  # next-sentence head
 [tie:head.proj.weight]
 head.proj.bias                        cls.predictions.bias
 head.proj.bias                        cls.predictions.decoder.bias
@@ -62,6 +58,17 @@ head.proj.bias                        cls.predictions.decoder.bias
 head.proj.bias                        cls.predictions.decoder.bias
 head.proj.bias                        cls.predictions.bias|spare  -  # added to a tied head alone
 """)
+weights = (
+    ROWS
+    + table("""
+[ClassHead]
+head.transform.dense.*                bert.pooler.dense.*
+head.classes.*                        classifier.*
+[MaskedLMHead]
+-                                     cls.seq_relationship.*  -  # next-sentence head
+""")
+    + MASKED
+)
 
 
 def config(keys: Keys) -> spec.Model:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import disentangled
+from triptych.families import bert, disentangled
 from triptych.mapping.keys import Keys
 from triptych.mapping.table import table
 
@@ -22,7 +22,8 @@ ignore = frozenset(
     }
 )
 
-ROWS = table("""
+ROWS = (
+    table("""
 encoder.embed.tokens.weight           deberta.embeddings.word_embeddings.weight
 encoder.embed.position.weight         deberta.embeddings.position_embeddings.weight
 encoder.embed.token_types.weight      deberta.embeddings.token_type_embeddings.weight
@@ -53,17 +54,9 @@ head.transform.dense.*                pooler.dense.*
 head.transform.dense.*                lm_predictions.lm_head.dense.*
 head.transform.norm.*                 lm_predictions.lm_head.LayerNorm.*
 head.proj.bias                        lm_predictions.lm_head.bias
-[MaskedLMHead]
-head.transform.dense.*                cls.predictions.transform.dense.*
-head.transform.norm.*                 cls.predictions.transform.LayerNorm.*
-head.proj.weight                      cls.predictions.decoder.weight
-[tie:head.proj.weight]
-head.proj.bias                        cls.predictions.bias
-head.proj.bias                        cls.predictions.decoder.bias
-[own:head.proj.weight]
-head.proj.bias                        cls.predictions.decoder.bias
-head.proj.bias                        cls.predictions.bias|spare  -  # added to a tied head alone
 """)
+    + bert.MASKED
+)
 weights = ROWS + table("""
 encoder.blocks.{i}.attn.(q,k,v).weight  deberta.encoder.layer.{i}.attention.self.in_proj.weight|by_head
 encoder.blocks.{i}.attn.q.bias          deberta.encoder.layer.{i}.attention.self.q_bias
