@@ -6,27 +6,30 @@ Every concrete module adds only its arithmetic.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from triptych.spec.part import Part
 
+S = TypeVar("S", bound=Part)
 
-class Module(nn.Module):
-    """Base of every part's module.  A concrete one names the spec class it is built from with `of=`."""
 
-    built: ClassVar[dict[type[Part], type[Module]]] = {}
+class Module(nn.Module, Generic[S]):
+    """Base of every part's module; `S` is the spec class it is built from, named once more with `of=` at run time."""
+
+    built: ClassVar[dict[type[Part], type[Module[Any]]]] = {}
+    spec: S
 
     def __init_subclass__(cls, of: type[Part] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if of is not None:
             Module.built[of] = cls
 
-    def __init__(self, spec: Part) -> None:
+    def __init__(self, spec: S) -> None:
         super().__init__()
-        self.spec: Any = spec
+        self.spec = spec
         for name, shape in spec.tensors().items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for name, child in spec.children():
@@ -35,8 +38,12 @@ class Module(nn.Module):
             if value is None and not hasattr(self, name):
                 setattr(self, name, None)
 
+    if TYPE_CHECKING:
 
-def build(spec: Part) -> Module:
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+
+def build(spec: Part) -> Module[Any]:
     """The module of a part, on the current default device, uninitialized."""
     return Module.built[type(spec)](spec)
 
