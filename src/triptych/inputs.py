@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych import audio
 from triptych.checkpoints import read_json
 from triptych.errors import InputError, TextError
-from triptych.image import Preparation, read_image
+from triptych.media import audio
+from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
 from triptych.spec import Embed, Frames, Model, Patches
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
