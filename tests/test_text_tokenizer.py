@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -381,3 +382,52 @@ def test_a_panic_of_the_library_is_one_line(tmp_path: Path, capfd: pytest.Captur
         made.decode([32])
     assert "\n" not in str(refused.value)
     capfd.readouterr()  # what the library itself has to say
+
+
+# -- pairs of texts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 5])
+@pytest.mark.parametrize("name", ["encoder", "seq2seq", "words"])
+def test_windows_of_a_long_second_text_are_those_of_the_library(name: str, overlap: int) -> None:
+    made, question = MADE[name], "light and east"
+    reference = Backend.from_str(made.backend.to_str())
+    shortest = len(made.encode_with_offsets(question, "")[0].ids)
+    for max_length in (shortest + overlap + 1, shortest + 9, shortest + 40, 10_000):
+        reference.enable_truncation(max_length, stride=overlap, strategy="only_second")
+        row = reference.encode(question, ROMEO)
+        windows = made.encode_with_offsets(question, ROMEO, max_length=max_length, overlap=overlap)
+        for window, expected in zip(windows, (row, *row.overflowing), strict=True):
+            assert window.ids == expected.ids
+            assert window.token_types == expected.type_ids
+            assert window.offsets == expected.offsets
+            assert window.sequence_ids == expected.sequence_ids
+    for max_length, shared in ((shortest, 0), (shortest + 5, 5), (shortest + 5, -1)):
+        with pytest.raises(InputError, match="shorten the first text") as refused:
+            made.encode_with_offsets(question, ROMEO, max_length=max_length, overlap=shared)
+        assert "\n" not in str(refused.value)
+
+
+def test_windows_in_one_thread_never_truncate_texts_in_another() -> None:
+    made, wrong, stop = MADE["encoder"], [], threading.Event()
+    whole = made.encode_with_offsets("who", ROMEO)[0]
+    alone = made.encode(ROMEO)
+
+    def cut() -> None:
+        while not stop.is_set():
+            made.encode_with_offsets("who", ROMEO, max_length=30, overlap=2)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        for _ in range(300):
+            if made.encode_with_offsets("who", ROMEO) != [whole]:
+                wrong.append("pair")
+            if made.encode(ROMEO) != alone:
+                wrong.append("text")
+    except TextError as error:
+        wrong.append(str(error))
+    finally:
+        stop.set()
+        cutter.join()
+    assert not wrong
