@@ -36,9 +36,9 @@ _CUT_EVERY, _AT_ONCE = 1 << 16, 16
 class Encoded:
     """One encoded text, or a pair of texts joined into one row.  All lists have one entry per token.
 
-    `token_types` is the segment that BERT-like models embed.  `offsets` are the first and the end character of the token
-    in its own text.  `sequence_ids` tells which text the token is of: 0 for the first, 1 for the second, None for a
-    special token.
+    `token_types` is the segment that BERT-like models embed.  `offsets` are the first character of the token in its own
+    text and the one after its last.  `sequence_ids` tells which text the token is of: 0 for the first, 1 for the
+    second, None for a special token.
     """
 
     ids: list[int]
