@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from triptych.errors import InputError, TextError, library, shown
-from triptych.text import added, sentencepiece, vocabulary
+from triptych.text import added, limits, sentencepiece, vocabulary
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.detokenize import Stream, without_spaces
 from triptych.text.files import json_object
@@ -76,6 +76,7 @@ class Tokenizer:
         chat: ChatTemplate | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
+        limits.check(backend)
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -106,6 +107,24 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, special ones included.  A model may have more rows than this, never fewer."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def check_rows(self, rows: int) -> None:
+        """Raise TextError where a text can be encoded into an id that a model with `rows` embeddings does not have.
+
+        Added tokens are not counted: some checkpoints carry more of them than their model has embeddings.
+        """
+        largest = max(self.backend.get_vocab(with_added_tokens=False).values(), default=0)
+        if largest >= rows:
+            raise TextError(
+                f"the tokenizer has the token id {largest}, and the model has rows for {rows} tokens; "
+                "take both from one checkpoint"
+            )
+        around = max((*self.backend.encode("").ids, *self.backend.encode("", "").ids), default=0)
+        if around >= rows:
+            raise TextError(
+                f"the tokenizer puts the token id {around} around texts, and the model has rows for {rows} tokens; "
+                "take both from one checkpoint"
+            )
 
     # -- texts to ids ---------------------------------------------------------------------------------------------
 
@@ -255,8 +274,11 @@ def from_directory(path: Path | str) -> Tokenizer:
     if not all(type(index) is int for index in stop_ids):
         raise TextError(f"{path / 'generation_config.json'}: eos_token_id {shown(ends)} is no id and no list of ids")
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
-    with library(lambda problem: TextError(f"the tokenizer in {path} cannot be used: {problem}")):
-        return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
+    try:
+        with library(lambda problem: TextError(f"it cannot be used: {problem}")):
+            return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
+    except TextError as error:
+        raise TextError(f"the tokenizer in {path}: {error}") from error
 
 
 def has_tokenizer(path: Path) -> bool:
