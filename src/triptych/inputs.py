@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych import audio
 from triptych.checkpoints import read_json
 from triptych.errors import InputError, TextError
-from triptych.image import Preparation, read_image
+from triptych.media import audio
+from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
 from triptych.spec import Embed, Frames, Model, Patches
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
@@ -71,11 +71,11 @@ class Inputs:
             return self._files(given)
         if second is None:
             return [Encoded(ids, [0] * len(ids), [], []) for ids in self.ids(given)]
-        return [self.words.places(a, b)[0] for a, b in zip(_strings(given), second, strict=True)]
+        return [self.words.encode_with_offsets(a, b)[0] for a, b in zip(_strings(given), second, strict=True)]
 
     def placed(self, texts: Texts) -> list[Encoded]:
         """Texts with the place of each token in them.  Raises InputError for anything but a list of texts."""
-        return [self.words.places(text)[0] for text in _strings(texts)]
+        return [self.words.encode_with_offsets(text)[0] for text in _strings(texts)]
 
     def windows(self, question: str, context: str) -> list[Encoded]:
         """The question beside its context: in windows that overlap by half of their length where the context is longer
@@ -88,7 +88,7 @@ class Inputs:
             if asked >= most:
                 raise InputError(f"the question needs {asked} of the model's {most} positions; shorten it")
             overlap = (most - asked) // 2
-        return self.words.places(question, context, longest=most, overlap=overlap)
+        return self.words.encode_with_offsets(question, context, max_length=most, overlap=overlap)
 
     @property
     def worded(self) -> bool:

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import audio, families, nn
+from triptych import families, nn
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.header import BESIDE, read_header
 from triptych.inputs import Inputs, Texts
+from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edit, Plan, Read, Session, Trace
 from triptych.spec import ClassHead, Pooling, TokenHead

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import audio
 from triptych.attention import CrossCache
 from triptych.errors import InputError, nearest
 from triptych.generate.engine import State, stream
 from triptych.generate.sampling import Sampling
 from triptych.generate.speech import Words, cut, rules
+from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import Frames
 from triptych.text import Tokenizer

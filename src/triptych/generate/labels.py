@@ -71,7 +71,7 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
     device, ids = next(module.parameters()).device, module.spec.ids
     tokens, where = flat([row.ids for row in rows], device)
     if module.decoder is None:
-        types = torch.tensor([kind for row in rows for kind in row.types], device=device)
+        types = torch.tensor([kind for row in rows for kind in row.token_types], device=device)
         given = module(tokens, where, token_types=types)
     else:
         for i, row in enumerate(rows):
@@ -118,7 +118,7 @@ def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labe
         if isinstance(head, spec.ReplacedHead):
             labels, logits = ("original", "replaced"), torch.cat((torch.zeros_like(logits), logits), dim=-1)
         best = logits.softmax(-1).max(-1)
-        said = zip(row.places, row.text, best.indices.tolist(), best.values.tolist(), strict=True)
+        said = zip(row.offsets, row.sequence_ids, best.indices.tolist(), best.values.tolist(), strict=True)
         found.append([Tag(text[a:b], labels[i], p, a, b) for (a, b), of, i, p in said if of is not None])
     return found
 
@@ -161,10 +161,10 @@ def answer(
     scores: dict[tuple[int, int], float] = {}
     for window, logits in zip(windows, outputs(module, windows), strict=True):
         begins, ends = logits.unbind(-1)
-        inside = [i for i, of in enumerate(window.text) if of == 1]
+        inside = [i for i, of in enumerate(window.sequence_ids) if of == 1]
         for i in inside:
             for j in range(i, min(i + longest, inside[-1] + 1)):
-                place, score = (window.places[i][0], window.places[j][1]), float(begins[i] + ends[j])
+                place, score = (window.offsets[i][0], window.offsets[j][1]), float(begins[i] + ends[j])
                 scores[place] = max(score, scores.get(place, score))
     if not scores:
         raise InputError("the context has no tokens to answer with")
