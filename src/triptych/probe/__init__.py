@@ -13,12 +13,12 @@ from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
     from triptych.probe.plan import Edit, Plan, Read, Where, add, put, zero
-    from triptych.probe.taps import Session
+    from triptych.probe.session import Session
     from triptych.probe.trace import Trace
 
 __all__ = ["Edit", "Plan", "Read", "Session", "Site", "Trace", "Where", "add", "put", "sites", "zero"]
 
-_HOME = {"taps": ("Session",), "trace": ("Trace",), "plan": ("Edit", "Plan", "Read", "Where", "add", "put", "zero")}
+_HOME = {"session": ("Session",), "trace": ("Trace",), "plan": ("Edit", "Plan", "Read", "Where", "add", "put", "zero")}
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _HOME.items() for name in names}
 
 

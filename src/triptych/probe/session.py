@@ -35,7 +35,7 @@ class Session:
 
     @property
     def taps(self) -> Taps:
-        return LiveTaps(self, "") if self.plan.touches("") else NO_TAPS
+        return ProbeTaps(self, "") if self.plan.touches("") else NO_TAPS
 
     def keep_rows(self, live: Sequence[int]) -> None:
         """Generation goes on with these of its live rows."""
@@ -89,7 +89,7 @@ class Session:
             self.trace.keep(name, item, tuple(positions[i] for i in chosen), kept)
 
 
-class LiveTaps(Taps):
+class ProbeTaps(Taps):
     """Taps under one dotted prefix; where the plan has nothing below, the ones that do nothing take over."""
 
     def __init__(self, session: Session, prefix: str) -> None:
@@ -100,7 +100,7 @@ class LiveTaps(Taps):
         if not name:
             return self
         prefix = f"{self.prefix}{name}."
-        return LiveTaps(self.session, prefix) if self.plan.touches(prefix) else NO_TAPS
+        return ProbeTaps(self.session, prefix) if self.plan.touches(prefix) else NO_TAPS
 
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
         name = self.prefix + site
