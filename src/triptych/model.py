@@ -14,10 +14,10 @@ from torch import Tensor
 from triptych import audio, families, nn, tasks
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
-from triptych.errors import ConfigError, InputError, TextError, shown
+from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
 from triptych.header import BESIDE, read_header
 from triptych.nn import Row
-from triptych.probe import Edit, Plan, Read, Session, Trace
+from triptych.probe import Edits, Plan, Reads, Session, Trace
 from triptych.spec import ClassHead, Frames, Pooling, TokenHead
 from triptych.spec import Model as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
@@ -94,14 +94,15 @@ class Model:
         rows: Texts,
         target: Texts | None = None,
         *,
-        read: Sequence[Read | str] = (),
-        edit: Sequence[Edit] = (),
+        read: Reads = (),
+        edit: Edits = (),
         max_bytes: int = 1 << 30,
+        allow_null: bool = False,
     ) -> Trace:
         """One uncached pass that keeps what `read` names and applies `edit`; the logits are in `.logits`.
 
-        Raises ProbeError for unknown sites, reads of more than `max_bytes`, reads that never fired and edits that
-        changed nothing.
+        Raises ProbeError for unknown sites, reads of more than `max_bytes`, reads that never fired and, unless
+        `allow_null`, edits that changed nothing.
         """
         plan = Plan.of(self.spec, read, edit)
         first = self.source(rows)
@@ -109,9 +110,8 @@ class Model:
         read_from = [self.module.length(row) for row in first]
         lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
         plan.check_bytes(lengths, sources, max_bytes)
-        session = Session(plan)
-        wants_grad = any(r.grad for reads in plan.reads.values() for r in reads)
-        with torch.set_grad_enabled(wants_grad):
+        session = Session(plan, allow_null=allow_null)
+        with torch.set_grad_enabled(plan.wants_grad):
             session.trace.logits = self._forward(first, second, None, None, session.taps)
         return session.close()
 
@@ -131,8 +131,9 @@ class Model:
         beams: int = 0,
         length_penalty: float = 1.0,
         chunk: int | None = None,
-        read: Sequence[Read | str] = (),
-        edit: Sequence[Edit] = (),
+        read: Reads = (),
+        edit: Edits = (),
+        allow_null: bool = False,
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[running.Generation]:
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
@@ -141,7 +142,10 @@ class Model:
         searches instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called
         for every token as it comes.  Raises InputError for an empty or over-long prompt.
         """
-        session = Session(Plan.of(self.spec, read, edit)) if read or edit else None
+        plan = Plan.of(self.spec, read, edit)
+        if plan.wants_grad:
+            raise ProbeError("grad=True needs trace(); a generation has no autograd graph")
+        session = Session(plan, allow_null=allow_null) if read or edit else None
         writing = self._writing(prompts, decoder_prefix, stop, session)
         if beams:
             return writing.searched(beams, max_new_tokens=max_new_tokens, length_penalty=length_penalty)
