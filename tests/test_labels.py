@@ -122,7 +122,7 @@ def test_entities_are_the_pipeline_s(labels: tuple[str, ...], made: Any) -> None
     ],
 )
 def test_what_neighbours_name(labels: str, named: list[str]) -> None:
-    from triptych.generate import Tag, entities
+    from triptych.tasks import Tag, entities
 
     tags = [Tag("abcd"[i], label, 0.5 + i / 10, 2 * i, 2 * i + 1) for i, label in enumerate(labels.split())]
     found = entities(tags, "a b c d")

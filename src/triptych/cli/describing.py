@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from triptych.check import Report
     from triptych.describe import Description, Line
-    from triptych.looking import Look
     from triptych.page import AttentionMap
+    from triptych.page.inspect import Inspection
 
 POSITIONS = 4096  # where neither the model nor the user has a limit
 TOP_KEYS = 4  # of each query, where attention is told in words
@@ -130,7 +130,7 @@ def ranges(numbers: Collection[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def inside(found: Look, name: str, *, save: Path | None, as_json: bool) -> None:
+def inside(found: Inspection, name: str, *, save: Path | None, as_json: bool) -> None:
     """What a text did inside a model: a page where `save` says so, else tables."""
     if save is not None:
         from triptych.page import write
@@ -165,7 +165,7 @@ def _map(one: AttentionMap) -> None:
     screen.show(shown, f"{one.stack} layer {one.layer}, {which}")
 
 
-def _values(found: Look) -> None:
+def _values(found: Inspection) -> None:
     numbers = ["mean", "std", "least", "most", "norm"]
     shown = screen.table("site", "shape", *numbers, right=["shape", *numbers])
     for one in found.values:

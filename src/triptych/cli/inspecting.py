@@ -51,10 +51,10 @@ def inspect(
         describing.header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline, as_json=as_json)
         return
     from triptych.cli.models import opened
-    from triptych.looking import look
+    from triptych.page.inspect import inspect_text
 
     loaded = opened(checkpoint)
-    found = look(loaded, text, target=target, site=site, layer=layer, head=head)
+    found = inspect_text(loaded, text, target=target, site=site, layer=layer, head=head)
     describing.inside(found, checkpoint.model, save=save, as_json=as_json)
 
 

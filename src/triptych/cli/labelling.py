@@ -49,8 +49,8 @@ def classify(
 
 
 def _tokens(model: Model, texts: list[str], as_json: bool) -> None:
-    from triptych.generate import entities
     from triptych.spec import TokenHead
+    from triptych.tasks import entities
 
     names = isinstance(model.spec.head, TokenHead)  # a discriminator names nothing
     tagged = zip(texts, model.tag(texts), strict=True)

@@ -12,7 +12,7 @@ from triptych.cli import options, screen
 from triptych.cli.models import opened
 
 if TYPE_CHECKING:
-    from triptych.generate import Segment
+    from triptych.tasks import Segment
 
 
 class Task(StrEnum):

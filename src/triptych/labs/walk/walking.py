@@ -55,7 +55,7 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
 
     That decoder reads its start token and all but the last of what it writes, or of the text where it only labels.
     """
-    model.check_words("a walk")
+    model.check_words("explain")
     ids, spec = model.ids([text])[0], model.spec
     if not ids or (isinstance(text, str) and not text.strip()):
         raise InputError("the text is empty; give a sentence")
