@@ -20,13 +20,13 @@ import references
 from cli_models import checkpoint
 from triptych import families
 from triptych.checkpoints import open_source
+from triptych.checkpoints.convert import QUANTIZED, convert
 from triptych.checkpoints.gguf_pack import PACKED, pack
 from triptych.checkpoints.gguf_quants import dequantize
-from triptych.checkpoints.gguf_write import Entry, write_gguf
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.checkpoints.header import read_header
 from triptych.cli import main
-from triptych.convert import QUANTIZED, convert
 from triptych.errors import CheckpointError, InputError, TextError
-from triptych.header import read_header
 from triptych.model import Model, create, load
 from triptych.text import DECODER, Tokenizer, bpe_tokenizer, from_gguf, to_gguf
 
@@ -79,10 +79,10 @@ def test_what_a_block_cannot_keep_is_refused(kind: str) -> None:
 # ---------------------------------------------------------------- the file
 
 
-def entries() -> list[Entry]:
+def entries() -> list[GGUFTensor]:
     made = {"F32": (3, 5), "F16": (7,), "BF16": (2, 3, 4), "Q8_0": (4, 64), "Q4_0": (2, 3, 32), "Q4_1": (5, 96)}
     tensors = {kind: torch.randn(shape) for kind, shape in made.items()}
-    return [Entry(f"t.{kind}", kind, shape, lambda t=tensors[kind]: t) for kind, shape in made.items()]
+    return [GGUFTensor(f"t.{kind}", kind, shape, lambda t=tensors[kind]: t) for kind, shape in made.items()]
 
 
 METADATA: dict[str, Any] = {
@@ -111,9 +111,9 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     write_gguf(path, METADATA, entries())
     before = path.read_bytes()
     for bad, says in {
-        Entry("t", "Q8_0", (1, 32), lambda: torch.full((1, 32), torch.nan)): "tensor 't': holds numbers",
-        Entry("t", "F16", (1,), lambda: torch.tensor([1e6])): "tensor 't': holds numbers too large for f16",
-        Entry("t", "F32", (3,), lambda: torch.zeros(4)): r"t is \[4\], not \[3\]",
+        GGUFTensor("t", "Q8_0", (1, 32), lambda: torch.full((1, 32), torch.nan)): "tensor 't': holds numbers",
+        GGUFTensor("t", "F16", (1,), lambda: torch.tensor([1e6])): "tensor 't': holds numbers too large for f16",
+        GGUFTensor("t", "F32", (3,), lambda: torch.zeros(4)): r"t is \[4\], not \[3\]",
     }.items():
         with pytest.raises(CheckpointError, match=says):
             write_gguf(path, METADATA, [*entries(), bad])
@@ -199,7 +199,7 @@ def otherwise(name: str) -> dict[str, torch.Tensor]:
 
 
 def stored(path: Path, metadata: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
-    write_gguf(path, metadata, [Entry(key, "F32", tuple(x.shape), lambda x=x: x) for key, x in tensors.items()])
+    write_gguf(path, metadata, [GGUFTensor(key, "F32", tuple(x.shape), lambda x=x: x) for key, x in tensors.items()])
     return path
 
 
@@ -532,7 +532,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_spec_equality_is_not_vacuous() -> None:
     """`lost` sees a number changed anywhere but in what training alone reads."""
     spec = read_header(references.saved("llama")[1]).spec
-    from triptych.mapping.to_gguf import lost
+    from triptych.mapping.write_gguf_metadata import lost
 
     assert lost(spec, spec) is None
     assert lost(spec, replace(spec, init_std=0.5)) is None

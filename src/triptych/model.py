@@ -14,15 +14,15 @@ from torch import Tensor
 from triptych import audio, families, nn
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
+from triptych.checkpoints.header import BESIDE, read_header
+from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.errors import ConfigError, InputError, TextError, shown
-from triptych.header import BESIDE, read_header
 from triptych.inputs import Inputs, Texts
 from triptych.nn import Row
 from triptych.probe import Edit, Plan, Read, Session, Trace
 from triptych.spec import ClassHead, Pooling, TokenHead
 from triptych.spec import Model as Spec
 from triptych.text import RenderedPrompt, Tokenizer
-from triptych.weights import read_weights, to_checkpoint
 
 
 class Model:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from triptych import families
-from triptych.checkpoints import Loaded, LoadReport, Source
+from triptych.checkpoints import LoadedTensor, LoadReport, Source
 from triptych.errors import CheckpointError
-from triptych.mapping.plan import Plan
+from triptych.mapping.tensor_plan import TensorPlan
 from triptych.nn import Transformer, assign, empty, finish
 from triptych.spec import Model
 
@@ -47,11 +47,11 @@ def read_weights(
             else:
                 _check_equal(step.source, name, value.to(device), module.get_parameter(name), source)
             done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
-            loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
+            loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
     return finish(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
 
 
-def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> Plan:
+def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorPlan:
     """How `source` fills `spec`, with every shape as the spec has it."""
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
@@ -91,7 +91,7 @@ def to_checkpoint(
     return ((step.source, step.to_source(parameters)) for step in families.save_plan(module.spec)), {**hf, **dtype}
 
 
-class Stored(Mapping[str, Tensor]):
+class StoredParameters(Mapping[str, Tensor]):
     """The parameters of `spec` in a checkpoint, each read when it is asked for, in `dtype` or as stored, and not kept.
 
     Raises CheckpointError, when made, for tensors that are missing, left over or of the wrong shape.

@@ -1,6 +1,6 @@
 """Writing GGUF version 3, little-endian: metadata, then tensors one at a time, whole or not at all.
 
-The format: github.com/ggml-org/ggml, docs/gguf.md; the strict reader of the same is `triptych.checkpoints.gguf`.
+The format: github.com/ggml-org/ggml, docs/gguf.md; the strict reader of the same is `triptych.checkpoints.gguf_reader`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.gguf import PLAIN, TYPES
+from triptych.checkpoints.gguf_reader import PLAIN, TYPES
 from triptych.checkpoints.save import replacing
 from triptych.errors import CheckpointError, shown
 
@@ -26,7 +26,7 @@ _BLOCK = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
 
 
 @dataclass(frozen=True)
-class Entry:
+class GGUFTensor:
     """One tensor to be written: its type in GGUF's spelling, its shape, and how to get its numbers."""
 
     name: str
@@ -40,7 +40,7 @@ class Entry:
         return math.prod(self.shape) // elements * nbytes
 
 
-def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[Entry]) -> int:
+def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[GGUFTensor]) -> int:
     """Write the file `path`; its size, bytes.
 
     Metadata are strings, truth values, numbers (unsigned 32-bit integers, 32-bit floats), lists of one of these, bytes.
@@ -65,7 +65,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _content(entry: Entry) -> Any:
+def _content(entry: GGUFTensor) -> Any:
     """The tensor's bytes as stored."""
     import torch
 

@@ -19,14 +19,14 @@ from torch import Tensor
 from triptych import families, text
 from triptych.checkpoints import open_source, recover, write_directory
 from triptych.checkpoints.gguf_pack import BLOCK, PACKED
-from triptych.checkpoints.gguf_write import Entry, write_gguf
-from triptych.checkpoints.packed import plain_dtype
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.checkpoints.header import BESIDE, Header, read_header
+from triptych.checkpoints.load_weights import StoredParameters
+from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.errors import InputError
-from triptych.header import BESIDE, Header, read_header
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
 from triptych.text.gguf_tokenizer import OWN_KEYS
-from triptych.weights import Stored
 
 Format = Literal["hf", "gguf"]
 #: What may be asked for -> torch's name of a plain dtype, ggml's of a packed one.
@@ -96,7 +96,9 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
 def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
     source = header.source or open_source(header.path)
     wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
-    stored = Stored(header.spec, source, ignore, torch.float32)  # what ops add or take away is not rounded twice
+    stored = StoredParameters(
+        header.spec, source, ignore, torch.float32
+    )  # what ops add or take away is not rounded twice
     stored.check_duplicates()
     written: Counter[str] = Counter()
 
@@ -130,9 +132,9 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
     kind = QUANTIZED.get(wanted, wanted.upper())
     spec, notes = _without_idle_pooler(header.spec)
     metadata, extra = families.write_gguf(spec)
-    stored = Stored(header.spec, source, ignore, torch.float32)
+    stored = StoredParameters(header.spec, source, ignore, torch.float32)
     entries = [
-        Entry(
+        GGUFTensor(
             step.source,
             _stored_as(step.source, step.source_shape, kind),
             step.source_shape,
@@ -140,7 +142,7 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
         )
         for step in families.save_plan(spec, "gguf")
     ]
-    entries += [Entry(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
+    entries += [GGUFTensor(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
     metadata |= {"general.name": header.path.stem, "general.file_type": _FILE_TYPE[kind]}
     metadata |= {"general.quantization_version": 2} if kind in PACKED else {}
     stored.check_duplicates()

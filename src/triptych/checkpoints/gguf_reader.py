@@ -104,7 +104,7 @@ class GGUFSource:
 
 def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     """Metadata and tensors of a whole GGUF file; `path` only names it in errors, one `CheckpointError` each."""
-    reader = _Reader(data, path)
+    reader = _Cursor(data, path)
     if reader.take(4, "magic") != b"GGUF":
         raise fault(path, "does not start with GGUF; not a GGUF file")
     version = reader.number("I")
@@ -138,7 +138,7 @@ def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
     return alignment
 
 
-def _entry(reader: _Reader) -> tuple[str, str, tuple[int, ...], int, int]:
+def _entry(reader: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
     """One tensor's name, type, shape (outermost first), bytes, and offset in the data section."""
     name = reader.string(MAX_NAME, "tensor name")
 
@@ -182,7 +182,7 @@ def _place(
     return infos
 
 
-class _Reader:
+class _Cursor:
     """A cursor that never believes a length the file has no bytes for."""
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
