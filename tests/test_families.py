@@ -251,7 +251,7 @@ def test_where_the_original_length_is_written() -> None:
         ({"rope_type": "mystery"}, "'mystery' is not one of"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "'beta' .* is not understood"),
         ({"rope_type": "linear"}, "needs the key 'factor'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "turns whole heads in this family"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "rotates whole heads in this family"),
     ],
 )
 def test_rope_refusals(rope: dict[str, Any], message: str) -> None:
