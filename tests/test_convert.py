@@ -21,8 +21,7 @@ from cli_models import checkpoint
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import QUANTIZED, convert
-from triptych.checkpoints.gguf_pack import PACKED, pack
-from triptych.checkpoints.gguf_quants import dequantize
+from triptych.checkpoints.gguf_blocks import WRITABLE, block_format
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import read_header
 from triptych.cli import main
@@ -52,28 +51,28 @@ def values(kind: str) -> torch.Tensor:
     return rows
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", WRITABLE)
 def test_blocks_are_ggml_s_bit_for_bit(kind: str) -> None:
     rows = values(kind)
     expected = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(pack(rows, kind), torch.from_numpy(expected))
-    assert torch.equal(pack(rows.view(3, 4, 96), kind), torch.from_numpy(expected).view(3, 4, -1))
+    assert torch.equal(block_format(kind).pack(rows), torch.from_numpy(expected))
+    assert torch.equal(block_format(kind).pack(rows.view(3, 4, 96)), torch.from_numpy(expected).view(3, 4, -1))
     many = torch.randn(300, 1024)  # more than one chunk
     expected = gguf.quants.quantize(many.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(pack(many, kind), torch.from_numpy(expected))
+    assert torch.equal(block_format(kind).pack(many), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", WRITABLE)
 def test_what_a_block_cannot_keep_is_refused(kind: str) -> None:
     for bad in (float("nan"), float("inf")):
         with pytest.raises(CheckpointError, match="not finite"):
-            pack(torch.full((1, 32), bad), kind)
+            block_format(kind).pack(torch.full((1, 32), bad))
     with pytest.raises(CheckpointError, match="too large for the fp16 scale"):
-        pack(torch.arange(32)[None] * 1e9, kind)
+        block_format(kind).pack(torch.arange(32)[None] * 1e9)
     with pytest.raises(CheckpointError, match="rows of 33 are not whole blocks of 32"):
-        pack(torch.zeros(2, 33), kind)
-    with pytest.raises(CheckpointError, match="F32 cannot be packed; known are Q4_0"):
-        pack(torch.zeros(2, 32), "F32")
+        block_format(kind).pack(torch.zeros(2, 33))
+    with pytest.raises(CheckpointError, match="Q4_K can be read but not written; use Q4_0, Q4_1, Q8_0"):
+        block_format("Q4_K").pack(torch.zeros(2, 256))
 
 
 # ---------------------------------------------------------------- the file
@@ -279,7 +278,7 @@ def test_packed_models_hold_what_ggml_would_make_of_them(dtype: str, tmp_path: P
             assert torch.equal(got, parameter)
         elif ".attn.q." not in key and ".attn.k." not in key:  # whole rows of these moved
             packed = gguf.quants.quantize(parameter.detach().numpy(), gguf.GGMLQuantizationType[kind])
-            assert torch.equal(got, dequantize(torch.from_numpy(packed), kind))
+            assert torch.equal(got, block_format(kind).unpack(torch.from_numpy(packed)))
     near = {"q8_0": 0.1, "q4_0": 2.0, "q4_1": 2.0}[dtype]
     gap = (outputs(after) - outputs(model)).abs().max()
     assert near / 20 < gap < near
