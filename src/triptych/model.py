@@ -45,11 +45,11 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self.module.device
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.module.parameters())
-        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
+        dtype = str(self.module.dtype).removeprefix("torch.")
         return (
             f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
         )

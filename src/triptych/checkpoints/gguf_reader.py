@@ -58,6 +58,10 @@ class GGUFSource:
         stored = view(self._data, info, getattr(torch, plain), info.shape)
         return stored if dtype is None else stored.to(dtype)
 
+    def is_packed(self, name: str) -> bool:
+        """Whether the tensor is stored in blocks, so that `blocks` can return it."""
+        return TYPES[self._info(name).dtype].torch_dtype is None
+
     def blocks(self, name: str) -> PackedBlocks:
         """The tensor in its stored blocks, a view of the mapped file.  Raises CheckpointError for a plain type."""
         from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format

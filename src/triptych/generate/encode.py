@@ -72,7 +72,7 @@ def fill(
     for i, row in enumerate(rows):
         if mask_id not in row:
             raise InputError(f"text {i} has no mask token to fill")
-    ids, where = flat(rows, next(module.parameters()).device)
+    ids, where = flat(rows, module.device)
     probs = torch.softmax(module(ids, where, taps=taps).float(), dim=-1)
     answers = []
     for row, p in zip(rows, where.split(probs), strict=True):

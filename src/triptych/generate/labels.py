@@ -68,7 +68,7 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
     if pixels := [row for row in either if isinstance(row, Tensor)]:
         return list(module(*module.flat(pixels)))
     rows = [row for row in either if isinstance(row, Encoded)]
-    device, ids = next(module.parameters()).device, module.spec.ids
+    device, ids = module.device, module.spec.ids
     tokens, where = flat([row.ids for row in rows], device)
     if module.decoder is None:
         types = torch.tensor([kind for row in rows for kind in row.types], device=device)

@@ -152,7 +152,6 @@ class Stack(Module, of=parts.Stack):
 
     def cache(self, slots: int, *, dtype: torch.dtype | None = None) -> Cache:
         """An empty cache for `slots` rows, each layer's by its kind: a ring where a window bounds what it sees."""
-        weight = next(self.parameters())
         layers = []
         for block in self.blocks:
             attn = block.attn.spec
@@ -161,7 +160,7 @@ class Stack(Module, of=parts.Stack):
             layers.append(
                 LayerSpec(groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width, window=back)
             )
-        return Cache(layers, slots, dtype=dtype or weight.dtype, device=weight.device)
+        return Cache(layers, slots, dtype=dtype or self.dtype, device=self.device)
 
     def remember(self, memory: Tensor, rows: Rows, taps: Taps = NO_TAPS) -> CrossCache:
         """The keys and values of an encoder's output [M, D] for every layer: all a decoder needs of it."""
