@@ -14,8 +14,9 @@ from torch import Tensor
 from triptych import families, nn, tasks
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
+from triptych.checkpoints.header import BESIDE, read_header
+from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
-from triptych.header import BESIDE, read_header
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace
@@ -23,7 +24,6 @@ from triptych.spec import ClassHead, Frames, Pooling, TokenHead
 from triptych.spec import Model as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import RenderedPrompt, Tokenizer
-from triptych.weights import read_weights, to_checkpoint
 
 
 class Model:
@@ -46,11 +46,11 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self.module.device
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.module.parameters())
-        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
+        dtype = str(self.module.dtype).removeprefix("torch.")
         return (
             f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
         )

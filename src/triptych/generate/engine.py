@@ -83,7 +83,7 @@ class State:
 
     def _run(self, parts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
         rows = Rows(tuple(len(part) for part in parts), tuple(self.cache.lengths))
-        device = next(self.module.parameters()).device
+        device = self.module.device
         ids = torch.tensor([token for part in parts for token in part], dtype=torch.long, device=device)
         return self.module.decode(ids, rows, cache=self.cache, cross=self.cross, taps=self.taps), rows
 

@@ -124,7 +124,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _counted_bytes(model: Model, positions: int) -> int:
     numbers = count(model.spec).cache_bytes(positions, dtype="int8")  # a byte each
-    return numbers * next(model.module.parameters()).itemsize
+    return numbers * model.module.dtype.itemsize
 
 
 def _lecture_bytes() -> int:

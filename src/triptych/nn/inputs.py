@@ -59,7 +59,7 @@ class Embed(Module[parts.Embed], of=parts.Embed):
 
     def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
         """Rows of token ids -> [N]."""
-        return flat(rows, self.tokens.weight.device)
+        return flat(rows, self.device)
 
     def forward(
         self, ids: Tensor, rows: Rows, token_types: Tensor | None = None, random: torch.Generator | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -135,7 +136,18 @@ def finish(module: Transformer) -> Transformer:
     tie(module, module.spec.ties)
     left = [name for name, p in module.named_parameters() if p.is_meta]
     assert not left, left
+    module.set_placement(*_placement(module))
     return module.eval()
+
+
+def _placement(module: Transformer) -> tuple[torch.dtype, torch.device]:
+    """The dtype most numbers of the model have, and its device."""
+    sizes: Counter[torch.dtype] = Counter()
+    device = module.device
+    for parameter in module.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+        device = parameter.device
+    return max(sizes, key=lambda dtype: sizes[dtype]), device
 
 
 def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:

@@ -132,14 +132,12 @@ class Stack(Module[parts.Stack], of=parts.Stack):
     def cache(self, slots: int = 0) -> Cache:
         """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees."""
         layers = [self._cached(block.attn.spec) for block in self.blocks]
-        return Cache(
-            layers, slots, dtype=self.blocks[0].attn.k.weight.dtype, device=self.blocks[0].attn.k.weight.device
-        )
+        return Cache(layers, slots, dtype=self.dtype, device=self.device)
 
     def cross_cache(self) -> CrossCache:
         """An empty cache for the keys and values of encoder outputs."""
         layers = [self._cached(block.cross.spec) for block in self.blocks if block.cross is not None]
-        return CrossCache(layers, self.blocks[0].attn.k.weight.dtype, self.blocks[0].attn.k.weight.device)
+        return CrossCache(layers, self.dtype, self.device)
 
     def _cached(self, attn: parts.Attention) -> CachedLayer:
         band = window_of(self.kinds[attn.kind].spec.mask) if attn.kind in self.kinds else None

@@ -149,7 +149,7 @@ def _bytes(model: Model, step: Decoded, source: int | None) -> Step:
     spec, length = model.spec, step.state.cache.lengths[0]
     decoder = spec.stacks["decoder"]
     used = [_used(store, length) for store in step.state.cache.stores]
-    size = next(model.module.parameters()).element_size()
+    size = model.module.dtype.itemsize
     cross = 0 if step.state.cross is None else step.state.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source or 0) * size // 4
     shown = Shown(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triptych import families
 from triptych.checkpoints import Source, local_path, open_source, read_json
-from triptych.checkpoints.packed import scheme, unpacked
+from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.errors import CheckpointError, TextError, shown
 from triptych.spec import Model, Pooling
 
