@@ -283,10 +283,10 @@ class Model:
             raise InputError(f"this {self.spec.layout} model takes {wants}")
         given, where = self.module.flat(self.source(rows, mask))
         if target is None:
-            out = self.module(given, where, taps=taps)
+            out = self.module.logits(nn.Batch(inputs=given, rows=where, taps=taps))
         else:
             into, where_into = nn.flat(self.ids(target, target_mask, target=True), self.device)
-            out = self.module(into, where_into, source=(given, where), taps=taps)
+            out = self.module.logits(nn.Batch(inputs=into, rows=where_into, source=(given, where), taps=taps))
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 

@@ -45,5 +45,11 @@ from triptych.attention.request import Request, prepare
 from triptych.attention.rows import Rows
 
 __all__ = [
-    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "Cache", "CacheStep", "CachedLayer", "ContentBias", "CrossCache", "CrossKeys", "EncoderOutput", "FlatKeys", "Heads", "Hook", "KVCache", "KeyLayout", "KeyStep", "Mechanism", "NullCache", "Request", "RowHook", "RowPlan", "Rows", "ScoreBias", "SlotKeys", "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attend_rows", "attention_factor", "attention_pattern", "attention_scores", "disentangled_bias", "distance_row", "inverse_frequencies", "linear", "plan_rows", "prepare", "rope_angles", "rotate", "rotation_of", "sinusoidal", "t5_bias", "t5_bucket", "why",
+    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "Cache", "CacheStep", "CachedLayer",
+    "ContentBias", "CrossCache", "CrossKeys", "EncoderOutput", "FlatKeys", "Heads", "Hook", "KVCache",
+    "KeyLayout", "KeyStep", "Mechanism", "NullCache", "Request", "RowHook", "RowPlan", "Rows", "ScoreBias",
+    "SlotKeys", "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attend_rows",
+    "attention_factor", "attention_pattern", "attention_scores", "disentangled_bias", "distance_row",
+    "inverse_frequencies", "linear", "plan_rows", "prepare", "rope_angles", "rotate", "rotation_of", "sinusoidal",
+    "t5_bias", "t5_bucket", "why",
 ]  # fmt: skip

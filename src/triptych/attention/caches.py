@@ -41,7 +41,7 @@ class KeyStep(Protocol):
         """Where their keys lie once this step's are in."""
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new keys [N, G, K] and values [N, G, Kv]; all that its queries may see, as `layout` says."""
+        """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
 
 
 class CacheStep(Protocol):
@@ -309,10 +309,9 @@ class Cache:
         take, put = zip(*moved, strict=True)
         for store in self.stores:
             store.copy(take, put)
-        for numbers in (self.lengths, self.reached, self.provenance):
-            values = [numbers[slot] for slot in take]
-            for slot, value in zip(put, values, strict=True):
-                numbers[slot] = value  # type: ignore[call-overload]  # int to ints, str to strs
+        copied = [(self.lengths[slot], self.reached[slot], self.provenance[slot]) for slot in take]
+        for slot, (length, reached, provenance) in zip(put, copied, strict=True):
+            self.lengths[slot], self.reached[slot], self.provenance[slot] = length, reached, provenance
 
 
 class _Step:
@@ -328,9 +327,10 @@ class _Step:
         window = self.cache.stores[layer].window
         if window not in self.steps:
             stores, rows, fresh = self.cache.stores, self.rows, self.fresh
-            full = window is None
-            step = FullStep(stores, rows, fresh=fresh) if full else RingStep(stores, window, rows, fresh=fresh)
-            self.steps[window] = step
+            if window is None:
+                self.steps[window] = FullStep(stores, rows, fresh=fresh)
+            else:
+                self.steps[window] = RingStep(stores, window, rows, fresh=fresh)
         return self.steps[window]
 
     def finish(self) -> None:

@@ -99,9 +99,9 @@ def run(request: Request, tensors: Tensors, path: str = "auto") -> Tensor:
 
 
 def choose(request: Request) -> Kernel:
-    """The kernel that `auto` takes: a sparse one where it saves at least half of the work, an explicit pattern for short
-    rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can, and an
-    explicit pattern otherwise."""
+    """The kernel that `auto` takes: a sparse one where it saves at least half of the work, an explicit pattern for
+    short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
+    and an explicit pattern otherwise."""
     if not isinstance(request.mask, Full):
         for sparse, saves in ((KERNELS["window"], window.saves), (KERNELS["block"], block.saves)):
             if not sparse.cannot(request) and saves(request):

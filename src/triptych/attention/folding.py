@@ -72,10 +72,10 @@ def _run(
     v: Tensor, bias: Tensor | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     folded = [_as_rows(fold_queries(q)), _as_rows(fold_keys(k)), _as_rows(fold_keys(v))]
-    parts = zip(*(x.split([rows for rows, _ in pieces]) for x in folded), strict=True)
-    outs = [run(*part, None, sinks) for part, (_, run) in zip(parts, pieces, strict=True)]
-    out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out.unflatten(0, (request.rows, -1)).transpose(1, 2).flatten(2, 3)
+    q_parts, k_parts, v_parts = (x.split([rows for rows, _ in pieces]) for x in folded)
+    outs = [run(q_parts[i], k_parts[i], v_parts[i], None, sinks) for i, (_, run) in enumerate(pieces)]
+    out = (outs[0] if len(outs) == 1 else torch.cat(outs)).view(request.rows, -1, *outs[0].shape[1:])
+    return out.transpose(1, 2).flatten(2, 3)
 
 
 def _as_rows(x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def _visible(request: Request, blocks: Blocks) -> Tensor:
     if blocks.uniform and lowering.reads_distances(request.mask):
         first: Tensor = request.mask.visible(Points(blocks.q_pos[:1, :, None]), Points(blocks.k_pos[:1, None, :]))
         return first & exists
-    number = lowering.per_row(request.rows, request.q.device)
+    number = lowering.per_row(request.rows, request.device)
     q_doc = _documents(request.q_doc, blocks.q_pos - (request.keys - request.queries), -1)
     k_doc = _documents(request.k_doc, blocks.k_pos, -2)
     q = Points(blocks.q_pos[None, :, :, None], document=q_doc, per_row=number)

@@ -128,7 +128,7 @@ class Even:
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Rows padded on the right with zeros to the longest; `places` [N] is where each token stands in `[B * longest]`."""
+    """Rows padded on the right with zeros to the longest; `places` [N] is where each token stands in them."""
 
     rows: int
     longest: int

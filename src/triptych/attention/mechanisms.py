@@ -42,7 +42,7 @@ class DotProduct:
 
 @dataclass(frozen=True, eq=False)
 class AdditiveOver:
-    """Additive scores `weight · tanh(q + k)`, for queries and keys projected to width A already; ask for `scale=1.0`."""
+    """Additive scores `weight · tanh(q + k)` of queries and keys projected to width A already; ask for `scale=1.0`."""
 
     weight: Tensor
 
@@ -153,7 +153,7 @@ def _causal(request: Request) -> bool:
 
 
 def _present(request: Request) -> Tensor:
-    """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query; computed for one query, since for all it would be `[T, S]`."""
+    """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query; for all queries it would be `[T, S]`."""
     rest = lowering.without_causal(request.mask)
     q, k = request.points()
     visible = rest.visible(Points(q.position[..., -1:, :], per_row=q.per_row), k)[..., -1:, :]

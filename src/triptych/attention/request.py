@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triptych.attention import lowering
 from triptych.errors import InputError
-from triptych.spec.masks import Full, Mask, Points
+from triptych.spec.masks import Mask, Points
 
 Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""
@@ -44,7 +44,7 @@ class Request:
     dtype: torch.dtype
     device: torch.device
     scale: float
-    mask: Mask = Full()
+    mask: Mask = lowering.FULL
     softcap: float | None = None
     biased: bool = False
     bias_learns: bool = False

@@ -82,7 +82,10 @@ class Rows:
 
     def take(self, rows: Sequence[int]) -> Rows:
         """Some of the rows, in this order, without their documents."""
-        return Rows(*(tuple(numbers[row] for row in rows) for numbers in (self.lengths, self.past, self.slots)))
+        lengths, past, slots = (
+            tuple(numbers[row] for row in rows) for numbers in (self.lengths, self.past, self.slots)
+        )
+        return Rows(lengths, past, slots)
 
     def tokens(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
         """Where the tokens of some rows stand in the flat batch, row after row."""

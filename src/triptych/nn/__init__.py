@@ -9,6 +9,7 @@ from triptych.nn.stack import Block, Stack
 from triptych.nn.taps import NO_TAPS, Taps
 
 __all__ = [
-    "NO_TAPS", "Batch", "Block", "ClassHead", "Context", "KindState", "LMHead", "MaskedLMHead", "Module", "Pooling", "ReplacedHead", "Row",
-    "SpanHead", "Stack", "Taps", "TokenHead", "Transformer", "assign", "build", "empty", "finish", "flat", "new",
+    "NO_TAPS", "Batch", "Block", "ClassHead", "Context", "KindState", "LMHead", "MaskedLMHead", "Module",
+    "Pooling", "ReplacedHead", "Row", "SpanHead", "Stack", "Taps", "TokenHead", "Transformer", "assign", "build",
+    "empty", "finish", "flat", "new",
 ]  # fmt: skip

@@ -123,7 +123,7 @@ def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Head
 
 
 def alike(attn: parts.Attention, layer: int) -> tuple[object, ...]:
-    """Equal for layers that may share a state.  Additive scores have weights of their own, so those layers share none."""
+    """Equal for layers that may share a state; those with additive scores have weights of their own and share none."""
     own = None if attn.mechanism is None else layer
     return (
         attn.kind, attn.heads, attn.kv_heads, attn.head_width, attn.value_width, attn.scale, attn.softcap, attn.sinks,

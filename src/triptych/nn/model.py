@@ -22,6 +22,8 @@ from triptych.spec.norms import LayerNorm, RMSNorm
 from triptych.spec.parts import Linear
 from triptych.spec.positions import Learned, Sinusoidal
 
+NO_ROWS = Rows(())
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
@@ -38,7 +40,7 @@ class Batch:
     """
 
     inputs: Tensor | None = None
-    rows: Rows = Rows(())
+    rows: Rows = NO_ROWS
     token_types: Tensor | None = None
     source: tuple[Tensor, Rows] | None = None
     cache: KVCache = NULL_CACHE

@@ -180,7 +180,8 @@ class Stack(Module[parts.Stack], of=parts.Stack):
 
         def other(layer: int) -> KindState:
             attn = self.blocks[layer].cross
-            assert attn is not None and cross is not None
+            assert attn is not None
+            assert cross is not None
             return cross_state(attn, rows, x, cross, random)
 
         layers = len(self.blocks)

@@ -112,7 +112,10 @@ class ModelInputs:
             if needed >= limit:
                 raise InputError(f"the question needs {needed} of the model's {limit} positions; shorten it")
             overlap = (limit - needed) // 2
-        return [self._checked(row) for row in self.words.encode_with_offsets(question, context, max_length=limit, overlap=overlap)]
+        return [
+            self._checked(row)
+            for row in self.words.encode_with_offsets(question, context, max_length=limit, overlap=overlap)
+        ]
 
     @property
     def reads_text(self) -> bool:

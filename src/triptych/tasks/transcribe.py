@@ -19,7 +19,7 @@ from triptych.errors import InputError, nearest
 from triptych.generate.engine import State, stream
 from triptych.generate.sampling import Sampling
 from triptych.media import audio
-from triptych.nn import Transformer
+from triptych.nn import Batch, Transformer
 from triptych.spec import Frames
 from triptych.tasks.whisper_tokens import WhisperTokens, rules, segments
 from triptych.text import Tokenizer
@@ -83,8 +83,10 @@ class WhisperDecoder:
 
     def encode_window(self, frames: Tensor) -> CrossCache:
         """One window of frames [T, M], encoded, as the keys and values of the decoder's cross-attention."""
-        source, rows = self.module.flat([frames])
-        return self.module.remember(self.module.encode(source, rows), rows)
+        assert self.module.decoder is not None
+        cross = self.module.decoder.cross_cache()
+        self.module(Batch(source=self.module.flat([frames]), cross=cross))
+        return cross
 
     def first_scores(self, cross: CrossCache) -> Tensor:
         """[V]: logits of the first token, a language or the token for no speech."""
