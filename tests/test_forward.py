@@ -19,16 +19,17 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.probe import sites
 
+CPU = torch.device("cpu")
 VARIANTS = [(p, m) for p in tiny.POSITIONS for m in tiny.MASKS]
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
 rows_of = st.lists(st.lists(st.integers(0, tiny.V - 1), min_size=1, max_size=13), min_size=1, max_size=4)
 
 
 def logits(module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None = None) -> list[torch.Tensor]:
-    ids, where = running.flat(rows, torch.device("cpu"))
-    held = None if source is None else running.flat(source, torch.device("cpu"))
+    ids, where = nn.flat(rows, CPU)
+    read = None if source is None else nn.flat(source, CPU)
     with torch.inference_mode():
-        return list(module(ids, where, source=held).split(list(where.lengths)))
+        return where.split(module.logits(nn.Batch(inputs=ids, rows=where, source=read)))
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor], within: float = 1e-4) -> bool:
@@ -39,15 +40,21 @@ def cached(
     module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None, chunk: int
 ) -> list[torch.Tensor]:
     """Every position's logits, `chunk` tokens of each row at a time through a cache."""
-    state = running.start(module, rows, sources=source)
-    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    assert module.decoder is not None
+    cache, cross = module.decoder.cache(len(rows)), None
+    pieces: list[list[torch.Tensor]] = [[] for _ in rows]
     with torch.inference_mode():
+        if source is not None:
+            cross = module.decoder.cross_cache()
+            module(nn.Batch(source=nn.flat(source, CPU), cross=cross))
         for begin in range(0, max(map(len, rows)), chunk):
             parts = [row[begin : begin + chunk] for row in rows]
-            hidden, where = state._run(parts)
-            for i, piece in enumerate(module.logits(hidden, where).split(list(where.lengths))):
-                found[i].append(piece)
-    return [torch.cat(pieces) for pieces in found]
+            where = Rows(tuple(map(len, parts)), tuple(cache.lengths))
+            ids = torch.tensor([token for part in parts for token in part], dtype=torch.long)
+            step = where.split(module.logits(nn.Batch(inputs=ids, rows=where, cache=cache, cross=cross)))
+            for own, piece in zip(pieces, step, strict=True):
+                own.append(piece)
+    return [torch.cat(own) for own in pieces]
 
 
 @pytest.mark.parametrize(("position", "mask"), VARIANTS)
@@ -146,14 +153,14 @@ def test_ties_share_storage() -> None:
 @pytest.mark.parametrize("position", ["rope", "t5", "alibi"])
 def test_recompute_gives_the_same_gradients(position: str) -> None:
     module, rows = tiny.decoder(position, blocks=3), ROWS
-    ids, where = running.flat(rows, torch.device("cpu"))
+    ids, where = nn.flat(rows, CPU)
     grads = []
     for recompute in (False, True):
         module.train()
         assert module.decoder is not None
         module.decoder.recompute = recompute
         module.zero_grad()
-        module(ids, where).logsumexp(-1).sum().backward()
+        module.logits(nn.Batch(inputs=ids, rows=where)).logsumexp(-1).sum().backward()
         grads.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
     assert grads[0].keys() == grads[1].keys() == module.spec.shapes().keys()
     assert all(torch.allclose(grads[0][name], grads[1][name], atol=1e-6) for name in grads[0])

@@ -32,12 +32,13 @@ MODELS = {
 def run(
     module: nn.Transformer, plan: Plan | None, rows: list[list[int]] = ROWS
 ) -> tuple[list[torch.Tensor], Session | None]:
-    ids, where = running.flat(rows, CPU)
-    source = running.flat(SOURCES[: len(rows)], CPU) if module.spec.layout == "encoder-decoder" else None
+    ids, where = nn.flat(rows, CPU)
+    source = nn.flat(SOURCES[: len(rows)], CPU) if module.spec.layout == "encoder-decoder" else None
     session = None if plan is None else Session(plan)
+    taps = nn.NO_TAPS if session is None else session.taps
     with torch.inference_mode():
-        out = module(ids, where, source=source, taps=nn.NO_TAPS if session is None else session.taps)
-    return list(out.split(list(where.lengths))), session
+        out = module.logits(nn.Batch(inputs=ids, rows=where, source=source, taps=taps))
+    return where.split(out), session
 
 
 def traced(module: nn.Transformer, *read: Read | str, edit: tuple[Edit, ...] = ()) -> Trace:
@@ -289,7 +290,8 @@ def test_keys_written_under_edits_are_not_read_without_them() -> None:
     state = running.start(module, ROWS, session=session)
     with torch.inference_mode():
         state.advance()
-        assert state.cache.provenance == session.plan.provenance != ""
+        assert state.cache.provenance == [session.plan.provenance] * len(ROWS)
+        assert session.plan.provenance != ""
         state.session = None
         for row in state.rows:
             row.append(1)
