@@ -116,8 +116,12 @@ def test_one_printed_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) ->
 
 
 def test_a_forward_that_turns_the_wrong_way_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, right = reference("llama"), positions.rotate
-    monkeypatch.setattr("triptych.nn.positions.rotate", lambda x, cos, sin, pairing: right(x, cos, -sin, pairing))
+    model, right = reference("llama"), ops.rotate
+
+    def backwards(x: torch.Tensor, rotation: ops.Rotation) -> torch.Tensor:
+        return right(x, replace(rotation, sin=-rotation.sin))
+
+    monkeypatch.setattr(ops, "rotate", backwards)
     walk = explain(model, IDS)
     assert [step.title for step, error in zip(walk.steps, walk.errors, strict=True) if error > TOLERANCE] == [
         "Rotation"

@@ -85,6 +85,7 @@ def test_every_site_is_alive(name: str) -> None:
         assert not all(torch.equal(a, b) for a, b in zip(trace.logits, plain, strict=True)), site
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_satisfy_their_equations(name: str) -> None:
     module = MODELS[name]()

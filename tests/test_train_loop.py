@@ -264,7 +264,8 @@ def test_a_float64_model_is_scored_in_float64_and_a_bf16_one_in_fp32() -> None:
 
     def nats(module: nn.Transformer, exact: torch.dtype) -> float:
         with torch.no_grad():
-            told = [(module(batch.ids, batch.rows).to(exact), batch.targets) for batch in held.batches]
+            forwards = [nn.Batch(inputs=batch.ids, rows=batch.rows) for batch in held.batches]
+            told = [(module.logits(x).to(exact), batch.targets) for x, batch in zip(forwards, held.batches, strict=True)]
         return sum(float(-x.log_softmax(-1).gather(-1, y[:, None]).sum()) for x, y in told)
 
     double = make(LLAMA).double()

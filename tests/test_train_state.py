@@ -130,10 +130,8 @@ def test_a_checkpoint_is_what_others_load(tmp_path: Path) -> None:
     ids = tokenizer("the age of wisdom")["input_ids"]
     assert ids == job.tokenizer.encode("the age of wisdom")
     module, _, _ = read_model(path)
-    from triptych.attention import Rows
-
     with torch.no_grad():
-        ours = module(torch.tensor(ids), Rows((len(ids),))).log_softmax(-1)
+        ours = module.logits(nn.Batch(inputs=torch.tensor(ids), rows=Rows((len(ids),)))).log_softmax(-1)
         theirs = other(torch.tensor([ids])).logits[0].log_softmax(-1)
     assert (ours - theirs).abs().max() < 1e-4
 

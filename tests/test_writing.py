@@ -75,5 +75,6 @@ def test_without_a_tokenizer_there_is_no_text_to_stop_at() -> None:
 
 def test_a_run_holds_no_graph_of_its_encoder() -> None:
     state = running.start(tiny.encoder_decoder(), [[0], [0]], sources=[[3, 1, 4], [1, 5]])
+    state.advance()
     assert state.cross is not None
-    assert not any(keys.k.requires_grad or keys.v.requires_grad for keys in state.cross.held.values())
+    assert not any(store.k.requires_grad or store.v.requires_grad for store in state.cross.stores)
