@@ -48,6 +48,12 @@ class FlatKeys:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
+
 
 @dataclass(frozen=True, eq=False)
 class SlotKeys:
@@ -64,6 +70,12 @@ class SlotKeys:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
 
 
 KeyLayout = FlatKeys | SlotKeys
