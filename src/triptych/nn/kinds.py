@@ -12,11 +12,11 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import (
+    AttendPlan,
     ContentBias,
     CrossKeys,
     Heads,
     KeyStep,
-    RowPlan,
     Rows,
 )
 from triptych.nn.part import Module
@@ -38,7 +38,7 @@ class KindState(Protocol):
     @property
     def rows(self) -> Rows: ...
     @property
-    def plan(self) -> RowPlan: ...
+    def plan(self) -> AttendPlan: ...
     @property
     def rotation(self) -> ops.Rotation | None: ...
     @property
@@ -52,7 +52,7 @@ class SelfState:
     """A row attends to itself: what the cache holds of it, then its own tokens."""
 
     rows: Rows
-    plan: RowPlan
+    plan: AttendPlan
     step: KeyStep
     rotation: ops.Rotation | None
     content: Callable[[Attention], ContentBias] | None
@@ -67,7 +67,7 @@ class CrossState:
     """A row attends to an encoder's output, which each layer projects once."""
 
     rows: Rows
-    plan: RowPlan
+    plan: AttendPlan
     source: CrossKeys
     rotation: None = None
     content: None = None
