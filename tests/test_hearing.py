@@ -241,7 +241,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_file_is_what_its_samples_are(model: Model, recording: Path) -> None:
-    from triptych.audio import read_wav
+    from triptych.media.audio import read_wav
 
     once: dict[str, Any] = {"language": "en", "temperatures": (0.0,)}
     found = model.transcribe(recording, **once)

@@ -252,7 +252,7 @@ def test_t5_is_never_kept_in_fp16() -> None:
     moved = load(path, dtype=torch.float16)
     assert {p.dtype for p in moved.module.parameters()} == {torch.float32}
     assert moved.report is not None
-    assert moved.report.notes == ("t5 overflows fp16, so its weights are kept in float32",)
+    assert moved.report.notes == ("t5 overflows fp16, so its weights are loaded in float32",)
     assert moved.report.notes[0] in str(moved.report)
     kept = load(references.saved("llama")[1], dtype=torch.float16)
     assert {p.dtype for p in kept.module.parameters()} == {torch.float16}

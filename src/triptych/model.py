@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import audio, families, nn, tasks
+from triptych import families, nn, tasks
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
+from triptych.checkpoints.header import BESIDE, read_header
+from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
 from triptych.generate.arguments import integer
-from triptych.header import BESIDE, read_header
+from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace
 from triptych.spec import ClassHead, Frames, Pooling, TokenHead
 from triptych.spec import Model as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import RenderedPrompt, Tokenizer
-from triptych.weights import read_weights, to_checkpoint
 
 
 class Model:
@@ -47,11 +48,11 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self.module.device
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.module.parameters())
-        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
+        dtype = str(self.module.dtype).removeprefix("torch.")
         return (
             f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
         )
@@ -321,10 +322,10 @@ class Model:
             raise InputError(f"this {self.spec.layout} model takes {wants}")
         given, where = self.module.flat(self.source(rows, mask))
         if target is None:
-            out = self.module(given, where, taps=taps)
+            out = self.module.logits(nn.Batch(inputs=given, rows=where, taps=taps))
         else:
             into, where_into = nn.flat(self.ids(target, target_mask, target=True), self.device)
-            out = self.module(into, where_into, source=(given, where), taps=taps)
+            out = self.module.logits(nn.Batch(inputs=into, rows=where_into, source=(given, where), taps=taps))
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 

@@ -49,7 +49,7 @@ def convert(
     """Write a checkpoint as an HF directory or as one GGUF file, which llama.cpp opens."""
     with screen.waiting(f"converting {model}"):
         from triptych import machine
-        from triptych.convert import convert as run
+        from triptych.checkpoints.convert import convert as run
 
         machine.use_threads()
         done = run(

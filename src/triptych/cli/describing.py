@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from triptych.check import Report
-    from triptych.describe import Description, Line
+    from triptych.checkpoints.describe import Description, PartLine
     from triptych.page import AttentionMap
     from triptych.page.inspect import Inspection
+    from triptych.spec import Model
 
 POSITIONS = 4096  # where neither the model nor the user has a limit
 TOP_KEYS = 4  # of each query, where attention is told in words
@@ -25,12 +26,12 @@ TOP_KEYS = 4  # of each query, where attention is told in words
 
 def header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
     """What a checkpoint holds."""
-    from triptych.checkpoints.report import by_reason
-    from triptych.describe import describe
+    from triptych.checkpoints.describe import describe
+    from triptych.checkpoints.load_report import by_reason
 
     found = describe(model, ignore=ignore, offline=offline)
     if as_json:
-        screen.result(found.to_dict())
+        screen.result(found.to_dict() | {"sites": _sites(found.spec)})
         return
     out = screen.console()
     screen.show(screen.facts(_summary(found)), plain(found.path))
@@ -43,7 +44,14 @@ def header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -
     for line in notes:
         out.print(line)
     out.print("\nsites for --site, {i} a block:", style="dim")
-    out.print("  ".join(found.sites))
+    out.print("  ".join(_sites(found.spec)))
+
+
+def _sites(spec: Model) -> list[str]:
+    """The probe sites of a model, with `{i}` for the number of a block."""
+    from triptych.probe.sites import sites
+
+    return list(dict.fromkeys(re.sub(r"blocks\.\d+", "blocks.{i}", name) for name in sites(spec)))
 
 
 def _summary(found: Description) -> list[tuple[str, str]]:
@@ -63,14 +71,14 @@ def _summary(found: Description) -> list[tuple[str, str]]:
     return [*rows, ("special tokens", named)] if named else rows
 
 
-def _tree(line: Line) -> Tree:
+def _tree(line: PartLine) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    def label(one: Line) -> Text:
+    def label(one: PartLine) -> Text:
         return Text.assemble((one.name, "bold"), "  ", (one.text, "dim"))
 
-    def grow(node: Tree, one: Line) -> Tree:
+    def grow(node: Tree, one: PartLine) -> Tree:
         for below in one.below:
             grow(node.add(label(below)), below)
         return node
@@ -199,8 +207,8 @@ def costs(
     model: str, *, context: int | None, batch: int, dtype: str, offline: bool, ignore: Sequence[str], as_json: bool
 ) -> None:
     """Parameters, bytes and FLOPs of a config or header."""
+    from triptych.checkpoints.header import read_header
     from triptych.count import count
-    from triptych.header import read_header
 
     spec = read_header(model, ignore, offline=offline, weights=False).spec
     found, positions = count(spec), context or spec.context or POSITIONS

@@ -48,7 +48,7 @@ def transcribe(
     as_json: options.Json = False,
 ) -> None:
     """Write down what is said in WAV files, sentence by sentence as it comes, with times."""
-    from triptych.audio import RATE, read_wav
+    from triptych.media.audio import RATE, read_wav
 
     if len(files) > 1 and form in (Form.srt, Form.vtt) and not as_json:
         raise typer.BadParameter(f"{form.value} is of one file; give one, or --format times", param_hint="--format")

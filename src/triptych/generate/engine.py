@@ -14,14 +14,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from triptych.attention import CrossCache, Rows
 from triptych.errors import InputError, TextError
 from triptych.generate.arguments import integer
-from triptych.generate.compat import Batch, Crosses, Rows, SlotCache, encode, forward
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
 from triptych.generate.rules import apply_rules
 from triptych.generate.sampling import Sampling, check_finite, sample
 from triptych.generate.stops import StopDetector
-from triptych.nn import NO_TAPS, Transformer
+from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.spec.positions import LongRope
 
@@ -44,8 +44,8 @@ class Engine:
         self.module, self.decode = module, decode
         self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
         self.rows: list[LiveRow] = []
-        self.cache = SlotCache(module)
-        self.cross = None if module.encoder is None else Crosses()
+        self.cache = module.decoder.cache()
+        self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
         self._switch = _longrope_switch(module)
         self.regroup()
 
@@ -53,22 +53,20 @@ class Engine:
 
     @torch.inference_mode()
     def add(self, *requests: Request) -> list[LiveRow]:
-        """Rows for these requests, in the same order: their sources are encoded now, their prompts in the next steps.
+        """Rows for these requests, in the same order; their sources and prompts are read in the next steps.
 
         Raises InputError, before anything runs, for a row that would outgrow the model's positions, an id outside the
         vocabulary and a missing source; TextError for stop strings without a `decode`.
         """
         for request in requests:
             self._check(request)
+        if self.cross is not None:
+            self.module.flat([request.source for request in requests if request.source is not None])  # or refuses them
         rows = [LiveRow(request, list(request.prompt), _stops(request, self.decode)) for request in requests]
         for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
             row.slot = slot
         self.rows += rows
         self.regroup()
-        if self.cross is not None:
-            for session, members in self._groups:
-                if mine := [row for row in members if row in rows]:
-                    self._encode(session, mine)
         return rows
 
     def free(self, rows: Sequence[LiveRow]) -> None:
@@ -100,7 +98,7 @@ class Engine:
             slot = spare.pop() if spare else self.cache.add(1)[0]
             sources.append(row.slot)
             targets.append(slot)
-            next_rows.append(replace(row, ids=list(row.ids), slot=slot))
+            next_rows.append(row.copy(slot))
         self.cache.copy(sources, targets)
         if self.cross is not None:
             self.cross.copy(sources, targets)
@@ -123,6 +121,7 @@ class Engine:
         self._check(replace(request, source=row.request.source))
         self.cache.trim(row.slot, 0)
         new = LiveRow(request, list(request.prompt), _stops(request, self.decode), row.slot)
+        new.source = row.source
         self.rows = [one for one in self.rows if one.slot != row.slot] + [new]
         self.regroup()
         return new
@@ -203,13 +202,19 @@ class Engine:
         taps = NO_TAPS
         if session is not None:
             taps, session.items = session.taps, [row.request.number for row in rows]
-        inputs = torch.tensor(ids, dtype=torch.long, device=next(self.module.parameters()).device)
-        hidden = forward(self.module, Batch(inputs, where, cache=self.cache, cross=self.cross, taps=taps))
+        inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
+        source = None if rows[0].source is None else self._sources(rows)
+        batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
+        hidden = self.module(batch)
         for row, n in zip(rows, lengths, strict=True):
             row.cached += n
+        if source is not None:
+            for row in rows:
+                row.source = None
+            self.regroup()
         every: dict[LiveRow, Tensor] = {}
         if self._all_logits:
-            logits = self.module.logits(hidden, where, taps)
+            logits = self.module.unembed(hidden, where, taps)
             every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
             return due, logits[last], every
         if len(last) < len(ids):  # some tokens are of prompts, whose logits nobody wants
@@ -218,7 +223,7 @@ class Engine:
             hidden, where = hidden[last], Rows((1,) * len(due), tuple([len(row.ids) - 1 for row in due]))
             if session is not None:
                 session.items = [row.request.number for row in due]
-        return due, self.module.logits(hidden, where, taps), every
+        return due, self.module.unembed(hidden, where, taps), every
 
     def _begin_again(self, row: LiveRow) -> None:
         if row.cached:
@@ -229,18 +234,13 @@ class Engine:
 
     # -- sources and settings -------------------------------------------------------------------------------------
 
-    def _encode(self, session: Session | None, rows: Sequence[LiveRow]) -> None:
-        """Read the sources of new rows: the decoder's keys and values of them go to the rows' slots."""
-        taps = NO_TAPS if session is None else session.taps
-        encode(
-            self.module,
-            [r.request.source for r in rows],
-            self.cross,
-            [r.slot for r in rows],
-            taps,
-            session,
-            [r.request.number for r in rows],
-        )
+    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows] | None:
+        """What the encoder reads in the first forward of these rows, None in later ones."""
+        sources = [row.source for row in rows if row.source is not None]
+        if not sources:
+            return None
+        inputs, where = self.module.flat(sources)
+        return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
 
     def _check(self, request: Request) -> None:
         spec = self.module.spec
@@ -264,9 +264,10 @@ class Engine:
 
     def regroup(self) -> None:
         """Work out what a step uses of its rows' requests; to be called by whoever changes `rows`."""
-        groups: dict[int, tuple[Session | None, list[LiveRow]]] = {}
-        for row in self.rows:
-            groups.setdefault(id(row.request.probe), (row.request.probe, []))[1].append(row)
+        groups: dict[tuple[int, bool], tuple[Session | None, list[LiveRow]]] = {}
+        for row in self.rows:  # one forward each: rows under one plan, those whose sources are to be encoded apart
+            key = id(row.request.probe), row.source is not None
+            groups.setdefault(key, (row.request.probe, []))[1].append(row)
         self._groups = list(groups.values())
         self._all_logits = any(row.request.all_logits for row in self.rows)
         plain = [

@@ -80,6 +80,13 @@ class LiveRow:
 
     def __post_init__(self) -> None:
         self.limit = len(self.request.prompt) + self.request.max_new_tokens
+        self.source = self.request.source  # None once it was encoded
+
+    def copy(self, slot: int) -> LiveRow:
+        """The same row in another slot, to go on in another way (beams)."""
+        twin = LiveRow(self.request, list(self.ids), None, slot, self.cached)
+        twin.source = self.source
+        return twin
 
     @property
     def new(self) -> list[int]:

@@ -7,13 +7,13 @@ other, through `attend_reference`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from triptych.attention import FlatKeys, Rows, SlotKeys
+from triptych.attention import ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.plan import At, Edit, Plan, Read, Where, matrix, select
@@ -120,19 +120,24 @@ class ProbeTaps(Taps):
             pieces.append(self.session.passed(name, part, row, _positions(rows, row, part.shape[0])))
         return torch.cat(pieces) if self._changes(name) else value
 
-    def keys(self, keys: FlatKeys | SlotKeys) -> FlatKeys | SlotKeys:
-        if isinstance(keys, FlatKeys):
-            return replace(keys, k=self("k_ctx", keys.k, keys.rows), v=self("v_ctx", keys.v, keys.rows))
-        return replace(keys, k=self._slots("k_ctx", keys.k, keys), v=self._slots("v_ctx", keys.v, keys))
-
-    def attend(self, call: Callable[..., Tensor], rows: Rows) -> Tensor:
+    def attend(
+        self, plan: RowPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+    ) -> Tensor:
+        k, v = self._context("k_ctx", k, plan.keys), self._context("v_ctx", v, plan.keys)
         names = [self.prefix + leaf for leaf in ("scores", "pattern")]
+
+        def hook(leaf: str, value: Tensor, row: int) -> Tensor:
+            """[H, T, S] of one row; a key's column is its position."""
+            positions = _positions(plan.rows, row, value.shape[1])
+            return self.session.passed(self.prefix + leaf, value, row, positions)
+
         if any(self._changes(name) for name in names):
-            return call(hook=lambda leaf, value, row: self._matrix(leaf, value, row, rows))
-        z = call()
+            return plan.run_hooked(q, k, v, hook, sinks, content)
+        z = plan.run(q, k, v, sinks, content)
         if any(name in self.plan.reads for name in names):
             with torch.no_grad():
-                call(hook=lambda leaf, value, row: self._matrix(leaf, value, row, rows), dropout=0.0)
+                exact = replace(plan, heads=replace(plan.heads, dropout=0.0))
+                exact.run_hooked(q, k, v, hook, sinks, content)
         return z
 
     def _changes(self, name: str) -> bool:
@@ -140,26 +145,24 @@ class ProbeTaps(Taps):
         are read with their gradient."""
         return name in self.plan.edits or any(read.grad for read in self.plan.reads.get(name, ()))
 
-    def _matrix(self, leaf: str, value: Tensor, row: int, rows: Rows) -> Tensor:
-        """[H, T, S] of one row; a key's column is its position."""
-        return self.session.passed(self.prefix + leaf, value, row, _positions(rows, row, value.shape[1]))
-
-    def _slots(self, site: str, value: Tensor, keys: SlotKeys) -> Tensor:
-        """[B, G, S, K] of a cache, row by row as [S, G, K]; an edit works on a copy."""
+    def _context(self, site: str, value: Tensor, keys: KeyLayout) -> Tensor:
+        """All keys (or values) that a forward reads, row by row as [S, G, K]; an edit works on a copy."""
         name = self.prefix + site
         if name not in self.plan.reads and name not in self.plan.edits:
             return value
+        if isinstance(keys, FlatKeys):
+            return self(site, value, keys.rows)
         value = value.clone() if name in self.plan.edits else value
-        for row, length in enumerate(keys.lengths):
+        for row, (slot, length) in enumerate(zip(keys.slots, keys.lengths, strict=True)):
             live: slice | Tensor = slice(0, length)
             positions = list(range(length))
             if keys.positions is not None:
-                slots = keys.positions[row]
-                live = slots.argsort(stable=True)[(slots < 0).sum() :]
-                positions = slots[live].tolist()
-            part = self.session.passed(name, value[row, :, live].transpose(0, 1), row, positions)
+                stored = keys.positions[row]
+                live = stored.argsort(stable=True)[(stored < 0).sum() :]
+                positions = stored[live].tolist()
+            part = self.session.passed(name, value[slot, :, live].transpose(0, 1), row, positions)
             if name in self.plan.edits:
-                value[row, :, live] = part.transpose(0, 1)
+                value[slot, :, live] = part.transpose(0, 1)
         return value
 
 

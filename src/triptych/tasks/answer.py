@@ -37,10 +37,10 @@ def answer(
     scores: dict[tuple[int, int], float] = {}
     for window, logits in zip(windows, head_outputs(module, windows), strict=True):
         begins, ends = logits.unbind(-1)
-        inside = [i for i, of in enumerate(window.text) if of == 1]
+        inside = [i for i, of in enumerate(window.sequence_ids) if of == 1]
         for i in inside:
             for j in range(i, min(i + longest, inside[-1] + 1)):
-                span, score = (window.places[i][0], window.places[j][1]), float(begins[i] + ends[j])
+                span, score = (window.offsets[i][0], window.offsets[j][1]), float(begins[i] + ends[j])
                 scores[span] = max(score, scores.get(span, score))
     if not scores:
         raise InputError("the context has no tokens to answer with")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.nn import Transformer, flat
+from triptych.nn import Batch, Transformer, flat
 from triptych.spec import ClassHead
 from triptych.text import Encoded
 
@@ -47,13 +47,14 @@ def head_outputs(module: Transformer, rows: Sequence[Encoded | Tensor]) -> list[
 
 def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequence[Tensor]:
     if pixels := [row for row in either if isinstance(row, Tensor)]:
-        return list(module(*module.flat(pixels)))
+        inputs, where = module.flat(pixels)
+        return list(module.logits(Batch(inputs=inputs, rows=where)))
     rows = [row for row in either if isinstance(row, Encoded)]
-    device, ids = next(module.parameters()).device, module.spec.ids
+    device, ids = module.device, module.spec.ids
     tokens, where = flat([row.ids for row in rows], device)
     if module.decoder is None:
-        types = torch.tensor([kind for row in rows for kind in row.types], device=device)
-        output = module(tokens, where, token_types=types)
+        types = torch.tensor([kind for row in rows for kind in row.token_types], device=device)
+        output = module.logits(Batch(inputs=tokens, rows=where, token_types=types))
     else:
         for i, row in enumerate(rows):
             if isinstance(module.spec.head, ClassHead) and row.ids[-1] not in ids.eos:
@@ -62,5 +63,5 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
                 )
         first = [row.ids[-1] if ids.start is None else ids.start for row in rows]
         shifted, into = flat([[start, *row.ids[:-1]] for start, row in zip(first, rows, strict=True)], device)
-        output = module(shifted, into, source=(tokens, where))
+        output = module.logits(Batch(inputs=shifted, rows=into, source=(tokens, where)))
     return list(output) if isinstance(module.spec.head, ClassHead) else where.split(output)

@@ -9,8 +9,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from triptych.attention import Rows
 from triptych.errors import InputError
-from triptych.nn import Pooling, Row, Transformer
+from triptych.nn import Batch, Pooling, Row, Transformer
 from triptych.spec import model as spec
 from triptych.tasks.batching import BATCH_TOKENS, batches
 
@@ -49,8 +50,15 @@ def encode(
         pool.dense = module.head.dense
     vectors: list[Tensor | None] = [None] * len(rows)
     for group in batches([module.length(row) for row in rows], batch_tokens):
-        ids, where = module.flat([rows[i] for i in group])
-        hidden = module.encode(ids, where) if module.encoder is not None else module.decode(ids, where)
+        inputs, where = module.flat([rows[i] for i in group])
+        hidden = module(_reading(module, inputs, where))
         for i, vector in zip(group, pool(hidden, where), strict=True):
             vectors[i] = vector
     return torch.stack([vector for vector in vectors if vector is not None])
+
+
+def _reading(module: Transformer, inputs: Tensor, rows: Rows) -> Batch:
+    """The encoder alone of an encoder-decoder, else the whole model."""
+    if module.spec.layout == "encoder-decoder":
+        return Batch(source=(inputs, rows))
+    return Batch(inputs=inputs, rows=rows)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from triptych.errors import InputError
-from triptych.nn import NO_TAPS, Taps, Transformer, flat
+from triptych.nn import NO_TAPS, Batch, Taps, Transformer, flat
 from triptych.spec import MaskedLMHead
 
 
@@ -24,8 +24,8 @@ def fill(
     for i, row in enumerate(rows):
         if mask_id not in row:
             raise InputError(f"text {i} has no mask token to fill")
-    ids, where = flat(rows, next(module.parameters()).device)
-    probs = torch.softmax(module(ids, where, taps=taps).float(), dim=-1)
+    ids, where = flat(rows, module.device)
+    probs = torch.softmax(module.logits(Batch(inputs=ids, rows=where, taps=taps)).float(), dim=-1)
     answers = []
     for row, p in zip(rows, where.split(probs), strict=True):
         best = [p[i].topk(min(top, p.shape[-1])) for i, token in enumerate(row) if token == mask_id]

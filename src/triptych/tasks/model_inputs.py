@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych import audio
 from triptych.checkpoints import read_json
 from triptych.errors import InputError, TextError, shown
-from triptych.image import Preparation, read_image
+from triptych.media import audio
+from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
 from triptych.spec import Embed, Frames, Model, Patches
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
@@ -94,11 +94,11 @@ class ModelInputs:
         firsts = _strings(inputs)
         if isinstance(second, str) or len(second) != len(firsts):
             raise InputError(f"second= must be a list with one text for each of the {len(firsts)} rows")
-        return [self._checked(self.words.places(a, b)[0]) for a, b in zip(firsts, second, strict=True)]
+        return [self._checked(self.words.encode_with_offsets(a, b)[0]) for a, b in zip(firsts, second, strict=True)]
 
     def placed(self, texts: Texts) -> list[Encoded]:
         """Texts with the place of each token in them.  Raises InputError for anything but a list of texts."""
-        return [self._checked(self.words.places(text)[0]) for text in _strings(texts)]
+        return [self._checked(self.words.encode_with_offsets(text)[0]) for text in _strings(texts)]
 
     def windows(self, question: str, context: str) -> list[Encoded]:
         """The question beside its context: in windows that overlap by half of their length where the context is longer
@@ -112,7 +112,10 @@ class ModelInputs:
             if needed >= limit:
                 raise InputError(f"the question needs {needed} of the model's {limit} positions; shorten it")
             overlap = (limit - needed) // 2
-        return [self._checked(row) for row in self.words.places(question, context, longest=limit, overlap=overlap)]
+        return [
+            self._checked(row)
+            for row in self.words.encode_with_offsets(question, context, max_length=limit, overlap=overlap)
+        ]
 
     @property
     def reads_text(self) -> bool:

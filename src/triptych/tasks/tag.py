@@ -49,7 +49,7 @@ def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labe
         if isinstance(head, ReplacedHead):
             labels, logits = ("original", "replaced"), torch.cat((torch.zeros_like(logits), logits), dim=-1)
         best = logits.softmax(-1).max(-1)
-        tokens = zip(row.places, row.text, best.indices.tolist(), best.values.tolist(), strict=True)
+        tokens = zip(row.offsets, row.sequence_ids, best.indices.tolist(), best.values.tolist(), strict=True)
         tagged.append([Tag(text[a:b], labels[i], p, a, b) for (a, b), of, i, p in tokens if of is not None])
     return tagged
 

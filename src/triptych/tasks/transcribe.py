@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from triptych import audio
 from triptych.errors import InputError, nearest
 from triptych.generate import Engine, LiveRow, Request, Sampling
+from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import Frames
 from triptych.tasks.whisper_tokens import WhisperTokens, rules, segments

@@ -63,7 +63,7 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
         raise InputError(f"the text is {len(ids)} tokens and the model has {spec.context} positions; shorten it")
     if spec.head is None:
         raise InputError(f"this {spec.family} model has no head, so its forward ends in nothing to say")
-    dtype = next(model.module.parameters()).dtype
+    dtype = model.module.dtype
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"{str(dtype)[6:]} cannot hold numbers to 1e-5; load the model with dtype=torch.float32")
     depth = max(len(stack.blocks) for stack in spec.stacks.values())
