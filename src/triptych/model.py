@@ -88,9 +88,17 @@ class Model:
         *,
         mask: Tensor | None = None,
         target_mask: Tensor | None = None,
+        edit: Edits = (),
+        allow_null: bool = False,
     ) -> list[Tensor]:
-        """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows."""
-        return self._forward(rows, target, mask, target_mask, nn.NO_TAPS)
+        """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows.
+
+        The result carries no graph.  Raises ProbeError for edits as `trace`.
+        """
+        session = Session(Plan.of(self.spec, (), edit), allow_null=allow_null)
+        logits = self._forward(rows, target, mask, target_mask, session.taps)
+        session.close()
+        return logits
 
     def trace(
         self,

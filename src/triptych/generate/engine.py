@@ -69,6 +69,7 @@ class Engine:
         self.regroup()
         return rows
 
+    @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
         """Let rows go, ended or not; their slots are given to rows that come later."""
         slots = [row.slot for row in rows]
@@ -84,6 +85,7 @@ class Engine:
         self.rows = [row for row in self.rows if row.reason is None]
         self.regroup()
 
+    @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Go on with these rows alone, in this order; one that is named several times is copied (beams)."""
         used: set[int] = set()
