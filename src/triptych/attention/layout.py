@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import sub
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -88,6 +88,7 @@ class Heads:
     random: torch.Generator | None = None
 
 
+@runtime_checkable
 class Batching(Protocol):
     """How some rows of the flat batch become `[B, H, T, K]` and back."""
 
@@ -95,6 +96,7 @@ class Batching(Protocol):
     def flat(self, x: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
 class KeyBatching(Protocol):
     """How the keys and values of some rows become `[B, G, S, K]` and `[B, G, S, Kv]`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from triptych.nn.attention import Attention
 
 
+@runtime_checkable
 class KindState(Protocol):
     """Mask, kernel, rotation and bias of some layers: the rows they run on, how their queries turn, where their keys
     come from, and the plan by which queries meet keys."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ def _record(function: Callable[..., Tensor], x: Tensor, *rest: object) -> Tensor
     return value
 
 
+@runtime_checkable
 class RowLengths(Protocol):
     """What the operations read of the rows of a flat batch (`triptych.attention.Rows`)."""
 
