@@ -16,7 +16,7 @@ from torch import Tensor
 
 import references
 import triptych
-from triptych import generate as running
+from triptych import nn
 from triptych.attention import Rows
 from triptych.model import Model
 from triptych.nn import Row
@@ -68,7 +68,7 @@ def mine(model: Model, rows: Sequence[Row], targets: list[list[int]] | None) -> 
     with torch.no_grad():
         if targets is not None:
             cross = module.remember(module.encode(ids, where), where)
-            ids, where = running.flat(targets, CPU)
+            ids, where = nn.flat(targets, CPU)
         hidden = module.encode(ids, where) if module.decoder is None else module.decode(ids, where, cross=cross)
     return where.split(hidden)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import triptych
 from triptych import nn
 from triptych.attention import FullCache, Rows
-from triptych.generate import State
+from triptych.generate import Engine
 from triptych.labs import kv_cache, run
 from triptych.labs.lab import Finding, Setup
 from triptych.text import byte_tokenizer
@@ -65,13 +65,14 @@ def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: py
 
 
 def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    advance = State.advance
+    logits = Engine.logits
 
-    def forgetful(self: State, chunk: int | None = None) -> Tensor:
-        self.cache.trim([0] * len(self.rows))
-        return advance(self, chunk)
+    def forgetful(self: Engine) -> Tensor:
+        for row in self.rows:
+            self.trim(row, 0)
+        return logits(self)
 
-    monkeypatch.setattr(State, "advance", forgetful)
+    monkeypatch.setattr(Engine, "logits", forgetful)
     assert failed(run("kv-cache")) == {"speed-up of one token at 128", "speed-up at 128 over that at 64"}
 
 

@@ -12,7 +12,7 @@ from triptych.attention import Rows
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
-from triptych.generate import State, start
+from triptych.generate import Engine, Request
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
@@ -73,13 +73,13 @@ class _Cached:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.state: State | None = None
+        self.engine = Engine(model.module)
 
     def __call__(self, row: Sequence[int]) -> Tensor:
-        if self.state is None:
-            self.state = start(self.model.module, [row])
-        self.state.rows[0] = list(row)
-        return self.state.advance()[0]
+        if not self.engine.rows:
+            self.engine.add(Request(prompt=row, max_new_tokens=0))
+        self.engine.rows[0].ids = list(row)
+        return self.engine.logits()[0]
 
 
 class _Recomputed:
@@ -107,11 +107,10 @@ def _measure(model: Model, row: Sequence[int]) -> tuple[float, float, int]:
     """(seconds for the logits after `row` computed again, the same with all but its last token cached, cache bytes)"""
     cached, again, times = _Cached(model), _Recomputed(model), []
     cached(row)
-    assert cached.state is not None
-    cache = cached.state.cache
-    nbytes = cache.nbytes
+    (live,) = cached.engine.rows
+    nbytes = cached.engine.cache.nbytes
     for _ in range(REPEATS):
-        cache.trim(0, len(row) - 1)
+        cached.engine.trim(live, len(row) - 1)
         times.append((_seconds(lambda: again(row)), _seconds(lambda: cached(row))))
     return min(a for a, _ in times), min(c for _, c in times), nbytes
 
