@@ -36,8 +36,8 @@ METADATA = frozenset(
     output_hidden_states output_past output_scores pad_token_id prefix problem_type remove_invalid_values
     repetition_penalty return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
-    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
-    unsloth_version use_bfloat16 use_cache xla_device
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version triptych_sentences typical_p
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
     """.split()  # noqa: SIM905 - sixty words on eight lines
 )
 
