@@ -138,7 +138,7 @@ def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorP
 
 def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
     """What to keep the weights of a family in that overflows fp16; None for the others."""
-    if not getattr(families.find(spec.family), "overflows_fp16", False):
+    if not families.find(spec.family).overflows_fp16:
         return None
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
@@ -193,7 +193,8 @@ class StoredParameters(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         step = self._steps[name]
-        return step.to_ours(self._source.read(step.source, self._dtype))[name]  # type: ignore[no-any-return]
+        weights: dict[str, Tensor] = step.to_ours(self._source.read(step.source, self._dtype))
+        return weights[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._steps)
