@@ -95,7 +95,8 @@ def test_what_a_config_leaves_out_is_vit_s() -> None:
                 {"image_mean": [1]}, {"resample": 9}, {"size": {"shortest_edge": 9}}, {"image_mean": "x"},
                 {"size": 9, "do_center_crop": True}, {"size": 8, "crop_size": [9, 8], "do_center_crop": True},
                 {"rescale_factor": 1e400},
-                {"image_std": 1e-320}, {"image_std": 1e-30}, {"rescale_factor": 1e300}, {"image_mean": float("nan")}, {"size": 10**30}):  # fmt: skip
+                {"image_std": 1e-320}, {"image_std": 1e-30}, {"rescale_factor": 1e300},
+                {"image_mean": float("nan")}, {"size": 10**30}):  # fmt: skip
         with pytest.raises(ConfigError, match="preprocessor_config"):
             Preparation.of(bad, (32, 32))
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 import test_text_vocabulary as files
 from triptych.checkpoints.gguf import GGUFSource
 from triptych.errors import TextError
-from triptych.text import bpe_tokenizer, from_directory, from_gguf, sentencepiece, to_gguf
+from triptych.text import bpe_tokenizer, from_directory, from_gguf, sentencepiece_file, to_gguf
 from triptych.text.splits import SPLITS
 
 CORPUS = [
@@ -225,7 +225,7 @@ def test_sentencepiece_options() -> None:
 
 def _unigram(model: bytes, **changes: Any) -> dict[str, Any]:
     """A SentencePiece file as converters put it into GGUF: with rows for no token, which score -10000."""
-    read = sentencepiece.parse(model)
+    read = sentencepiece_file.parse(model)
     spare = [("[PAD0]", -10000.0, 5), ("[PAD1]", -10000.0, 5)]
     tokens, scores, kinds = zip(*((p.text, p.score, p.kind) for p in read.pieces), *spare, strict=True)
     fields = {"model": "t5", "tokens": list(tokens), "scores": list(scores), "token_type": list(kinds),

@@ -19,7 +19,7 @@ import transformers
 from triptych.errors import TextError
 from triptych.header import read_header
 from triptych.text import bpe_tokenizer, from_directory, has_tokenizer
-from triptych.text import sentencepiece as ours
+from triptych.text import sentencepiece_file as ours
 
 CORPUS = [
     "the sun and the moon, and the old mill by the river; it's 12 o'clock",
@@ -340,7 +340,7 @@ UNFIT: dict[str, tuple[str, dict[str, bytes], str]] = {
     "no unknown": ("Bert", {"vocab.txt": b"[CLS]\n[SEP]\n"}, r"has no '\[UNK\]'"),
     "an unknown class": ("Bird", {"vocab.txt": b"[CLS]\n"}, "how a Bird tokenizer cuts text is not known here"),
     "no separator": ("Roberta", {"vocab.json": b'{"a": 0}', "merges.txt": b""}, "has no '</s>'"),
-    "Marian without numbers": ("Marian", {"source.spm": SOUND}, "vocab.json is not there"),
+    "Marian without numbers": ("Marian", {"source.spm": SOUND}, "vocab.json is missing"),
     "Marian without unknown": ("Marian", {"source.spm": SOUND, "vocab.json": b'{"a": 0}'}, "has no '<unk>'"),
 }  # fmt: skip
 

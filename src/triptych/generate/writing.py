@@ -11,7 +11,6 @@ from triptych.generate.engine import State, stream
 from triptych.generate.sampling import Sampling
 from triptych.probe import Trace
 from triptych.text import Tokenizer
-from triptych.text.detokenize import Stream
 
 OnToken = Callable[[int, int], None]  # (row of the batch, id)
 
@@ -66,7 +65,7 @@ class Writing:
 
     def pieces(
         self,
-        detokenizer: Stream,
+        detokenizer: TextStream,
         sampling: Sampling,
         *,
         max_new_tokens: int,

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
 from triptych.text.chat import ChatTemplate
-from triptych.text.sentencepiece import Malformed, check_charsmap
+from triptych.text.sentencepiece_file import Malformed, check_charsmap
 from triptych.text.specials import Specials, frame
 from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer

@@ -13,8 +13,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
-from triptych.text.pieces import BYTE_OF
+from triptych.text.corpus_cuts import words_together
 from triptych.text.specials import DECODER, ENCODER, Layout
+from triptych.text.token_names import BYTE_OF
 from triptych.text.tokenizer import Tokenizer
 
 
@@ -66,7 +67,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = DECODE
         initial_alphabet=sorted(BYTE_OF, key=BYTE_OF.__getitem__),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator((part for text in texts for part in words_together(text)), trainer)
     return _finish(backend, layout)
 
 
@@ -77,7 +78,7 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = ENCOD
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=_texts(layout), show_progress=False)
     lines = (line for text in texts for line in text.splitlines())
-    backend.train_from_iterator(lines, trainer)
+    backend.train_from_iterator((part for line in lines for part in words_together(line)), trainer)
     return _finish(backend, layout)
 
 

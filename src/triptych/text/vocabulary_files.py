@@ -20,8 +20,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from triptych.errors import TextError, library, nearest, shown
-from triptych.text import added, pieced
-from triptych.text.files import json_object, lines, numbered
+from triptych.files import exists
+from triptych.text import added_tokens
+from triptych.text import sentencepiece_tokenizers as sentencepiece
+from triptych.text.side_files import read_json_object, read_lines, read_vocab_json
 from triptych.text.specials import Specials
 from triptych.text.splits import SPLITS, byte_level_words
 
@@ -44,17 +46,17 @@ class _Class:
 
 
 def find(path: Path) -> tuple[Path, ...]:
-    """The vocabulary files in the directory `path`, the telling one first; none where there are none."""
+    """The vocabulary files in the directory `path`, the one that tells their kind first; none where there are none."""
     source, words, merges = path / "source.spm", path / "vocab.json", path / "merges.txt"
-    if source.is_file():
+    if exists(source):
         return (source, words)
-    models = [path / name for name in _SPM_FILES if (path / name).is_file()]
+    models = [path / name for name in _SPM_FILES if exists(path / name)]
     if models:
         return (models[0],)
-    if words.is_file() and merges.is_file():
+    if exists(words) and exists(merges):
         return (words, merges)
     plain = path / "vocab.txt"
-    return (plain,) if plain.is_file() else ()
+    return (plain,) if exists(plain) else ()
 
 
 def build(path: Path, config: Mapping[str, Any]) -> tuple[Backend, Specials]:
@@ -74,7 +76,7 @@ def build(path: Path, config: Mapping[str, Any]) -> tuple[Backend, Specials]:
     specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
     with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made of it: {problem}")):
         backend = own.build(files, config, specials)
-        added.add(backend, specials, config, path)
+        added_tokens.add(backend, specials, config, path)
         if own.frame is not None:
             _frame(backend, specials, *own.frame(config))
     return backend, specials
@@ -86,7 +88,7 @@ def _kind(file: Path) -> str:
 
 def _name(path: Path, config: Mapping[str, Any], known: Mapping[str, _Class]) -> str:
     """The class without its decoration: what the tokenizer's config says, or the model's, or what its type implies."""
-    model = json_object(path / "config.json")
+    model = read_json_object(path / "config.json")
     named = [one.get("tokenizer_class") for one in (config, model)]
     plain = [name.removesuffix("Fast").removesuffix("Tokenizer") for name in named if isinstance(name, str)]
     names = (*plain, _OF_MODEL.get(str(model.get("model_type")), ""))
@@ -151,7 +153,7 @@ _TWO_BETWEEN = _always("bos $A eos", "bos $A eos eos $B eos")
 
 
 def _word_piece(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    words = {line: index for index, line in enumerate(lines(files[0]))}
+    words = {line: index for index, line in enumerate(read_lines(files[0]))}
     missing = [text for text in (specials.unk, specials.cls, specials.sep) if text not in words]
     if missing:
         raise TextError(f"{files[0]} has no {missing[0]!r}")
@@ -169,8 +171,8 @@ def _word_piece(files: tuple[Path, ...], config: Mapping[str, Any], specials: Sp
 
 def _merged(files: tuple[Path, ...]) -> models.BPE:
     """A byte-level BPE of `vocab.json` and `merges.txt`, whose first line may tell its version."""
-    words, merges = numbered(files[0]), []
-    for line in filter(None, lines(files[1])):
+    words, merges = read_vocab_json(files[0]), []
+    for line in filter(None, read_lines(files[1])):
         if line.startswith("#version"):
             continue
         left, _, right = line.partition(" ")
@@ -242,16 +244,16 @@ _CLASSES: Mapping[str, Mapping[str, _Class]] = {
         "Whisper": _Class(_GPT2, _whisper, _always(f"{_START} $A eos", f"{_START} $A $B:1 eos:1")),
     },
     "model": {
-        "T5": _Class(_T5, pieced.t5, _always("$A eos", "$A eos $B eos")),
-        "XLMRoberta": _Class(_FAIRSEQ, pieced.xlm_roberta, _TWO_BETWEEN),
-        "Camembert": _Class(_FAIRSEQ, pieced.camembert, _TWO_BETWEEN),
-        "MBart": _Class(_FAIRSEQ, pieced.mbart, _in_language("$A eos lang", "$A $B eos lang")),
-        "MBart50": _Class(_MBART50, pieced.mbart50, _in_language("lang $A eos", "lang $A $B eos")),
-        "DebertaV2": _Class(_DEBERTA, pieced.deberta, _TYPED),
-        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), pieced.llama, _as_asked),
-        "Gemma": _Class(_GEMMA, pieced.gemma, _as_asked),
+        "T5": _Class(_T5, sentencepiece.t5, _always("$A eos", "$A eos $B eos")),
+        "XLMRoberta": _Class(_FAIRSEQ, sentencepiece.xlm_roberta, _TWO_BETWEEN),
+        "Camembert": _Class(_FAIRSEQ, sentencepiece.camembert, _TWO_BETWEEN),
+        "MBart": _Class(_FAIRSEQ, sentencepiece.mbart, _in_language("$A eos lang", "$A $B eos lang")),
+        "MBart50": _Class(_MBART50, sentencepiece.mbart50, _in_language("lang $A eos", "lang $A $B eos")),
+        "DebertaV2": _Class(_DEBERTA, sentencepiece.deberta, _TYPED),
+        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), sentencepiece.llama, _as_asked),
+        "Gemma": _Class(_GEMMA, sentencepiece.gemma, _as_asked),
     },
-    "spm": {"Marian": _Class(_T5, pieced.marian, _always("$A eos", "$A $B eos"))},
+    "spm": {"Marian": _Class(_T5, sentencepiece.marian, _always("$A eos", "$A $B eos"))},
 }
 _OF_MODEL = {
     "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "gpt_neo": "GPT2", "gptj": "GPT2",

@@ -10,11 +10,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, shown
-from triptych.text.files import json_object
+from triptych.text.side_files import read_json_object
 from triptych.text.specials import Specials
 
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
-MOST = 1 << 24  # of an id; no vocabulary is near it
+MAX_ID = 1 << 24  # no vocabulary is near it
 
 
 def add(backend: Backend, specials: Specials, config: Mapping[str, Any], path: Path) -> None:
@@ -45,7 +45,7 @@ def _listed(config: Mapping[str, Any], specials: Specials, path: Path) -> Iterat
     listed = config.get("added_tokens_decoder")
     if listed is None:
         jobs = {*specials.named().values(), *(token.content for token in _extra(config, path))}
-        for text, index in json_object(path / "added_tokens.json").items():
+        for text, index in read_json_object(path / "added_tokens.json").items():
             yield _id(index, path / "added_tokens.json"), _token({"normalized": text not in jobs}, text, text in jobs)
         return
     file = path / "tokenizer_config.json"
@@ -60,7 +60,7 @@ def _listed(config: Mapping[str, Any], specials: Specials, path: Path) -> Iterat
 
 
 def _id(index: object, file: Path) -> int:
-    if type(index) is not int or not 0 <= index < MOST:
+    if type(index) is not int or not 0 <= index < MAX_ID:
         raise TextError(f"{file}: {shown(index)} is not the id of a token")
     return index
 

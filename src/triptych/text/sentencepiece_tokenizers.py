@@ -1,4 +1,4 @@
-"""Tokenizers of SentencePiece models, each class of transformers as it builds it: see `triptych.text.vocabulary`."""
+"""Tokenizers of SentencePiece models, each built as its class in transformers does: see `vocabulary_files`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
-from triptych.text import sentencepiece
-from triptych.text.files import numbered
-from triptych.text.sentencepiece import Pieces
+from triptych.text import sentencepiece_file as sentencepiece
+from triptych.text.sentencepiece_file import Pieces
+from triptych.text.side_files import read_vocab_json
 from triptych.text.specials import Specials
 
 _OUTER = r"\A +| +\z"  # `^` and `$` would mean lines
@@ -139,7 +139,7 @@ def marian(files: tuple[Path, ...], config: Mapping[str, Any], specials: Special
     """
     if config.get("separate_vocabs"):
         raise TextError(f"{files[1].parent}: separate_vocabs is set: one vocabulary for both languages can be read")
-    pieces, words = _read(files, sentencepiece.UNIGRAM), numbered(files[1])
+    pieces, words = _read(files, sentencepiece.UNIGRAM), read_vocab_json(files[1])
     scores = {piece.text: piece.score for piece in pieces.pieces if piece.kind == sentencepiece.NORMAL}
     below = min(scores.values(), default=0.0) - 1000.0
     order = sorted(words, key=lambda word: words[word])

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from triptych.errors import TextError
+from triptych.files import read_regular
 
 MAX_BYTES = 1 << 28  # of a file; the largest known ones hold 2^24
 MAX_PIECE = 1 << 10  # characters; ways to cut a piece in two are tried one by one
@@ -49,11 +50,9 @@ class Pieces:
 
 def read(file: Path) -> Pieces:
     """The model in `file`.  Raises TextError, one line, when it is none or breaks its format anywhere."""
-    size = file.stat().st_size
-    if size > MAX_BYTES:
-        raise TextError(f"{file} is {size} bytes, too large for a SentencePiece model")
+    data = read_regular(file, MAX_BYTES, TextError)
     try:
-        return parse(file.read_bytes())
+        return parse(data)
     except (Malformed, UnicodeDecodeError) as error:
         raise TextError(f"{file} is not a SentencePiece model: {error}") from None
 
