@@ -371,7 +371,7 @@ def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
     assert template.source == "file"
     config["added_tokens_decoder"] = {"300": {"content": "<end>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(TextError, match=r"'<end>' the id 300, its vocabulary gives it 258"):
+    with pytest.raises(TextError, match=r"'<end>' the id 300, the vocabulary 258"):
         from_directory(tmp_path)
 
 
@@ -441,9 +441,9 @@ def test_text_needs_no_torch() -> None:
                    "max_input_chars_per_word": 9}, "not an integer below"),
         ("added_tokens", [{"id": 2**32 - 1, "content": "x", "single_word": False, "lstrip": False, "rstrip": False,
                            "normalized": False, "special": True}], "not an integer below"),
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "says it has 4294967295 bytes"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "should have 4294967295 bytes"),
         ("normalizer", {"type": "Sequence", "normalizers": [
-            {"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}, "says it has 4294967295 bytes"),
+            {"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}, "should have 4294967295 bytes"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("spelled", [False, True])

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class Preparation:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     @staticmethod
-    def of(config: Mapping[str, Any], image: tuple[int, int]) -> Preparation:
+    def of(config: Mapping[str, object], image: tuple[int, int]) -> Preparation:
         """The preparation that the `preprocessor_config.json` in `config` describes, for a model of images of height
         and width `image`.  Keys that are missing have the values of ViT's image processor in transformers.
 
@@ -70,9 +70,9 @@ class Preparation:
             return Preparation(
                 height=crop[0],
                 width=crop[1],
-                resample=int(config.get("resample", 2)) if config.get("do_resize", True) else None,
+                resample=int(_number(config.get("resample", 2))) if config.get("do_resize", True) else None,
                 resized=None if crop == resized else resized,
-                scale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
+                scale=_number(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
                 mean=(0.0,) * 3 if raw else _channels(config.get("image_mean", 0.5)),
                 std=(1.0,) * 3 if raw else _channels(config.get("image_std", 0.5)),
             )
@@ -112,7 +112,7 @@ class Preparation:
         return np.asarray((pixels * np.float32(self.scale) - mean) / std, np.float32)
 
 
-def _size(value: Any) -> tuple[int, int] | int:
+def _size(value: object) -> tuple[int, int] | int:
     """Height and width, or the length of the shorter side, from any spelling of `size` or `crop_size`."""
     if isinstance(value, Mapping) and value.keys() == {"shortest_edge"}:
         return int(value["shortest_edge"])
@@ -124,9 +124,15 @@ def _size(value: Any) -> tuple[int, int] | int:
     return sides[0], sides[1]
 
 
-def _channels(value: Any) -> tuple[float, ...]:
+def _channels(value: object) -> tuple[float, ...]:
     """A number for each of the three channels, from three numbers or one."""
-    return tuple(map(float, value)) if isinstance(value, list | tuple) else (float(value),) * 3
+    return tuple(map(_number, value)) if isinstance(value, list | tuple) else (_number(value),) * 3
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{shown(value)} is not a number")
+    return float(value)
 
 
 def read_image(path: str | Path, preparation: Preparation) -> NDArray[np.float32]:

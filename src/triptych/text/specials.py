@@ -80,7 +80,9 @@ def frame(backend: Backend, before: str | None, after: str | None) -> None:
 
 def _content(key: str, token: object) -> str | None:
     """A token is written as its text, or as an object that has it under `content`."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    if token is not None and not isinstance(text, str):
+    if token is None:
+        return None
+    text: object = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
         raise TextError(f"{key} is {shown(token)}, not a token; write its text")
     return text

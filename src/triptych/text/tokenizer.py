@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class Tokenizer:
         *,
         stop_ids: Iterable[int] = (),
         chat: ChatTemplate | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
     ) -> None:
         limits.check(backend)
         backend.no_truncation()

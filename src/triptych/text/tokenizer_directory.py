@@ -51,7 +51,7 @@ def from_directory(path: Path | str) -> Tokenizer:
         raise TextError(f"the tokenizer in {path}: {error}") from error
 
 
-def _assembled(path: Path, config: Mapping[str, Any]) -> Tokenizer:
+def _assembled(path: Path, config: Mapping[str, object]) -> Tokenizer:
     file = path / "tokenizer.json"
     if exists(file):
         backend, specials = _parse(file), Specials.from_config(config)
@@ -103,7 +103,7 @@ def _check_state(state: Any) -> None:
             waiting += normalizer.get("normalizers") or ()
 
 
-def _chat_source(path: Path, config: Mapping[str, Any]) -> str | None:
+def _chat_source(path: Path, config: Mapping[str, object]) -> str | None:
     """The template in `chat_template.jinja`, or the one in the config, of several there the one named `default`."""
     file = path / "chat_template.jinja"
     if exists(file):
