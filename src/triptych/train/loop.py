@@ -171,6 +171,7 @@ class Trainer:
     def _loop(self, until: int | None) -> None:
         began, tokens = time.monotonic() - self.at.elapsed, self.at.tokens
         since = time.monotonic()
+        self._has_dropout = has_dropout(self.module)  # parts may have been replaced since `__init__`
         self.module.train()
         while self.done < 1.0 and self.at.step != until and not self._stop_requested:
             before = self.done
