@@ -6,12 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Exit, Option
 
 from triptych.cli import options, screen
 
 
-class Panel(StrEnum):
+class PanelName(StrEnum):
     """The three layouts."""
 
     decoder = "decoder"
@@ -20,7 +20,7 @@ class Panel(StrEnum):
 
 
 def quickstart(
-    panel: Annotated[Panel, Option("--panel", help="Which layout to train.")] = Panel.decoder,
+    panel: Annotated[PanelName, Option("--panel", help="Which layout to train.")] = PanelName.decoder,
     data: Annotated[
         Path | None,
         Option("--data", metavar="FILE", help="A UTF-8 file or folder instead of Shakespeare.", show_default=False),
@@ -45,13 +45,18 @@ def quickstart(
         bar.say("starting")
         from triptych import machine
         from triptych.quickstart import run
+        from triptych.train import Interrupted
 
         machine.use_threads()
-        found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
+        try:
+            found = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
+        except Interrupted as stop:
+            screen.note(f"{stop}; continue with the same command and --resume")
+            raise Exit(128 + stop.number) from None
     if as_json:
         screen.result(found.to_dict())
         return
-    told = f"{found.steps:,} steps in {found.seconds:,.0f} s. {found.verdict.said}"
+    told = f"{found.steps:,} steps in {found.seconds:,.0f} s. {found.held_out.sentence}"
     screen.show(screen.facts([("model", str(found.model)), ("page", f"{found.report}, open it in a browser")]), told)
 
 
@@ -87,10 +92,9 @@ def train(
         raise BadParameter("--resume goes on with a run; --show-batch and --verify-resume begin one")
     from triptych.cli import training_run
 
-    given = [*(changes or ()), *([f"run.out={str(out)!r}"] if out is not None else [])]
     if show_batch:
-        training_run.show_batch(recipe, given, as_json=as_json)
+        training_run.show_batch(recipe, changes or (), as_json=as_json)
     elif verify_resume is not None:
-        training_run.verify(recipe, given, verify_resume, as_json=as_json)
+        training_run.verify(recipe, changes or (), verify_resume, as_json=as_json)
     else:
-        training_run.train(recipe, given, resume=resume, as_json=as_json)
+        training_run.train(recipe, changes or (), out, resume=resume, as_json=as_json)

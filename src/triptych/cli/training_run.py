@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typer import Exit
+
 from triptych.cli import screen
 from triptych.cli.training_bar import TrainingBar, held_out
 from triptych.errors import ConfigError
@@ -18,25 +20,29 @@ SAMPLE_TOKENS = 120
 ROWS, PLACES = 3, 24  # of a batch that is shown
 
 
-def train(path: Path, changes: Sequence[str], *, resume: bool, as_json: bool) -> None:
-    """Run the recipe to its end, or go on with the run under its `run.out`."""
+def train(path: Path, changes: Sequence[str], out: Path | None, *, resume: bool, as_json: bool) -> None:
+    """Run the recipe to its end, or resume the run under its `run.out`, which `out` replaces."""
     from triptych import machine
-    from triptych.train import prepare, read_recipe
+    from triptych.train import Interrupted, prepare, read_recipe
 
     machine.use_threads()
-    recipe = read_recipe(path, changes)
+    recipe = read_recipe(path, changes, {} if out is None else {"run.out": str(out)})
     with TrainingBar() as bar:
         bar.say("reading the data")
         job = _resumed(recipe, changes) if resume else prepare(recipe)
         for line in job.skipped:
-            screen.note(f"passed over {line}")
+            screen.note(f"skipped {line}")
         last: list[Event] = []
 
         def step(event: Event) -> None:
             last[:] = [event]
             bar.step(event)
 
-        job.run(on_step=step, on_sample=lambda trainer: _sample(job, trainer, bar))
+        try:
+            job.run(on_step=step, on_sample=lambda trainer: _sample(job, trainer, bar))
+        except Interrupted as stop:
+            screen.note(f"{stop}; continue with the same command and --resume")
+            raise Exit(128 + stop.number) from None
     _done(job, last, as_json=as_json)
 
 
@@ -45,7 +51,7 @@ def _resumed(recipe: Recipe, changes: Sequence[str]) -> Job:
 
     if recipe.run.out is None:
         raise ConfigError("--resume needs to know which run: give --out DIR, or run.out in the recipe")
-    return resume(recipe.run.out, [change for change in changes if not change.startswith("run.out=")])
+    return resume(recipe.run.out, changes)
 
 
 def _sample(job: Job, trainer: Trainer, bar: TrainingBar) -> None:

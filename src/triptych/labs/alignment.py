@@ -18,7 +18,7 @@ from triptych.page import Attention, AttentionMap, Curve, Section, Table
 from triptych.probe import Edit, Where
 from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
-from triptych.train.recipe import Data
+from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
@@ -179,7 +179,7 @@ def _costs(differ: Truth) -> NDArray[np.int64]:
 
 def _pairs(setup: Setup) -> tuple[list[Pair], list[Pair]]:
     if setup.model is not None or setup.data is not None:
-        return pairs(Data(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
+        return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
     random = np.random.default_rng(setup.seed)
     made = [_respelled(random) for _ in range(TRAINED + HELD)]
     return made[:TRAINED], made[TRAINED:]
