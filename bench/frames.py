@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,15 +68,16 @@ def frames(call: Callable[[], object]) -> int:
     return count
 
 
-def stepper(model: Model) -> Callable[[], object]:
-    """A call that makes one greedy step of the generation engine for one row.
+def stepper(model: Model, prompt: Sequence[int] = PROMPT, tokens: int = 64) -> Callable[[], object]:
+    """A call that makes one greedy step of the generation engine for one row, at most `tokens` times.
 
-    This is the one place that knows how the engine is driven.
+    This is the one place that knows how the engine is driven; `bench/decode.py` times the same step.  An engine with
+    another interface goes before the lines below, which must stay for older checkouts.
     """
     from triptych.generate import Sampling, start, stream
 
-    state = start(model.module, [PROMPT])
-    steps = stream(state, max_new_tokens=64, sampling=Sampling())
+    state = start(model.module, [prompt])
+    steps = stream(state, max_new_tokens=tokens, sampling=Sampling())
     return lambda: next(steps)
 
 
