@@ -4,7 +4,8 @@ A test that is long as a whole carries the marker `heavy`.  A parametrized test 
 `short_run.toml` with the cases that the short run keeps; the others get the marker when tests are collected:
 
 - a number: that many cases, evenly spaced; 0 for none;
-- "family": the first variant of each model family, by the parameter `name`, a key of `references.VARIANTS`.
+- "family": the first variant of each model family, by the parameter `name`, a key of `references.VARIANTS`;
+- "slot": the sabotages that reach a slot which none before them reached, whatever choice fills it.
 """
 
 from __future__ import annotations
@@ -35,10 +36,16 @@ def left_out(items: Sequence[pytest.Item], table: dict[str, Rule] = TABLE) -> li
             groups.setdefault(name_of(item), []).append(item)
     found = []
     for name, group in groups.items():
-        rule = table[name]
-        kept = evenly(len(group), rule) if isinstance(rule, int) else first_of_each_family(group)
+        kept = places(group, table[name])
         found += [item for i, item in enumerate(group) if i not in kept]
     return found
+
+
+def places(items: Sequence[pytest.Item], rule: Rule) -> set[int]:
+    """The places of the cases that a rule keeps."""
+    if isinstance(rule, int):
+        return evenly(len(items), rule)
+    return {"family": first_of_each_family, "slot": first_of_each_slot}[rule](items)
 
 
 def evenly(size: int, count: int) -> set[int]:
@@ -57,3 +64,15 @@ def first_of_each_family(items: Sequence[pytest.Item]) -> set[int]:
         base, _ = references.CHANGED.get(variant, (variant, None))
         first.setdefault(references.VARIANTS[base][0], i)
     return set(first.values())
+
+
+def first_of_each_slot(items: Sequence[pytest.Item]) -> set[int]:
+    """The places of the sabotages that reach a slot first; `MLP.act:relu` and `MLP.act:silu` are one slot."""
+    reached: set[str] = set()
+    first = set()
+    for i, item in enumerate(items):
+        slots = {slot.partition(":")[0] for slot in item.callspec.params["sabotage"].slots}  # type: ignore[attr-defined]
+        if slots - reached:
+            first.add(i)
+        reached |= slots
+    return first
