@@ -290,12 +290,43 @@ def test_writing_replaces_the_page_whole(tmp_path: Path):
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
-    with pytest.raises(TriptychError, match=r"cannot write the page .*missing.* No such file"):
+    with pytest.raises(TriptychError, match=r"cannot write the page .*missing.* No such directory"):
         write(tmp_path / "missing" / "report.html", "text")
     (tmp_path / "taken").mkdir()
     with pytest.raises(TriptychError, match="cannot write the page"):
         write(tmp_path / "taken", "text")
     assert [item.name for item in tmp_path.iterdir()] == ["taken"]
+
+
+def interrupted_write(folder: Path, ending: str) -> subprocess.CompletedProcess[str]:
+    """A process that is stopped by `ending` when the page is on the disk but not in its place."""
+    code = f"""
+import os, pathlib, signal
+from triptych.page import write
+
+def stop(*_, **__):
+    {ending}
+
+os.replace = pathlib.Path.replace = pathlib.Path.rename = stop
+write({str(folder / "report.html")!r}, "second")
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_ctrl_c_while_a_page_is_written_leaves_the_old_page_and_nothing_else(tmp_path: Path):
+    write(tmp_path / "report.html", "first")
+    done = interrupted_write(tmp_path, "raise KeyboardInterrupt")
+    assert "KeyboardInterrupt" in done.stderr
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("report.html", "first")]
+
+
+def test_the_next_write_removes_what_a_killed_process_left(tmp_path: Path):
+    write(tmp_path / "report.html", "first")
+    done = interrupted_write(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -9
+    assert len(list(tmp_path.iterdir())) == 2
+    write(tmp_path / "report.html", "third")
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("report.html", "third")]
 
 
 def lightness(colour: str) -> float:

@@ -45,7 +45,7 @@ class Look:
             raise InputError("a page shows attention; choose a site that ends in .pattern")
         told = [("Model", name), ("Text", self.text)] + ([("Target", self.target)] if self.target is not None else [])
         shown = Attention("Attention", "Rows are queries, columns are keys; each row sums to 1.", self.maps)
-        return render("Attention", [Facts("What was run", told), shown], subtitle=name)
+        return render("Attention", [Facts("What was run", told), shown])
 
 
 def look(
