@@ -13,7 +13,7 @@ from browser import CHROMIUM, READY, Browser
 from test_page import NASTY, Reader, every_section, pattern
 from triptych.labs.walk import worked
 from triptych.labs.walk.page import sections
-from triptych.page import Attention, AttentionMap, Chapter, Curve, Steps, Unfolding, render, write
+from triptych.page import AttentionMap, AttentionSection, Chapter, Curve, Steps, Unfolding, render, write
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 
@@ -55,7 +55,7 @@ def test_the_map_reads_out_the_weight_it_was_given(browser: Browser, tmp_path: P
     queries, keys = [f"q{t}" for t in range(5)], [f"k{s}" for s in range(7)]
     weights = pattern(3, 5, 7)
     maps = [AttentionMap("cross", layer, queries, keys, np.roll(weights, layer, axis=0)) for layer in (2, 1)]
-    write(tmp_path / "page.html", render("t", [Attention("t", "", maps)]))
+    write(tmp_path / "page.html", render("t", [AttentionSection("t", "", maps)]))
     reader, console = opened(browser, tmp_path / "page.html")
     assert console == []
     thumbs = [attrs["aria-label"] for tag, attrs in reader.tags if tag == "button" and "aria-label" in attrs]
@@ -127,7 +127,7 @@ STATUS = '[...document.querySelectorAll("[role=status]")].map((one) => one.textC
 def two_stacks(folder: Path) -> Path:
     tokens = ["a", "b", "c"]
     maps = [AttentionMap(stack, 0, tokens, tokens, pattern(2, 3, 3)) for stack in ("encoder", "cross")]
-    write(folder / "page.html", render("t", [Attention("t", "", maps)]))
+    write(folder / "page.html", render("t", [AttentionSection("t", "", maps)]))
     return folder / "page.html"
 
 
@@ -165,7 +165,7 @@ def test_thirty_layers_lie_beside_their_map_without_a_sideways_scroll(
 ):
     tokens = ["She", "sat", "by", "the", "river", "bank"]
     maps = [AttentionMap("decoder", layer, tokens, tokens, pattern(9, 6, 6)) for layer in range(30)]
-    write(tmp_path / "page.html", render("t", [Attention("t", "", maps)]))
+    write(tmp_path / "page.html", render("t", [AttentionSection("t", "", maps)]))
     tab = browser.open(tmp_path / "page.html", width=width, dark=dark).wait()
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     names = ("gallery", "heat", "reading")

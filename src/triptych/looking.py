@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
-from triptych.page import Attention, AttentionMap, Facts, render
+from triptych.page import AttentionMap, AttentionSection, Facts, render
 from triptych.probe import Read, sites
 from triptych.probe.plan import matrix
 from triptych.probe.sites import match
@@ -44,7 +44,7 @@ class Look:
         if not self.maps:
             raise InputError("a page shows attention; choose a site that ends in .pattern")
         told = [("Model", name), ("Text", self.text)] + ([("Target", self.target)] if self.target is not None else [])
-        shown = Attention("Attention", "Rows are queries, columns are keys; each row sums to 1.", self.maps)
+        shown = AttentionSection("Attention", "Rows are queries, columns are keys; each row sums to 1.", self.maps)
         return render("Attention", [Facts("What was run", told), shown])
 
 

@@ -106,7 +106,7 @@ def _section(section: page.Section) -> None:
     from triptych import page
 
     match section:
-        case page.Table():
+        case page.TableSection():
             right = [name for name, numeric in zip(section.header, section.numeric, strict=True) if numeric]
             made = screen.table(*section.header, right=right)
             for row in section.rows:

@@ -1,8 +1,8 @@
-"""Sections -> one HTML file that asks nothing of a network.
+"""Sections -> one HTML file that loads nothing from a network.
 
 Text reaches the page in two ways only: through the template, which escapes it, and as JSON in an inert block, which
-the scripts read with `textContent`.  The content policy names the hashes of our own style and script, so nothing
-else on the page could run even if an escape were missed.
+the scripts read with `textContent`.  The content security policy holds the hashes of our style and script, so that
+nothing else on the page could run even if an escape were missed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from triptych.errors import CheckpointError, TriptychError
 
-from .sections import Chapter, Section, told
+from .sections import Chapter, Section, section_data
 
 SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js", "start.js")
 
@@ -32,7 +32,7 @@ def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str =
     data = {
         "title": title,
         "subtitle": subtitle,
-        "sections": list(map(told, sections)),
+        "sections": list(map(section_data, sections)),
     }
     return _template().render(
         title=title,
@@ -74,7 +74,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # ASCII JSON with <, >, & and ' escaped by the filter: no U+2028, and no way to close the block it stands in.
+    # ASCII JSON with <, >, & and ' escaped by the filter: no U+2028, and no way to close its script block.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": True, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("page.html"))
 

@@ -43,7 +43,7 @@ def write_report(out: Path, panel: Panel, job: Job, model: Model, samples: list[
     sections: list[page.Section] = [
         page.Facts("What came of it", facts),
         page.Samples("What it writes", samples),
-        page.Attention("What it looks at", panel.told, list(panel.maps(model))),
+        page.AttentionSection("What it looks at", panel.told, list(panel.maps(model))),
         losses,
         page.Prose("Go on from here", commands),
     ]
