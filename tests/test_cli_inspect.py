@@ -18,7 +18,7 @@ import triptych
 from cli_models import checkpoint
 from triptych.check import paths
 from triptych.cli import main
-from triptych.cli.describing import experts_in_one, numberless, ranges
+from triptych.cli.inspect import experts_in_one, numberless, ranges
 from triptych.describe import describe, mask_text
 from triptych.model import load
 from triptych.spec import causal, full, same_document, window

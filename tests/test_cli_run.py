@@ -177,6 +177,6 @@ def test_encode_lines_of_stdin_and_their_likeness(
     stdin(monkeypatch, b"the old mill\n\nthe river\n")
     out, _ = said(["encode", str(checkpoint("encoder")), "-"], capsys)
     vectors = torch.nn.functional.normalize(load(checkpoint("encoder")).encode(["the old mill", "the river"]))
-    assert "cosine of 2 × 24 vectors" in out
+    assert "cosine similarity of 2 × 24 vectors" in out
     assert out.count(f"{float(vectors[0] @ vectors[1]):.3f}") == 2
     assert out.count("1.000") == 2

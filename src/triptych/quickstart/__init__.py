@@ -15,7 +15,7 @@ from triptych.checkpoints import atomic_write
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Sample
-from triptych.quickstart.panels import PANELS, Panel, VerdictSection
+from triptych.quickstart.panels import PANELS, Panel, Verdict
 from triptych.quickstart.report import write_report
 from triptych.train import Event, Job, Trainer, prepare, read_recipe, resume
 
@@ -53,7 +53,7 @@ class Result:
     report: Path
     steps: int
     seconds: float
-    verdict: VerdictSection
+    verdict: Verdict
     samples: list[Sample] = field(repr=False)
 
     def facts(self) -> list[tuple[str, str]]:

@@ -40,7 +40,7 @@ class Panel:
     title: str
     told: str
     write: Callable[[Model], Written]
-    judge: Callable[[Model, Job], VerdictSection]
+    judge: Callable[[Model, Job], Verdict]
     maps: Callable[[Model], Sequence[AttentionMap]]
 
 
@@ -55,13 +55,13 @@ def _continue(model: Model) -> Written:
     return [("writes on from a king's name", (OPENING + found.text).strip("\n"))]
 
 
-def _nats(model: Model, job: Job) -> VerdictSection:
+def _nats(model: Model, job: Job) -> Verdict:
     score = _score(model, job)
     held = score.nats_per_character or score.nats_per_token
     unit = "character" if score.nats_per_character else "token"
     uniform = float(np.log(model.spec.vocab))
     said = f"{held:.3f} nats per {unit} on text it has not seen; guessing evenly among the symbols gives {uniform:.2f}"
-    return VerdictSection(f"nats per {unit}", held, "uniform", uniform, said)
+    return Verdict(f"nats per {unit}", held, "uniform", uniform, said)
 
 
 # ---------------------------------------------------------------- encoder
@@ -80,13 +80,13 @@ def _fill(model: Model) -> Written:
     return [("fills in", "\n".join(told))]
 
 
-def _filled(model: Model, job: Job) -> VerdictSection:
+def _filled(model: Model, job: Job) -> Verdict:
     score = _score(model, job)
     said = (
         f"{score.accuracy:.1%} of {score.tokens:,} hidden words right on text it has not seen; always guessing the "
         f"commonest gives {score.baseline:.1%}"
     )
-    return VerdictSection("hidden words right", score.accuracy, "the commonest word", score.baseline, said)
+    return Verdict("hidden words right", score.accuracy, "the commonest word", score.baseline, said)
 
 
 # ---------------------------------------------------------------- encoder-decoder
@@ -101,7 +101,7 @@ def _modernize(model: Model) -> Written:
     return [("turns", "\n".join(f"{old} → {new.text}" for old, new in zip(FOLIO, found, strict=True)))]
 
 
-def _corrected(model: Model, job: Job) -> VerdictSection:
+def _corrected(model: Model, job: Job) -> Verdict:
     """Letters to change (Levenshtein distance) per letter of the modern text, ours beside copying the source."""
     _, held = pairs(job.recipe.data)
     room = job.recipe.run.length
@@ -116,7 +116,7 @@ def _corrected(model: Model, job: Job) -> VerdictSection:
         f"{ours:.1%} of letters wrong in {len(chosen)} passages it has not seen; "
         f"copying the source leaves {copied:.1%} wrong"
     )
-    return VerdictSection("letters wrong", ours, "copying", copied, said)
+    return Verdict("letters wrong", ours, "copying", copied, said)
 
 
 def distance(a: str, b: str) -> int:
