@@ -12,7 +12,7 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.failure import describe_error, print_error
-from triptych.cli.loading import decode_stdin, load_model
+from triptych.cli.loading import check_generates, decode_stdin, load_model
 from triptych.errors import InputError, TextError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def chat(
 ) -> None:
     """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
     model = load_model(checkpoint)
+    check_generates(model, checkpoint.model)
     settings = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -85,6 +86,8 @@ def _converse(
             screen.note("new conversation")
             continue
         if line.startswith("/") and line[1:].isalpha():  # "/etc/fstab is ..." is for the model
+            if line != "/help" and not interactive:
+                raise InputError(f"{line} is not a command of chat; use one of {', '.join(COMMANDS)}")
             if line != "/help":
                 screen.note(f"{line} is not a command; the commands are:")
             screen.note("\n".join(f"{name:8}{effect}" for name, effect in COMMANDS.items()))

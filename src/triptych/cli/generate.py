@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.loading import load_model, read_texts
+from triptych.cli.loading import check_generates, load_model, read_texts
 
 if TYPE_CHECKING:
     from triptych.model import Model
@@ -40,6 +40,7 @@ def generate(
     """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)
+    check_generates(model, checkpoint.model)
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,

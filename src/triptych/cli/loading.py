@@ -35,6 +35,12 @@ def load_model(checkpoint: Checkpoint) -> Model:
     return model
 
 
+def check_generates(model: Model, path: str) -> None:
+    """Raises InputError for an encoder, with the commands that take one."""
+    if model.spec.layout == "encoder":
+        raise InputError(f"{path} is an encoder, which does not generate; use triptych fill, classify or encode")
+
+
 def torch_dtype(dtype: DType | None) -> torch.dtype | None:
     import torch
 
