@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triptych.audio import FLOAT, PCM, log_mel, mel_filters, read_wav, resample
 from triptych.errors import InputError
+from triptych.media.audio import FLOAT, PCM, log_mel, mel_filters, read_wav, resample
 
 
 def wav(

@@ -19,7 +19,7 @@ from triptych.check import Finding, Layer, Report, apart, case, check, paths, pe
 from triptych.errors import ConfigError, InputError
 from triptych.generate import State
 from triptych.model import Model, load
-from triptych.probe.taps import LiveTaps
+from triptych.probe.session import ProbeTaps
 from triptych.spec import full
 
 EVERYWHERE = {"row in a batch = row alone", "reading inside leaves the output", "saved, loaded = itself"}
@@ -135,13 +135,13 @@ def test_a_batch_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reading_that_changes_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = LiveTaps.__call__
+    real = ProbeTaps.__call__
 
-    def touching(self: LiveTaps, site: str, value: torch.Tensor, rows: Any) -> torch.Tensor:
+    def touching(self: ProbeTaps, site: str, value: torch.Tensor, rows: Any) -> torch.Tensor:
         found = real(self, site, value, rows)
         return found + 1e-6 if site == "resid_mid" else found
 
-    monkeypatch.setattr(LiveTaps, "__call__", touching)
+    monkeypatch.setattr(ProbeTaps, "__call__", touching)
     assert failed(check(checkpoint("encoder"), against="none")) == {"reading inside leaves the output"}
 
 

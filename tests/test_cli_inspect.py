@@ -17,9 +17,9 @@ import torch
 import triptych
 from cli_models import checkpoint
 from triptych.check import paths
+from triptych.checkpoints.describe import describe, mask_text
 from triptych.cli import main
 from triptych.cli.inspect import experts_in_one, numberless, ranges
-from triptych.describe import describe, mask_text
 from triptych.model import load
 from triptych.spec import causal, full, same_document, window
 

@@ -222,7 +222,7 @@ def test_dynamic_rope_reads_no_further_than_the_base_stays(tmp_path: Path) -> No
 
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("Phi-3-mini-4k", {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}, "auto_map is set"),
-    ("Llama-2-7b", {"partial_rotary_factor": 0.5}, "turns whole heads"),
+    ("Llama-2-7b", {"partial_rotary_factor": 0.5}, "rotates whole heads"),
     ("Llama-2-7b", {"model_type": "llama4"}, r"'llama4' is not one of .*did you mean 'llama'"),
     ("Llama-2-7b", {"model_type": ["llama"]}, "model_type must be a string"),
     ("Llama-2-7b", {"model_type": ""}, "is not one of"),

@@ -17,14 +17,14 @@ import references
 from references import COMPUTED, CONTEXT, HEADERS, SPARE, UNSAID, D, F, G, H, K, L, V, read, stored
 from triptych import families, spec
 from triptych.errors import CheckpointError, ConfigError
-from triptych.mapping.keys import METADATA, Keys
-from triptych.mapping.ops import PlusOne
-from triptych.mapping.plan import Plan
-from triptych.mapping.table import Row, table
+from triptych.mapping.config_keys import METADATA, ConfigKeys
+from triptych.mapping.tensor_ops import PlusOne
+from triptych.mapping.tensor_plan import TensorPlan
+from triptych.mapping.weight_table import TableRow, table
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
 
 
-def fill(plan: Plan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def fill(plan: TensorPlan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for load in plan.loads:
         assert tuple(tensors[load.source].shape) == load.source_shape, load.source
@@ -99,7 +99,7 @@ def test_what_is_not_understood_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", references.NAMES)
 def test_every_key_that_is_read_is_checked(name: str) -> None:
     hf, tensors = stored(name)
-    keys = Keys(hf, stored=tensors)
+    keys = ConfigKeys(hf, stored=tensors)
     families.find(hf["model_type"]).config(keys)
     checked = keys.read & hf.keys() - METADATA
     assert len(checked) > 8
@@ -119,7 +119,7 @@ OTHERWISE = {
 def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
     hf, tensors = stored(name)
     reference = type(references.saved(name)[0].config)
-    keys = Keys(hf, stored=tensors)
+    keys = ConfigKeys(hf, stored=tensors)
     families.find(hf["model_type"]).config(keys)
     tried = 0
     for key in keys.read & hf.keys() - METADATA:
@@ -251,7 +251,7 @@ def test_where_the_original_length_is_written() -> None:
         ({"rope_type": "mystery"}, "'mystery' is not one of"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "'beta' .* is not understood"),
         ({"rope_type": "linear"}, "needs the key 'factor'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "turns whole heads in this family"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "rotates whole heads in this family"),
     ],
 )
 def test_rope_refusals(rope: dict[str, Any], message: str) -> None:
@@ -538,9 +538,9 @@ def test_tables_are_read_as_written() -> None:
     [GLU]
     b.weight     x.b
     """)
-    assert rows[0] == Row(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
-    assert rows[1] == Row((), "x.junk", "y.junk")
-    assert rows[2] == Row(("b.weight",), "x.b", None, part="GLU")
+    assert rows[0] == TableRow(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
+    assert rows[1] == TableRow((), "x.junk", "y.junk")
+    assert rows[2] == TableRow(("b.weight",), "x.b", None, part="GLU")
 
 
 def test_own_configs_are_checked() -> None:

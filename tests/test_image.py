@@ -14,7 +14,7 @@ from PIL import Image
 import references
 import triptych
 from triptych.errors import ConfigError, InputError
-from triptych.image import Preparation, read_image
+from triptych.media.image import Preparation, read_image
 from triptych.text import word_tokenizer
 
 

@@ -15,7 +15,7 @@ from triptych.labs.lab import Finding, Setup
 from triptych.nn.positions import unbiased
 from triptych.nn.stack import Kind
 from triptych.page import render
-from triptych.probe import taps
+from triptych.probe import session
 from triptych.spec import causal, full, window
 
 
@@ -132,8 +132,8 @@ def test_induction_fails_without_positions(short: None, monkeypatch: pytest.Monk
 def test_induction_fails_when_the_wrong_head_is_removed(
     short: None, trained_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = taps._heads
-    monkeypatch.setattr(taps, "_heads", lambda *given: [(head + 1) % induction.HEADS for head in chosen(*given)])
+    chosen = session._heads
+    monkeypatch.setattr(session, "_heads", lambda *given: [(head + 1) % induction.HEADS for head in chosen(*given)])
     assert "copied right without it" in failed(labs.run("induction", Setup(seed=1)))
 
 

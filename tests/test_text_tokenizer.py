@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from triptych.header import read_header
 
 from triptych.errors import InputError, TextError
 from triptych.text import (
@@ -27,6 +30,7 @@ from triptych.text import (
     byte_tokenizer,
     character_tokenizer,
     from_directory,
+    limits,
     word_tokenizer,
 )
 
@@ -381,3 +385,182 @@ def test_a_panic_of_the_library_is_one_line(tmp_path: Path, capfd: pytest.Captur
         made.decode([32])
     assert "\n" not in str(refused.value)
     capfd.readouterr()  # what the library itself has to say
+
+
+# -- pairs of texts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 5])
+@pytest.mark.parametrize("name", ["encoder", "seq2seq", "words"])
+def test_windows_of_a_long_second_text_are_those_of_the_library(name: str, overlap: int) -> None:
+    made, question = MADE[name], "light and east"
+    reference = Backend.from_str(made.backend.to_str())
+    shortest = len(made.encode_with_offsets(question, "")[0].ids)
+    for max_length in (shortest + overlap + 1, shortest + 9, shortest + 40, 10_000):
+        reference.enable_truncation(max_length, stride=overlap, strategy="only_second")
+        row = reference.encode(question, ROMEO)
+        windows = made.encode_with_offsets(question, ROMEO, max_length=max_length, overlap=overlap)
+        for window, expected in zip(windows, (row, *row.overflowing), strict=True):
+            assert window.ids == expected.ids
+            assert window.token_types == expected.type_ids
+            assert window.offsets == expected.offsets
+            assert window.sequence_ids == expected.sequence_ids
+    for max_length, shared in ((shortest, 0), (shortest + 5, 5), (shortest + 5, -1)):
+        with pytest.raises(InputError, match="shorten the first text") as refused:
+            made.encode_with_offsets(question, ROMEO, max_length=max_length, overlap=shared)
+        assert "\n" not in str(refused.value)
+
+
+def test_windows_in_one_thread_never_truncate_texts_in_another() -> None:
+    made, wrong, stop = MADE["encoder"], [], threading.Event()
+    whole = made.encode_with_offsets("who", ROMEO)[0]
+    alone = made.encode(ROMEO)
+
+    def cut() -> None:
+        while not stop.is_set():
+            made.encode_with_offsets("who", ROMEO, max_length=30, overlap=2)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        for _ in range(300):
+            if made.encode_with_offsets("who", ROMEO) != [whole]:
+                wrong.append("pair")
+            if made.encode(ROMEO) != alone:
+                wrong.append("text")
+    except TextError as error:
+        wrong.append(str(error))
+    finally:
+        stop.set()
+        cutter.join()
+    assert not wrong
+
+
+# -- tokenizer and model ----------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_must_fit_the_rows_of_its_model() -> None:
+    plain, framed = byte_tokenizer(), byte_tokenizer(ENCODER)
+    plain.check_rows(257)
+    plain.check_rows(256)  # no text but `<|endoftext|>` gives the id 256, and such a text is refused when it is read
+    with pytest.raises(TextError, match="has the token id 255, and the model has rows for 255 tokens") as refused:
+        plain.check_rows(255)
+    assert "\n" not in str(refused.value)
+    framed.check_rows(261)
+    with pytest.raises(TextError, match="puts the token id 260 around texts, and the model has rows for 259"):
+        framed.check_rows(259)
+
+
+def test_a_checkpoint_with_the_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 200, "hidden_size": 16,
+             "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "max_position_embeddings": 64}  # fmt: skip
+    byte_tokenizer().save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    with pytest.raises(TextError, match="token id 255, and the model has rows for 200") as refused:
+        read_header(tmp_path).tokenizer()
+    assert str(tmp_path) in str(refused.value)
+    (tmp_path / "config.json").write_text(json.dumps(llama | {"vocab_size": 256}))
+    assert read_header(tmp_path).tokenizer() is not None
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def replace_step(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def sequence(key: str, steps: list[dict[str, object]]) -> dict[str, object]:
+    return {"type": "Sequence", key: steps}
+
+
+def template(*pieces: dict[str, object], ids: int = 1) -> dict[str, object]:
+    special = {"x": {"id": "x", "ids": [0] * ids, "tokens": ["x"] * ids}}
+    return {"type": "TemplateProcessing", "single": list(pieces), "pair": [TEXT_A, TEXT_B], "special_tokens": special}
+
+
+TEXT_A: dict[str, object] = {"Sequence": {"id": "A", "type_id": 0}}
+TEXT_B: dict[str, object] = {"Sequence": {"id": "B", "type_id": 0}}
+SPECIAL: dict[str, object] = {"SpecialToken": {"id": "x", "type_id": 0}}
+DOUBLE, INSERT = replace_step({"String": "a"}, "aa"), replace_step({"Regex": ""}, "ab")
+BYTE_LEVEL: dict[str, object] = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+PREPEND: dict[str, object] = {"type": "Prepend", "prepend": "x" * 500}
+WORD_PIECE: dict[str, object] = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a",
+                                 "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}  # fmt: skip
+UNIGRAM: dict[str, object] = {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0], ["b" * 1025, -1.0]],
+                              "byte_fallback": False}  # fmt: skip
+#: What a `tokenizer.json` may not do: the part that does it, and the message.
+HOSTILE: dict[str, tuple[str, dict[str, object], str]] = {
+    "replacements that feed each other": (
+        "normalizer", sequence("normalizers", [DOUBLE] * 60), "make 4.61e.18 characters of one"),
+    "insertions before every character": ("normalizer", sequence("normalizers", [INSERT] * 9), "characters of one"),
+    "nested sequences": (
+        "normalizer", sequence("normalizers", [sequence("normalizers", [DOUBLE] * 8)] * 2), "can make 2.62e.05"),
+    "text in front of every text": ("normalizer", sequence("normalizers", [PREPEND] * 50), "can add 1e.05"),
+    "bytes of bytes": ("pre_tokenizer", sequence("pretokenizers", [BYTE_LEVEL] * 30), "characters of one"),
+    "more steps than anyone needs": (
+        "normalizer", sequence("normalizers", [{"type": "NFC"}] * 257), "apply 258 steps; 256 is the limit"),
+    "a decoder that doubles": ("decoder", sequence("decoders", [DOUBLE] * 60), "its decoders can make 1.15e.18"),
+    "a text put twice": (
+        "post_processor", sequence("processors", [template(TEXT_A, TEXT_A)] * 40), "repeats a text"),
+    "special tokens by the million": (
+        "post_processor", template(*[SPECIAL] * 100, TEXT_A, ids=1000), "adds 100,000 tokens"),
+    "words of any length": (
+        "model", WORD_PIECE | {"max_input_chars_per_word": 2**60}, "max_input_chars_per_word is 1152921504606846976"),
+    "a long mark in every piece": (
+        "model", WORD_PIECE | {"continuing_subword_prefix": "#" * 1000}, "continuing_subword_prefix has 1,000"),
+    "a token of 65,537 characters": (
+        "model", WORD_PIECE | {"vocab": {"a": 0, "b" * 65_537: 1}}, "a token of 65,537 characters"),
+    "a piece of 1,025 characters": ("model", UNIGRAM, "a token of 1,025 characters; 1,024 is the limit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_tokenizer_that_could_fill_the_memory_is_refused(case: str, tmp_path: Path) -> None:
+    part, content, says = HOSTILE[case]
+    byte_tokenizer().save(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state | {part: content}))
+    with pytest.raises(TextError, match=says) as refused:
+        from_directory(tmp_path)
+    assert str(refused.value).startswith(f"the tokenizer in {tmp_path}: ")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < len(str(tmp_path)) + 200
+
+
+def test_a_table_with_a_long_replacement_is_refused() -> None:
+    """One letter to 9,000: the smallest table that the library reads."""
+    units = np.zeros(512, "<u4")
+    units[0], units[97] = 256 << 10, (97 | 1 << 8 | (97 ^ 300) << 10)  # the root leads to `a`, which has a value
+    units[300] = 1 << 31
+    table = struct.pack("<I", units.nbytes) + units.tobytes() + b"x" * 9000 + b"\0"
+    backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.normalizer = normalizers.Precompiled(table)
+    with pytest.raises(TextError, match=r"can make 9e\+03 characters of one"):
+        Tokenizer(backend)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(normalizers.Replace, st.text("ab", min_size=1, max_size=3), st.text("abc", max_size=3)),
+            st.builds(lambda content: normalizers.Replace(Regex("[ab]+"), content), st.text("abc", max_size=2)),
+            st.builds(normalizers.Prepend, st.text("ab", min_size=1, max_size=2)),
+            st.sampled_from([normalizers.NFKC(), normalizers.Lowercase(), normalizers.ByteLevel()]),
+        ),
+        max_size=5,
+    ),
+    st.text("abcﷺÄ ", min_size=1, max_size=20),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_text_grows_beyond_the_bound(steps: list[object], text: str) -> None:
+    growth, chain = limits.Growth(), normalizers.Sequence(steps)
+    for step in reversed(list(limits.steps(chain))):
+        growth.before(step)
+    assert len(chain.normalize_str(text)) <= growth.largest * len(text) + growth.added

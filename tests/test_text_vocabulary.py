@@ -16,8 +16,8 @@ import pytest
 import sentencepiece as spm
 import transformers
 
+from triptych.checkpoints.header import read_header
 from triptych.errors import TextError
-from triptych.header import read_header
 from triptych.text import bpe_tokenizer, from_directory, has_tokenizer
 from triptych.text import sentencepiece as ours
 
@@ -167,10 +167,10 @@ def test_ids_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         assert mine.encode(text, special=False) == theirs(text, add_special_tokens=False).input_ids, text
         for skip in (True, False):
             assert mine.decode(ids, skip_special=skip) == theirs.decode(ids, skip_special_tokens=skip), text
-        (pair,) = mine.places(text, "the sun.")
+        (pair,) = mine.encode_with_offsets(text, "the sun.")
         expected = theirs(text, "the sun.", return_token_type_ids=True)
         assert pair.ids == expected.input_ids, text
-        assert pair.types == expected.token_type_ids or name == "Marian", text  # which has none
+        assert pair.token_types == expected.token_type_ids or name == "Marian", text  # which has none
     named = {"bos": mine.bos_id, "eos": mine.eos_id, "pad": mine.pad_id, "unk": mine.unk_id, "mask": mine.mask_id,
              "cls": mine.cls_id, "sep": mine.sep_id}  # fmt: skip
     assert named == {key: getattr(theirs, f"{key}_token_id", None) for key in named}

@@ -67,10 +67,10 @@ def maps(name: str, run: str, text: str, stack: str, layer: int, heads: list[int
     import numpy as np
 
     from triptych import load
-    from triptych.looking import look
     from triptych.page import AttentionSection
+    from triptych.page.inspect import inspect_text
 
-    [found] = [one for one in look(load(RUNS / run / "model"), text, layer=layer).maps if one.stack == stack]
+    [found] = [one for one in inspect_text(load(RUNS / run / "model"), text, layer=layer).maps if one.stack == stack]
     draw(name, AttentionSection("", "", [replace(found, pattern=np.asarray(found.pattern)[heads], heads=heads)]))
 
 
@@ -126,9 +126,9 @@ def explain() -> None:
 
 
 def inspect() -> None:
-    from triptych.looking import look
+    from triptych.page.inspect import inspect_text
 
-    photograph("inspect", look(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 1010)
+    photograph("inspect", inspect_text(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 1010)
 
 
 PICTURES: dict[str, Callable[[], None]] = {

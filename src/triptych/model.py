@@ -11,18 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import audio, families, nn
+from triptych import families, nn, tasks
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
-from triptych.errors import ConfigError, InputError, TextError, shown
-from triptych.header import BESIDE, read_header
-from triptych.inputs import Inputs, Texts
+from triptych.checkpoints.header import BESIDE, read_header
+from triptych.checkpoints.load_weights import read_weights, to_checkpoint
+from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
+from triptych.media import audio
 from triptych.nn import Row
-from triptych.probe import Edit, Plan, Read, Session, Trace
-from triptych.spec import ClassHead, Pooling, TokenHead
+from triptych.probe import Edits, Plan, Reads, Session, Trace
+from triptych.spec import ClassHead, Frames, Pooling, TokenHead
 from triptych.spec import Model as Spec
+from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import RenderedPrompt, Tokenizer
-from triptych.weights import read_weights, to_checkpoint
 
 
 class Model:
@@ -45,19 +46,19 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self.module.device
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.module.parameters())
-        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
+        dtype = str(self.module.dtype).removeprefix("torch.")
         return (
             f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
         )
 
     @property
-    def inputs(self) -> Inputs:
-        """What turns what the model is given into rows it reads."""
-        return Inputs(self.spec, self.tokenizer, self.path)
+    def inputs(self) -> ModelInputs:
+        """Converts texts, audio and images to the rows this model reads."""
+        return ModelInputs(self.spec, self.tokenizer, self.path)
 
     def ids(self, texts: Texts, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]:
         """Token ids of each row: texts through the tokenizer, lists as they are, `[B, T]` tensors by their mask.
@@ -72,11 +73,12 @@ class Model:
         return self.inputs.rows(rows, mask)
 
     def check_words(self, what: str) -> None:
-        """Raise InputError where the model reads sound or images and `what` needs words."""
-        if not self.inputs.worded:
-            raise InputError(f"{what} is through the words of a text, and this {self.spec.family} model reads none")
+        """Raise InputError where the model reads sound or images and `what` needs text."""
+        if not self.inputs.reads_text:
+            slot = "sound" if isinstance(self.spec.reads.embed, Frames) else "images"
+            raise InputError(f"{what} needs a model that reads text; this {self.spec.family} model reads {slot}")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(
         self,
         rows: Texts,
@@ -93,14 +95,15 @@ class Model:
         rows: Texts,
         target: Texts | None = None,
         *,
-        read: Sequence[Read | str] = (),
-        edit: Sequence[Edit] = (),
+        read: Reads = (),
+        edit: Edits = (),
         max_bytes: int = 1 << 30,
+        allow_null: bool = False,
     ) -> Trace:
         """One uncached pass that keeps what `read` names and applies `edit`; the logits are in `.logits`.
 
-        Raises ProbeError for unknown sites, reads of more than `max_bytes`, reads that never fired and edits that
-        changed nothing.
+        Raises ProbeError for unknown sites, reads of more than `max_bytes`, reads that never fired and, unless
+        `allow_null`, edits that changed nothing.
         """
         plan = Plan.of(self.spec, read, edit)
         first = self.source(rows)
@@ -108,9 +111,8 @@ class Model:
         read_from = [self.module.length(row) for row in first]
         lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
         plan.check_bytes(lengths, sources, max_bytes)
-        session = Session(plan)
-        wants_grad = any(r.grad for reads in plan.reads.values() for r in reads)
-        with torch.set_grad_enabled(wants_grad):
+        session = Session(plan, allow_null=allow_null)
+        with torch.set_grad_enabled(plan.wants_grad):
             session.trace.logits = self._forward(first, second, None, None, session.taps)
         return session.close()
 
@@ -130,8 +132,9 @@ class Model:
         beams: int = 0,
         length_penalty: float = 1.0,
         chunk: int | None = None,
-        read: Sequence[Read | str] = (),
-        edit: Sequence[Edit] = (),
+        read: Reads = (),
+        edit: Edits = (),
+        allow_null: bool = False,
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[running.Generation]:
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
@@ -140,7 +143,10 @@ class Model:
         searches instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called
         for every token as it comes.  Raises InputError for an empty or over-long prompt.
         """
-        session = Session(Plan.of(self.spec, read, edit)) if read or edit else None
+        plan = Plan.of(self.spec, read, edit)
+        if plan.wants_grad:
+            raise ProbeError("grad=True needs trace(); a generation has no autograd graph")
+        session = Session(plan, allow_null=allow_null) if read or edit else None
         writing = self._writing(prompts, decoder_prefix, stop, session)
         if beams:
             return writing.searched(beams, max_new_tokens=max_new_tokens, length_penalty=length_penalty)
@@ -184,16 +190,16 @@ class Model:
         self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096
     ) -> Tensor:
         """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given."""
-        how = running.pooling(self.module, pooling, normalize)
-        return running.encode(self.module, self.source(texts), how, batch_tokens=batch_tokens)
+        how = tasks.pooling(self.module, pooling, normalize)
+        return tasks.encode(self.module, self.source(texts), how, batch_tokens=batch_tokens)
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
         tokenizer = self.inputs.words
         if tokenizer.mask_id is None:
-            raise InputError("this tokenizer has no mask token, so there is nothing to fill")
-        found = running.fill(self.module, self.ids(texts), tokenizer.mask_id, top=top)
-        return [[[(tokenizer.decode([i]).strip(), p) for i, p in mask] for mask in row] for row in found]
+            raise InputError("this tokenizer has no mask token, so there is nothing to fill in")
+        filled = tasks.fill(self.module, self.ids(texts), tokenizer.mask_id, top=top)
+        return [[[(tokenizer.decode([i]).strip(), p) for i, p in mask] for mask in row] for row in filled]
 
     def classify(self, texts: Texts, *, second: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
         """The labels of each text, or image, with their probabilities, best first.
@@ -202,24 +208,24 @@ class Model:
         whose labels may hold together, gives each a probability of its own; a regression gives its score.
         """
         problem = (self.hf or {}).get("problem_type")
-        return running.classify(self.module, self.inputs.labelled(texts, second), self.labels, problem=problem)
+        return tasks.classify(self.module, self.inputs.labelled(texts, second), self.labels, problem=problem)
 
-    def tag(self, texts: Sequence[str]) -> list[list[running.Tag]]:
-        """What is said of each token of each text: its likeliest label, or whether it was replaced (ELECTRA)."""
-        return running.tag(self.module, self.inputs.placed(texts), texts, self.labels)
+    def tag(self, texts: Sequence[str]) -> list[list[tasks.Tag]]:
+        """The likeliest label of each token of each text, or whether it was replaced (ELECTRA)."""
+        return tasks.tag(self.module, self.inputs.placed(texts), texts, self.labels)
 
-    def entities(self, texts: Sequence[str]) -> list[list[running.Entity]]:
-        """What the tags of each text name: neighbours of one label, `B-` beginning another, without those of `O`."""
-        return [running.entities(tags, text) for tags, text in zip(self.tag(texts), texts, strict=True)]
+    def entities(self, texts: Sequence[str]) -> list[list[tasks.Entity]]:
+        """The entities in each text: neighbouring tokens of one label, where `B-` begins another and `O` is none."""
+        return [tasks.entities(tags, text) for tags, text in zip(self.tag(texts), texts, strict=True)]
 
-    def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[running.Answer]:
+    def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[tasks.Answer]:
         """The `top` likeliest pieces of `context` of at most `longest` tokens, best first.
 
         A context longer than the model reads at once is read in windows that overlap by half of their length.  Raises
         InputError for a question that leaves no room for it.
         """
         windows = self.inputs.windows(question, context)
-        return running.answer(self.module, windows, context, longest=longest, top=top)
+        return tasks.answer(self.module, windows, context, longest=longest, top=top)
 
     @property
     def labels(self) -> list[str]:
@@ -237,28 +243,29 @@ class Model:
         language: str | None = None,
         task: str = "transcribe",
         timestamps: bool = True,
-        temperatures: Sequence[float] = running.TEMPERATURES,
+        temperatures: Sequence[float] = tasks.TEMPERATURES,
         seed: int = 0,
         previous: bool = False,
-        on_segment: Callable[[running.Segment], None] | None = None,
-    ) -> running.Transcript:
-        """What is said in a WAV file, or in `[T]` samples at 16 kHz, of any length; see `generate.transcribe`.
+        on_segment: Callable[[tasks.Segment], None] | None = None,
+    ) -> tasks.Transcript:
+        """The text of a WAV file, or of `[T]` samples at 16 kHz, of any length; see `tasks.transcribe`.
 
-        `previous` tells each window of 30 s what was said before it: names and sentences hold together, and so does
-        a mistake.
-        Raises InputError for a model that does not hear, a file that is no sound, a language or task it does not know.
+        `previous` conditions each window of 30 s on the text before it: names and sentences stay consistent across
+        windows, and a mistake may be repeated.  Raises InputError for a model that reads no sound, a file that is no
+        WAV file, a language or task the model does not know.
         """
-        tokenizer, told = self.inputs.words, self.inputs.told("generation_config.json")
-        words = running.Words.of(tokenizer, told or self.hf or {}, self.spec.vocab)
-        hearing = running.Hearing(self.module, tokenizer, words, task, timestamps, temperatures, seed, previous)
+        tokenizer, config = self.inputs.words, self.inputs.side_file("generation_config.json") or self.hf or {}
+        tokens = tasks.WhisperTokens.of(tokenizer, config, self.spec.vocab)
+        decoder = tasks.WhisperDecoder(self.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous)
         samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
-        return running.transcribe(hearing, samples, language=language, on_segment=on_segment)
+        return tasks.transcribe(decoder, samples, language=language, on_segment=on_segment)
 
     def save(self, path: str | Path) -> None:
         """Write an HF-layout directory - config, safetensors, tokenizer - whole or not at all."""
         tensors, config = to_checkpoint(self.module, self.hf)
         files = {} if self.tokenizer is None else self.tokenizer.files()
-        files |= {name: json.dumps(told, indent=2).encode() for name in BESIDE if (told := self.inputs.told(name))}
+        side_files = {name: self.inputs.side_file(name) for name in BESIDE}
+        files |= {name: json.dumps(content, indent=2).encode() for name, content in side_files.items() if content}
         write_directory(Path(path), tensors, config, files)
 
     @property
@@ -276,20 +283,20 @@ class Model:
             raise InputError(f"this {self.spec.layout} model takes {wants}")
         given, where = self.module.flat(self.source(rows, mask))
         if target is None:
-            out = self.module(given, where, taps=taps)
+            out = self.module.logits(nn.Batch(inputs=given, rows=where, taps=taps))
         else:
             into, where_into = nn.flat(self.ids(target, target_mask, target=True), self.device)
-            out = self.module(into, where_into, source=(given, where), taps=taps)
+            out = self.module.logits(nn.Batch(inputs=into, rows=where_into, source=(given, where), taps=taps))
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
 
-    def _told_ids(self, name: str) -> list[int]:
+    def _config_ids(self, name: str) -> list[int]:
         """Token ids of the generation config, or of the config where older files keep them; words of several ids are
         not among them.  Raises ConfigError for anything else."""
-        told = self.inputs.told("generation_config.json").get(name, (self.hf or {}).get(name))
-        words = told if isinstance(told, list) else [] if told is None else [[told]]
+        value = self.inputs.side_file("generation_config.json").get(name, (self.hf or {}).get(name))
+        words = value if isinstance(value, list) else [] if value is None else [[value]]
         if not all(isinstance(word, list) and all(type(i) is int for i in word) for word in words):
-            raise ConfigError(f"{self.path or 'config'}: {name} must be token ids, not {shown(told)}")
+            raise ConfigError(f"{self.path or 'config'}: {name} must be token ids, not {shown(value)}")
         return [word[0] for word in words if len(word) == 1 and 0 <= word[0] < self.spec.vocab]
 
     def _writing(
@@ -298,9 +305,9 @@ class Model:
         """A run that has seen nothing yet, with what it takes to make text of it."""
         tokenizer = self.inputs.words if stop else self.tokenizer
         if self.spec.layout == "encoder-decoder":
-            prefix = prefix or self._told_ids("forced_bos_token_id")  # mBART's target language
-        rows, sources = self.inputs.begun(prompts, prefix)
-        never = self._told_ids("bad_words_ids")  # Marian's padding
+            prefix = prefix or self._config_ids("forced_bos_token_id")  # mBART's target language
+        rows, sources = self.inputs.prompts(prompts, prefix)
+        never = self._config_ids("bad_words_ids")  # Marian's padding
         state = running.start(self.module, rows, sources=sources, session=session, never=never)
         return running.Writing(state, tokenizer, self.end_ids, tuple(stop))
 

@@ -8,15 +8,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from triptych import ops
 from triptych.errors import InputError
 from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, Rope, Sinusoidal, YaRN
 
 
 def sinusoidal(positions: Int[Tensor, " N"], spec: Sinusoidal) -> Float[Tensor, "N D"]:
     """Vaswani et al. 2017, section 3.5: `sin(p / theta^(2i/D))` and `cos` of the same, fp32."""
-    angles = positions[:, None].float() * _inverse(spec.theta, spec.width).float().to(positions.device)
-    pair = (angles.sin(), angles.cos())
-    return torch.stack(pair, -1).flatten(1) if spec.layout == "interleaved" else torch.cat(pair, 1)
+    return ops.sinusoids(positions, spec.width, spec.theta, spec.layout)
 
 
 def rope_angles(
@@ -80,17 +79,16 @@ def rotate(
 
     pairing   `half` pairs dimension i with i + half; `interleaved` pairs 2i with 2i + 1.
     """
-    half = cos.shape[1]
-    exact = x[..., : 2 * half].to(torch.promote_types(x.dtype, torch.float32))
-    cos, sin = cos[:, None], sin[:, None]
+    return ops.rotate(x, rotation_of(cos, sin, pairing))
+
+
+def rotation_of(cos: Float[Tensor, "N half"], sin: Float[Tensor, "N half"], pairing: str) -> ops.Rotation:
+    """The data that `ops.rotate` reads, from one cosine and sine per pair."""
     if pairing == "half":
-        a, b = exact[..., :half], exact[..., half:]
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     else:
-        a, b = exact[..., 0::2], exact[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(2)
-    turned = turned.to(x.dtype)
-    return turned if x.shape[2] == 2 * half else torch.cat((turned, x[..., 2 * half :]), -1)
+        cos, sin = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
+    return ops.Rotation(cos.unsqueeze(-2), sin.unsqueeze(-2), pairing)
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " H"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from triptych.checkpoints import gguf, safetensors
+from triptych.checkpoints import gguf_reader, safetensors
 from triptych.checkpoints.source import Source, fault
 from triptych.errors import CheckpointError
 
@@ -36,7 +36,7 @@ def open_source(path: str | Path) -> Source:
         return safetensors.open_sharded(path)
     match path.suffix.lower():
         case ".gguf":
-            return gguf.GGUFSource(path)
+            return gguf_reader.GGUFSource(path)
         case ".safetensors":
             return safetensors.open_file(path)
         case suffix if suffix in PICKLES:

@@ -49,8 +49,8 @@ def classify(
 
 
 def _classify_tokens(model: Model, texts: list[str], as_json: bool) -> None:
-    from triptych.generate import entities
     from triptych.spec import TokenHead
+    from triptych.tasks import entities
 
     named_labels = isinstance(
         model.spec.head, TokenHead

@@ -52,7 +52,7 @@ def convert(
     """Convert a checkpoint to a Hugging Face directory, or to one GGUF file for llama.cpp."""
     with screen.waiting(f"converting {model}"):
         from triptych import machine
-        from triptych.convert import convert as run
+        from triptych.checkpoints.convert import convert as run
 
         machine.use_threads()
         conversion = run(

@@ -27,8 +27,8 @@ def count(
     as_json: options.Json = False,
 ) -> None:
     """Count the parameters of each part, the cache's bytes and the FLOPs, from the config or header alone."""
+    from triptych.checkpoints.header import read_header
     from triptych.count import count as count_model
-    from triptych.header import read_header
 
     spec = read_header(model, ignore or (), offline=offline, weights=False).spec
     counts, positions = count_model(spec), context or spec.context or DEFAULT_POSITIONS

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.tree import Tree
 
-    from triptych.describe import Description, Line
-    from triptych.looking import Look
+    from triptych.checkpoints.describe import Description, PartLine
     from triptych.page import AttentionMap
+    from triptych.page.inspect import Inspection
+    from triptych.spec import Model
 
 PAGE_OR_PICTURE = (".html", ".htm", ".png")
 TOP_KEYS = 4  # keys listed for each query
@@ -62,20 +63,20 @@ def inspect(
     if save is not None:
         screen.check_suffix(save, PAGE_OR_PICTURE, "--save")
     from triptych.cli.loading import load_model
-    from triptych.looking import look
+    from triptych.page.inspect import inspect_text
 
     model = load_model(checkpoint)
-    inspection = look(model, text, target=target, site=site, layer=layer, head=head)
+    inspection = inspect_text(model, text, target=target, site=site, layer=layer, head=head)
     _show_inspection(inspection, checkpoint.model, save=save, as_json=as_json)
 
 
 def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
-    from triptych.checkpoints.report import by_reason
-    from triptych.describe import describe
+    from triptych.checkpoints.describe import describe
+    from triptych.checkpoints.load_report import by_reason
 
     description = describe(model, ignore=ignore, offline=offline)
     if as_json:
-        screen.result(description.to_dict())
+        screen.result(description.to_dict() | {"sites": _sites(description.spec)})
         return
     out = screen.console()
     screen.show(screen.facts(_summary(description)), plain(description.path))
@@ -87,8 +88,15 @@ def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: b
     notes += [f"not read: {line}" for line in by_reason(description.ignored)]
     for line in notes:
         out.print(line)
-    out.print("\nsites for --site, {i} a block:", style="dim")
-    out.print("  ".join(description.sites))
+    out.print("\nsites for --site ({i} is the number of a block):", style="dim")
+    out.print("  ".join(_sites(description.spec)))
+
+
+def _sites(spec: Model) -> list[str]:
+    """The probe sites of a model, with `{i}` for the number of a block."""
+    from triptych.probe.sites import sites
+
+    return list(dict.fromkeys(re.sub(r"blocks\.\d+", "blocks.{i}", name) for name in sites(spec)))
 
 
 def _summary(description: Description) -> list[tuple[str, str]]:
@@ -110,14 +118,14 @@ def _summary(description: Description) -> list[tuple[str, str]]:
     return [*rows, ("special tokens", specials)] if specials else rows
 
 
-def _tree(root: Line) -> Tree:
+def _tree(root: PartLine) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    def label(one: Line) -> Text:
+    def label(one: PartLine) -> Text:
         return Text.assemble((one.name, "bold"), "  ", (one.text, "dim"))
 
-    def grow(node: Tree, one: Line) -> Tree:
+    def grow(node: Tree, one: PartLine) -> Tree:
         for below in one.below:
             grow(node.add(label(below)), below)
         return node
@@ -180,7 +188,7 @@ def ranges(numbers: Collection[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _show_inspection(inspection: Look, name: str, *, save: Path | None, as_json: bool) -> None:
+def _show_inspection(inspection: Inspection, name: str, *, save: Path | None, as_json: bool) -> None:
     """Attention and activations: written to `save`, or as tables."""
     if save is not None:
         _save(inspection, name, save)
@@ -201,7 +209,7 @@ def _show_inspection(inspection: Look, name: str, *, save: Path | None, as_json:
             _values(inspection)
 
 
-def _save(inspection: Look, name: str, path: Path) -> None:
+def _save(inspection: Inspection, name: str, path: Path) -> None:
     from triptych.page import AttentionSection, write
     from triptych.page.plot import png
 
@@ -226,7 +234,7 @@ def _map(one: AttentionMap) -> None:
     screen.show(table, f"{one.stack} layer {one.layer}, {heads}")
 
 
-def _values(inspection: Look) -> None:
+def _values(inspection: Inspection) -> None:
     numbers = ["mean", "std", "min", "max", "norm"]
     table = screen.table("site", "shape", *numbers, right=["shape", *numbers])
     for one in inspection.values:

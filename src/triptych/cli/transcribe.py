@@ -12,7 +12,7 @@ from triptych.cli import options, screen
 from triptych.cli.loading import load_model
 
 if TYPE_CHECKING:
-    from triptych.generate import Segment
+    from triptych.tasks import Segment
 
 
 class Task(StrEnum):
@@ -56,7 +56,7 @@ def transcribe(
     as_json: options.Json = False,
 ) -> None:
     """Transcribe WAV files segment by segment, with times."""
-    from triptych.audio import RATE, read_wav
+    from triptych.media.audio import RATE, read_wav
 
     if len(files) > 1 and form in (TranscriptFormat.srt, TranscriptFormat.vtt) and not as_json:
         raise typer.BadParameter(

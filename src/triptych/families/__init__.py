@@ -7,7 +7,7 @@ A family file gives
 
     hf_types, gguf_archs        the `model_type`s and GGUF architectures it answers to
     config(keys) -> Model       an HF config as a spec; every key it reads is recorded
-    weights                     the reversible table of names (`triptych.mapping.table`)
+    weights                     the reversible table of names (`triptych.mapping.weight_table`)
     prefix                      the base model's prefix in HF names, which a file may have or lack
     unprefixed                  heads beside which HF names have no prefix
     ignore                      HF keys it need not read, each with a reason beside it
@@ -17,14 +17,14 @@ A family file gives
     ids                         special tokens that the configuration class means by an absent key
     gguf_names                  GGUF architecture of a `model_type` that has another name there
     gguf_arch(model) -> str     the same, where it is not the `model_type` that decides
-    to_gguf(model) -> dict      GGUF keys that say more than, or other than, `triptych.mapping.to_gguf`
+    to_gguf(model) -> dict      GGUF keys that say more than, or other than, `triptych.mapping.write_gguf_metadata`
 
 of which only `hf_types`, `config` and `weights` are needed.
 """
 
-from triptych.families.catalogue import find, find_gguf, modules
 from triptych.families.configs import read_config, read_gguf, write_gguf
-from triptych.families.names import plan, save_plan
+from triptych.families.registry import find, find_gguf, modules
+from triptych.families.tensor_names import plan, save_plan
 from triptych.families.triptych import to_config
 from triptych.families.wrapped import text_config
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate.sampling import Sampling, sample
-from triptych.nn import NO_TAPS, Row, Taps, Transformer
+from triptych.nn import NO_TAPS, Batch, Row, Taps, Transformer
 from triptych.probe import Session
 from triptych.spec.positions import LongRope
 
@@ -34,6 +34,10 @@ class State:
     requests: list[int] = field(default_factory=list)
     session: Session | None = None
     never: Sequence[int] = ()
+    slots: list[int] = field(default_factory=list)  # the cache slot of each live row
+
+    def __post_init__(self) -> None:
+        self.slots = self.slots or list(range(len(self.rows)))
 
     @property
     def taps(self) -> Taps:
@@ -43,13 +47,26 @@ class State:
         """Go on with these of the live rows, in this order; a row may be kept more than once (beams)."""
         if list(live) == list(range(len(self.rows))):
             return
+        slots, copies, used = [self.slots[i] for i in live], [], set[int]()
+        self._free([slot for slot in self.slots if slot not in slots])
+        for i, slot in enumerate(slots):
+            if slot in used:
+                (slots[i],) = self.cache.add()
+                copies.append((slot, slots[i]))
+            used.add(slots[i])
+        if copies:
+            sources, targets = zip(*copies, strict=True)
+            self.cache.copy(sources, targets)
+            if self.cross is not None:
+                self.cross.copy(sources, targets)
+        self.slots = slots
         self.rows = [list(self.rows[i]) for i in live]
         self.requests = [self.requests[i] for i in live]
-        self.cache.filter(live)
+
+    def _free(self, slots: Sequence[int]) -> None:
+        self.cache.free(slots)
         if self.cross is not None:
-            self.cross.filter(live)
-        if self.session is not None:
-            self.session.keep_rows(live)
+            self.cross.free(slots)
 
     def advance(self, chunk: int | None = None) -> Tensor:
         """Run what the cache has not seen of every row, at most `chunk` tokens of each at a time -> the logits after
@@ -58,34 +75,40 @@ class State:
         A row that outgrows the first factors of LongRoPE begins again, and at once with the second ones: they hold
         for all of its tokens, as in one whole forward.
         """
-        turn, past = _turn(self.module), self.cache.lengths
+        turn, past = _turn(self.module), [self.cache.lengths[slot] for slot in self.slots]
         grown = [have <= turn < len(row) for have, row in zip(past, self.rows, strict=True)]
-        if any(grown):
-            self.cache.trim([0 if again else have for again, have in zip(grown, past, strict=True)])
-        todo = [row[have:] for row, have in zip(self.rows, self.cache.lengths, strict=True)]
+        for slot, again in zip(self.slots, grown, strict=True):
+            if again:
+                self.cache.trim(slot, 0)
+        todo = [row[self.cache.lengths[slot] :] for row, slot in zip(self.rows, self.slots, strict=True)]
         step = chunk or max(len(row) for row in todo)
         sizes = [max(step, turn + 1) if again else step for again in grown]
         last: list[Tensor | None] = [None] * len(todo)
         while any(todo):
-            parts = [row[:size] for row, size in zip(todo, sizes, strict=True)]
+            live = [i for i, row in enumerate(todo) if row]
+            hidden, rows = self._run(live, [todo[i][: sizes[i]] for i in live])
             todo = [row[size:] for row, size in zip(todo, sizes, strict=True)]
             sizes = [step] * len(todo)
-            hidden, rows = self._run(parts)
-            for i, x in enumerate(rows.split(hidden)):
-                if parts[i]:
-                    last[i] = x[-1]
+            for i, x in zip(live, rows.split(hidden), strict=True):
+                last[i] = x[-1]
         final = torch.stack([x for x in last if x is not None])
         at = Rows((1,) * len(todo), tuple(len(row) - 1 for row in self.rows))
-        logits = self.module.logits(final, at, self.taps)
+        if self.session is not None:
+            self.session.items = self.requests
+        logits = self.module.unembed(final, at, self.taps)
         return (
             logits.index_fill(1, torch.tensor(self.never, device=logits.device), -torch.inf) if self.never else logits
         )
 
-    def _run(self, parts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
-        rows = Rows(tuple(len(part) for part in parts), tuple(self.cache.lengths))
-        device = next(self.module.parameters()).device
-        ids = torch.tensor([token for part in parts for token in part], dtype=torch.long, device=device)
-        return self.module.decode(ids, rows, cache=self.cache, cross=self.cross, taps=self.taps), rows
+    def _run(self, live: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[Tensor, Rows]:
+        """The hidden states of the next tokens of some live rows."""
+        slots = tuple(self.slots[i] for i in live)
+        rows = Rows(tuple(map(len, parts)), tuple(self.cache.lengths[slot] for slot in slots), slots)
+        if self.session is not None:
+            self.session.items = [self.requests[i] for i in live]
+        ids = torch.tensor([token for part in parts for token in part], dtype=torch.long, device=self.module.device)
+        batch = Batch(inputs=ids, rows=rows, cache=self.cache, cross=self.cross, taps=self.taps)
+        return self.module(batch), rows
 
 
 def _turn(module: Transformer) -> int:
@@ -103,7 +126,6 @@ def start(
     *,
     sources: Sequence[Row] | None = None,
     session: Session | None = None,
-    cache_dtype: torch.dtype | None = None,
     never: Sequence[int] = (),
 ) -> State:
     """A state that has seen nothing yet.  `prompts` are the decoder's rows (its start token first, beside an encoder),
@@ -119,9 +141,10 @@ def start(
         if sources is None or len(sources) != len(prompts):
             raise InputError("an encoder-decoder generates from a source for each row")
         source, rows = module.flat(sources)
+        cross = module.decoder.cross_cache()
         taps = NO_TAPS if session is None else session.taps
-        cross = module.remember(module.encode(source, rows, taps=taps), rows, taps=taps)
-    cache = module.decoder.cache(len(prompts), dtype=cache_dtype)
+        module(Batch(source=(source, rows), cross=cross, taps=taps))
+    cache = module.decoder.cache(len(prompts))
     return State(module, [list(row) for row in prompts], cache, cross, list(range(len(prompts))), session, never)
 
 

@@ -99,7 +99,7 @@ def _measure(name: str, back: int, seed: int) -> Reach:
     fit(module, Pairs(tuple(rows)), rows=SYMBOLS, length=back + 1, steps=STEPS, seed=seed, optimizer=settings)
     batch = collate(rows)
     with torch.no_grad():
-        answers = module.logits(final(module, batch), batch.rows).argmax(-1)
+        answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
     return Reach(before, _gradient(module, rows), float((answers == batch.targets).float().mean()))
 
 
@@ -113,7 +113,7 @@ def _row(symbol: int, back: int) -> Example:
 def _gradient(module: nn.Transformer, rows: list[Example]) -> float:
     """Mean norm of the gradient of the right answer's logit with respect to the first token's embedding."""
     exact, batch = copy.deepcopy(module).double(), collate(rows)  # fp32 would round the smallest to 0
-    logits = exact.logits(final(exact, batch), batch.rows)
+    logits = exact.unembed(final(exact, batch), batch.rows)
     answers = logits.gather(1, batch.targets[:, None]).sum()
     # A symbol comes in one row and there once: its row of the table is that row's first embedding.
     (table,) = torch.autograd.grad(answers, exact.get_parameter("decoder.embed.tokens.weight"))

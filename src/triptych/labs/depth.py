@@ -31,8 +31,8 @@ class Plain(parts.Block):
 class PlainBlock(nn.Block, of=Plain):
     def forward(self, x: Tensor, ctx: nn.Context, layer: int, taps: nn.Taps) -> Tensor:
         assert self.mlp is not None
-        x = self.attn(self.attn_norm.pre(x), ctx.own(self.spec.attn.kind, layer), taps.at("attn"))
-        changed: Tensor = self.mlp(self.mlp_norm.pre(x), ctx.rows, taps.at("mlp"))
+        x = self.attn(self.attn_norm.pre(x), ctx.own[layer], layer, taps.at("attn"))
+        changed: Tensor = self.mlp(self.mlp_norm.pre(x), ctx, taps.at("mlp"))
         return changed
 
 
@@ -113,7 +113,7 @@ def _gradients(spec: Model, seed: int) -> tuple[float, float]:
     for part in module.decoder.blocks:
         part.register_forward_hook(lambda _, given, made: stream.extend((given[0], made)))
     ids, targets = torch.randint(VOCAB, (2, ROWS * TOKENS), generator=noise)
-    loss = F.cross_entropy(module(ids, Rows((TOKENS,) * ROWS)), targets)
+    loss = F.cross_entropy(module.logits(nn.Batch(inputs=ids, rows=Rows((TOKENS,) * ROWS))), targets)
     weights = [weight for weight in module.decoder.blocks[-1].parameters() if weight.dim() == 2]
     first, last, *own = torch.autograd.grad(loss, [stream[0], stream[-1], *weights])
     return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))

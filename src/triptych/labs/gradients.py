@@ -106,7 +106,7 @@ def logits(module: nn.Transformer, ids: Array) -> Array:
     """[B, T] -> the library's [B, T, V]."""
     rows = batch(ids, ids)
     with torch.no_grad():
-        return np.asarray(module(rows.ids, rows.rows)).reshape(*ids.shape, -1)
+        return np.asarray(module.logits(nn.Batch(inputs=rows.ids, rows=rows.rows))).reshape(*ids.shape, -1)
 
 
 def autograd(module: nn.Transformer, names: Iterable[str], ids: Array, targets: Array) -> Weights:

@@ -16,7 +16,7 @@ from triptych.generate import State, start
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
-from triptych.nn import empty
+from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 
 PROMPT = "Once upon a time, in a village by the sea, there lived"
@@ -90,8 +90,8 @@ class _Recomputed:
 
     def __call__(self, row: Sequence[int]) -> Tensor:
         module = self.model.module
-        x = module.decode(torch.tensor(row, device=self.model.device), Rows((len(row),)))
-        return module.logits(x[-1:], Rows((1,), (len(row) - 1,)))[0]
+        x = module(Batch(inputs=torch.tensor(row, device=self.model.device), rows=Rows((len(row),))))
+        return module.unembed(x[-1:], Rows((1,), (len(row) - 1,)))[0]
 
 
 def _write(prompt: Sequence[int], logits: Callable[[Sequence[int]], Tensor]) -> tuple[list[int], Tensor]:
@@ -111,7 +111,7 @@ def _measure(model: Model, row: Sequence[int]) -> tuple[float, float, int]:
     cache = cached.state.cache
     nbytes = cache.nbytes
     for _ in range(REPEATS):
-        cache.trim([len(row) - 1])
+        cache.trim(0, len(row) - 1)
         times.append((_seconds(lambda: again(row)), _seconds(lambda: cached(row))))
     return min(a for a, _ in times), min(c for _, c in times), nbytes
 
@@ -124,18 +124,21 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _counted_bytes(model: Model, positions: int) -> int:
     numbers = count(model.spec).cache_bytes(positions, dtype="int8")  # a byte each
-    return numbers * next(model.module.parameters()).itemsize
+    return numbers * model.module.dtype.itemsize
 
 
 def _lecture_bytes() -> int:
     """Of a real cache filled with 4,096 tokens, on the device where tensors have sizes and no memory."""
-    module = empty(read_config(QWEN3_4B, where="Qwen3-4B"))
+    module = empty(read_config(QWEN3_4B, where="Qwen3-4B")).half()
     assert module.decoder is not None
-    rows, cache = Rows((LECTURE_POSITIONS,)), module.decoder.cache(1, dtype=torch.float16)
+    cache = module.decoder.cache(1)
+    step = cache.begin(Rows((LECTURE_POSITIONS,)), "")
     for layer, block in enumerate(module.decoder.blocks):
         attn = block.attn.spec
-        k, v = (torch.empty(rows.total, attn.kv_heads, w, device="meta") for w in (attn.head_width, attn.value_width))
-        cache.extend(layer, k, v, rows)
+        k, v = (
+            torch.empty(LECTURE_POSITIONS, attn.kv_heads, w, device="meta") for w in (attn.head_width, attn.value_width)
+        )
+        step.of(layer).extend(layer, k, v)
     return cache.nbytes
 
 

@@ -1,18 +1,15 @@
-"""Where a forward can be looked into.
+"""Where a forward can be read and edited.
 
-Every module is handed a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here lets
-everything pass untouched, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that
+Every module is given a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here
+passes everything unchanged, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that
 read and edit are in `triptych.probe`; they are an argument, never module state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor
 
-from triptych.attention import FlatKeys, Rows, SlotKeys
+from triptych.attention import ContentBias, RowPlan, Rows
 
 
 class Taps:
@@ -31,13 +28,12 @@ class Taps:
         """The value to go on with at `site`; `value` is `[N, ...]` over the flat batch of `rows`."""
         return value
 
-    def keys(self, keys: FlatKeys | SlotKeys) -> FlatKeys | SlotKeys:
-        """The keys and values this forward reads (`k_ctx`, `v_ctx`), the cache's included."""
-        return keys
+    def attend(
+        self, plan: RowPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+    ) -> Tensor:
+        """Run attention as planned; k and v are all that this forward reads, the cache's included.  Taps that serve
+        `k_ctx`, `v_ctx`, `scores` or `pattern` take their place here."""
+        return plan.run(q, k, v, sinks, content)
 
-    def attend(self, call: Callable[..., Tensor], rows: Rows) -> Tensor:
-        """Run the attention `call`; one that serves `scores` or `pattern` passes it a `hook=`."""
-        return call()
 
-
-NO_TAPS: Any = Taps()
+NO_TAPS = Taps()

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from triptych.looking import look
 from triptych.model import Model
 from triptych.page import AttentionMap
+from triptych.page.inspect import inspect_text
 from triptych.train import Job, Score, evaluate
 from triptych.train.sources import pairs
 
@@ -151,7 +151,7 @@ PANELS = {
             "one character looked back at; what lies ahead is hidden from it, so the upper right stays empty.",
             _continue,
             _nats,
-            lambda model: look(model, SENTENCE).maps,
+            lambda model: inspect_text(model, SENTENCE).maps,
         ),
         Panel(
             "encoder",
@@ -160,7 +160,7 @@ PANELS = {
             "what one word looked at, on both sides of it.",
             _fill,
             _filled,
-            lambda model: look(model, GAPS[2]).maps,
+            lambda model: inspect_text(model, GAPS[2]).maps,
         ),
         Panel(
             "encoder-decoder",
@@ -170,7 +170,7 @@ PANELS = {
             "the new.",
             _modernize,
             _corrected,
-            lambda model: sorted(look(model, FOLIO[2]).maps, key=lambda item: STACKS.index(item.stack)),
+            lambda model: sorted(inspect_text(model, FOLIO[2]).maps, key=lambda item: STACKS.index(item.stack)),
         ),
     )
 }

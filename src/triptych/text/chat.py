@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -94,24 +96,29 @@ def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Worker:
-    """The process that renders, one line of JSON in and one out; started when needed, killed when it overruns."""
+    """The process that renders, one line of JSON in and one out; started when needed, killed when it overruns.
+
+    A process made by `os.fork` never uses the worker of its parent, whose replies it would take: it starts its own.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
+        """The worker's answer to the request `line`, which it is killed over after `seconds`."""
         with self._lock:
             process = self._running()
-            assert process.stdin is not None
-            assert process.stdout is not None
+            stdin, stdout = _pipes(process)
             overdue = threading.Timer(seconds, process.kill)
             overdue.start()
             try:
-                process.stdin.write(line + "\n")
-                process.stdin.flush()
-                reply = process.stdout.readline()
+                stdin.write(line + "\n")
+                stdin.flush()
+                reply = stdout.readline()
             except BrokenPipeError:
                 reply = ""
             finally:
@@ -135,14 +142,31 @@ class _Worker:
                 text=True,
                 encoding="utf-8",
             )
-            self._process.stdout.readline()  # type: ignore[union-attr]  # "ready": starting is not the template's time
+            _pipes(self._process)[1].readline()  # "ready": the time to start is not the template's
         return self._process
+
+    def _forget(self) -> None:
+        """In a forked child: let go of the parent's worker without a byte to it, and of a lock another thread held."""
+        process, self._process, self._lock = self._process, None, threading.Lock()
+        if process is None:
+            return
+        process.returncode = 0  # not a child of this process: nothing to wait for
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for pipe in _pipes(process):  # closing them would flush what the parent had not written yet
+            os.dup2(nowhere, pipe.fileno())
+        os.close(nowhere)
 
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.communicate()
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[TextIOWrapper, TextIOWrapper]:
+    assert isinstance(process.stdin, TextIOWrapper)
+    assert isinstance(process.stdout, TextIOWrapper)
+    return process.stdin, process.stdout
 
 
 _WORKER = _Worker()

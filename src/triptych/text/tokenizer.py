@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from triptych.errors import InputError, TextError, library, shown
-from triptych.text import added, sentencepiece, vocabulary
+from triptych.text import added, limits, sentencepiece, vocabulary
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.detokenize import Stream, without_spaces
 from triptych.text.files import json_object
@@ -34,13 +34,27 @@ _CUT_EVERY, _AT_ONCE = 1 << 16, 16
 
 @dataclass(frozen=True)
 class Encoded:
-    """One row as a tokenizer made it.  Of each id: its token type, the characters it stands for, and the text they are
-    of: 0 for the first, 1 for the second, None for a special token."""
+    """One encoded text, or a pair of texts joined into one row.  All lists have one entry per token.
+
+    `token_types` is the segment that BERT-like models embed.  `offsets` are the first character of the token in its own
+    text and the one after its last.  `sequence_ids` tells which text the token is of: 0 for the first, 1 for the
+    second, None for a special token.
+    """
 
     ids: list[int]
-    types: list[int]
-    places: list[tuple[int, int]]
-    text: list[int | None]
+    token_types: list[int]
+    offsets: list[tuple[int, int]]
+    sequence_ids: list[int | None]
+
+    def window(self, start: int, stop: int, first: int, last: int) -> Encoded:
+        """A copy in which only the tokens from `first` to `last` (exclusive) remain of the run `[start, stop)`."""
+        kept = [*range(start), *range(first, last), *range(stop, len(self.ids))]
+        return Encoded(
+            [self.ids[i] for i in kept],
+            [self.token_types[i] for i in kept],
+            [self.offsets[i] for i in kept],
+            [self.sequence_ids[i] for i in kept],
+        )
 
 
 @final
@@ -62,6 +76,7 @@ class Tokenizer:
         chat: ChatTemplate | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
+        limits.check(backend)
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -93,6 +108,24 @@ class Tokenizer:
         """Number of tokens, special ones included.  A model may have more rows than this, never fewer."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
+    def check_rows(self, rows: int) -> None:
+        """Raise TextError where a text can be encoded into an id that a model with `rows` embeddings does not have.
+
+        Added tokens are not counted: some checkpoints carry more of them than their model has embeddings.
+        """
+        largest = max(self.backend.get_vocab(with_added_tokens=False).values(), default=0)
+        if largest >= rows:
+            raise TextError(
+                f"the tokenizer has the token id {largest}, and the model has rows for {rows} tokens; "
+                "take both from one checkpoint"
+            )
+        around = max((*self.backend.encode("").ids, *self.backend.encode("", "").ids), default=0)
+        if around >= rows:
+            raise TextError(
+                f"the tokenizer puts the token id {around} around texts, and the model has rows for {rows} tokens; "
+                "take both from one checkpoint"
+            )
+
     # -- texts to ids ---------------------------------------------------------------------------------------------
 
     def encode(self, text: str | RenderedPrompt, special: bool = True) -> list[int]:
@@ -113,25 +146,32 @@ class Tokenizer:
             return [row[text.startswith(bos) :] for row, text in zip(rows, texts, strict=True)]
         return rows
 
-    def places(
-        self, text: str, second: str | None = None, *, longest: int | None = None, overlap: int = 0
+    def encode_with_offsets(
+        self, text: str, second: str | None = None, *, max_length: int | None = None, overlap: int = 0
     ) -> list[Encoded]:
-        """`text`, or a pair of texts framed as one row, with the place of every token.
+        """`text`, or a pair of texts joined into one row as this vocabulary does, with the offsets of every token.
 
-        A second text that would make the row longer than `longest` tokens comes in several rows, each of which begins
-        with the last `overlap` tokens of the one before.  Raises InputError where `text` alone leaves no room for it.
+        Where the row of a pair would be longer than `max_length` tokens, the second text is cut into windows and there
+        is one row for each; neighbouring windows share `overlap` tokens.  The first text is never cut.
+
+        Raises InputError where special tokens, `text` and `overlap` leave no token for the second text.
         """
-        try:
-            with library(lambda problem: InputError(f"the texts cannot be encoded as a pair: {problem}")):
-                if longest is not None:
-                    self.backend.enable_truncation(longest, stride=overlap, strategy="only_second")
-                row = self.backend.encode(text, second)
-        finally:
-            self.backend.no_truncation()
-        return [
-            Encoded(list(part.ids), list(part.type_ids), list(part.offsets), list(part.sequence_ids))
-            for part in (row, *row.overflowing)
-        ]
+        with library(lambda problem: InputError(f"the texts cannot be encoded as a pair: {problem}")):
+            row = self.backend.encode(text, second)
+        whole = Encoded(list(row.ids), list(row.type_ids), list(row.offsets), list(row.sequence_ids))
+        if max_length is None or second is None or len(whole.ids) <= max_length:
+            return [whole]
+        # Windows are cut here: truncation is a setting of the backend, which other threads use at the same time.
+        inside = [i for i, sequence in enumerate(whole.sequence_ids) if sequence == 1]
+        width = max_length - (len(whole.ids) - len(inside))
+        if overlap < 0 or width <= overlap:
+            raise InputError(
+                f"the first text and {overlap} tokens of overlap leave none of the {max_length} tokens of a row to "
+                "the second text; shorten the first text"
+            )
+        start, stop = inside[0], inside[-1] + 1
+        firsts = range(start, max(start + 1, stop - overlap), width - overlap)
+        return [whole.window(start, stop, first, min(first + width, stop)) for first in firsts]
 
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
         """The ids of a long `text` as one array, without special tokens: `encode(text, special=False)`, in pieces.
@@ -234,8 +274,11 @@ def from_directory(path: Path | str) -> Tokenizer:
     if not all(type(index) is int for index in stop_ids):
         raise TextError(f"{path / 'generation_config.json'}: eos_token_id {shown(ends)} is no id and no list of ids")
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
-    with library(lambda problem: TextError(f"the tokenizer in {path} cannot be used: {problem}")):
-        return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
+    try:
+        with library(lambda problem: TextError(f"it cannot be used: {problem}")):
+            return Tokenizer(backend, specials, stop_ids=stop_ids, chat=chat, config=kept)
+    except TextError as error:
+        raise TextError(f"the tokenizer in {path}: {error}") from error
 
 
 def has_tokenizer(path: Path) -> bool:

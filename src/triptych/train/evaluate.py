@@ -86,7 +86,7 @@ def evaluate(module: Transformer, held: HeldOut, context: AbstractContextManager
     nats = right = tokens = commonest = 0.0
     with context or nullcontext():
         for batch in held.batches:
-            logits = module.logits(final(module, batch), batch.rows)
+            logits = module.unembed(final(module, batch), batch.rows)
             nats += float(_nats(logits, batch.targets))
             right += int((logits.argmax(-1) == batch.targets).sum())
             commonest += int((batch.targets == held.commonest).sum())

@@ -114,7 +114,7 @@ class Trainer:
         self.module, self.data, self.optimizer, self.schedule = module, data, optimizer, schedule
         self.settings, self.held = run, held
         self.at = at or Progress()
-        self.device = next(module.parameters()).device
+        self.device = module.device
         self.on_step: Callable[[Event], None] = _ignore
         self.on_save: Callable[[Trainer], None] = _ignore
         self.on_sample: Callable[[Trainer], None] = _ignore

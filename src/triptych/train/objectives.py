@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.nn import Transformer
@@ -144,13 +145,7 @@ def _tensor(values: NDArray[np.integer], device: torch.device) -> Tensor:
 
 def final(module: Transformer, batch: Batch) -> Tensor:
     """[M, D]: the vectors from which the trained places are predicted."""
-    if module.decoder is None:
-        x = module.encode(batch.ids, batch.rows)
-    else:
-        cross = None
-        if batch.source is not None:
-            cross = module.remember(module.encode(*batch.source), batch.source[1])
-        x = module.decode(batch.ids, batch.rows, cross=cross)
+    x = module(nn.Batch(inputs=batch.ids, rows=batch.rows, source=batch.source))
     return x if batch.trained == len(x) else x[batch.at]
 
 
@@ -172,6 +167,6 @@ def loss(module: Transformer, batch: Batch) -> tuple[Tensor, int]:
 
 
 def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor) -> Tensor:
-    logits = module.logits(x, rows)
+    logits = module.unembed(x, rows)
     exact = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(logits.to(exact), targets, reduction="sum")

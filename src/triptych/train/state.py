@@ -26,12 +26,12 @@ import safetensors.torch
 from torch import Tensor
 
 from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
+from triptych.checkpoints.header import read_header
+from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.errors import CheckpointError
-from triptych.header import read_header
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from triptych.train.loop import Progress, Trainer
-from triptych.weights import read_weights, to_checkpoint
 
 VERSION = 1
 _NAME = re.compile(r"step-(\d{8})")

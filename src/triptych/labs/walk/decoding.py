@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from triptych.attention import FullCache, WindowCache
+from triptych.attention.caches import Store
 from triptych.count import count, visible
 from triptych.errors import InputError
 from triptych.generate import State, start
@@ -149,7 +149,7 @@ def _bytes(model: Model, step: Decoded, source: int | None) -> Step:
     spec, length = model.spec, step.state.cache.lengths[0]
     decoder = spec.stacks["decoder"]
     used = [_used(store, length) for store in step.state.cache.stores]
-    size = next(model.module.parameters()).element_size()
+    size = model.module.dtype.itemsize
     cross = 0 if step.state.cross is None else step.state.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source or 0) * size // 4
     shown = Shown(
@@ -181,9 +181,8 @@ def _bytes(model: Model, step: Decoded, source: int | None) -> Step:
     return Step(COST, "Bytes", f"a layer: {formula}", why, [shown], once_more)
 
 
-def _used(store: object, length: int) -> int:
+def _used(store: Store, length: int) -> int:
     """Bytes of the places that hold a token."""
-    assert isinstance(store, FullCache | WindowCache)
     kept = min(length, store.k.shape[2])
     return store.k[:, :, :kept].nbytes + store.v[:, :, :kept].nbytes
 

@@ -95,7 +95,7 @@ class Stack:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self.module.device
 
     def read(self, site: str) -> Tensor:
         return self.trace[self.prefix + site][0].cpu()

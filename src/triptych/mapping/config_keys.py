@@ -15,7 +15,7 @@ from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
 
 T = TypeVar("T")
-# In `Keys` the plain names are readers.
+# `ConfigKeys` has methods called int, float, str and bool, so inside it the types need other names.
 Int: TypeAlias = int
 Float: TypeAlias = float
 Str: TypeAlias = str
@@ -62,7 +62,7 @@ ACTIVATIONS: dict[str, Activation] = {
 assert set(ACTIVATIONS.values()) == set(get_args(Activation))
 
 
-class Keys:
+class ConfigKeys:
     """The keys of one dict, each typed and ranged on reading, none left over in the end.
 
     `where` names the file in errors.  `stored` are the tensor names of the checkpoint beside it, None when only
@@ -138,17 +138,17 @@ class Keys:
     def floats(self, name: Str, default: Any = REQUIRED) -> tuple[Float, ...]:
         """A list of finite numbers above zero."""
         values = self._typed(name, (list, tuple), default, "a list of numbers")
-        return tuple(Keys({name: value}, self.where).float(name, low=1e-12) for value in values)
+        return tuple(ConfigKeys({name: value}, self.where).float(name, low=1e-12) for value in values)
 
     def ints(self, name: Str, default: Any = REQUIRED) -> tuple[Int, ...]:
         """A list of integers of at least zero."""
         values = self._typed(name, (list, tuple), default, "a list of integers")
-        return tuple(Keys({name: value}, self.where).int(name, low=0) for value in values)
+        return tuple(ConfigKeys({name: value}, self.where).int(name, low=0) for value in values)
 
     def strings(self, name: Str, default: Any = REQUIRED) -> tuple[Str, ...]:
         """A list of strings."""
         values = self._typed(name, (list, tuple), default, "a list of strings")
-        return tuple(Keys({name: value}, self.where).str(name) for value in values)
+        return tuple(ConfigKeys({name: value}, self.where).str(name) for value in values)
 
     def choice(self, name: Str, choices: Mapping[Str, T], default: Any = REQUIRED) -> T:
         """The value standing for the string under `name`; the error lists what is understood."""
@@ -163,12 +163,12 @@ class Keys:
         """An activation function by its HF name."""
         return self.choice(name, ACTIVATIONS, default)
 
-    def table(self, name: Str) -> Keys | None:
+    def table(self, name: Str) -> ConfigKeys | None:
         """A nested dict as keys of its own, or None when absent, null or empty."""
         value = self.get(name, None)
         if value is not None and not isinstance(value, Mapping):
             raise self.error(f"{name} must be a table or null, not {shown(value)}")
-        return Keys(value, f"{self.where}: {name}") if value else None
+        return ConfigKeys(value, f"{self.where}: {name}") if value else None
 
     def architecture(self, known: Mapping[Str, T], default: Str) -> T:
         """The value for the class the checkpoint was saved from (`architectures`), `default`'s when it says none."""
@@ -201,7 +201,7 @@ class Keys:
 
         eos = self.get("eos_token_id", None)
         several = eos if isinstance(eos, (list, tuple)) else [] if eos is None else [eos]
-        ends = [Keys({"eos_token_id": item}, self.where).int("eos_token_id", low=-1) for item in several]
+        ends = [ConfigKeys({"eos_token_id": item}, self.where).int("eos_token_id", low=-1) for item in several]
         begin = one("decoder_start_token_id") if "decoder_start_token_id" in self.data else start
         return SpecialIds(
             pad=one("pad_token_id"), bos=one("bos_token_id"), eos=tuple(i for i in ends if 0 <= i < vocab), start=begin

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from triptych import families
-from triptych.checkpoints import Loaded, LoadReport, Source
+from triptych.checkpoints import LoadedTensor, LoadReport, Source
+from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import CheckpointError
-from triptych.mapping.plan import Plan
+from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import Transformer, assign, empty, finish
+from triptych.nn.inputs import Table
+from triptych.nn.linear import Linear
+from triptych.nn.weights import PackedWeight, dense
 from triptych.spec import Model
 
 
@@ -22,36 +26,57 @@ def read_weights(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     ignore: Sequence[str] = (),
+    *,
+    dequantize: bool = True,
 ) -> tuple[Transformer, LoadReport]:
     """The module of `spec` with every parameter read from `source`, tensor by tensor.
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until somebody writes to them.  A
-    family that overflows fp16 is kept in bf16 or fp32 instead, and the report says so.
-    Raises CheckpointError for a tensor that is missing, left over, of the wrong shape, or unequal to its tie.
+    family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
+    packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).
+    Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie.
     """
     device = torch.device(device)
     plan = _checked_plan(spec, source, ignore)
     module, loaded, notes = empty(spec), [], set()
-    wide = _instead_of_fp16(spec, device)
+    instead = _instead_of_fp16(spec, device)
     for step in plan.loads:
         info = source.infos[step.source]
-        stored = source.read(step.source, None if wide is not None and dtype == torch.float16 else dtype)
-        if dtype is None and device.type == "cpu" and stored.dtype == torch.float16:
-            stored = stored.float()  # fp16 arithmetic on a CPU is several times slower than fp32
-        elif wide is not None and torch.float16 in (dtype, stored.dtype):
-            stored = stored.to(wide)
-            notes.add(f"{spec.family} overflows fp16, so its weights are kept in {str(wide).removeprefix('torch.')}")
-        for name, value in step.to_ours(stored).items():
+        weights = None if dequantize or step.duplicate else _packed(module, step, source, dtype or torch.float32)
+        if weights is None:
+            stored = source.read(step.source, None if instead is not None and dtype == torch.float16 else dtype)
+            if dtype is None and device.type == "cpu" and stored.dtype == torch.float16:
+                stored = stored.float()  # fp16 arithmetic on a CPU is several times slower than fp32
+            elif instead is not None and torch.float16 in (dtype, stored.dtype):
+                stored = stored.to(instead)
+                name = str(instead).removeprefix("torch.")
+                notes.add(f"{spec.family} overflows fp16, so its weights are loaded in {name}")
+            weights = step.to_ours(stored)
+        op = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
+        for name, weight in weights.items():
             if not step.duplicate:
-                assign(module, name, value.to(device).contiguous())
+                packed = isinstance(weight, PackedWeight)
+                assign(module, name, weight.to(device) if packed else weight.to(device).contiguous())
             else:
-                _check_equal(step.source, name, value.to(device), module.get_parameter(name), source)
-            done = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
-            loaded.append(Loaded(name, (step.source,), info.file.name, info.dtype, tuple(value.shape), done))
+                _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
+            loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
     return finish(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
 
 
-def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> Plan:
+def _packed(
+    module: Transformer, step: TensorLoad, source: Source, dtype: torch.dtype
+) -> dict[str, PackedWeight] | None:
+    """The weights of one stored tensor in its blocks; None where the type, an operation or a slot does not allow it."""
+    if not isinstance(source, GGUFSource) or not step.rows_only or not source.is_packed(step.source):
+        return None
+    slots = [name.rpartition(".") for name in step.ours]
+    if not all(leaf == "weight" and isinstance(module.get_submodule(path), Linear | Table) for path, _, leaf in slots):
+        return None
+    blocks = source.blocks(step.source)  # operations that move whole rows act on rows of blocks just as well
+    return {name: PackedWeight(raw, blocks.format, dtype) for name, raw in step.to_ours(blocks.raw).items()}
+
+
+def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorPlan:
     """How `source` fills `spec`, with every shape as the spec has it."""
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
@@ -84,14 +109,30 @@ def to_checkpoint(
 
     A model that came with an HF config is written back with it; one made from parts saves its spec.
     """
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    dtype = {"dtype": str(next(iter(parameters.values())).dtype).removeprefix("torch.")}
+    parameters = DetachedWeights(module)
+    dtype = {"dtype": str(module.dtype).removeprefix("torch.")}
     if hf is None:
         return ((name, parameters[name]) for name in module.spec.shapes()), families.to_config(module.spec) | dtype
     return ((step.source, step.to_source(parameters)) for step in families.save_plan(module.spec)), {**hf, **dtype}
 
 
-class Stored(Mapping[str, Tensor]):
+class DetachedWeights(Mapping[str, Tensor]):
+    """The parameters of a module without gradients; a packed one is unpacked when it is read, and not stored."""
+
+    def __init__(self, module: Transformer) -> None:
+        self._parameters = dict(module.named_parameters())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return dense(self._parameters[name].detach())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+class StoredParameters(Mapping[str, Tensor]):
     """The parameters of `spec` in a checkpoint, each read when it is asked for, in `dtype` or as stored, and not kept.
 
     Raises CheckpointError, when made, for tensors that are missing, left over or of the wrong shape.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triptych import families
 from triptych.checkpoints import Source, local_path, open_source, read_json
-from triptych.checkpoints.packed import scheme, unpacked
-from triptych.errors import CheckpointError, shown
+from triptych.checkpoints.packed_safetensors import scheme, unpacked
+from triptych.errors import CheckpointError, TextError, shown
 from triptych.spec import Model, Pooling
 
 if TYPE_CHECKING:
@@ -33,7 +33,20 @@ class Header:
     source: Source | None
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that came with the checkpoint, None when there is none.  Raises TextError if it is broken."""
+        """The tokenizer that came with the checkpoint, None when there is none.
+
+        Raises TextError if it is broken, or gives ids that the model has no embedding for.
+        """
+        tokenizer = self._tokenizer()
+        rows = [count for count in (self.spec.vocab, self.spec.source_vocab) if count]
+        if tokenizer is not None and rows:
+            try:
+                tokenizer.check_rows(min(rows))
+            except TextError as error:
+                raise TextError(f"{self.path}: {error}") from error
+        return tokenizer
+
+    def _tokenizer(self) -> Tokenizer | None:
         from triptych import text
 
         if self.source is not None and self.source.kind == "gguf":

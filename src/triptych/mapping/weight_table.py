@@ -26,7 +26,7 @@ Kind = Literal["hf", "gguf"]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of a table: patterns with `{i}` and `*`, and the names of the ops of each format."""
 
     ours: tuple[str, ...]  # empty: known and not needed
@@ -41,10 +41,10 @@ class Row:
         return (self.hf, self.hf_ops) if kind == "hf" else (self.gguf, self.gguf_ops)
 
 
-Table = tuple[Row, ...]
+WeightTable = tuple[TableRow, ...]
 
 
-def table(text: str) -> Table:
+def table(text: str) -> WeightTable:
     """The rows of the three-column text described above."""
     rows, part = [], None
     for line in text.splitlines():
@@ -56,11 +56,11 @@ def table(text: str) -> Table:
             ours, hf, gguf = [*columns, "-"][:3]
             (hf_name, *hf_ops), (gguf_name, *gguf_ops) = hf.split("|"), gguf.split("|")
             names = (None if hf_name == "-" else hf_name, None if gguf_name == "-" else gguf_name)
-            rows.append(Row(_several(ours), *names, tuple(hf_ops), tuple(gguf_ops), part, note.strip()))
+            rows.append(TableRow(_several(ours), *names, tuple(hf_ops), tuple(gguf_ops), part, note.strip()))
     return tuple(rows)
 
 
-def renamed(rows: Table, old: str, new: str) -> Table:
+def renamed(rows: WeightTable, old: str, new: str) -> WeightTable:
     """The rows of a family in which `new` stands for `old` in every HF name.
 
     GGUF names do not come along: under them is the family they were made for.
@@ -68,7 +68,7 @@ def renamed(rows: Table, old: str, new: str) -> Table:
     return tuple(replace(row, hf=row.hf and row.hf.replace(old, new), gguf=None) for row in rows)
 
 
-def within(prefix: str, rows: Table) -> Table:
+def within(prefix: str, rows: WeightTable) -> WeightTable:
     """The rows with `prefix` before every HF name."""
     return tuple(replace(row, hf=row.hf and prefix + row.hf) for row in rows)
 

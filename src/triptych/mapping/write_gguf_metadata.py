@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from triptych.mapping.from_gguf import POOLING
+from triptych.mapping.read_gguf_metadata import POOLING
 from triptych.spec import LayerNorm, LMHead, Model, MoE, Pooling, RMSNorm, Rope, Stack, masks
 from triptych.spec.json import to_json
 from triptych.spec.model import Head

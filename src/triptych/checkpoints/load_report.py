@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedTensor:
     """One of our parameters and the stored tensors it came from."""
 
     ours: str
@@ -27,7 +27,7 @@ class LoadReport:
     done as asked.
     """
 
-    tensors: tuple[Loaded, ...]
+    tensors: tuple[LoadedTensor, ...]
     ties: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

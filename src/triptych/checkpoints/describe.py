@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from triptych import families
 from triptych.checkpoints import open_source
-from triptych.header import Header, read_header
-from triptych.spec import Linear, Part
+from triptych.checkpoints.header import Header, read_header
+from triptych.spec import Linear, Model, Part
 
 
 @dataclass(frozen=True)
-class Tensor:
+class StoredTensor:
     """One stored tensor: the parameters it becomes, and how and where it lies."""
 
     name: str
@@ -30,17 +30,17 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Line:
+class PartLine:
     """One part of the spec tree; a run of equal parts is one line."""
 
     name: str  # within its parent: "attn", "blocks.0-29"
     text: str
-    below: tuple[Line, ...]
+    below: tuple[PartLine, ...]
 
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint as `triptych inspect` tells it.  `sites` has `{i}` for the number of a block."""
+    """What `triptych inspect MODEL` prints about a checkpoint."""
 
     path: str
     family: str
@@ -49,15 +49,16 @@ class Description:
     stored_bytes: int
     vocab: int
     context: int | None
-    tree: Line
-    tensors: tuple[Tensor, ...]
+    tree: PartLine
+    tensors: tuple[StoredTensor, ...]
     ties: dict[str, str]
     ignored: dict[str, str]
     tokenizer: dict[str, Any] | None
-    sites: tuple[str, ...]
+    spec: Model
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data for JSON, without the spec."""
+        return {name: value for name, value in asdict(self).items() if name != "spec"}
 
 
 def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False) -> Description:
@@ -81,11 +82,11 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
         ties=dict(spec.ties),
         ignored=ignored,
         tokenizer=_tokenizer(header),
-        sites=_sites(header),
+        spec=spec,
     )
 
 
-def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[Tensor, ...], dict[str, str]]:
+def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[StoredTensor, ...], dict[str, str]]:
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(header.spec, kind, source.names, ignore=ignore, where=str(header.path))
@@ -95,7 +96,7 @@ def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[Tensor, ...],
         op = " + ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", type(op).__name__).lower() for op in step.ops)
         split = f"split in {len(step.ours)}" if len(step.ours) > 1 else ""
         done = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
-        found.append(Tensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, done))
+        found.append(StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, done))
     return tuple(found), dict(plan.ignored)
 
 
@@ -114,18 +115,12 @@ def _tokenizer(header: Header) -> dict[str, Any] | None:
     }
 
 
-def _sites(header: Header) -> tuple[str, ...]:
-    from triptych.probe.sites import sites
-
-    return tuple(dict.fromkeys(re.sub(r"blocks\.\d+", "blocks.{i}", name) for name in sites(header.spec)))
-
-
-def _line(name: str, part: Part) -> Line:
+def _line(name: str, part: Part) -> PartLine:
     """A part and those below it."""
-    return Line(name, _said(part), tuple(_below(part)))
+    return PartLine(name, _said(part), tuple(_below(part)))
 
 
-def _below(part: Part) -> Iterator[Line]:
+def _below(part: Part) -> Iterator[PartLine]:
     """Children, equal ones that follow each other in one line: `blocks.0-29`."""
     children = list(part.children())
     for _, run in groupby(range(len(children)), key=_runs(children).__getitem__):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from triptych.families.catalogue import find
+from triptych.families.registry import find
 from triptych.families.wrapped import beside, text_name
-from triptych.mapping import plan as plans
-from triptych.mapping.from_gguf import TENSORS
-from triptych.mapping.plan import Load, Plan
-from triptych.mapping.table import Kind, table
+from triptych.mapping import tensor_plan as plans
+from triptych.mapping.read_gguf_metadata import TENSORS
+from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
+from triptych.mapping.weight_table import Kind, table
 from triptych.spec import Model
 
 _DIVISORS = table("".join(f"- - {name}.weight # in the config\n" for name in TENSORS))
@@ -23,8 +23,8 @@ def plan(
     *,
     ignore: Collection[str] = (),
     where: str = "checkpoint",
-) -> Plan:
-    """How the tensors of a checkpoint of `kind` fill `spec`; see `triptych.mapping.plan.plan`.
+) -> TensorPlan:
+    """How the tensors of a checkpoint of `kind` fill `spec`; see `triptych.mapping.tensor_plan.plan`.
 
     `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  They may name config keys too, as in
     `load(..., ignore=[...])`; those match no tensor.
@@ -50,8 +50,8 @@ def plan(
     )
 
 
-def save_plan(spec: Model, kind: Kind = "hf") -> tuple[Load, ...]:
-    """Under which names, and how, the parameters of `spec` are written; see `triptych.mapping.plan.save_plan`."""
+def save_plan(spec: Model, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
+    """The name and the operations under which each parameter of `spec` is written; see `mapping.tensor_plan`."""
     family = find(spec.family)
     prefix = getattr(family, "prefix", "") if kind == "hf" else ""
     return plans.save_plan(spec, family.weights, kind, prefix=prefix, unprefixed=getattr(family, "unprefixed", ()))

@@ -10,15 +10,15 @@ from itertools import product
 from typing import Any
 
 from triptych.errors import CheckpointError, nearest, shown
-from triptych.mapping.ops import ByHead, OneRow, Op, PlusOne, RopePermute, Shape, Stacked, Transpose
-from triptych.mapping.table import Kind, Table
+from triptych.mapping.tensor_ops import ByHead, OneRow, Op, PlusOne, RopePermute, Shape, Stacked, Transpose
+from triptych.mapping.weight_table import Kind, WeightTable
 from triptych.spec import Attention, Model, MoE, Pooling
 
 _LEAVES = ("weight", "bias")
 
 
 @dataclass(frozen=True)
-class Load:
+class TensorLoad:
     """One stored tensor and the parameters it becomes.
 
     `shapes` are those of `ours`; `duplicate` marks a tensor whose parameters come from another one and which is
@@ -67,16 +67,16 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TensorPlan:
     """How a checkpoint becomes a model: what is loaded (and compared), and what is left and why."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[TensorLoad, ...]
     ignored: dict[str, str]
 
 
 def plan(
     spec: Model,
-    rows: Table,
+    rows: WeightTable,
     kind: Kind,
     stored: Collection[str],
     *,
@@ -84,7 +84,7 @@ def plan(
     rename: Callable[[str], str] = str,
     ignored: Mapping[str, str] | None = None,
     where: str = "checkpoint",
-) -> Plan:
+) -> TensorPlan:
     """Each stored tensor used exactly once, each parameter of `spec` filled exactly once.
 
     `prefix` is the base model's, which a file may have or lack; `rename` turns another name of a tensor into that of
@@ -94,7 +94,7 @@ def plan(
     ignored = dict(ignored or {})
     original = {rename(name): name for name in stored}
     lacks = bool(prefix) and not any(name.startswith(prefix) for name in original)
-    loads: list[Load] = []
+    loads: list[TensorLoad] = []
     filled: set[str] = set()
     expected: dict[str, str] = {}
     notes = {}
@@ -113,7 +113,7 @@ def plan(
             if duplicate and load.spare:
                 ignored[original[source]] = note
                 continue
-            loads.append(Load(ours, original[source], load.ops, load.shapes, duplicate))
+            loads.append(TensorLoad(ours, original[source], load.ops, load.shapes, duplicate))
             filled.update(ours)
     used = {load.source for load in loads}
     ignored |= {original[name]: note for name, note in notes.items() if original.get(name, "") not in used | {""}}
@@ -122,19 +122,19 @@ def plan(
     if missing or extra:
         raise _mismatch(where, missing, extra)
     _check_covered(spec, filled, kind, where)
-    return Plan(tuple(loads), ignored)
+    return TensorPlan(tuple(loads), ignored)
 
 
 def save_plan(
-    spec: Model, rows: Table, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
-) -> tuple[Load, ...]:
+    spec: Model, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
+) -> tuple[TensorLoad, ...]:
     """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.
 
     A model without a head of its own is written as the base model, without `prefix`; so is one whose head is
     `unprefixed`.
     """
     base = spec.head is None or isinstance(spec.head, (Pooling, *unprefixed))
-    loads: list[Load] = []
+    loads: list[TensorLoad] = []
     filled: set[str] = set()
     for load, _ in _expand(spec, rows, kind):
         if (
@@ -149,7 +149,7 @@ def save_plan(
     return tuple(loads)
 
 
-def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
+def _expand(spec: Model, rows: WeightTable, kind: Kind) -> Iterator[tuple[TensorLoad, str]]:
     """Every load the table can mean for `spec`, with its note; `ours` is empty where the tensor is not needed."""
     shapes = spec.shapes()
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
@@ -158,7 +158,7 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
     parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()} | {f"as:{spec.naming}"}
     experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoE)), default=1))
     if not rows:  # a family of our own: every parameter under its own name
-        yield from ((Load((name,), name, (), (shape,)), "") for name, shape in shapes.items())
+        yield from ((TensorLoad((name,), name, (), (shape,)), "") for name, shape in shapes.items())
     depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
     for row in rows:
         name, ops = row.column(kind)
@@ -174,7 +174,7 @@ def _expand(spec: Model, rows: Table, kind: Kind) -> Iterator[tuple[Load, str]]:
             if all(one in shapes for one in ours):
                 bound = tuple(_op(op, heads.get(ours[0], 1), len(ours)) for op in ops if op != "spare")
                 found = tuple(shapes[one] for one in ours)
-                yield Load(ours, _fill(name, i, leaf, e), bound, found, spare="spare" in ops), row.note
+                yield TensorLoad(ours, _fill(name, i, leaf, e), bound, found, spare="spare" in ops), row.note
 
 
 def _op(name: str, heads: int, several: int) -> Op:

@@ -1,32 +1,29 @@
 """Writing GGUF version 3, little-endian: metadata, then tensors one at a time, whole or not at all.
 
-The format: github.com/ggml-org/ggml, docs/gguf.md; the strict reader of the same is `triptych.checkpoints.gguf`.
+The format: github.com/ggml-org/ggml, docs/gguf.md; the strict reader of the same is `triptych.checkpoints.gguf_reader`.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.gguf import PLAIN, TYPES
 from triptych.checkpoints.save import replacing
 from triptych.errors import CheckpointError, shown
+from triptych.mapping.gguf_types import TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 32
 _U8, _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 0, 4, 6, 7, 8, 9, 5
-_NUMBER = {name: number for number, (name, _, _) in TYPES.items()}
-_BLOCK = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
 
 
 @dataclass(frozen=True)
-class Entry:
+class GGUFTensor:
     """One tensor to be written: its type in GGUF's spelling, its shape, and how to get its numbers."""
 
     name: str
@@ -36,11 +33,10 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        elements, nbytes = _BLOCK[self.kind]
-        return math.prod(self.shape) // elements * nbytes
+        return TYPES[self.kind].size(self.shape)
 
 
-def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[Entry]) -> int:
+def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[GGUFTensor]) -> int:
     """Write the file `path`; its size, bytes.
 
     Metadata are strings, truth values, numbers (unsigned 32-bit integers, 32-bit floats), lists of one of these, bytes.
@@ -51,7 +47,7 @@ def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[
     at = 0
     for entry in tensors:
         dims = struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *reversed(entry.shape))
-        header += _string(entry.name) + dims + struct.pack("<IQ", _NUMBER[entry.kind], at)
+        header += _string(entry.name) + dims + struct.pack("<IQ", TYPES[entry.kind].number, at)
         at += _aligned(entry.nbytes)
     with replacing(path) as file:
         file.write(header + bytes(_aligned(len(header)) - len(header)))
@@ -65,17 +61,18 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _content(entry: Entry) -> Any:
+def _content(entry: GGUFTensor) -> Any:
     """The tensor's bytes as stored."""
     import torch
 
-    from triptych.checkpoints.gguf_pack import pack
+    from triptych.checkpoints.gguf_blocks import block_format
 
     values = entry.values().detach().cpu()
     if values.shape != entry.shape:
         raise CheckpointError(f"{entry.name} is {list(values.shape)}, not {list(entry.shape)}")
     try:
-        stored = pack(values, entry.kind) if entry.kind not in PLAIN else _plain(values, PLAIN[entry.kind])
+        plain = TYPES[entry.kind].torch_dtype
+        stored = block_format(entry.kind).pack(values) if plain is None else _plain(values, plain)
     except CheckpointError as error:
         raise CheckpointError(f"tensor {shown(entry.name)}: {error}") from None
     return stored.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -18,21 +18,21 @@ from torch import Tensor
 
 from triptych import families, text
 from triptych.checkpoints import open_source, recover, write_directory
-from triptych.checkpoints.gguf_pack import BLOCK, PACKED
-from triptych.checkpoints.gguf_write import Entry, write_gguf
-from triptych.checkpoints.packed import plain_dtype
+from triptych.checkpoints.gguf_blocks import WRITABLE
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.checkpoints.header import BESIDE, Header, read_header
+from triptych.checkpoints.load_weights import StoredParameters
+from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.errors import InputError
-from triptych.header import BESIDE, Header, read_header
+from triptych.mapping.gguf_types import TYPES
 from triptych.spec import Model as Spec
 from triptych.spec import Pooling
 from triptych.text.gguf_tokenizer import OWN_KEYS
-from triptych.weights import Stored
 
 Format = Literal["hf", "gguf"]
 #: What may be asked for -> torch's name of a plain dtype, ggml's of a packed one.
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-QUANTIZED = {name.lower(): name for name in PACKED}
-_FILE_TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers
+QUANTIZED = {name.lower(): name for name in WRITABLE}
 #: Tensors that are looked up or steer, kept in fp32 whatever the rest becomes, as llama.cpp does.
 _KEPT = (
     "_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "attn_rel_b.weight"
@@ -96,7 +96,9 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
 def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
     source = header.source or open_source(header.path)
     wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
-    stored = Stored(header.spec, source, ignore, torch.float32)  # what ops add or take away is not rounded twice
+    stored = StoredParameters(
+        header.spec, source, ignore, torch.float32
+    )  # what ops add or take away is not rounded twice
     stored.check_duplicates()
     written: Counter[str] = Counter()
 
@@ -130,9 +132,9 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
     kind = QUANTIZED.get(wanted, wanted.upper())
     spec, notes = _without_idle_pooler(header.spec)
     metadata, extra = families.write_gguf(spec)
-    stored = Stored(header.spec, source, ignore, torch.float32)
+    stored = StoredParameters(header.spec, source, ignore, torch.float32)
     entries = [
-        Entry(
+        GGUFTensor(
             step.source,
             _stored_as(step.source, step.source_shape, kind),
             step.source_shape,
@@ -140,9 +142,9 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
         )
         for step in families.save_plan(spec, "gguf")
     ]
-    entries += [Entry(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
-    metadata |= {"general.name": header.path.stem, "general.file_type": _FILE_TYPE[kind]}
-    metadata |= {"general.quantization_version": 2} if kind in PACKED else {}
+    entries += [GGUFTensor(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
+    metadata |= {"general.name": header.path.stem, "general.file_type": TYPES[kind].file_type}
+    metadata |= {"general.quantization_version": 2} if kind in WRITABLE else {}
     stored.check_duplicates()
     tokenizer = _tokenizer(header, spec)
     if any(f"tokenizer.ggml.{key}" in tokenizer for key in OWN_KEYS):
@@ -163,7 +165,7 @@ def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
 
 
 def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
-    whole = kind not in PACKED or shape[-1] % BLOCK == 0
+    whole = shape[-1] % TYPES[kind].elements == 0
     return kind if len(shape) > 1 and whole and not name.endswith(_KEPT) else "F32"
 
 

@@ -30,7 +30,7 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Packing:
     """How a checkpoint's matrices are packed, out of its `quantization_config`."""
 
     method: Literal["fp8", "gptq", "awq"]
@@ -56,30 +56,30 @@ _SILENT = {
 _WAY_OUT = "convert the model to plain safetensors with the tool that packed it"
 
 
-def scheme(config: object, where: str = "config.json") -> Scheme:
+def scheme(config: object, where: str = "config.json") -> Packing:
     """What the `quantization_config` of an HF config means.
 
     Raises ConfigError for a method, a value or a key that is not understood.
     """
-    reader = _Reader(config, f"{where}: quantization_config")
+    reader = _QuantizationKeys(config, f"{where}: quantization_config")
     method = reader.one_of("quant_method", ("fp8", "gptq", "awq"))
     found = {"fp8": _fp8, "gptq": _gptq, "awq": _awq}[method](reader)
     reader.finish(_SILENT[method].split())
     return found
 
 
-def _fp8(reader: _Reader) -> Scheme:
+def _fp8(reader: _QuantizationKeys) -> Packing:
     reader.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     reader.one_of("expert_dtype", ("fp8",), "fp8")
     block = reader.get("weight_block_size", None)
     if block is None:
-        return Scheme("fp8")
+        return Packing("fp8")
     if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
         raise reader.error(f"weight_block_size {shown(block)} is not two sizes")
-    return Scheme("fp8", block=(block[0], block[1]))
+    return Packing("fp8", block=(block[0], block[1]))
 
 
-def _gptq(reader: _Reader) -> Scheme:
+def _gptq(reader: _QuantizationKeys) -> Packing:
     bits = reader.one_of("bits", (4, 8))
     first = reader.one_of("format", ("gptq", "gptq_v2"), "gptq")
     version = reader.one_of("checkpoint_format", ("gptq", "gptq_v2"), first)
@@ -87,19 +87,19 @@ def _gptq(reader: _Reader) -> Scheme:
     for off in ("is_marlin_format", "dynamic"):  # another layout, and other sizes for some modules
         if reader.get(off, None):
             raise reader.error(f"{off} is set, which is not read; {_WAY_OUT}")
-    return Scheme("gptq", bits, reader.group(), minus_one=version == "gptq")
+    return Packing("gptq", bits, reader.group(), minus_one=version == "gptq")
 
 
-def _awq(reader: _Reader) -> Scheme:
+def _awq(reader: _QuantizationKeys) -> Packing:
     bits = reader.one_of("bits", (4,), reader.get("w_bit", 4))
     first = reader.one_of("format", ("gemm",), "gemm")
     reader.one_of("version", ("gemm",), first)
     reader.one_of("zero_point", (True,), True)
     reader.one_of("desc_act", (False,), False)
-    return Scheme("awq", bits, reader.group())
+    return Packing("awq", bits, reader.group())
 
 
-class _Reader:
+class _QuantizationKeys:
     """The keys of a `quantization_config`, each read or known to be silent."""
 
     def __init__(self, data: object, where: str) -> None:
@@ -134,7 +134,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _PackedMatrix:
     """One packed matrix: what it is made of, the plain one it stands for, and how that is made, row by row."""
 
     parts: tuple[str, ...]
@@ -151,7 +151,7 @@ class PackedSource:
 
     kind: Literal["safetensors"] = "safetensors"
 
-    def __init__(self, source: Source, packing: Scheme) -> None:
+    def __init__(self, source: Source, packing: Packing) -> None:
         self._source, self.path, self.metadata = source, source.path, source.metadata
         matrices = _matrices(source, packing)
         self._matrices = {matrix.info.name: matrix for matrix in matrices}
@@ -195,7 +195,7 @@ def plain_dtype(infos: Mapping[str, TensorInfo]) -> str:
     return _FLOATS[max(sizes, key=lambda name: sizes[name])]
 
 
-def unpacked(source: Source, packing: Scheme | None) -> Source:
+def unpacked(source: Source, packing: Packing | None) -> Source:
     """`source` with its packed matrices as plain ones; itself where there are none.
 
     FP8 without any `quantization_config` is plain numbers that no arithmetic here computes with: widened too.
@@ -203,21 +203,21 @@ def unpacked(source: Source, packing: Scheme | None) -> Source:
     """
     if packing is None and not any(info.dtype == "F8_E4M3" for info in source.infos.values()):
         return source
-    return PackedSource(source, packing or Scheme("fp8"))
+    return PackedSource(source, packing or Packing("fp8"))
 
 
-def _matrices(source: Source, packing: Scheme) -> list[_Matrix]:
+def _matrices(source: Source, packing: Packing) -> list[_PackedMatrix]:
     if packing.method == "fp8":
         return [_fp8_matrix(source, name, packing) for name, info in source.infos.items() if info.dtype == "F8_E4M3"]
     stems = [name.removesuffix("qweight") for name in source.infos if name.endswith(".qweight")]
     make = _gptq_matrix if packing.method == "gptq" else _awq_matrix
-    return [make(_Parts(source, stem), packing) for stem in stems]
+    return [make(_StoredModule(source, stem), packing) for stem in stems]
 
 
 # ---------------------------------------------------------------- fp8
 
 
-def _fp8_matrix(source: Source, name: str, packing: Scheme) -> _Matrix:
+def _fp8_matrix(source: Source, name: str, packing: Packing) -> _PackedMatrix:
     info, stem = source.infos[name], name.removesuffix("weight")
     if len(info.shape) != 2 or 0 in info.shape:
         raise fault(info.file, f"tensor {shown(name)}: an fp8 tensor of shape {list(info.shape)} is no matrix")
@@ -238,10 +238,10 @@ def _fp8_matrix(source: Source, name: str, packing: Scheme) -> _Matrix:
         by_row = _by_row(scale, info.shape, packing)
         return lambda a, b: codes[a:b].float() * by_row(a, b)
 
-    return _Matrix((name, *scales), logical, rows, tuple(one for one in idle if one in source.infos))
+    return _PackedMatrix((name, *scales), logical, rows, tuple(one for one in idle if one in source.infos))
 
 
-def _check_scale(scale: TensorInfo, info: TensorInfo, packing: Scheme) -> None:
+def _check_scale(scale: TensorInfo, info: TensorInfo, packing: Packing) -> None:
     outputs, inputs = info.shape
     blocks = packing.block and tuple(-(-size // step) for size, step in zip(info.shape, packing.block, strict=True))
     fits = scale.shape == blocks if blocks else scale.shape in ((), (1,), (1, 1), (outputs,), (outputs, 1))
@@ -254,7 +254,7 @@ def _check_scale(scale: TensorInfo, info: TensorInfo, packing: Scheme) -> None:
         )
 
 
-def _by_row(scale: Tensor, shape: tuple[int, ...], packing: Scheme) -> Callable[[int, int], Tensor]:
+def _by_row(scale: Tensor, shape: tuple[int, ...], packing: Packing) -> Callable[[int, int], Tensor]:
     """The scales of outputs [a, b) and all inputs, `[b - a, in]` or what broadcasts to it."""
     import torch
 
@@ -267,7 +267,7 @@ def _by_row(scale: Tensor, shape: tuple[int, ...], packing: Scheme) -> Callable[
 # ---------------------------------------------------------------- gptq and awq
 
 
-class _Parts:
+class _StoredModule:
     """The stored tensors of one module, by their short names."""
 
     def __init__(self, source: Source, stem: str) -> None:
@@ -293,11 +293,11 @@ class _Parts:
         shape: tuple[int, int],
         label: str,
         rows: Callable[[Source, TensorInfo], Callable[[int, int], Tensor]],
-    ) -> _Matrix:
+    ) -> _PackedMatrix:
         infos = [self.source.infos[self.stem + name] for name in names]
         size = sum(info.nbytes for info in infos)
         whole = TensorInfo(f"{self.stem}weight", label, shape, size, self.file, infos[0].offset)
-        return _Matrix(tuple(info.name for info in infos), whole, rows)
+        return _PackedMatrix(tuple(info.name for info in infos), whole, rows)
 
     def check(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
         if info.shape != shape:
@@ -305,7 +305,7 @@ class _Parts:
                 self.file, f"tensor {shown(info.name)} is {list(info.shape)}, its matrix asks for {list(shape)}"
             )
 
-    def groups(self, inputs: int, outputs: int, packing: Scheme) -> int:
+    def groups(self, inputs: int, outputs: int, packing: Packing) -> int:
         """How many groups of inputs there are; the scales must say the same."""
         groups = 1 if packing.group is None else -(-inputs // packing.group)
         self.check(self.info("scales", "F16", "BF16", "F32"), (groups, outputs))
@@ -313,7 +313,7 @@ class _Parts:
         return groups
 
 
-def _gptq_matrix(parts: _Parts, packing: Scheme) -> _Matrix:
+def _gptq_matrix(parts: _StoredModule, packing: Packing) -> _PackedMatrix:
     qweight = parts.info("qweight", "I32")
     if len(qweight.shape) != 2:
         raise fault(parts.file, f"tensor {shown(qweight.name)} is {list(qweight.shape)}, not a matrix")
@@ -344,7 +344,7 @@ def _gptq_matrix(parts: _Parts, packing: Scheme) -> _Matrix:
     return parts.matrix(names, (outputs, inputs), f"GPTQ {packing.bits}-bit", rows)
 
 
-def _awq_matrix(parts: _Parts, packing: Scheme) -> _Matrix:
+def _awq_matrix(parts: _StoredModule, packing: Packing) -> _PackedMatrix:
     qweight = parts.info("qweight", "I32")
     if len(qweight.shape) != 2:
         raise fault(parts.file, f"tensor {shown(qweight.name)} is {list(qweight.shape)}, not a matrix")
@@ -371,7 +371,7 @@ def _awq_matrix(parts: _Parts, packing: Scheme) -> _Matrix:
     return parts.matrix(("qweight", "qzeros", "scales"), (outputs, inputs), "AWQ 4-bit", rows)
 
 
-def _even(inputs: int, packing: Scheme) -> Tensor:
+def _even(inputs: int, packing: Packing) -> Tensor:
     """The group of each input where groups follow each other."""
     import torch
 

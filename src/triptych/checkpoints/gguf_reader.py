@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triptych.checkpoints.source import TensorInfo, fault, map_file, view
 from triptych.errors import CheckpointError, nearest, shown
+from triptych.mapping.gguf_types import BY_NUMBER, TYPES
 
 if TYPE_CHECKING:
     import torch
+
+    from triptych.checkpoints.gguf_blocks import PackedBlocks
 
 MAX_PAIRS = MAX_TENSORS = 1 << 16
 MAX_KEY = 1 << 16  # bytes; the format's own limit
@@ -28,37 +31,6 @@ MAX_ELEMENTS = 1 << 60
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
-
-# ggml's number of a type -> (name, elements of a block, bytes of a block): the types that can be read.
-TYPES = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    30: ("BF16", 1, 2),
-}
-PLAIN = {
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F64": "float64",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-}
-_BLOCK = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
 
 
 class GGUFSource:
@@ -79,21 +51,30 @@ class GGUFSource:
         """See `Source.read`."""
         import torch
 
-        from triptych.checkpoints.gguf_quants import dequantize
-
         info = self._info(name)
-        if info.dtype not in PLAIN:
-            return dequantize(self.read_raw(name), info.dtype, dtype or torch.float32)
-        stored = view(self._data, info, getattr(torch, PLAIN[info.dtype]), info.shape)
+        plain = TYPES[info.dtype].torch_dtype
+        if plain is None:
+            return self.blocks(name).dense(dtype or torch.float32)
+        stored = view(self._data, info, getattr(torch, plain), info.shape)
         return stored if dtype is None else stored.to(dtype)
+
+    def is_packed(self, name: str) -> bool:
+        """Whether the tensor is stored in blocks, so that `blocks` can return it."""
+        return TYPES[self._info(name).dtype].torch_dtype is None
+
+    def blocks(self, name: str) -> PackedBlocks:
+        """The tensor in its stored blocks, a view of the mapped file.  Raises CheckpointError for a plain type."""
+        from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
+
+        return PackedBlocks(block_format(self._info(name).dtype), self.read_raw(name))
 
     def read_raw(self, name: str) -> torch.Tensor:
         """See `Source.read_raw`."""
         import torch
 
         info = self._info(name)
-        elements, nbytes = _BLOCK[info.dtype]
-        shape = (info.nbytes,) if elements == 1 else (*info.shape[:-1], info.shape[-1] // elements * nbytes)
+        kind = TYPES[info.dtype]
+        shape = (info.nbytes,) if kind.elements == 1 else kind.raw_shape(info.shape)
         return view(self._data, info, torch.uint8, shape)
 
     def _info(self, name: str) -> TensorInfo:
@@ -104,7 +85,7 @@ class GGUFSource:
 
 def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     """Metadata and tensors of a whole GGUF file; `path` only names it in errors, one `CheckpointError` each."""
-    reader = _Reader(data, path)
+    reader = _Cursor(data, path)
     if reader.take(4, "magic") != b"GGUF":
         raise fault(path, "does not start with GGUF; not a GGUF file")
     version = reader.number("I")
@@ -138,7 +119,7 @@ def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
     return alignment
 
 
-def _entry(reader: _Reader) -> tuple[str, str, tuple[int, ...], int, int]:
+def _entry(reader: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
     """One tensor's name, type, shape (outermost first), bytes, and offset in the data section."""
     name = reader.string(MAX_NAME, "tensor name")
 
@@ -149,16 +130,16 @@ def _entry(reader: _Reader) -> tuple[str, str, tuple[int, ...], int, int]:
     if not 1 <= rank <= 4:
         raise bad(f"has {rank} dimensions, not 1 to 4")
     dims = struct.unpack(f"<{rank}Q", reader.take(8 * rank, "dimensions"))
-    kind, offset = reader.number("I"), reader.number("Q")
-    if kind not in TYPES:
-        known = ", ".join(name for name, *_ in TYPES.values() if name[0] != "I")
-        raise bad(f"has type number {kind}, which cannot be read; requantize to one of {known}")
-    dtype, elements, nbytes = TYPES[kind]
+    number, offset = reader.number("I"), reader.number("Q")
+    if number not in BY_NUMBER:
+        known = ", ".join(name for name in TYPES if name[0] != "I")
+        raise bad(f"has type number {number}, which cannot be read; requantize to one of {known}")
+    kind = BY_NUMBER[number]
     if not 0 < math.prod(dims) <= MAX_ELEMENTS:
         raise bad(f"dimensions {shown(dims)} hold no elements, or too many")
-    if dims[0] % elements:
-        raise bad(f"rows of {dims[0]} are not whole blocks of {elements} ({dtype})")
-    return name, dtype, dims[::-1], math.prod(dims) // elements * nbytes, offset
+    if dims[0] % kind.elements:
+        raise bad(f"rows of {dims[0]} are not whole blocks of {kind.elements} ({kind.name})")
+    return name, kind.name, dims[::-1], kind.size(dims), offset
 
 
 def _place(
@@ -182,7 +163,7 @@ def _place(
     return infos
 
 
-class _Reader:
+class _Cursor:
     """A cursor that never believes a length the file has no bytes for."""
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:

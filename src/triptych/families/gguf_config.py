@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from triptych.mapping.from_gguf import POOLING, TENSORS
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.read_gguf_metadata import POOLING, TENSORS
 
 
-def header(keys: Keys, name: str) -> dict[str, Any]:
+def header(keys: ConfigKeys, name: str) -> dict[str, Any]:
     """Sizes of a `{name}ForCausalLM`, under the HF names most families use."""
     heads = keys.count("attention.head_count")
     return {
@@ -23,7 +23,7 @@ def header(keys: Keys, name: str) -> dict[str, Any]:
     }
 
 
-def head_width(keys: Keys, *, partial: bool = False) -> dict[str, Any]:
+def head_width(keys: ConfigKeys, *, partial: bool = False) -> dict[str, Any]:
     """`head_dim`, and with `partial` the share of it that turns."""
     default = keys.int("embedding_length") // keys.count("attention.head_count")
     given = default if partial else keys.int("rope.dimension_count", default=default)
@@ -34,7 +34,7 @@ def head_width(keys: Keys, *, partial: bool = False) -> dict[str, Any]:
     return {"head_dim": inner} | ({"partial_rotary_factor": turned / inner} if partial else {})
 
 
-def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
+def rope(keys: ConfigKeys, theta: float = 10_000.0) -> dict[str, Any]:
     """`rope_parameters`; `theta` is the family's default base."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
     length = keys.get("rope.scaling.original_context_length", None)
@@ -58,7 +58,7 @@ def rope(keys: Keys, theta: float = 10_000.0) -> dict[str, Any]:
     return found
 
 
-def pooling(keys: Keys) -> dict[str, Any]:
+def pooling(keys: ConfigKeys) -> dict[str, Any]:
     """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
     if keys.bool("attention.causal", default=False):
         raise keys.error("attention.causal is set, which no encoder is")

@@ -1,11 +1,13 @@
-"""What a model does inside with one text: its attention as maps, any other site as numbers."""
+"""Inspection of one text inside a model: attention patterns as maps, the values of other sites in numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from torch import Tensor
 
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
@@ -14,12 +16,12 @@ from triptych.probe import Read, sites
 from triptych.probe.plan import matrix
 from triptych.probe.sites import match
 
-NEW_TOKENS = 48  # of a target that an encoder-decoder is left to write itself
+NEW_TOKENS = 48  # of the target that an encoder-decoder generates where none is given
 
 
 @dataclass(frozen=True)
 class Values:
-    """The numbers at one site, told by their spread; `shape` begins with the tokens."""
+    """Statistics of the values at one site; `shape` begins with the tokens."""
 
     site: str
     shape: tuple[int, ...]
@@ -31,8 +33,8 @@ class Values:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """One text inside a model.  `maps` are the matrices asked for, `values` the other sites."""
+class Inspection:
+    """One text inside a model: `maps` are the attention patterns that were read, `values` the other sites."""
 
     text: str
     target: str | None
@@ -43,12 +45,12 @@ class Look:
         """The maps as one offline HTML page.  Raises InputError when there are none, or too many for a page."""
         if not self.maps:
             raise InputError("a page shows attention; choose a site that ends in .pattern")
-        told = [("Model", name), ("Text", self.text)] + ([("Target", self.target)] if self.target is not None else [])
-        shown = AttentionSection("Attention", "Rows are queries, columns are keys; each row sums to 1.", self.maps)
-        return render("Attention", [Facts("What was run", told), shown])
+        facts = [("Model", name), ("Text", self.text)] + ([("Target", self.target)] if self.target is not None else [])
+        maps = AttentionSection("Attention", "Rows are queries, columns are keys; each row sums to 1.", self.maps)
+        return render("Attention", [Facts("What was run", facts), maps])
 
 
-def look(
+def inspect_text(
     model: Model,
     text: str,
     *,
@@ -56,38 +58,38 @@ def look(
     site: str | None = None,
     layer: int | None = None,
     head: int | None = None,
-) -> Look:
-    """Run `text` and keep what passes at `site` (a name or glob), by default every attention pattern.
+) -> Inspection:
+    """Run `text` and read `site` (a name or glob), by default every attention pattern.
 
-    `layer` and `head` narrow it down.  An encoder-decoder reads `target` in its decoder, or what it writes itself.
+    `layer` and `head` select among them.  An encoder-decoder reads `target` in its decoder, or what it generates.
     Raises ProbeError for a site, layer or head that is not there.
     """
     names = _names(model, site, layer)
-    model.check_words("a look inside")
+    model.check_words("inspect")
     rows = model.ids([text])
     written, targets = _target(model, rows, target)
     heads = None if head is None else [head]
     trace = model.trace(rows, targets, read=[Read(name, heads=heads) for name in names])
     maps, values = [], []
     for name in names:
-        (found,) = trace[name]
+        (value,) = trace[name]
         if name.endswith(".pattern"):
             queries = targets if targets and not name.startswith("encoder.") else rows
             keys = rows if ".cross." in name else queries
             across, down = _tokens(model, keys[0]), _tokens(model, queries[0])
             maps.append(
-                AttentionMap(_stack(model, name), _layer(name), down, across, found.float().cpu().numpy(), heads)
+                AttentionMap(_stack(model, name), _layer(name), down, across, value.float().cpu().numpy(), heads)
             )
         else:
-            values.append(_values(name, found))
-    return Look(text, written, tuple(maps), tuple(values))
+            values.append(_values(name, value))
+    return Inspection(text, written, tuple(maps), tuple(values))
 
 
 def _names(model: Model, site: str | None, layer: int | None) -> list[str]:
-    """The sites asked for, those that only logits are made of left out."""
+    """The sites that `site` and `layer` name."""
     known = sites(model.spec)
     pattern = site or "*.pattern"
-    names = [found.name for found in match(pattern, model.spec, known)]
+    names = [one.name for one in match(pattern, model.spec, known)]
     if layer is not None:
         names = [name for name in names if f"blocks.{layer}." in name]
     if not names:
@@ -97,7 +99,7 @@ def _names(model: Model, site: str | None, layer: int | None) -> list[str]:
 
 
 def _target(model: Model, rows: list[list[int]], target: str | None) -> tuple[str | None, list[list[int]] | None]:
-    """What an encoder-decoder's decoder reads, as text and as ids."""
+    """The text and ids that the decoder beside an encoder reads."""
     if model.spec.layout != "encoder-decoder":
         if target is not None:
             raise InputError(f"a target is for encoder-decoders; this is a {model.spec.layout}")
@@ -127,9 +129,9 @@ def _tokens(model: Model, ids: Sequence[int]) -> list[str]:
     return [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
 
 
-def _values(name: str, found: Any) -> Values:
-    x = found.float()
-    x = x[x.isfinite()] if name.endswith(".scores") else x  # what a mask hides has no score
+def _values(name: str, value: Tensor) -> Values:
+    x = value.float()
+    x = x[x.isfinite()] if name.endswith(".scores") else x  # hidden keys have -inf
     norm = math.nan if matrix(name) else float(x.flatten(1).norm(dim=1).mean())
     spread = float(x.std()) if x.numel() > 1 else 0.0
-    return Values(name, tuple(found.shape), float(x.mean()), spread, float(x.min()), float(x.max()), norm)
+    return Values(name, tuple(value.shape), float(x.mean()), spread, float(x.min()), float(x.max()), norm)

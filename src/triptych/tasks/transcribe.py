@@ -1,0 +1,219 @@
+"""Sound to text with a Whisper model (Radford et al. 2022, section 3.8).
+
+A long recording goes through the model window by window, 30 s each.  The model writes times between its sentences;
+the next window begins where the last complete sentence ended.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from triptych.attention import CrossCache
+from triptych.errors import InputError, nearest
+from triptych.generate.engine import State, stream
+from triptych.generate.sampling import Sampling
+from triptych.media import audio
+from triptych.nn import Batch, Transformer
+from triptych.spec import Frames
+from triptych.tasks.whisper_tokens import WhisperTokens, rules, segments
+from triptych.text import Tokenizer
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while the text is repetitive or unlikely
+REPETITIVE, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # zlib's ratio, mean log-probability, probability of no speech
+GUESSED = 0.5  # from this temperature on, do not condition the next window on the text
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A sentence or so of a transcript; `start` and `end` in seconds from the beginning of the recording."""
+
+    start: float
+    end: float
+    text: str
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The segments of a recording and its language, None where the model knows only one."""
+
+    language: str | None
+    segments: tuple[Segment, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments).strip()
+
+
+@dataclass(frozen=True)
+class WhisperDecoder:
+    """A Whisper model with its vocabulary and the settings of a transcription."""
+
+    module: Transformer
+    tokenizer: Tokenizer
+    tokens: WhisperTokens
+    task: str = "transcribe"
+    timestamps: bool = True
+    temperatures: Sequence[float] = TEMPERATURES
+    seed: int = 0
+    previous: bool = False  # condition each window on the text of the windows before it
+
+    @property
+    def slot(self) -> Frames:
+        """The input slot.  Raises InputError for a model that does not read sound."""
+        slot = self.module.spec.reads.embed
+        if self.module.decoder is None or not isinstance(slot, Frames):
+            raise InputError(f"a {self.module.spec.family} model reads no sound; transcribing needs a Whisper model")
+        return slot
+
+    @property
+    def window(self) -> int:
+        """Frames of one window."""
+        return self.slot.stride * self.slot.position.length
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without times."""
+        return self.tokenizer.decode([token for token in ids if token < self.tokens.first_time])
+
+    def encode_window(self, frames: Tensor) -> CrossCache:
+        """One window of frames [T, M], encoded, as the keys and values of the decoder's cross-attention."""
+        assert self.module.decoder is not None
+        cross = self.module.decoder.cross_cache()
+        self.module(Batch(source=self.module.flat([frames]), cross=cross))
+        return cross
+
+    def first_scores(self, cross: CrossCache) -> Tensor:
+        """[V]: logits of the first token, a language or the token for no speech."""
+        return self._state([self.tokens.start], cross).advance()[0].float()
+
+    def language(self, cross: CrossCache) -> str | None:
+        """The likeliest language of a window; None where the model knows only one."""
+        scores, languages = self.first_scores(cross), self.tokens.languages
+        return max(languages, key=lambda name: scores[languages[name]].item(), default=None)
+
+    def prompt(self, language: str | None, previous: Sequence[int] = ()) -> list[int]:
+        """The ids that the decoder continues: the newest of the `previous` text, at most half of the context, then
+        language and task."""
+        named = [] if language is None else [self.tokens.languages[language], self.tokens.tasks[self.task]]
+        first = [self.tokens.start, *named, *([] if self.timestamps else [self.tokens.no_timestamps])]
+        if not previous or self.tokens.previous is None:
+            return first
+        return [self.tokens.previous, *previous[1 - self.context // 2 :], *first]
+
+    @property
+    def context(self) -> int:
+        return self.module.spec.context or 448
+
+    def write(self, cross: CrossCache, prompt: Sequence[int], limit: int | None = None) -> tuple[list[int], float]:
+        """The ids of one window, times among them, and the temperature they were sampled at; no ids for silence.
+
+        Text that repeats itself or is unlikely is written again at the next temperature; that of the last one is
+        taken as it is.
+        """
+        ids, temperature = list[int](), 0.0
+        for temperature in self.temperatures:
+            ids, likelihood = self._write(cross, prompt, temperature, limit)
+            text = self.text(ids).encode()
+            if likelihood >= UNLIKELY and len(text) <= REPETITIVE * len(zlib.compress(text)):
+                break
+            if likelihood < UNLIKELY and self._silence(cross, prompt) > SILENT:
+                return [], temperature
+        return ids, temperature
+
+    def _write(
+        self, cross: CrossCache, prompt: Sequence[int], temperature: float, limit: int | None
+    ) -> tuple[list[int], float]:
+        """Ids, and the mean log-probability of these and of the end token."""
+        state, rule = self._state(prompt, cross), rules(self.tokens, len(prompt), timestamps=self.timestamps)
+        every: list[Tensor] = []
+
+        def recorded(scores: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+            every.append(rule(scores, rows))
+            return every[-1]
+
+        steps = stream(
+            state, max_new_tokens=limit or min(self.context // 2, self.context - len(prompt)), eos=[self.tokens.end],
+            sampling=Sampling(temperature=temperature, seed=self.seed), rule=recorded,
+        )  # fmt: skip
+        ids = [step[0][1] for step in steps]
+        logprobs = [float(scores[0].log_softmax(-1)[token]) for scores, token in zip(every, ids, strict=True)]
+        return [token for token in ids if token != self.tokens.end], sum(logprobs) / len(logprobs)
+
+    def _silence(self, cross: CrossCache, prompt: Sequence[int]) -> float:
+        """The probability of no speech, from the first token after the start token."""
+        if self.tokens.no_speech is None:
+            return 0.0
+        start = prompt[: prompt.index(self.tokens.start) + 1]  # the previous text included
+        return float(self._state(start, cross).advance()[0].float().softmax(-1)[self.tokens.no_speech])
+
+    def _state(self, prompt: Sequence[int], cross: CrossCache) -> State:
+        assert self.module.decoder is not None
+        return State(self.module, [list(prompt)], self.module.decoder.cache(1), cross, [0])
+
+
+@torch.inference_mode()
+def transcribe(
+    decoder: WhisperDecoder,
+    sound: audio.Samples,
+    *,
+    language: str | None = None,
+    on_segment: Callable[[Segment], None] | None = None,
+) -> Transcript:
+    """The text of `sound`, `[T]` at 16 kHz; `on_segment` is called with each segment as soon as it is written.
+
+    The language is detected in the first window unless given.  Raises InputError for a model that reads no sound, and
+    for a language or task it does not know.
+    """
+    tokens, mels = decoder.tokens, decoder.slot.conv1.inputs
+    if decoder.task not in tokens.tasks:
+        raise InputError(f"task={decoder.task!r} is not one of {', '.join(tokens.tasks)}")
+    if language is not None and language not in tokens.languages:
+        known = ", ".join(sorted(tokens.languages)) or "none: the model knows only one"
+        raise InputError(f"language={language!r} is not one of {known}{nearest(language, tokens.languages)}")
+    # As transformers: a recording that fits one window is padded as sound, the last window of a longer one as features.
+    frames = torch.from_numpy(audio.log_mel(audio.padded(sound, decoder.window), mels))
+    length = len(sound) // audio.HOP
+    return transcribe_frames(decoder, frames, length, language=language, on_segment=on_segment)
+
+
+@torch.inference_mode()
+def transcribe_frames(
+    decoder: WhisperDecoder,
+    frames: Tensor,
+    length: int,
+    *,
+    language: str | None = None,
+    limit: int | None = None,
+    on_segment: Callable[[Segment], None] | None = None,
+) -> Transcript:
+    """`transcribe` of mel frames `[T, M]`, of which the first `length` are of the recording; frames beyond the last
+    are zeros.  At most `limit` tokens a window."""
+    frame, first, stride = audio.HOP / audio.RATE, decoder.tokens.first_time, decoder.slot.stride
+    every: list[Segment] = []
+    written: list[int] = []
+    reliable, at = True, 0
+    while at < length:
+        window = frames[at : at + decoder.window]
+        cross = decoder.encode_window(F.pad(window, (0, 0, 0, decoder.window - len(window))))
+        language = decoder.language(cross) if language is None else language
+        prompt = decoder.prompt(language, written if decoder.previous and reliable else ())
+        ids, temperature = decoder.write(cross, prompt, limit)
+        reliable = temperature < GUESSED
+        pieces, advance = segments(ids, min(decoder.window, length - at), first, stride)
+        for begin, end, piece in pieces:
+            written += piece
+            text = decoder.text(piece)
+            if not text.strip():
+                continue
+            start, stop = (round((at + stride * time) * frame, 2) for time in (begin, end))
+            every.append(Segment(start, stop, text, tuple(piece)))
+            if on_segment is not None:
+                on_segment(every[-1])
+        at += advance
+    return Transcript(language, tuple(every))
