@@ -198,7 +198,7 @@ def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: pyt
     assert main(["inspect", str(checkpoint("encoder")), "the mill", "--site", site]) == 1
     error = capsys.readouterr().err
     assert "did you mean" not in error
-    assert "(the last is 'blocks.1.attn." in error
+    assert "its blocks are 0 to 1" in error
 
 
 # ---------------------------------------------------------------- check, count, doctor

@@ -7,8 +7,6 @@ exits 1; a traceback that reaches a user is a bug.
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -44,22 +42,9 @@ class FetchError(TriptychError):
     """Something that had to come over the network did not arrive."""
 
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # between the dots of a name: blocks.9.attn
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the known name closest to `name`, or the empty string.
-
-    For a name or glob that is known except for its numbers, which is no spelling mistake, it is
-    `" (the last is 'blocks.5.attn.out')"`.
-    """
-    names = list(known)
-    pattern = _NUMBER.sub("#", name)
-    numbered = [one for one in names if "#" in pattern and fnmatch.fnmatchcase(_NUMBER.sub("#", one), pattern)]
-    if numbered:
-        last = max(numbered, key=lambda one: [int(number) for number in _NUMBER.findall(one)])
-        return f" (the last is {last!r})"
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    """`" (did you mean 'x'?)"` for the known name closest to `name`, or the empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
