@@ -247,7 +247,8 @@ def test_disentangled_attention_is_the_sum_of_the_paper():
         nn.assign(layer, f"{name}.weight", weight)
     q, k = ((x @ w[name].T).unflatten(1, (heads, width)).transpose(0, 1)[None] for name in ("q", "k"))
     at = torch.arange(t)
-    bias = part.bias(Rows((t,)))(layer)(q, k, at, at)
+    prepared = part.prepare(Rows((t,)), x)
+    bias = prepared.content(layer)(q, k, prepared.bias(at, at))
     scores = attention_scores(q, k, bias=bias, scale=layer.spec.scale)[0]
     for h, i, j in product(range(heads), range(t), range(t)):
         d = 0 if i - j <= -span else 2 * span - 1 if i - j >= span else i - j + span

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from triptych import attention, labs, spec
-from triptych.attention import dispatch, mechanisms, reference, rows
+from triptych.attention import dispatch, lowering, mechanisms, reference
 from triptych.attention.request import Request
 from triptych.labs import additive_vs_dot, heads_vs_width, permutation, small, soft_vs_hard
 from triptych.labs.lab import Setup
@@ -70,11 +70,11 @@ def test_the_same_seed_finds_the_same() -> None:
 
 
 def altered(change: Callable[[Request], Request]) -> Callable[..., Any]:
-    """`prepare`, but for what `change` makes of the request: every path then computes something else."""
+    """`prepare`, but for what `change` makes of the request: every kernel then computes something else."""
 
     def prepared(*args: Any, **options: Any) -> Any:
-        request, restore = attention.prepare(*args, **options)
-        return change(request), restore
+        request, tensors, restore = attention.prepare(*args, **options)
+        return change(request), tensors, restore
 
     return prepared
 
@@ -98,13 +98,18 @@ def test_soft_vs_hard_without_the_sharpness(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_soft_vs_hard_with_a_gradient_that_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "prepare", altered(lambda r: replace(r, q=r.q.detach() + 0.5 * (r.q - r.q.detach()))))
+    def cut(*args: Any, **options: Any) -> Any:
+        request, tensors, restore = attention.prepare(*args, **options)
+        half = tensors.q.detach() + 0.5 * (tensors.q - tensors.q.detach())
+        return request, tensors._replace(q=half), restore
+
+    monkeypatch.setattr(dispatch, "prepare", cut)
     assert "finite differences" in failed("soft-vs-hard")
 
 
 @pytest.mark.parametrize(("mask", "claim"), [(causal(), "bidirectional"), (full(), "causal")], ids=["more", "less"])
 def test_permutation_under_another_mask(mask: Mask, claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "prepare", altered(lambda request: replace(request, mask=mask)))
+    monkeypatch.setattr(lowering, "simplify", lambda *sizes, **positions: mask)
     assert f"no positions, {claim}: error of permutation" in failed("permutation")
 
 
@@ -112,9 +117,9 @@ def test_permutation_under_another_mask(mask: Mask, claim: str, monkeypatch: pyt
     ("part", "door", "closed"),
     [
         (positions.Sinusoidal, "embed", lambda self, places: torch.zeros(1, self.spec.width)),
-        (positions.Rope, "rotation", positions.Position.rotation),
-        (positions.Alibi, "bias", positions.Position.bias),
-        (positions.T5Buckets, "bias", positions.Position.bias),
+        (positions.Rope, "prepare", positions.Position.prepare),
+        (positions.Alibi, "prepare", positions.Position.prepare),
+        (positions.T5Buckets, "prepare", positions.Position.prepare),
     ],
 )
 def test_permutation_with_a_position_part_that_does_nothing(
@@ -138,14 +143,10 @@ def test_heads_vs_width_with_a_miscount(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_additive_vs_dot_without_the_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flat(w: torch.Tensor) -> attention.Mechanism:
-        def run(request: Request, hook: Any = None) -> torch.Tensor:
-            scores = (request.q[:, :, :, None] + request.k[:, :, None]) @ w
-            return reference.finish(scores, request)
+    def flat(self: Any, request: Request, hook: Any, q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> torch.Tensor:
+        return reference.finish(request, (q[:, :, :, None] + k[:, :, None]) @ self.weight, v, sinks)
 
-        return run
-
-    monkeypatch.setattr(mechanisms, "additive_over", flat)
+    monkeypatch.setattr(mechanisms.AdditiveOver, "_run", flat)
     claims = failed("additive-vs-dot")
     assert "against its formula" in claims
     assert "additive, nats" in claims

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class CachedLayer:
     window: int | None = None
 
 
+@runtime_checkable
 class KeyStep(Protocol):
     """One step of the layers that store their keys in the same way."""
 
@@ -44,6 +45,7 @@ class KeyStep(Protocol):
         """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
 
 
+@runtime_checkable
 class CacheStep(Protocol):
     """One forward's use of a cache."""
 
@@ -53,6 +55,7 @@ class CacheStep(Protocol):
         """Count the step, once every layer was extended with it."""
 
 
+@runtime_checkable
 class KVCache(Protocol):
     """What a decoder's forward needs of a cache; `NullCache` keeps nothing."""
 
@@ -345,6 +348,7 @@ Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
 """A layer's cross-attention keys [M, G, K] and values [M, G, Kv] of an encoder's output [M, D]."""
 
 
+@runtime_checkable
 class CrossKeys(Protocol):
     """An encoder's output as a decoder's cross-attention layers read it."""
 

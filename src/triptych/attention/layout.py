@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import sub
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,6 +48,12 @@ class FlatKeys:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
+
 
 @dataclass(frozen=True, eq=False)
 class SlotKeys:
@@ -64,6 +70,12 @@ class SlotKeys:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
 
 
 KeyLayout = FlatKeys | SlotKeys
@@ -88,6 +100,7 @@ class Heads:
     random: torch.Generator | None = None
 
 
+@runtime_checkable
 class Batching(Protocol):
     """How some rows of the flat batch become `[B, H, T, K]` and back."""
 
@@ -95,6 +108,7 @@ class Batching(Protocol):
     def flat(self, x: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
 class KeyBatching(Protocol):
     """How the keys and values of some rows become `[B, G, S, K]` and `[B, G, S, Kv]`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from triptych.errors import InputError
 from triptych.spec.masks import Causal, Points
 
 
+@runtime_checkable
 class Mechanism(Protocol):
     """How queries score keys: prepares a runner for a request, and runs it under a hook that is shown its scores and
     pattern."""

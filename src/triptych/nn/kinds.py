@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from triptych.attention import (
     KeyStep,
     RowPlan,
     Rows,
-    plan_rows,
 )
 from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from triptych.nn.attention import Attention
 
 
+@runtime_checkable
 class KindState(Protocol):
     """Mask, kernel, rotation and bias of some layers: the rows they run on, how their queries turn, where their keys
     come from, and the plan by which queries meet keys."""
@@ -99,9 +99,7 @@ class Kind(Module[parts.Kind], of=parts.Kind):
     def state(self, attn: Attention, rows: Rows, x: Tensor, step: KeyStep, random: torch.Generator | None) -> SelfState:
         """The state of the layers that are like `attn`."""
         at = UNPOSITIONED if self.position is None else self.position.prepare(rows, x, random)
-        plan = plan_rows(
-            rows, step.layout, self.spec.mask, heads_of(attn, x, random), bias=at.bias, mechanism=attn.scoring
-        )
+        plan = step.layout.plan(rows, self.spec.mask, heads_of(attn, x, random), at.bias, attn.scoring)
         return SelfState(rows, plan, step, at.rotation, at.content)
 
 
@@ -109,7 +107,7 @@ def cross_state(
     attn: Attention, rows: Rows, x: Tensor, source: CrossKeys, random: torch.Generator | None
 ) -> CrossState:
     """The state of the cross-attention layers that are like `attn`: every query sees the whole source of its row."""
-    plan = plan_rows(rows, source.layout(rows), Full(), heads_of(attn, x, random), mechanism=attn.scoring)
+    plan = source.layout(rows).plan(rows, Full(), heads_of(attn, x, random), None, attn.scoring)
     return CrossState(rows, plan, source)
 
 

@@ -7,7 +7,7 @@ Every concrete module adds only its arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class Module(nn.Module, Generic[S]):
             if value is None and not hasattr(self, name):
                 setattr(self, name, None)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module[S]:
         """Every cast and move of torch goes through here: apply it to `dtype` and `device` as well."""
         nn.Module._apply(self, fn, recurse)
         example = fn(torch.empty(0, dtype=self.dtype, device=self.device))

@@ -7,6 +7,8 @@ read and edit are in `triptych.probe`; they are an argument, never module state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from triptych.attention import ContentBias, RowPlan, Rows
@@ -23,6 +25,10 @@ class Taps:
     def at(self, name: str) -> Taps:
         """The taps of a sub-module, by its dotted name."""
         return self
+
+    def run(self, block: Callable[..., Tensor], x: Tensor, ctx: object, layer: int) -> Tensor:
+        """Run one block of a stack, whose taps these are."""
+        return block(x, ctx, layer, self)
 
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
         """The value to go on with at `site`; `value` is `[N, ...]` over the flat batch of `rows`."""

@@ -12,6 +12,7 @@ from triptych.ops.functions import (
     linear,
     patches,
     pool,
+    record,
     rms_norm,
     rotate,
     sinusoids,
@@ -20,6 +21,6 @@ from triptych.ops.functions import (
 
 __all__ = [
     "ACTIVATIONS", "Rotation", "conv1d", "dropout", "embedding", "experts",
-    "l2_normalize", "layer_norm", "linear", "patches", "pool", "rms_norm", "rotate",
+    "l2_normalize", "layer_norm", "linear", "patches", "pool", "record", "rms_norm", "rotate",
     "sinusoids", "softcap",
 ]  # fmt: skip

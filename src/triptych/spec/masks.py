@@ -183,7 +183,7 @@ def _join(kind: type[And] | type[Or], a: Mask, b: Mask) -> Mask:
 
 def _lengths(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
     """One length for all rows, or one per row, as plain integers."""
-    return (index(value),) if isinstance(value, SupportsIndex) else tuple(index(length) for length in value)
+    return tuple(index(length) for length in value) if isinstance(value, Iterable) else (index(value),)
 
 
 def full() -> Mask:
@@ -198,7 +198,7 @@ def window(back: int, ahead: int = 0) -> Mask:
     return Window(back, ahead)
 
 
-def prefix(n: int | Sequence[int]) -> Mask:
+def prefix(n: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
     return Prefix(_lengths(n))
 
 
@@ -210,7 +210,7 @@ def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0) 
     return BlockSparse(block, local, first, every)
 
 
-def keys(lengths: int | Sequence[int]) -> Mask:
+def keys(lengths: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
     return Keys(_lengths(lengths))
 
 
