@@ -6,7 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,20 +51,21 @@ def chat(
     """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
-    settings = {
+    settings: options.SamplingSettings = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "seed": random.randrange(1 << 31) if seed is None else seed,
         "stop": tuple(stop or ()),
     }
-    _converse(model, settings, system=system, seed=seed, show_prompt=show_prompt, as_json=as_json)
+    _converse(model, settings, system=system, show_prompt=show_prompt, as_json=as_json)
 
 
 def _converse(
-    model: Model, settings: dict[str, Any], *, system: str, seed: int | None, show_prompt: bool, as_json: bool
+    model: Model, settings: options.SamplingSettings, *, system: str, show_prompt: bool, as_json: bool
 ) -> None:
     """Answer turns until stdin ends.
 
@@ -74,7 +75,6 @@ def _converse(
     model.render(
         [*start, {"role": "user", "content": "?"}]
     )  # fails before the first turn if the template is missing or refuses system messages
-    settings["seed"] = random.randrange(1 << 31) if seed is None else seed
     interactive = sys.stdin.isatty()
     screen.note(f"seed {settings['seed']}" + ("; /help lists the commands" if interactive else ""))
     messages = list(start)
@@ -130,7 +130,7 @@ def _line() -> str:
     return decode_stdin(raw)
 
 
-def _answer(model: Model, messages: list[Message], settings: dict[str, Any], as_json: bool) -> str:
+def _answer(model: Model, messages: list[Message], settings: options.SamplingSettings, as_json: bool) -> str:
     pieces = []
     for piece in model.chat(messages, **settings):
         pieces.append(piece)

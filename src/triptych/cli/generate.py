@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,13 @@ from triptych.cli.loading import check_generates, load_model, read_texts
 
 if TYPE_CHECKING:
     from triptych.model import Model
+
+
+class GenerateSettings(options.SamplingSettings):
+    """Those of `chat`, and what only `generate` takes."""
+
+    decoder_prefix: str
+    chunk: int | None
 
 
 @options.opens
@@ -41,7 +48,7 @@ def generate(
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
-    settings: dict[str, Any] = {
+    settings: GenerateSettings = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "top_k": top_k,
@@ -56,10 +63,10 @@ def generate(
     if len(texts) == 1 and not beams and not as_json:
         _stream(model, texts[0], settings)
     else:
-        _generate_batch(model, texts, settings | {"beams": beams}, as_json)
+        _generate_batch(model, texts, settings, beams=beams, as_json=as_json)
 
 
-def _stream(model: Model, prompt: str, settings: dict[str, Any]) -> None:
+def _stream(model: Model, prompt: str, settings: GenerateSettings) -> None:
     ids: list[int] = []
     start = time.perf_counter()
     if sys.stdout.isatty() and model.spec.layout == "decoder":
@@ -70,11 +77,11 @@ def _stream(model: Model, prompt: str, settings: dict[str, Any]) -> None:
     screen.note(_speed(len(ids), time.perf_counter() - start))
 
 
-def _generate_batch(model: Model, prompts: list[str], settings: dict[str, Any], as_json: bool) -> None:
+def _generate_batch(model: Model, prompts: list[str], settings: GenerateSettings, *, beams: int, as_json: bool) -> None:
     start = time.perf_counter()
     with screen.counting() as bar:
-        task = bar.add_task("tokens", total=None if settings["beams"] else settings["max_new_tokens"] * len(prompts))
-        generations = model.generate(prompts, on_token=lambda *_: bar.advance(task), **settings)
+        task = bar.add_task("tokens", total=None if beams else settings["max_new_tokens"] * len(prompts))
+        generations = model.generate(prompts, on_token=lambda *_: bar.advance(task), beams=beams, **settings)
     seconds = time.perf_counter() - start
     tokens = sum(len(generation.ids) for generation in generations)
     if as_json:

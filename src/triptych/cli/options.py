@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -81,6 +81,19 @@ Chunk = Annotated[
     int | None,
     typer.Option("--chunk", metavar="N", min=1, help="Process prompts N tokens at a time.", show_default=False),
 ]
+
+
+class SamplingSettings(TypedDict):
+    """The options of `generate` and `chat` as the library takes them."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
