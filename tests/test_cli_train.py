@@ -11,7 +11,7 @@ import torch
 
 from triptych import quickstart
 from triptych.cli import main
-from triptych.cli.training_bar import TrainingBar, summary
+from triptych.cli.training_progress import TrainingProgress, summary
 from triptych.errors import TextError
 from triptych.model import load
 from triptych.quickstart.panels import HeldOutResult
@@ -94,7 +94,7 @@ def test_show_batch(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["target"] for one in tokens[:-1]] == [one["token"] for one in tokens[1:]]
     out, _ = said(["train", recipe, "--show-batch"], capsys)
     assert "row 1 of" in out
-    assert "should say" in out
+    assert "target" in out
 
 
 def test_verify_resume(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_the_line() -> None:
 
 
 def test_without_a_terminal_a_run_reports_ten_times(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrainingBar() as bar:
+    with TrainingProgress() as bar:
         for step in range(1, 1001):
             bar.step(event(step, step / 1000))
     lines = capsys.readouterr().err.splitlines()
@@ -145,7 +145,7 @@ def test_without_a_terminal_a_run_reports_ten_times(capsys: pytest.CaptureFixtur
 
 
 def test_samples_keep_to_text(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrainingBar() as bar:
+    with TrainingProgress() as bar:
         bar.sample("step 3", "a\x1b[31mb")
     assert "a\N{REPLACEMENT CHARACTER}[31mb" in capsys.readouterr().err
 

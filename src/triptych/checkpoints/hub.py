@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from triptych.checkpoints.locate import PICKLES
+from triptych.checkpoints.locate import PICKLES, model_in_run
 from triptych.checkpoints.source import is_plain_name
 from triptych.errors import FetchError, nearest, shown
 
@@ -59,9 +59,9 @@ def _with_organization(name: str) -> str:
 
 
 def local_path(model: str | Path, offline: bool = False, weights: bool = True) -> Path:
-    """Where `model` is on this machine: a path is itself, a `hub:` name is fetched first."""
+    """Where `model` is on this machine: a path, of a run directory its model, or what a `hub:` name fetched."""
     if not str(model).startswith(PREFIX):
-        return Path(model)
+        return model_in_run(Path(model))
     name = parse_name(str(model))
     return fetch(name.repo, name.revision, name.file, offline=offline, weights=weights)
 

@@ -45,7 +45,7 @@ def write_page(
     sections: list[page.Section] = [
         page.Facts("Result", facts),
         page.Samples("What it writes", samples),
-        page.Attention("What it attends to", panel.description, list(panel.maps(model))),
+        page.AttentionSection("What it looks at", panel.description, list(panel.maps(model))),
         losses,
         page.Prose("Next commands", commands),
     ]

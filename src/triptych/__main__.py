@@ -1,4 +1,4 @@
-"""`python -m triptych.cli`."""
+"""`python -m triptych`: the command line."""
 
 from __future__ import annotations
 
