@@ -9,13 +9,13 @@ import torch
 
 from triptych import labs
 from triptych import numpy_transformer as by_hand
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 from triptych.nn import linear
 from triptych.numpy_transformer import Array, Weights
 from triptych.train import Optimizer
 
 
-def failed(found: Finding) -> set[str]:
+def failed(found: LabResult) -> set[str]:
     """The first words of the criteria that were not met."""
     return {check.claim.split()[0] for check in found.checks if not check.passed}
 

@@ -13,7 +13,7 @@ from triptych import nn
 from triptych.attention import FullCache, Rows
 from triptych.generate import State
 from triptych.labs import kv_cache, run
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 from triptych.text import byte_tokenizer
 
 SHAPE = {
@@ -45,7 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "_seconds", seconds)
 
 
-def failed(found: Finding) -> set[str]:
+def failed(found: LabResult) -> set[str]:
     return {check.claim for check in found.checks if not check.passed}
 
 

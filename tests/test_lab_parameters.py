@@ -13,7 +13,7 @@ import triptych
 from triptych import families, labs, spec
 from triptych.errors import InputError
 from triptych.labs import parameters as lab
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 from triptych.page import Table
 
 CONFIG = Path(__file__).parents[1] / "docs" / "examples" / "qwen3-4b" / "config.json"
@@ -30,7 +30,7 @@ def tiny(tmp_path: Path) -> Setup:
     return Setup(model=str(tmp_path / "tiny"))
 
 
-def failed(found: Finding) -> set[int]:
+def failed(found: LabResult) -> set[int]:
     return {i for i, check in enumerate(found.checks) if not check.passed}
 
 

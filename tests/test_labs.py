@@ -18,14 +18,14 @@ from triptych import labs
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.labs import LABS
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.page import Attention, AttentionMap, Curve, Facts, Prose, Sample, Samples, Table
 
-Run = Callable[[Setup], Finding]
+Run = Callable[[Setup], LabResult]
 
 
-def good(setup: Setup) -> Finding:
-    setup.say("counting")
+def good(setup: Setup) -> LabResult:
+    setup.progress("counting")
     sections = (
         Table("numbers", ("n", "square"), [["2", "4"], ["3", "9"]]),
         Facts("facts", [("seed", str(setup.seed)), ("model", str(setup.model)), ("data", str(setup.data))]),
@@ -34,15 +34,15 @@ def good(setup: Setup) -> Finding:
         Samples("texts", [Sample(None, "said", "hello \x1b[31m")]),
         Prose("words", "Some words."),
     )
-    return Finding("Are squares square?", "They are.", (Check("two squared", 4.0, 4.0, 4.0),), sections)
+    return LabResult("Are squares square?", "They are.", (Check("two squared", 4.0, 4.0, 4.0),), sections)
 
 
-def bad(setup: Setup) -> Finding:
+def bad(setup: Setup) -> LabResult:
     checks = (Check("a thing that holds", 1.0, most=2.0), Check("a thing that does not", math.nan, least=0.5))
-    return Finding("Does it?", "It does not.", checks, (Table("t", ("x",), [["1"]]),))
+    return LabResult("Does it?", "It does not.", checks, (Table("t", ("x",), [["1"]]),))
 
 
-def broken(setup: Setup) -> Finding:
+def broken(setup: Setup) -> LabResult:
     raise InputError("the text is empty; give another")
 
 
@@ -169,7 +169,7 @@ def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: pytes
 def test_a_bug_in_one_lab_does_not_lose_the_others(
     error: Exception, line: str, catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def buggy(setup: Setup) -> Finding:
+    def buggy(setup: Setup) -> LabResult:
         raise error
 
     catalogue(before=good, buggy=buggy, after=good)
@@ -183,7 +183,7 @@ def test_a_bug_in_one_lab_does_not_lose_the_others(
 
 
 def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    def stopped(setup: Setup) -> Finding:
+    def stopped(setup: Setup) -> LabResult:
         raise KeyboardInterrupt
 
     catalogue(before=good, stopped=stopped, after=bad)

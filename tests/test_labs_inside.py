@@ -14,7 +14,7 @@ import triptych
 from triptych.attention import reference
 from triptych.errors import InputError
 from triptych.labs import bank, not_explanation, run
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
@@ -34,7 +34,7 @@ def loaded(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> 
     monkeypatch.setattr(not_explanation, "SHUFFLES", 1)
 
 
-def failed(found: Finding) -> set[str]:
+def failed(found: LabResult) -> set[str]:
     return {check.claim for check in found.checks if not check.passed}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from triptych import labs, nn
 from triptych.labs import bottleneck, depth, induction, mask_leak
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 from triptych.nn.positions import unbiased
 from triptych.nn.stack import Kind
 from triptych.page import render
@@ -19,7 +19,7 @@ from triptych.probe import taps
 from triptych.spec import causal, full, window
 
 
-def failed(found: Finding) -> list[str]:
+def failed(found: LabResult) -> list[str]:
     """The claim of each criterion that was not met."""
     return [check.claim for check in found.checks if not check.passed]
 

@@ -15,7 +15,7 @@ from triptych.labs import LABS, known
 
 if TYPE_CHECKING:
     from triptych import page
-    from triptych.labs.report import Outcome
+    from triptych.labs.report import LabRun
 
 
 def run(name: str, *, out: Path, report: Path | None, seed: int, as_json: bool, **given: Any) -> bool:
@@ -25,7 +25,7 @@ def run(name: str, *, out: Path, report: Path | None, seed: int, as_json: bool, 
     for folder in ([out] if draws else []) + ([report.parent] if report is not None else []):
         folder.mkdir(parents=True, exist_ok=True)  # now: minutes of work are not to end at a folder that cannot be
 
-    outcomes: list[Outcome] = []
+    outcomes: list[LabRun] = []
     plots: dict[str, list[Path]] = {}
     with _progress(len(names)) as (say, done):
         say("loading torch")
@@ -34,7 +34,7 @@ def run(name: str, *, out: Path, report: Path | None, seed: int, as_json: bool, 
         from triptych.labs.lab import Setup
 
         machine.use_threads()
-        setup = Setup(seed=seed, say=say, **given)
+        setup = Setup(seed=seed, progress=say, **given)
         for outcome in reporting.attempts(names, setup) if name == ALL else [reporting.timed(name, setup)]:
             outcomes.append(outcome)
             plots[outcome.name] = reporting.draw(outcome, out) if draws else []
@@ -55,7 +55,7 @@ def run(name: str, *, out: Path, report: Path | None, seed: int, as_json: bool, 
 
 
 @contextmanager
-def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[Outcome], None]]]:
+def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[LabRun], None]]]:
     """(say what is being done, say that a lab is done).  Several labs share a bar, and leave a line each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -70,7 +70,7 @@ def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[Outc
             if not notes.is_terminal:
                 screen.note(what)
 
-        def done(outcome: Outcome) -> None:
+        def done(outcome: LabRun) -> None:
             bar.advance(task)
             if labs > 1:
                 bar.console.print(
@@ -80,8 +80,8 @@ def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[Outc
         yield say, done
 
 
-def _one(outcome: Outcome, plots: Sequence[Path], report: Path | None) -> None:
-    finding = outcome.finding
+def _one(outcome: LabRun, plots: Sequence[Path], report: Path | None) -> None:
+    finding = outcome.result
     assert finding is not None
     out = screen.console()
     out.print(finding.question, style="bold", soft_wrap=True)
@@ -124,7 +124,7 @@ def _section(section: page.Section) -> None:
     screen.console().print()
 
 
-def _all(outcomes: Sequence[Outcome], report: Path | None) -> None:
+def _all(outcomes: Sequence[LabRun], report: Path | None) -> None:
     from triptych.labs.report import summary
 
     made = screen.table("lab", "", "seconds", "what decided", right=("seconds",))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from triptych.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from triptych.labs.lab import Finding, Setup
+    from triptych.labs.lab import LabResult, Setup
 
 LABS = {
     "scaling": "why scores are divided by √d: variance, entropy and gradient over d",
@@ -40,12 +40,12 @@ def known(name: str) -> str:
     return name
 
 
-def run(name: str, setup: Setup | None = None) -> Finding:
+def run(name: str, setup: Setup | None = None) -> LabResult:
     """Run one lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
     module = f"triptych.labs.{known(name).replace('-', '_')}"
     from triptych.labs.lab import Setup
 
-    found: Finding = import_module(module).run(setup or Setup())
+    found: LabResult = import_module(module).run(setup or Setup())
     return found
 
 

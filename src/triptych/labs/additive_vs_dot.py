@@ -15,7 +15,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import additive, attend
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.page import Curve, Facts, Table
 from triptych.spec import Additive, attention
 
@@ -26,9 +26,9 @@ TOKENS = 64
 NARROW, WIDE = 24, 40  # of queries and keys that no dot product can compare
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Both scores on the same tensors: time over T, sharpness over the size of the input, widths, parameters."""
-    setup.say("timing both over the length of the row")
+    setup.progress("timing both over the length of the row")
     times = [_times(tokens, setup.seed) for tokens in LENGTHS]
     sharp = [_entropies(size, setup.seed) for size in SIZES]
     error, refused = _mismatched(setup.seed)
@@ -73,7 +73,7 @@ def run(setup: Setup) -> Finding:
         Check(f"entropy at size {SIZES[-1]:g}, dot product, nats", sharp[-1][0], most=0.2),
         Check(f"entropy at size {SIZES[-1]:g}, additive, nats", sharp[-1][1], least=2.0),
     )
-    return Finding("Why the dot product, and not the first score?", MEANING, checks, (speed, facts, slower, flat))
+    return LabResult("Why the dot product, and not the first score?", MEANING, checks, (speed, facts, slower, flat))
 
 
 NAMES = ("dot product", "additive")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import Points, fit
 from triptych.model import Model, create, load
 from triptych.page import Attention, AttentionMap, Curve, Section, Table
@@ -36,11 +36,11 @@ STEPS, ROWS = 260, 96
 Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
     train, held = _pairs(setup)
     model, losses = _model(setup, train)
-    setup.say(f"comparing its cross-attention with the alignment of {len(held)} pairs")
+    setup.progress(f"comparing its cross-attention with the alignment of {len(held)} pairs")
     subject = Subject(model, held)
     patterns = subject.patterns()
     found = [subject.hits(pattern) for pattern in patterns]  # a layer's heads, then their mean
@@ -73,7 +73,7 @@ def run(setup: Setup) -> Finding:
     ]
     if losses:
         sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
-    return Finding("Does cross-attention find which letter comes from which?", meaning, checks, tuple(sections))
+    return LabResult("Does cross-attention find which letter comes from which?", meaning, checks, tuple(sections))
 
 
 class Subject:
@@ -197,13 +197,13 @@ def _respelled(random: np.random.Generator) -> Pair:
 def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, Points]:
     """The one that was named, or one trained now, and its losses."""
     if setup.model is not None:
-        setup.say(f"loading {setup.model}")
+        setup.progress(f"loading {setup.model}")
         return load(setup.model), []
     tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
     start = tokenizer.pad_id
     ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
     model = create(MODEL | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
-    setup.say(f"training a spelling model for {STEPS} steps")
+    setup.progress(f"training a spelling model for {STEPS} steps")
     assert start is not None
     data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
     losses = fit(model.module, data, rows=ROWS, length=LONGEST, steps=STEPS, seed=setup.seed, optimizer=OPTIMIZER)

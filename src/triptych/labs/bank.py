@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import Attention, AttentionMap, Curve, Table
@@ -25,10 +25,10 @@ Head = tuple[int, int]  # layer, head
 Lines = list[float]  # one number a layer, the embedding first
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
     model = decoder(setup)
-    setup.say("comparing the two vectors of 'bank', layer by layer")
+    setup.progress("comparing the two vectors of 'bank', layer by layer")
     pair = Pair(model, RIVER, MONEY)
     readers = pair.readers()
     whole, word, before = pair.cosines(), pair.cosines(pair.cut()), pair.cosines(pair.cut(back=1))
@@ -72,7 +72,7 @@ def run(setup: Setup) -> Finding:
         _curve("Six sentences that end in 'bank', means", {"of one sense": alike, "of two senses": apart}),
         pair.maps(readers[:SHOWN]),
     )
-    return Finding("How does one word come to mean two things?", meaning, checks, sections)
+    return LabResult("How does one word come to mean two things?", meaning, checks, sections)
 
 
 class Pair:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import block, decoder, fit, growth, power
 from triptych.page import Curve, Table
 from triptych.spec import RMSNorm
@@ -47,12 +47,12 @@ class Reach:
     recall: float
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """One symbol, T - 1 blanks, a question: a GRU and an attention block of as many parameters, trained for each T."""
     found: dict[str, list[Reach]] = {name: [] for name in RATES}
     for back in STEPS_BACK:
         for name in found:
-            setup.say(f"{name}, {back} steps back: training {STEPS} steps")
+            setup.progress(f"{name}, {back} steps back: training {STEPS} steps")
             found[name].append(_measure(name, back, setup.seed))
     recurrent, looking = found.values()
     sizes = [
@@ -78,7 +78,7 @@ def run(setup: Setup) -> Finding:
         " it likes, and with more training it reaches further than here. It has to find that out with a gradient that"
         " shrinks exponentially."
     )
-    return Finding("What does a recurrent state remember?", meaning, checks, (_table(found), *_curves(found)))
+    return LabResult("What does a recurrent state remember?", meaning, checks, (_table(found), *_curves(found)))
 
 
 def _made(name: str, seed: int) -> nn.Transformer:

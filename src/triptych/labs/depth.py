@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from triptych import nn
 from triptych.attention import Rows
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import block, decoder, growth, power
 from triptych.page import Curve, Table
 from triptych.spec import LayerNorm, Model, Norms, Sinusoidal, parts
@@ -45,11 +45,11 @@ STACKS: dict[str, tuple[type[parts.Block], Norms]] = {
 }
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Untrained stacks of 2 to 64 blocks: what of the gradient arrives at the first, and what the last one gets."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name in STACKS:
-        setup.say(f"{name}: {DEPTHS[0]} to {DEPTHS[-1]} layers")
+        setup.progress(f"{name}: {DEPTHS[0]} to {DEPTHS[-1]} layers")
         found[name] = [_measure(name, depth, setup.seed) for depth in DEPTHS]
     arrives, last = ({name: [pair[i] for pair in pairs] for name, pairs in found.items()} for i in (0, 1))
     fall = math.exp(growth(DEPTHS, arrives["no residual"]))
@@ -83,7 +83,7 @@ def run(setup: Setup) -> Finding:
         " et al.), which is why post-norm needs a warm-up. The rates are those of Xavier's weights; nothing here was"
         " trained."
     )
-    return Finding("What carries the gradient through a deep stack?", meaning, checks, (table, *curves))
+    return LabResult("What carries the gradient through a deep stack?", meaning, checks, (table, *curves))
 
 
 def _measure(name: str, depth: int, seed: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import torch
 from triptych import families, nn
 from triptych import numpy_transformer as by_hand
 from triptych.attention import Rows
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.numpy_transformer import Array, Config, Weights
 from triptych.page import Curve, Table
 from triptych.train import Batch, Optimizer, OptimizerSettings, loss
@@ -23,7 +23,7 @@ PARTS = ("embed", "attention", "SwiGLU", "RMSNorm", "head")
 Points = list[tuple[float, float]]
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """The gradient of every weight of one model by hand, by autograd and by nudging; then training by both."""
     random = np.random.default_rng(setup.seed)
     w, (ids, targets) = weights(CONFIG, random), random.integers(CONFIG.V, size=(2, ROWS, TOKENS))
@@ -32,9 +32,9 @@ def run(setup: Setup) -> Finding:
     dw, theirs = by_hand.gradients(w, ids, targets, CONFIG)[1], autograd(module, w, ids, targets)
     errors = {name: float(np.abs(dw[name] - theirs[name]).max() / np.abs(theirs[name]).max()) for name in w}
 
-    setup.say("nudging the weights")
+    setup.progress("nudging the weights")
     nudged = {part: _nudge(part, w, dw, (ids, targets), random) for part in PARTS}
-    setup.say(f"training both for {STEPS} steps")
+    setup.progress(f"training both for {STEPS} steps")
     losses = train(w, module, CONFIG, STEPS, random)
     apart = max(abs(a - b) for a, b in losses)
     checks = (
@@ -64,7 +64,7 @@ def run(setup: Setup) -> Finding:
         Curve("Slopes found by nudging, beside the gradient", "nudge", "relative error", nudged, {}, "xy"),
         Curve("Training", "step", "nats a token", {"by hand": steps[0], "the library": steps[1]}, {}),
     )
-    return Finding("Is a backward written by hand the same as autograd's?", meaning, checks, (table, *shown))
+    return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, (table, *shown))
 
 
 def weights(c: Config, random: np.random.Generator) -> Weights:

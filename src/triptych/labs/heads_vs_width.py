@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from triptych import nn
 from triptych.attention import Rows
 from triptych.count import count
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import block, decoder
 from triptych.model import Model
 from triptych.page import Curve, Table
@@ -22,9 +22,9 @@ VOCAB = 64
 COLUMNS = ("parameters", "matmul FLOPs", "score elements")
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """One block of width D for H in HEADS: counted from its spec, and measured on the module that runs."""
-    setup.say(f"one block of width {WIDTH}, {HEADS[0]} to {HEADS[-1]} heads")
+    setup.progress(f"one block of width {WIDTH}, {HEADS[0]} to {HEADS[-1]} heads")
     counted, measured, seconds = {}, {}, {}
     for heads in HEADS:
         made = decoder(VOCAB, [block(WIDTH, heads, WIDTH)], mask=full())
@@ -48,7 +48,7 @@ def run(setup: Setup) -> Finding:
         Check("score elements beside H times those of one head, furthest off", max(astray), most=0.0),
         Check(f"score elements of 8 heads on {TOKENS} tokens", float(measured[8][2]), 800.0, 800.0),
     )
-    return Finding("What do H heads cost beside one?", MEANING, checks, (table, curve))
+    return LabResult("What do H heads cost beside one?", MEANING, checks, (table, curve))
 
 
 MEANING = (

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from triptych import nn
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import Points, block, decoder, fit
 from triptych.model import Model
 from triptych.page import Attention, AttentionMap, Curve, Table
@@ -38,17 +38,17 @@ class Head:
         return f"layer {self.layer} head {self.head}"
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Random sequences, each said twice: one layer and two layers of attention learn the second saying."""
     noise = np.random.default_rng(setup.seed)
     data = Pairs(tuple(_repeated(noise) for _ in range(STEPS * ROWS)))
     tests = [_repeated(noise) for _ in range(TESTED)]
     models, losses = {}, {}
     for layers in (1, 2):
-        setup.say(f"training {layers} layer{'s' * (layers > 1)}: {STEPS} steps")
+        setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {STEPS} steps")
         models[layers], losses[f"layers: {layers}"] = _train(layers, data, setup.seed)
     shallow, copied = (_copied(model, tests) for model in models.values())
-    setup.say("removing heads, one at a time")
+    setup.progress("removing heads, one at a time")
     heads = _heads(models[2], tests)
     best = max(heads, key=lambda head: head.induction)
     others = [head.without for head in heads if head.layer == best.layer and head is not best]
@@ -75,7 +75,7 @@ def run(setup: Setup) -> Finding:
         [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", f"{h.without:.0%}"] for h in heads],
     )
     curve = Curve("Loss on the second saying", "step", "nats per token", losses, {"guessing": float(np.log(VOCAB))})
-    return Finding(
+    return LabResult(
         "How does a model copy what it has seen once?", meaning, checks, (table, curve, _maps(models[2], tests))
     )
 

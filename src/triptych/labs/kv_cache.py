@@ -13,7 +13,7 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
 from triptych.generate import State, start
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.nn import empty
@@ -34,15 +34,15 @@ LECTURE_POSITIONS, LECTURE_BYTES = 4096, 603_979_776
 
 
 @torch.inference_mode()
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """The same tokens with a cache and by computing everything again; seconds and bytes over the length."""
     model = decoder(setup)
     if model.spec.layout != "decoder":
         raise InputError(f"this lab writes on from a prompt: give a decoder, not an {model.spec.layout}")
     (prompt,) = model.ids([PROMPT])
-    setup.say(f"writing {NEW} tokens with the cache, and again without")
+    setup.progress(f"writing {NEW} tokens with the cache, and again without")
     (cached, with_cache), (plain, without) = _write(prompt, _Cached(model)), _write(prompt, _Recomputed(model))
-    setup.say(f"timing one more token after {', '.join(map(str, LENGTHS))}")
+    setup.progress(f"timing one more token after {', '.join(map(str, LENGTHS))}")
     lengths = [n for n in LENGTHS if model.spec.context is None or n <= model.spec.context]
     text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
     rows = [_measure(model, text[:n]) for n in lengths]
@@ -63,7 +63,7 @@ def run(setup: Setup) -> Finding:
         " every weight for one row of use and waits for memory. The price is memory that grows with T: layers x"
         " key/value heads x (key + value width) numbers a token."
     )
-    return Finding(
+    return LabResult(
         "What does the KV cache change, and what does it save?", meaning, checks, _sections(model, lengths, rows)
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from triptych import nn
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import Points, fit
 from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, Section, Table
@@ -29,13 +29,13 @@ class Trained:
     used: dict[str, tuple[nn.Transformer, float]]
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """A character decoder of 2 layers and D 64, trained and used with and without its mask: all four."""
-    setup.say("reading the text")
+    setup.progress("reading the text")
     job = prepare(_recipe(setup))
     found = {}
     for name, mask in MASKS.items():
-        setup.say(f"training {name}: {STEPS} steps")
+        setup.progress(f"training {name}: {STEPS} steps")
         found[name] = _train(job, mask, setup.seed)
     (own, lost), (blind, leaky) = ([nats for _, nats in trained.used.values()] for trained in found.values())
     guess = _frequencies(job)
@@ -54,7 +54,7 @@ def run(setup: Setup) -> Finding:
         " do with places ahead."
     )
     question = "What does a decoder learn when its mask is forgotten?"
-    return Finding(question, meaning, checks, _sections(job, found, guess, setup.seed))
+    return LabResult(question, meaning, checks, _sections(job, found, guess, setup.seed))
 
 
 def _recipe(setup: Setup) -> Recipe:

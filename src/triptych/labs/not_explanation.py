@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import Attention, AttentionMap, Curve, Table
@@ -34,15 +34,15 @@ class Other:
     path: list[tuple[float, float]]  # both after every step of the search
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """The last token's attention, shuffled, replaced by an optimised alternative, and cut; the next word each time."""
     subject = Subject(decoder(setup))
     layers = [subject.layers * i // 4 for i in (1, 2, 3)]
     random = torch.Generator().manual_seed(setup.seed)
-    setup.say(f"searching for other patterns in layers {', '.join(map(str, layers))}")
+    setup.progress(f"searching for other patterns in layers {', '.join(map(str, layers))}")
     others = [_search(subject, layer, random) for layer in layers]
     shuffled = [_shuffled(subject, layer, random) for layer in layers]
-    setup.say("hiding one token after the other")
+    setup.progress("hiding one token after the other")
     hidden = [subject.output_change("blocks.*.attn.scores", _without(key)) for key in range(len(subject.ids))]
     uniform = subject.output_change(
         "blocks.*.attn.pattern", lambda value, _: torch.full_like(value, 1 / value.shape[-1])
@@ -67,7 +67,7 @@ def run(setup: Setup) -> Finding:
         " (Wiegreffe and Pinter). To know what matters, take it away and look."
     )
     sections = (*_tables(subject, others, shuffled, weights, hidden), _curve(others), _maps(subject, others))
-    return Finding("Does a pattern of attention explain the output?", meaning, checks, sections)
+    return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
 
 
 class Subject:

@@ -13,7 +13,7 @@ from typing import Any
 from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.page import Curve, Table
 
@@ -32,7 +32,7 @@ EXERCISE_TOTAL = 3_243_704_320
 HIDDEN = (2048, 4096, 6912, 8192, 9728, 12288)
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
     qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
     without_norms = exercise.total - exercise.parameters["norms"]
@@ -64,7 +64,7 @@ def run(setup: Setup) -> Finding:
         _by_part({"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}),
         _over_hidden(),
     )
-    return Finding("Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections)
+    return LabResult("Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections)
 
 
 def predict(hf: Mapping[str, Any]) -> dict[str, Shape]:

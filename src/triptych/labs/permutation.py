@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from triptych import nn
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import block, decoder
 from triptych.model import Model
 from triptych.page import Curve, Table
@@ -23,7 +23,7 @@ SITES = ("embed", *(f"blocks.{i}.resid_post" for i in range(BLOCKS)))
 TWINS = (5, 17)  # places that hold the same token
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
     errors, twins = {}, {}
     for name in _parts(causal=False):
@@ -48,7 +48,7 @@ def run(setup: Setup) -> Finding:
         {"fp64 rounding": torch.finfo(torch.float64).eps},
         "y",
     )
-    return Finding("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
+    return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
 
 
 MEANING = (

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from triptych.attention import attend, attend_reference, linear
 from triptych.count import count
 from triptych.families import read_config
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import power
 from triptych.page import Curve, Facts, Table
 from triptych.spec import block_sparse, causal, window
@@ -67,13 +67,13 @@ WAYS: Mapping[str, Way] = {
 
 
 @torch.inference_mode()
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Seconds and bytes of every way to attend over T, and the powers of T they grow as."""
     noise = torch.Generator().manual_seed(setup.seed)
     seconds: dict[str, dict[int, float]] = {name: {} for name in WAYS}
     nbytes: dict[str, dict[int, float]] = {name: {} for name in WAYS}
     for repeat in range(REPEATS):
-        setup.say(
+        setup.progress(
             f"attending in {len(WAYS)} ways over {LENGTHS[0]} to {LENGTHS[-1]:,} tokens: {repeat + 1} of {REPEATS}"
         )
         for length in LENGTHS:
@@ -101,7 +101,7 @@ def run(setup: Setup) -> Finding:
         " which is another function. Sharing key/value heads saves their memory, not the work. Bytes are those of"
         " tensors between operations; what a kernel holds for itself is not seen."
     )
-    return Finding("What do T tokens of attention cost?", meaning, checks, _sections(seconds, nbytes))
+    return LabResult("What do T tokens of attention cost?", meaning, checks, _sections(seconds, nbytes))
 
 
 def _inputs(length: int, groups: int, noise: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

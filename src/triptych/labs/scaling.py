@@ -7,7 +7,7 @@ import math
 import torch
 
 from triptych.attention import attend
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import power
 from triptych.page import Curve, Table
 
@@ -15,7 +15,7 @@ WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS, ROWS = 64, 32
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """q and k of unit variance: the spread of q·k, the entropy of its softmax and the gradient through it, over d."""
     rows = [_measure(width, setup.seed) for width in WIDTHS]
     uniform = math.log(TOKENS)
@@ -47,7 +47,7 @@ def run(setup: Setup) -> Finding:
         " and softmax becomes a hard choice: its entropy and the gradient through it fall towards zero. Dividing by"
         " √d keeps both where they were, at any width."
     )
-    return Finding("What does dividing by √d do?", meaning, checks, (table, entropy, gradient))
+    return LabResult("What does dividing by √d do?", meaning, checks, (table, entropy, gradient))
 
 
 def _measure(width: int, seed: int) -> tuple[float, float, float, float, float]:

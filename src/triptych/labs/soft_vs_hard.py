@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.page import Curve, Table
 
 ENTRIES, QUESTIONS, WIDTH, VALUES = 16, 32, 24, 20
@@ -20,7 +20,7 @@ SHARPNESS = tuple(2.0**i for i in range(-2, 13, 2))
 SOFT, HARD, STEPS, RATE = 4.0, 4096.0, 400, 0.3
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
     book = _Dictionary(setup.seed)
     rows = [book.measure(beta) for beta in SHARPNESS]
@@ -59,7 +59,7 @@ def run(setup: Setup) -> Finding:
         Check(f"at β {SOFT:g}, loss after learning over before", learned[SOFT][-1] / learned[SOFT][0], most=0.05),
         Check(f"at β {HARD:g}, the same", learned[HARD][-1] / learned[HARD][0], least=0.95),
     )
-    return Finding("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
+    return LabResult("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
 
 
 MEANING = (
