@@ -43,14 +43,20 @@ def run(setup: Setup) -> LabResult:
     plain, added = _parameters()
     memory = costs[-1]["additive"][1] / costs[-1]["dot product"][1]
     checks = (
-        Check("additive, distance from its formula pair by pair, widths 24 and 40", _formula_error(setup.seed), most=1e-12),
+        Check(
+            "additive, distance from its formula pair by pair, widths 24 and 40", _formula_error(setup.seed), most=1e-12
+        ),
         Check(f"memory at {LENGTHS[-1]} tokens, additive over dot product", memory, least=HIDDEN / 4),
         Check(f"parameters a layer gains, beside K = {WIDTH}", float(added), WIDTH, WIDTH),
         Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
-        Check(f"entropy at size {SIZES[-1]:g} over that at {SIZES[-2]:g}, additive", entropies[-1][1] / entropies[-2][1], least=0.9),
+        Check(
+            f"entropy at size {SIZES[-1]:g} over that at {SIZES[-2]:g}, additive",
+            entropies[-1][1] / entropies[-2][1],
+            least=0.9,
+        ),
         Check(f"entropy at size {SIZES[-2]:g}, additive, nats", entropies[-2][1], least=2.0),
         Check(f"entropy at size {SIZES[-2]:g}, dot product, nats", entropies[-2][0], most=0.2),
-    )  # fmt: skip
+    )
     meaning = (
         "Both compare every query with every key, and in a layer they have the same parameters but for one vector."
         " Additive attention takes queries and keys of any widths. tanh bounds its scores by the sum of |w|, so one"

@@ -64,14 +64,28 @@ def run(setup: Setup) -> LabResult:
         Check("lowest cosine in a later layer", min(whole), most=0.9),
         Check("share of the separation left when 'bank' cannot see 'river' or 'money'", left(word), most=0.3),
         Check("control: share left when it cannot see the word before instead", left(before), least=0.7),
-        Check("separation left if the sentences differ in no other word", 1 - min(least.cosines(least.cut())), most=1e-4),
-        Check(f"share left without the {READERS} strongest readers of the first third of the layers", left(few), most=0.6),
-        Check(f"control: share left without the {READERS} strongest readers of the other layers", left(control), least=0.8),
-        Check("weight that those give the word, over that of the early ones", pair.mean(late) / pair.mean(early), least=0.6),
+        Check(
+            "separation left if the sentences differ in no other word", 1 - min(least.cosines(least.cut())), most=1e-4
+        ),
+        Check(
+            f"share left without the {READERS} strongest readers of the first third of the layers", left(few), most=0.6
+        ),
+        Check(
+            f"control: share left without the {READERS} strongest readers of the other layers", left(control), least=0.8
+        ),
+        Check(
+            "weight that those give the word, over that of the early ones",
+            pair.mean(late) / pair.mean(early),
+            least=0.6,
+        ),
         Check("cosine within a sense, less that between senses", _mean(same[deep]) - _mean(other[deep]), 0.02),
-        Check(f"layer {content.head[0]} head {content.head[1]}: weight to 'river' and 'money', mean", content.weight, least=0.6),
+        Check(
+            f"layer {content.head[0]} head {content.head[1]}: weight to 'river' and 'money', mean",
+            content.weight,
+            least=0.6,
+        ),
         Check("the same head: weight of other words to the one before", content.elsewhere, most=0.25),
-    )  # fmt: skip
+    )
     meaning = (
         "One token enters as one vector, whatever stands around it. Attention moves what 'river' or 'money' say into"
         " 'bank', in a few heads of the early layers, and from there on the two vectors differ; banks of one sense are"

@@ -91,10 +91,12 @@ def run(setup: Setup) -> LabResult:
         Check(f"vector of {WIDE}: symbols right at length 4, less of {NARROW}", wide[middle] - narrow[middle], 0.15),
         Check(f"vector of {WIDE}: symbols right at length {LENGTHS[-1]}", wide[-1], most=0.8),
         Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-        Check(f"parameters, attention over vector of {WIDE}", sizes["attention"] / sizes[f"vector of {WIDE}"], most=1.0),
+        Check(
+            f"parameters, attention over vector of {WIDE}", sizes["attention"] / sizes[f"vector of {WIDE}"], most=1.0
+        ),
         Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
         Check(f"attention, untrained: the gradient from T {BACK[-3]} on goes as T to the power", falls, -1.2, -0.8),
-    )  # fmt: skip
+    )
     meaning = (
         f"A vector of {NARROW} numbers copies one symbol and loses more the longer the source is:"
         f" {narrow[middle]:.0%} of 4, {narrow[-1]:.0%} of {LENGTHS[-1]}. Trained alike, {WIDE} numbers carry"

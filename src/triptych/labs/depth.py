@@ -18,7 +18,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import Points, block, decoder, fit, growth, power
-from triptych.page import Curve, Table
+from triptych.page import Curve, Section, Table
 from triptych.spec import LayerNorm, Model, Norms, Sinusoidal, parts
 from triptych.train import Example, OptimizerSettings, Pairs, Schedule, collate, loss
 
@@ -73,13 +73,15 @@ def run(setup: Setup) -> LabResult:
     end = {key: fmean(nats for _, nats in points[-LAST:]) for key, points in losses.items()}
     gain = {name: end[name, "no warm-up"] - end[name, "warm-up"] for name in ("pre-norm", "post-norm")}
     checks = (
-        Check(f"pre-norm, {DEPTHS[-1]} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5),
+        Check(
+            f"pre-norm, {DEPTHS[-1]} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5
+        ),
         Check("no residual: what is left of it after each further layer", fall, most=0.8),
         Check("pre-norm: the last block's gradient goes as depth to the power", goes["pre-norm"], -0.7, -0.25),
         Check("post-norm: the last block's gradient goes as depth to the power", goes["post-norm"], -0.15, 0.35),
         Check(f"post-norm, {LAYERS} layers trained: nats lost without a warm-up", gain["post-norm"], least=0.5),
         Check("control: nats that pre-norm loses without a warm-up", gain["pre-norm"], most=0.2),
-    )  # fmt: skip
+    )
     meaning = (
         "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of 64"
         f" blocks. Without one every layer multiplies what passes: {fall:.2f} of it is left after each, and 64 layers"
@@ -91,7 +93,7 @@ def run(setup: Setup) -> LabResult:
         f" one, where guessing is {math.log(SYMBOLS):.2f}; pre-norm ends at {end['pre-norm', 'no warm-up']:.2f} and"
         f" {end['pre-norm', 'warm-up']:.2f}. The rates are those of Xavier's weights, one size and one learning rate."
     )
-    sections = (_gradient_table(arrives), _trained_table(end), *_curves(arrives, last, losses))
+    sections: tuple[Section, ...] = (_gradient_table(arrives), _trained_table(end), *_curves(arrives, last, losses))
     return LabResult("What carries the gradient through a deep stack?", meaning, checks, sections)
 
 

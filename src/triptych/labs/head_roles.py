@@ -62,12 +62,19 @@ def run(setup: Setup) -> LabResult:
     unread = _best(distances)
     checks = (
         *(
-            Check(f"{role}: weight from {best[role].name}, the highest, less {what}", best[role].score - beside[role], 0.3)
+            Check(
+                f"{role}: weight from {best[role].name}, the highest, less {what}",
+                best[role].score - reference[role],
+                0.3,
+            )
             for role in best
-            for what, beside in (("that of even weights", even), ("the highest with random weights", _values(random)))
+            for what, reference in (
+                ("that of even weights", even),
+                ("the highest with random weights", _values(random)),
+            )
         ),
         Check(f"{unread.name}: distance from the nearest of {len(ideals)} simple patterns", unread.score, least=0.5),
-    )  # fmt: skip
+    )
     meaning = (
         f"On two sentences of {len(tokens)} tokens {best['the token before'].name} gives the token before"
         f" {best['the token before'].score:.2f} of its weight, {best['punctuation'].name} gives punctuation"

@@ -58,8 +58,10 @@ def run(setup: Setup) -> LabResult:
         Check(f"score elements of 8 heads on {TOKENS} tokens", float(measured[8][2]), 800.0, 800.0),
         Check("control: one place read right by one head", right["one place", 1], least=0.95),
         Check("four places read right by four heads", right["four places", 4], least=0.9),
-        Check("four places read right by four heads, less by one", right["four places", 4] - right["four places", 1], 0.2),
-    )  # fmt: skip
+        Check(
+            "four places read right by four heads, less by one", right["four places", 4] - right["four places", 1], 0.2
+        ),
+    )
     meaning = (
         "The projections are D x D whether their output is one head or cut into H, and the H score matrices take D/H"
         " multiplications an entry instead of D: parameters and matmul FLOPs are equal. What grows is the number of"
@@ -134,9 +136,7 @@ def _row(noise: np.random.Generator, places: Sequence[int]) -> Example:
 def _cost_table(measured: Costs, seconds: dict[int, float]) -> Table:
     title = f"One block of width {WIDTH} on {TOKENS} tokens, measured; time of a forward on {LONG}"
     header = ("heads", "head width", *COLUMNS, f"time for {LONG} tokens")
-    rows = [
-        [str(h), str(WIDTH // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"] for h in HEADS
-    ]
+    rows = [[str(h), str(WIDTH // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"] for h in HEADS]
     return Table(title, header, rows)
 
 

@@ -1,4 +1,8 @@
-"""What does the KV cache change, and what does it save? (lectures L0 2.9, L2 4 and L4 exercise 18)"""
+"""What does the KV cache change, and what does it save?  (Lectures L0 2.9 and L4 exercise 18)
+
+The claim is false if a token or, beyond rounding, a logit differs with the cache, if the time of one more token does
+not fall, and the more so the longer the text, or if the cache takes other bytes than the formula says.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def run(setup: Setup) -> LabResult:
     """The same tokens with a cache and by computing everything again; seconds and bytes over the length."""
     model = decoder(setup)
     if model.spec.layout != "decoder":
-        raise InputError(f"this lab writes on from a prompt: give a decoder, not an {model.spec.layout}")
+        raise InputError(f"this lab continues a prompt: it needs a decoder, not an {model.spec.layout}")
     (prompt,) = model.ids([PROMPT])
     setup.progress(f"writing {NEW} tokens with the cache, and again without")
     (cached, with_cache), (plain, without) = _write(prompt, _Cached(model)), _write(prompt, _Recomputed(model))
@@ -96,11 +100,11 @@ class _Recomputed:
 
 def _write(prompt: Sequence[int], logits: Callable[[Sequence[int]], Tensor]) -> tuple[list[int], Tensor]:
     """Greedy: the row with `NEW` tokens written on, and the logits each was chosen by, `[NEW, V]`."""
-    row, seen = list(prompt), []
+    row, steps = list(prompt), []
     for _ in range(NEW):
-        seen.append(logits(row).float())
-        row.append(int(seen[-1].argmax()))
-    return row, torch.stack(seen)
+        steps.append(logits(row).float())
+        row.append(int(steps[-1].argmax()))
+    return row, torch.stack(steps)
 
 
 def _measure(model: Model, row: Sequence[int]) -> tuple[float, float, int]:
@@ -142,11 +146,11 @@ def _lecture_bytes() -> int:
 def _sections(
     model: Model, lengths: Sequence[int], rows: Sequence[tuple[float, float, int]]
 ) -> tuple[Table, Curve, Facts]:
-    counted, told = count(model.spec), []
+    counted, cells = count(model.spec), []
     for n, (again, once, nbytes) in zip(lengths, rows, strict=True):
         flops = counted.prefill_flops(n) / counted.decode_flops(n - 1)
         times = [f"{again * 1e3:,.0f} ms", f"{once * 1e3:,.0f} ms", f"{again / once:.1f}"]
-        told.append([str(n), *times, f"{flops:.0f}", f"{nbytes / 2**20:.1f} MiB"])
+        cells.append([str(n), *times, f"{flops:.0f}", f"{nbytes / 2**20:.1f} MiB"])
     header = ("T", "all again", "with the cache", "times faster", "times fewer FLOPs", "cache")
     series = {
         name: [(float(n), row[column]) for n, row in zip(lengths, rows, strict=True)]
@@ -158,7 +162,7 @@ def _sections(
         (f"Qwen3-4B, {LECTURE_POSITIONS:,} positions, fp16", lecture),
     ]
     return (
-        Table("The next token after T", header, told),
+        Table("The next token after T", header, cells),
         Curve("Seconds for the next token", "T", "s", series, {}, "xy"),
-        Facts("What the cache weighs", facts),
+        Facts("Size of the cache", facts),
     )

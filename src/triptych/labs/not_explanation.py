@@ -56,14 +56,25 @@ def run(setup: Setup) -> LabResult:
     most_read, most_needed = weights.index(max(weights)), hidden.index(max(hidden))
     drop = hidden[most_needed]
     checks = (
-        Check("distance of the alternative patterns, mean over all layers and heads (0 to 1)", other.attention, least=0.4),
-        Check(f"the same in the {SENSITIVE} layers where a shuffle alone moves the output most", sum(apart) / SENSITIVE, least=0.3),
+        Check(
+            "distance of the alternative patterns, mean over all layers and heads (0 to 1)", other.attention, least=0.4
+        ),
+        Check(
+            f"the same in the {SENSITIVE} layers where a shuffle alone moves the output most",
+            sum(apart) / SENSITIVE,
+            least=0.3,
+        ),
         Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
-        Check("control: distance of the shuffled patterns over that of the alternative", shuffled.attention / other.attention, 0.95, 1.05),
+        Check(
+            "control: distance of the shuffled patterns over that of the alternative",
+            shuffled.attention / other.attention,
+            0.95,
+            1.05,
+        ),
         Check("control: output change under the shuffled patterns in all layers", shuffled.output, least=0.5),
         Check("output change when the token that matters most is hidden", drop, least=0.3),
         Check("that over the change when the most attended one is", drop / (hidden[most_read] or math.nan), least=3.0),
-    )  # fmt: skip
+    )
     meaning = (
         "In all layers and heads at once the last token's attention can be exchanged for weights that look elsewhere,"
         " and the next word keeps its probability: the picture of the weights is one of many that give this output."
@@ -157,7 +168,10 @@ def _without(key: int) -> Callable[[Tensor, Where], Tensor]:
 
 
 def _replacements(other: Replacement, shuffled: Replacement) -> Table:
-    rows = [[name, f"{one.attention:.2f}", f"{one.output:.4f}"] for name, one in (("optimized", other), ("shuffled", shuffled))]  # fmt: skip
+    rows = [
+        [name, f"{one.attention:.2f}", f"{one.output:.4f}"]
+        for name, one in (("optimized", other), ("shuffled", shuffled))
+    ]
     return Table("All layers replaced at once: total variation, 0 to 1", ("patterns", "attention", "output"), rows)
 
 

@@ -101,11 +101,19 @@ def run(setup: Setup) -> LabResult:
             if name in share
         ),
         Check("the layer's matmuls alone: seconds grow as T to the power", _power(layer["matmuls"], LONG), *LINEAR),
-        Check(f"the layer, {SHORT[0]} to {SHORT[1]} tokens: seconds grow as T to the power", _power(layer["layer"], SHORT), most=1.5),
-        Check(f"the layer less its matmuls, {LONG[0]:,} to {LONG[1]:,} tokens: the same", _power(layer["the rest"], LONG), *SQUARE),
+        Check(
+            f"the layer, {SHORT[0]} to {SHORT[1]} tokens: seconds grow as T to the power",
+            _power(layer["layer"], SHORT),
+            most=1.5,
+        ),
+        Check(
+            f"the layer less its matmuls, {LONG[0]:,} to {LONG[1]:,} tokens: the same",
+            _power(layer["the rest"], LONG),
+            *SQUARE,
+        ),
         Check("largest difference between mechanisms that are exact", max(_differences(noise)), most=1e-4),
         Check("score FLOPs counted at T 32,768 over those at 2,048", _counted(32_768) / _counted(2_048), 256.0, 256.0),
-    )  # fmt: skip
+    )
     meaning = (
         "Every token is compared with every other, so the work grows as T squared, and with the scores written out the"
         " memory does too. The fused kernel computes the same numbers tile by tile: T squared work, but the process"
@@ -124,7 +132,7 @@ def _mechanisms(noise: torch.Generator, setup: Setup) -> tuple[Measured, Measure
     nbytes: Measured = {name: {} for name in MECHANISMS}
     for repeat in range(REPEATS):
         setup.progress(
-            f"attending in {len(MECHANISMS)} ways over {LENGTHS[0]} to {LENGTHS[-1]:,} tokens: {repeat + 1} of {REPEATS}"
+            f"{len(MECHANISMS)} mechanisms, {LENGTHS[0]} to {LENGTHS[-1]:,} tokens: {repeat + 1} of {REPEATS}"
         )
         for length in LENGTHS:
             for name, one in MECHANISMS.items():
@@ -224,7 +232,9 @@ def _tables(seconds: Measured, nbytes: Measured, layer: Measured) -> tuple[Table
         return f"{x * 1e3:,.1f} ms"
 
     def table(title: str, measured: Measured, form: Callable[[float], str]) -> Table:
-        rows = [[name, *(form(times[n]) for n in shown), f"{_power(times, LONG):.2f}"] for name, times in measured.items()]  # fmt: skip
+        rows = [
+            [name, *(form(times[n]) for n in shown), f"{_power(times, LONG):.2f}"] for name, times in measured.items()
+        ]
         return Table(title, header, rows)
 
     scores = [f"{4 * HEADS * n * n / 2**20:,.1f} MiB" for n in shown]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def run(setup: Setup) -> LabResult:
         ],
     )
 
-    def curve(title: str, unit: str, name: str, axes: str, **reference: float) -> Curve:
+    def curve(title: str, unit: str, name: str, axes: Literal["x", "xy"], **reference: float) -> Curve:
         lines = {
             label: [(float(d), max(getattr(measured[d][at], name), 1e-12)) for d in WIDTHS]
             for label, at in (("no scale", 1), ("1/√d", 2))
@@ -57,12 +58,29 @@ def run(setup: Setup) -> LabResult:
     checks = (
         Check("variance of q·k grows as d to the power", power(WIDTHS, variances), 0.95, 1.05),
         Check(f"entropy at d {WIDTHS[-1]} without scale, nats", plain.entropy, most=0.4),
-        Check(f"entropy at d {WIDTHS[-1]} with 1/√d over that at d {WIDTHS[0]}", scaled.entropy / narrow.entropy, 0.95, 1.05),
-        Check(f"median gradient at a query, d {WIDTHS[-1]}, without scale over with 1/√d", plain.gradient / scaled.gradient, most=0.01),
-        Check(f"median gradient with 1/√d, d {WIDTHS[-1]} over d {WIDTHS[0]}", scaled.gradient / narrow.gradient, 0.5, 2.0),
-        Check(f"share of queries with a gradient below {SMALL:g} at d {WIDTHS[-1]}, without scale", plain.starved, least=0.5),
-        Check(f"share of queries with a gradient below {SMALL:g} at d {WIDTHS[-1]}, with 1/√d", scaled.starved, most=0.01),
-    )  # fmt: skip
+        Check(
+            f"entropy at d {WIDTHS[-1]} with 1/√d over that at d {WIDTHS[0]}",
+            scaled.entropy / narrow.entropy,
+            0.95,
+            1.05,
+        ),
+        Check(
+            f"median gradient at a query, d {WIDTHS[-1]}, without scale over with 1/√d",
+            plain.gradient / scaled.gradient,
+            most=0.01,
+        ),
+        Check(
+            f"median gradient with 1/√d, d {WIDTHS[-1]} over d {WIDTHS[0]}", scaled.gradient / narrow.gradient, 0.5, 2.0
+        ),
+        Check(
+            f"share of queries with a gradient below {SMALL:g} at d {WIDTHS[-1]}, without scale",
+            plain.starved,
+            least=0.5,
+        ),
+        Check(
+            f"share of queries with a gradient below {SMALL:g} at d {WIDTHS[-1]}, with 1/√d", scaled.starved, most=0.01
+        ),
+    )
     meaning = (
         "q·k is a sum of d products of unit variance, so its variance is d. Undivided, the largest score of a row"
         " leads the second by ever more and softmax becomes a hard choice: its entropy falls towards zero, and"

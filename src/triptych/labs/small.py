@@ -75,12 +75,12 @@ def fit(
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """b of the exponential `y = a e^(bx)` fitted to the points by least squares of the logarithms; NaN when a y is 0."""
+    """b of the exponential `y = a e^(bx)` fitted by least squares of the logarithms; NaN when a y is 0."""
     return _slope(xs, [math.log(y) if y else -math.inf for y in ys])
 
 
 def power(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """b of the power law `y = a x^b` fitted to the points by least squares of the logarithms; NaN when a y is 0."""
+    """b of the power law `y = a x^b` fitted by least squares of the logarithms; NaN when a y is 0."""
     return growth([math.log(x) for x in xs], ys)
 
 
