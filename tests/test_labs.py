@@ -130,11 +130,11 @@ def test_one_lab_as_json(catalogue: Callable[..., None], capsys: pytest.CaptureF
     catalogue(worse=bad)
     assert main(["lab", "worse", "--json"]) == 1
     out, err = capsys.readouterr()
-    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert (told["name"], told["passed"], told["plots"]) == ("worse", False, [])
-    assert [check["passed"] for check in told["checks"]] == [True, False]
-    assert [check["measured"] for check in told["checks"]] == [1.0, None]
-    assert told["sections"][0]["rows"] == [["1"]]
+    result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (result["name"], result["passed"], result["plots"]) == ("worse", False, [])
+    assert [check["passed"] for check in result["checks"]] == [True, False]
+    assert [check["measured"] for check in result["checks"]] == [1.0, None]
+    assert result["sections"][0]["rows"] == [["1"]]
     assert "error" not in err
 
 
@@ -174,9 +174,9 @@ def test_a_bug_in_one_lab_does_not_lose_the_others(
 
     catalogue(before=good, buggy=buggy, after=good)
     assert main(["lab", "all", "--report", "labs.html", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["passed"]) for one in told] == [("before", True), ("buggy", False), ("after", True)]
-    assert told[1]["verdict"] == f"FAIL: {line}"
+    result = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["passed"]) for one in result] == [("before", True), ("buggy", False), ("after", True)]
+    assert result[1]["verdict"] == f"FAIL: {line}"
     chapters = Reader(Path("labs.html").read_text(encoding="utf-8")).sections()
     assert [one["passed"] for one in chapters] == [True, False, True]
     assert chapters[1]["sections"][0]["meaning"] == line
@@ -194,8 +194,8 @@ def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: p
 def test_all_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     catalogue(squares=good, again=good)
     assert main(["lab", "all", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["passed"]) for one in told] == [("squares", True), ("again", True)]
+    result = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["passed"]) for one in result] == [("squares", True), ("again", True)]
 
 
 def test_without_matplotlib_there_are_tables_and_a_note(
