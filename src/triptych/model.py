@@ -227,7 +227,8 @@ class Model:
         template = self.inputs.words.chat
         if template is None:
             raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
-        if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        listed: object = messages
+        if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
             raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():

@@ -117,7 +117,8 @@ class ConfigKeys:
             return value
         if not math.isfinite(value) or not low <= value <= high:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
-        return float(value)
+        number: Float = value * 1.0  # an integer as a float; `float` is this method here
+        return number
 
     def optional_float(
         self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf

@@ -36,14 +36,16 @@ class Value(Tensor):
         cls, label: str, dims: ops.Shape, dtype: torch.dtype, recorder: Recorder, sample: Sequence[int] | None = None
     ) -> Value:
         size = tuple(recorder.sizes[dim] if isinstance(dim, str) else dim for dim in dims)
-        value: Value = torch.Tensor._make_wrapper_subclass(cls, sample or size, dtype=dtype, device="meta")
+        value: Value = torch.Tensor._make_wrapper_subclass(
+            cls, sample or size, dtype=dtype, device=torch.device("meta")
+        )
         value.label, value.dims, value.recorder = label, dims, recorder
         return value
 
     def __init__(self, *arguments: object, **options: object) -> None:
         """See `__new__`, which makes the tensor."""
 
-    def __repr__(self, **options: object) -> str:
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch's stub and source differ
         return f"Value({self.label} {list(self.dims)})"
 
     @classmethod
@@ -67,6 +69,8 @@ class SymbolicRows(Rows):
     """Sample rows whose positions are values."""
 
     symbolic = True
+    recorder: Recorder
+    tokens_dim: ops.Dim
 
     def __init__(self, recorder: Recorder, tokens: ops.Dim, lengths: tuple[int, ...] = LENGTHS) -> None:
         super().__init__(lengths)
