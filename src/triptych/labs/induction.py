@@ -145,7 +145,7 @@ def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
 
 def _mean(diagonals: Sequence[Tensor]) -> list[float]:
     """Over the places of each row, then over rows: one number a head."""
-    means: list[float] = sum(diagonal.mean(-1) for diagonal in diagonals).div(len(diagonals)).tolist()  # type: ignore[union-attr]
+    means: list[float] = torch.stack([diagonal.mean(-1) for diagonal in diagonals]).mean(0).tolist()
     return means
 
 

@@ -117,7 +117,7 @@ class ConfigKeys:
             return value
         if not math.isfinite(value) or not low <= value <= high:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
-        number: Float = value * 1.0  # an integer as a float; `float` is this method here
+        number: Float = value + 0.0
         return number
 
     def optional_float(
