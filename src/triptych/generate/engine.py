@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.spec.positions import LongRope
 
+_SLOT = attrgetter("slot")
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -143,7 +145,8 @@ class Engine:
             tokens: Sequence[int] = ()
             logprobs: Sequence[TokenLogprobs | None] = (None,) * len(due)
             if due and self._greedy:
-                check_finite(logits)
+                if not logits.amax(-1).isfinite().all():
+                    check_finite(logits)
                 tokens = logits.argmax(-1).tolist()
             elif due:
                 tokens, logprobs = _choose(due, logits)
@@ -200,7 +203,7 @@ class Engine:
             if done + len(piece) == end:
                 due.append(row)
                 last.append(len(ids) - 1)
-        where = Rows(tuple(lengths), tuple(past), tuple([row.slot for row in rows]))
+        where = Rows(tuple(lengths), tuple(past), tuple(map(_SLOT, rows)))
         taps = NO_TAPS
         if session is not None:
             taps, session.items = session.taps, [row.request.number for row in rows]
