@@ -62,9 +62,7 @@ def keys_cached_before_they_turn(model: Model, patch: pytest.MonkeyPatch) -> Non
 @cached("gpt2", "Learned")
 def positions_restart_at_every_step(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = stack.Embed.forward
-    patch.setattr(
-        stack.Embed, "forward", lambda self, ids, rows, *rest: forward(self, ids, Rows(rows.lengths), *rest)
-    )
+    patch.setattr(stack.Embed, "forward", lambda self, ids, rows, *rest: forward(self, ids, Rows(rows.lengths), *rest))
 
 
 @cached("gpt2", "Learned")

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import references
 import triptych
-from triptych import families, spec
+from triptych import families, nn, spec
 from triptych.checkpoints.header import read_header
 from triptych.count import Count, count
 from triptych.errors import CheckpointError, InputError

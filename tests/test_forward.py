@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from triptych import generate as running
 from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.count import count
 from triptych.errors import InputError
+from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import sites
 
@@ -40,21 +40,19 @@ def cached(
     module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None, chunk: int
 ) -> list[torch.Tensor]:
     """Every position's logits, `chunk` tokens of each row at a time through a cache."""
-    assert module.decoder is not None
-    cache, cross = module.decoder.cache(len(rows)), None
-    pieces: list[list[torch.Tensor]] = [[] for _ in rows]
-    with torch.inference_mode():
-        if source is not None:
-            cross = module.decoder.cross_cache()
-            module(nn.Batch(source=nn.flat(source, CPU), cross=cross))
-        for begin in range(0, max(map(len, rows)), chunk):
-            parts = [row[begin : begin + chunk] for row in rows]
-            where = Rows(tuple(map(len, parts)), tuple(cache.lengths))
-            ids = torch.tensor([token for part in parts for token in part], dtype=torch.long)
-            step = where.split(module.logits(nn.Batch(inputs=ids, rows=where, cache=cache, cross=cross)))
-            for own, piece in zip(pieces, step, strict=True):
-                own.append(piece)
-    return [torch.cat(own) for own in pieces]
+    engine, sources = Engine(module, chunk=chunk), [None] * len(rows) if source is None else source
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    engine.add(
+        *(
+            Request(prompt=row, source=read, max_new_tokens=1, number=i, all_logits=True)
+            for i, (row, read) in enumerate(zip(rows, sources, strict=True))
+        )
+    )
+    while engine.rows:
+        for output in engine.step():
+            assert output.logits is not None
+            found[output.row.request.number].append(output.logits)
+    return [torch.cat(pieces) for pieces in found]
 
 
 @pytest.mark.parametrize(("position", "mask"), VARIANTS)
@@ -129,13 +127,12 @@ def test_sources_of_a_batch_do_not_meet() -> None:
 
 def test_dropped_and_repeated_rows_go_on_as_they_were() -> None:
     module = tiny.decoder("rope", "window")
-    state = running.start(module, ROWS)
-    with torch.inference_mode():
-        state.advance()
-        state.keep([2, 0, 0])
-        for row, token in zip(state.rows, [11, 12, 13], strict=True):
-            row.append(token)
-        found = state.advance()
+    engine = tiny.engine(module, ROWS)
+    engine.logits()
+    rows = engine.reorder([engine.rows[2], engine.rows[0], engine.rows[0]])
+    for row, token in zip(rows, [11, 12, 13], strict=True):
+        row.ids.append(token)
+    found = engine.logits()
     expected = [logits(module, [row])[0][-1:] for row in ([*ROWS[2], 11], [*ROWS[0], 12], [*ROWS[0], 13])]
     assert same(list(found.split(1)), expected)
 
@@ -169,16 +166,15 @@ def test_recompute_gives_the_same_gradients(position: str) -> None:
 def test_a_row_past_the_positions_is_refused() -> None:
     with pytest.raises(InputError, match="65 positions and the model has 64"):
         logits(tiny.decoder(), [[1] * 65])
-    state = running.start(tiny.decoder(), [[1] * 60])
     with pytest.raises(InputError, match="the model has 64"):
-        list(running.stream(state, max_new_tokens=5, sampling=running.Sampling()))
+        Engine(tiny.decoder()).add(Request(prompt=[1] * 60, max_new_tokens=5))
 
 
 def test_empty_batches_and_rows_are_refused() -> None:
     with pytest.raises(InputError, match="row 1 is empty"):
         logits(tiny.decoder(), [[1], []])
     with pytest.raises(InputError, match="prompt 0 is empty"):
-        running.start(tiny.decoder(), [[]])
+        Request(prompt=[])
 
 
 def test_post_norm_residuals_scale_with_depth() -> None:
