@@ -110,7 +110,8 @@ def main() -> None:
     bf16 = isinstance(autocast(options.precision, torch.device("cpu")), torch.autocast)
     print(
         f"{options.family}, {sum(p.numel() for p in module.parameters()):,} parameters, "
-        f"{options.rows} x {options.length} tokens, {'bf16 autocast' if bf16 else 'fp32'}{', compiled' if options.compile else ''}, "
+        f"{options.rows} x {options.length} tokens, {'bf16 autocast' if bf16 else 'fp32'}"
+        f"{', compiled' if options.compile else ''}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__} "
         f"({options.attention}), python {platform.python_version()}, {platform.machine()}, median of {options.repeats}"
     )
