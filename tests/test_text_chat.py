@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from triptych.checkpoints.gguf import GGUFSource
+from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import InputError, TextError
 from triptych.text import ChatTemplate, byte_tokenizer, from_gguf
 
@@ -168,7 +171,7 @@ NESTED = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
     [
         (NESTED, "more than 0.5 s"),
         ("{{ 9 ** (9 ** (9 ** 9)) }}", "more than 0.5 s|too much memory"),
-        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "passed 16777216 characters"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "exceeds 16777216 characters"),
         ("{{ ('a' * (2 * 10**9)) | length }}", "it took too much memory"),
         (DOUBLED, "memory|0.5 s"),
         ("{{ range(10**9) | list }}", "[Rr]ange too big"),
@@ -187,3 +190,45 @@ def test_tojson_is_python_json_not_html() -> None:
     shown = ChatTemplate("{{ v | tojson }}").render([], v=value).text
     assert shown == json.dumps(value, ensure_ascii=False)
     assert ChatTemplate("{{ strftime_now('%%') }}").render([]).text == "%"
+
+
+FORKING = """
+import os, sys, threading, warnings
+from triptych.text import ChatTemplate
+
+warnings.simplefilter("ignore")  # of forking while threads run, which is what is tested
+template = ChatTemplate("{{ messages[0].n }}" + "x" * 2000)
+def render(n):
+    return template.render([{"n": n}]).text == str(n) + "x" * 2000
+
+assert render(0)
+started, stop, wrong = threading.Event(), threading.Event(), []
+def beside():
+    n = 0
+    while not stop.is_set():
+        n += 1
+        wrong.extend([] if render(n) else [n])
+        started.set()
+thread = threading.Thread(target=beside)
+thread.start()
+started.wait()
+children = []
+for child in range(3):
+    pid = os.fork()
+    if pid == 0:
+        good = all(render(f"{child} {n}") for n in range(50))
+        sys.stdout.flush()
+        sys.exit(0 if good else 3)  # with its exit functions, which must leave the parent's worker alone
+    children.append(pid)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+stop.set()
+thread.join()
+assert codes == [0, 0, 0], codes
+assert not wrong and render(1)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_renders_and_its_parent_loses_no_reply() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr

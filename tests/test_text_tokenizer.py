@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from triptych.header import read_header
 
 from triptych.errors import InputError, TextError
 from triptych.text import (
@@ -26,7 +30,9 @@ from triptych.text import (
     bpe_tokenizer,
     byte_tokenizer,
     character_tokenizer,
+    corpus_cuts,
     from_directory,
+    limits,
     word_tokenizer,
 )
 
@@ -260,26 +266,72 @@ def test_spaces_are_taken_back_as_transformers_does(tmp_path: Path) -> None:
         assert (ours.decode(ids) != made.decode(ids)) == cleaned
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_corpus_has_the_ids_of_its_text(name: str, monkeypatch) -> None:
-    made = MADE[name]
-    text = (ROMEO + "\n\n".join(NASTY)) * 3  # more pieces than are encoded at once
-    whole = made.encode(text, special=False)
-    monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
+def marking_tokenizer() -> Tokenizer:
+    """As Llama's: a mark before each text, spaces as marks, no split into words."""
+    pieces = ["<unk>", "▁", *sorted(set(ROMEO) - {" ", "\n"}), "th", "▁th", "▁the", "▁s", "un", "is"]
+    merges = [("t", "h"), ("▁", "th"), ("▁th", "e"), ("▁", "s"), ("u", "n"), ("i", "s")]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return Tokenizer(backend)
+
+
+def longest_encoded(made: Tokenizer, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]:
+    """The ids of a corpus, and the characters of the longest string that was encoded for them."""
+    lengths: list[int] = []
+    rows = Tokenizer._rows
+
+    def counted(self: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:
+        lengths.extend(map(len, texts))
+        return rows(self, texts, special)
+
+    monkeypatch.setattr(Tokenizer, "_rows", counted)
     ids = made.encode_corpus(text)
     assert ids.dtype == np.int32
-    assert ids.tolist() == whole
+    return ids.tolist(), max(lengths)
+
+
+@pytest.mark.parametrize("lines", ["lines", "one line"])
+@pytest.mark.parametrize("name", [*MADE, "marks"])
+def test_a_corpus_has_the_ids_of_its_text(name: str, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = marking_tokenizer() if name == "marks" else MADE[name]
+    text = (ROMEO + "\n\n".join(NASTY)) * 3 if lines == "lines" else ROMEO.replace("\n", " ") * 20
+    whole = made.encode(text, special=False)
+    monkeypatch.setattr(corpus_cuts, "PART", 300)
+    monkeypatch.setattr("triptych.text.tokenizer._CHARACTERS_AT_ONCE", 1000)
+    ids, longest = longest_encoded(made, text, monkeypatch)
+    assert ids == whole
+    assert longest < 1200 < len(text)
     assert made.encode_corpus("").size == 0
 
 
-def test_a_vocabulary_that_marks_the_start_of_a_text_is_never_cut(monkeypatch) -> None:
-    vocab = {char: index for index, char in enumerate(sorted({*ROMEO, "▁"} - {" "}))}
-    backend = Backend(models.BPE(vocab=vocab, merges=[]))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    made = Tokenizer(backend)
-    monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
-    assert made.encode_corpus(ROMEO).tolist() == made.encode(ROMEO)
+def test_a_tokenizer_of_single_characters_is_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "acgt" * 5000
+    monkeypatch.setattr(corpus_cuts, "PART", 100)
+    for made in (byte_tokenizer(), character_tokenizer(text)):
+        ids, longest = longest_encoded(made, text, monkeypatch)
+        assert ids == made.encode(text, special=False)
+        assert longest <= 2 * 200 + 1
+
+
+def test_a_text_without_a_place_to_cut_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a run of one letter may be cut depends on where it began, so it is not."""
+    made = bpe_tokenizer(["aaaaaaaa " * 9], 262)
+    monkeypatch.setattr(corpus_cuts, "PART", 100)
+    assert made.encode_corpus("a" * 1001).tolist() == made.encode("a" * 1001)
+    monkeypatch.setattr(corpus_cuts, "MAX_UNCUT", 1000)
+    with pytest.raises(TextError, match="1,011 characters from character 100 on without a place to cut") as refused:
+        made.encode_corpus("so it is\n" + "a b c d " * 12 + "so it" + "a" * 1001)
+    assert "\n" not in str(refused.value)
+
+
+def test_long_lines_are_counted_as_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ROMEO.replace("\n", " ")
+    whole = [bpe_tokenizer([text], 300).files(), word_tokenizer([text], 90).files()]
+    monkeypatch.setattr(corpus_cuts, "PART", 50)
+    assert max(map(len, corpus_cuts.words_together(text))) < 70
+    assert "".join(corpus_cuts.words_together(text)) == text
+    assert [bpe_tokenizer([text], 300).files(), word_tokenizer([text], 90).files()] == whole
 
 
 # -- directories ------------------------------------------------------------------------------------------------------
@@ -319,7 +371,7 @@ def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
     assert template.source == "file"
     config["added_tokens_decoder"] = {"300": {"content": "<end>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(TextError, match=r"'<end>' the id 300, its vocabulary gives it 258"):
+    with pytest.raises(TextError, match=r"'<end>' the id 300, the vocabulary 258"):
         from_directory(tmp_path)
 
 
@@ -338,6 +390,44 @@ def test_what_cannot_be_opened_is_named(tmp_path) -> None:
         byte_tokenizer().encode("\ud800")
 
 
+SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+              "added_tokens.json", "chat_template.jinja")  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_what_stands_in_place_of_a_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    file = tmp_path / name
+
+    def sparse() -> None:
+        with file.open("wb") as stream:
+            stream.truncate(10 << 30)
+
+    ways = {"is a pipe or a device": lambda: os.mkfifo(file), "is a directory": file.mkdir,
+            "a pipe or a device": lambda: file.symlink_to("/dev/zero"), "symbolic links": lambda: file.symlink_to(name),
+            "No such file": lambda: file.symlink_to("nothing"), "10,737,418,240 bytes": sparse}  # fmt: skip
+    for problem, place in ways.items():
+        file.unlink(missing_ok=True)
+        place()
+        with pytest.raises(TextError, match=problem) as refused:
+            from_directory(tmp_path)
+        assert str(file) in str(refused.value)
+        assert "\n" not in str(refused.value)
+        if file.is_dir():
+            file.rmdir()
+
+
+@pytest.mark.parametrize("token", [5, True, [], {}, {"lstrip": True}, {"content": 5}, ["<s>"]])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_special_token_that_is_not_a_text_is_refused(token: object, file: str, tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    (tmp_path / file).write_text(json.dumps({"bos_token": token}))
+    with pytest.raises(TextError, match=r"bos_token is .*, not a token; write its text") as refused:
+        from_directory(tmp_path)
+    assert str(tmp_path) in str(refused.value)
+
+
 def test_text_needs_no_torch() -> None:
     code = "import sys, triptych.text.shakespeare, triptych.text.corpus; sys.exit('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False)
@@ -348,12 +438,12 @@ def test_text_needs_no_torch() -> None:
     ("part", "content", "says"),
     [
         ("model", {"type": "WordPiece", "vocab": {"a": 2**31}, "unk_token": "a", "continuing_subword_prefix": "##",
-                   "max_input_chars_per_word": 9}, "no whole number below"),
+                   "max_input_chars_per_word": 9}, "not an integer below"),
         ("added_tokens", [{"id": 2**32 - 1, "content": "x", "single_word": False, "lstrip": False, "rstrip": False,
-                           "normalized": False, "special": True}], "no whole number below"),
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "says it has 4294967295 bytes"),
+                           "normalized": False, "special": True}], "not an integer below"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "should have 4294967295 bytes"),
         ("normalizer", {"type": "Sequence", "normalizers": [
-            {"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}, "says it has 4294967295 bytes"),
+            {"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}, "should have 4294967295 bytes"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("spelled", [False, True])
@@ -381,3 +471,182 @@ def test_a_panic_of_the_library_is_one_line(tmp_path: Path, capfd: pytest.Captur
         made.decode([32])
     assert "\n" not in str(refused.value)
     capfd.readouterr()  # what the library itself has to say
+
+
+# -- pairs of texts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 5])
+@pytest.mark.parametrize("name", ["encoder", "seq2seq", "words"])
+def test_windows_of_a_long_second_text_are_those_of_the_library(name: str, overlap: int) -> None:
+    made, question = MADE[name], "light and east"
+    reference = Backend.from_str(made.backend.to_str())
+    shortest = len(made.encode_with_offsets(question, "")[0].ids)
+    for max_length in (shortest + overlap + 1, shortest + 9, shortest + 40, 10_000):
+        reference.enable_truncation(max_length, stride=overlap, strategy="only_second")
+        row = reference.encode(question, ROMEO)
+        windows = made.encode_with_offsets(question, ROMEO, max_length=max_length, overlap=overlap)
+        for window, expected in zip(windows, (row, *row.overflowing), strict=True):
+            assert window.ids == expected.ids
+            assert window.token_types == expected.type_ids
+            assert window.offsets == expected.offsets
+            assert window.sequence_ids == expected.sequence_ids
+    for max_length, shared in ((shortest, 0), (shortest + 5, 5), (shortest + 5, -1)):
+        with pytest.raises(InputError, match="shorten the first text") as refused:
+            made.encode_with_offsets(question, ROMEO, max_length=max_length, overlap=shared)
+        assert "\n" not in str(refused.value)
+
+
+def test_windows_in_one_thread_never_truncate_texts_in_another() -> None:
+    made, wrong, stop = MADE["encoder"], [], threading.Event()
+    whole = made.encode_with_offsets("who", ROMEO)[0]
+    alone = made.encode(ROMEO)
+
+    def cut() -> None:
+        while not stop.is_set():
+            made.encode_with_offsets("who", ROMEO, max_length=30, overlap=2)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        for _ in range(300):
+            if made.encode_with_offsets("who", ROMEO) != [whole]:
+                wrong.append("pair")
+            if made.encode(ROMEO) != alone:
+                wrong.append("text")
+    except TextError as error:
+        wrong.append(str(error))
+    finally:
+        stop.set()
+        cutter.join()
+    assert not wrong
+
+
+# -- tokenizer and model ----------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_must_fit_the_rows_of_its_model() -> None:
+    plain, framed = byte_tokenizer(), byte_tokenizer(ENCODER)
+    plain.check_rows(257)
+    plain.check_rows(256)  # no text but `<|endoftext|>` gives the id 256, and such a text is refused when it is read
+    with pytest.raises(TextError, match="has the token id 255, and the model has rows for 255 tokens") as refused:
+        plain.check_rows(255)
+    assert "\n" not in str(refused.value)
+    framed.check_rows(261)
+    with pytest.raises(TextError, match="puts the token id 260 around texts, and the model has rows for 259"):
+        framed.check_rows(259)
+
+
+def test_a_checkpoint_with_the_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 200, "hidden_size": 16,
+             "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "max_position_embeddings": 64}  # fmt: skip
+    byte_tokenizer().save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    with pytest.raises(TextError, match="token id 255, and the model has rows for 200") as refused:
+        read_header(tmp_path).tokenizer()
+    assert str(tmp_path) in str(refused.value)
+    (tmp_path / "config.json").write_text(json.dumps(llama | {"vocab_size": 256}))
+    assert read_header(tmp_path).tokenizer() is not None
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def replace_step(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def sequence(key: str, steps: list[dict[str, object]]) -> dict[str, object]:
+    return {"type": "Sequence", key: steps}
+
+
+def template(*pieces: dict[str, object], ids: int = 1) -> dict[str, object]:
+    special = {"x": {"id": "x", "ids": [0] * ids, "tokens": ["x"] * ids}}
+    return {"type": "TemplateProcessing", "single": list(pieces), "pair": [TEXT_A, TEXT_B], "special_tokens": special}
+
+
+TEXT_A: dict[str, object] = {"Sequence": {"id": "A", "type_id": 0}}
+TEXT_B: dict[str, object] = {"Sequence": {"id": "B", "type_id": 0}}
+SPECIAL: dict[str, object] = {"SpecialToken": {"id": "x", "type_id": 0}}
+DOUBLE, INSERT = replace_step({"String": "a"}, "aa"), replace_step({"Regex": ""}, "ab")
+BYTE_LEVEL: dict[str, object] = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+PREPEND: dict[str, object] = {"type": "Prepend", "prepend": "x" * 500}
+WORD_PIECE: dict[str, object] = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a",
+                                 "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}  # fmt: skip
+UNIGRAM: dict[str, object] = {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0], ["b" * 1025, -1.0]],
+                              "byte_fallback": False}  # fmt: skip
+#: What a `tokenizer.json` may not do: the part that does it, and the message.
+HOSTILE: dict[str, tuple[str, dict[str, object], str]] = {
+    "replacements that feed each other": (
+        "normalizer", sequence("normalizers", [DOUBLE] * 60), "make 4.61e.18 characters of one"),
+    "insertions before every character": ("normalizer", sequence("normalizers", [INSERT] * 9), "characters of one"),
+    "nested sequences": (
+        "normalizer", sequence("normalizers", [sequence("normalizers", [DOUBLE] * 8)] * 2), "can make 2.62e.05"),
+    "text in front of every text": ("normalizer", sequence("normalizers", [PREPEND] * 50), "can add 1e.05"),
+    "bytes of bytes": ("pre_tokenizer", sequence("pretokenizers", [BYTE_LEVEL] * 30), "characters of one"),
+    "more steps than anyone needs": (
+        "normalizer", sequence("normalizers", [{"type": "NFC"}] * 257), "apply 258 steps; 256 is the limit"),
+    "a decoder that doubles": ("decoder", sequence("decoders", [DOUBLE] * 60), "its decoders can make 1.15e.18"),
+    "a text put twice": (
+        "post_processor", sequence("processors", [template(TEXT_A, TEXT_A)] * 40), "repeats a text"),
+    "special tokens by the million": (
+        "post_processor", template(*[SPECIAL] * 100, TEXT_A, ids=1000), "adds 100,000 tokens"),
+    "words of any length": (
+        "model", WORD_PIECE | {"max_input_chars_per_word": 2**60}, "max_input_chars_per_word is 1152921504606846976"),
+    "a long mark in every piece": (
+        "model", WORD_PIECE | {"continuing_subword_prefix": "#" * 1000}, "continuing_subword_prefix has 1,000"),
+    "a token of 65,537 characters": (
+        "model", WORD_PIECE | {"vocab": {"a": 0, "b" * 65_537: 1}}, "a token of 65,537 characters"),
+    "a piece of 1,025 characters": ("model", UNIGRAM, "a token of 1,025 characters; 1,024 is the limit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_tokenizer_that_could_fill_the_memory_is_refused(case: str, tmp_path: Path) -> None:
+    part, content, says = HOSTILE[case]
+    byte_tokenizer().save(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state | {part: content}))
+    with pytest.raises(TextError, match=says) as refused:
+        from_directory(tmp_path)
+    assert str(refused.value).startswith(f"the tokenizer in {tmp_path}: ")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < len(str(tmp_path)) + 200
+
+
+def test_a_table_with_a_long_replacement_is_refused() -> None:
+    """One letter to 9,000: the smallest table that the library reads."""
+    units = np.zeros(512, "<u4")
+    units[0], units[97] = 256 << 10, (97 | 1 << 8 | (97 ^ 300) << 10)  # the root leads to `a`, which has a value
+    units[300] = 1 << 31
+    table = struct.pack("<I", units.nbytes) + units.tobytes() + b"x" * 9000 + b"\0"
+    backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.normalizer = normalizers.Precompiled(table)
+    with pytest.raises(TextError, match=r"can make 9e\+03 characters of one"):
+        Tokenizer(backend)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(normalizers.Replace, st.text("ab", min_size=1, max_size=3), st.text("abc", max_size=3)),
+            st.builds(lambda content: normalizers.Replace(Regex("[ab]+"), content), st.text("abc", max_size=2)),
+            st.builds(normalizers.Prepend, st.text("ab", min_size=1, max_size=2)),
+            st.sampled_from([normalizers.NFKC(), normalizers.Lowercase(), normalizers.ByteLevel()]),
+        ),
+        max_size=5,
+    ),
+    st.text("abcﷺÄ ", min_size=1, max_size=20),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_text_grows_beyond_the_bound(steps: list[object], text: str) -> None:
+    growth, chain = limits.Growth(), normalizers.Sequence(steps)
+    for step in reversed(list(limits.steps(chain))):
+        growth.before(step)
+    assert len(chain.normalize_str(text)) <= growth.largest * len(text) + growth.added

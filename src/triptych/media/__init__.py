@@ -1,0 +1,1 @@
+"""Audio and images as arrays that a model reads.  Needs no torch."""

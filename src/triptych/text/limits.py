@@ -1,0 +1,148 @@
+"""Limits on what a tokenizer may do to a text, checked before it reads the first one.
+
+A `tokenizer.json` is a small program from a checkpoint, so it is not trusted.  A few hundred bytes of it can turn one
+character into 2^60 of them (replacements that feed each other), or put ten megabytes in front of every text.  Real
+tokenizers stay far below the limits here: NFKC, the largest of them, makes 18 characters of one (U+FDFA).
+
+What a hostile regular expression of a tokenizer costs is not bounded.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import Unigram, WordPiece
+
+from triptych.errors import TextError
+
+MAX_GROWTH = 1 << 12  # characters that one character of a text may become
+MAX_ADDED = 1 << 10  # characters, or special tokens, put around a text
+MAX_STEPS = 1 << 8  # normalizers and pre-tokenizers, or decoders, applied in turn
+MAX_TOKEN = 1 << 16  # characters of a token
+MAX_PIECE = 1 << 10  # characters of a unigram piece: every position of a text tries all lengths
+MAX_WORD = 1 << 8  # characters of a word that WordPiece cuts: the time grows with the cube
+MAX_AFFIX = 1 << 6  # characters that mark a piece inside a word, or at its end
+
+Step = Mapping[str, Any]
+"""One step of a tokenizer as `tokenizer.json` writes it: its `type` and its settings."""
+
+#: Keys under which a `Sequence` lists its steps.
+_INSIDE = ("normalizers", "pretokenizers", "processors", "decoders")
+#: type -> characters that any one character may become.  Steps that are not listed leave the length of a text.
+_UNICODE_GROWTH = {
+    "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 8, "ByteLevel": 4, "Metaspace": 2,
+    "WordPiece": 2, "BPEDecoder": 2, "CTC": 2,
+}  # fmt: skip
+
+
+@runtime_checkable
+class Component(Protocol):
+    """A normalizer, pre-tokenizer, post-processor or decoder of the `tokenizers` library."""
+
+    def __getstate__(self) -> bytes: ...
+
+
+def check(backend: Backend) -> None:
+    """Raise TextError, naming the limit, for a tokenizer that could use unbounded memory or time on a short text."""
+    reading = [*steps(backend.normalizer), *steps(backend.pre_tokenizer)]
+    _check_growth("its normalizer and pre-tokenizer", reading)
+    _check_growth("its decoders", list(steps(backend.decoder)))
+    _check_frame(list(steps(backend.post_processor)))
+    model = backend.model
+    if isinstance(model, WordPiece) and model.max_input_chars_per_word > MAX_WORD:
+        raise TextError(f"its max_input_chars_per_word is {model.max_input_chars_per_word}; {MAX_WORD} is the limit")
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        affix = getattr(model, name, None) or ""
+        if len(affix) > MAX_AFFIX:
+            raise TextError(f"its {name} has {len(affix):,} characters; {MAX_AFFIX} is the limit")
+    longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=0)
+    limit = MAX_PIECE if isinstance(model, Unigram) else MAX_TOKEN
+    if longest > limit:
+        raise TextError(f"it has a token of {longest:,} characters; {limit:,} is the limit")
+
+
+def steps(component: Component | None) -> Iterator[Step]:
+    """The steps of a component in the order they are applied, those inside a `Sequence` in its place."""
+    waiting: list[Step] = [] if component is None else [json.loads(component.__getstate__())]
+    while waiting:
+        step = waiting.pop()
+        inside = [part for key in _INSIDE for part in step.get(key, ())]
+        if step["type"] != "Sequence":
+            yield step
+        waiting += reversed(inside)
+
+
+class Growth:
+    """An upper bound of what the steps after some point make of each character, followed from the last step back."""
+
+    def __init__(self) -> None:
+        self._other = 1.0
+        self._of: dict[str, float] = {}
+        self.added = 0.0
+
+    @property
+    def largest(self) -> float:
+        return max(self._other, *self._of.values()) if self._of else self._other
+
+    def before(self, step: Step) -> None:
+        """Go back over `step`."""
+        if step["type"] == "Replace":
+            self._replaced(step["pattern"], step["content"])
+        elif step["type"] == "Prepend":
+            self.added += self._sum(step["prepend"])
+        elif step["type"] == "Precompiled":
+            self._multiply(_longest_replacement(step))
+        else:
+            self._multiply(_UNICODE_GROWTH.get(step["type"], 1))
+
+    def _sum(self, text: str) -> float:
+        return sum(self._of.get(char, self._other) for char in text)
+
+    def _multiply(self, count: int) -> None:
+        if count > 1:
+            self._other, self._of = self.largest * count, {}
+
+    def _replaced(self, pattern: Mapping[str, str], content: str) -> None:
+        made, literal = self._sum(content), pattern.get("String")
+        if literal:  # what a match makes, spread over the characters it takes
+            for char in literal:
+                self._of[char] = max(self._of.get(char, self._other), made / len(literal))
+        else:  # a regular expression may match anything, and also before every character and at the end
+            self._other, self._of = self._other + made, {char: old + made for char, old in self._of.items()}
+            self.added += made
+
+
+def _check_growth(name: str, reading: list[Step]) -> None:
+    if len(reading) > MAX_STEPS:
+        raise TextError(f"{name} apply {len(reading)} steps; {MAX_STEPS} is the limit")
+    growth = Growth()
+    for step in reversed(reading):
+        growth.before(step)
+    if growth.largest > MAX_GROWTH:
+        raise TextError(f"{name} can make {growth.largest:.3g} characters of one; {MAX_GROWTH:,} is the limit")
+    if growth.added > MAX_ADDED:
+        raise TextError(f"{name} can add {growth.added:.3g} characters to a text; {MAX_ADDED:,} is the limit")
+
+
+def _check_frame(frames: list[Step]) -> None:
+    added = 0
+    for step in frames:
+        for template in (step.get("single", ()), step.get("pair", ())) if step["type"] == "TemplateProcessing" else ():
+            texts = [piece["Sequence"]["id"] for piece in template if "Sequence" in piece]
+            if len(set(texts)) < len(texts):
+                raise TextError("its post-processor repeats a text; it may put each text once")
+            names = [piece["SpecialToken"]["id"] for piece in template if "SpecialToken" in piece]
+            added += sum(len(step["special_tokens"][name]["ids"]) for name in names)
+    if len(frames) > MAX_STEPS or added > MAX_ADDED:
+        raise TextError(f"its post-processor adds {added:,} tokens in {len(frames)} steps; {MAX_ADDED:,} is the limit")
+
+
+def _longest_replacement(step: Step) -> int:
+    """Characters of the longest replacement in a compiled table (see `sentencepiece_file.check_charsmap`)."""
+    table = base64.b64decode(step["precompiled_charsmap"] or "")
+    texts = table[4 + int.from_bytes(table[:4], "little") :].decode(errors="replace")
+    return max(map(len, texts.split("\0")))
