@@ -52,6 +52,7 @@ class Continued(Protocol):
     def moved_on(self, rows: Rows, x: Tensor) -> bool: ...
 
 
+@runtime_checkable
 class CacheStep(Protocol):
     """One forward's use of a cache.  `context` is what the stack decided in the step before, where that was one token
     of each of the same rows; None elsewhere."""
