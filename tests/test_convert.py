@@ -422,7 +422,7 @@ def test_the_split_is_found_not_guessed() -> None:
     odd.backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("o", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    with pytest.raises(TextError, match="GGUF cannot tell this tokenizer"):
+    with pytest.raises(TextError, match="GGUF cannot describe this tokenizer"):
         to_gguf(odd, 300)
 
 

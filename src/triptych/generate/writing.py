@@ -11,6 +11,7 @@ from triptych.generate.engine import State, stream
 from triptych.generate.sampling import Sampling
 from triptych.probe import Trace
 from triptych.text import Tokenizer
+from triptych.text.detokenize import TextStream
 
 OnToken = Callable[[int, int], None]  # (row of the batch, id)
 
