@@ -135,17 +135,15 @@ def _check_templates(processors: list[Step]) -> None:
     if len(processors) > MAX_STEPS:
         raise TextError(f"it has {len(processors)} post-processors; {MAX_STEPS} is the limit")
     added = 0
-    for step in processors:
-        for template in (step.get("single", ()), step.get("pair", ())) if step["type"] == "TemplateProcessing" else ():
+    for step in (step for step in processors if step["type"] == "TemplateProcessing"):
+        for template in (step["single"], step["pair"]):
             texts = [piece["Sequence"]["id"] for piece in template if "Sequence" in piece]
             if len(set(texts)) < len(texts):
-                raise TextError("its post-processor repeats a text; it may put each text once")
+                raise TextError("its post-processor repeats a text; each may occur once")
             names = [piece["SpecialToken"]["id"] for piece in template if "SpecialToken" in piece]
             added += sum(len(step["special_tokens"][name]["ids"]) for name in names)
     if added > MAX_ADDED:
-        raise TextError(
-            f"its post-processor adds {added:,} tokens in {len(processors)} steps; {MAX_ADDED:,} is the limit"
-        )
+        raise TextError(f"its post-processor adds {added:,} tokens to texts; {MAX_ADDED:,} is the limit")
 
 
 def _longest_replacement(step: Step) -> int:
