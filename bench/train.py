@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from triptych import nn
 from triptych.checkpoints import write_directory
+from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.families import read_config
 from triptych.train import CausalText, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
 from triptych.train.precision import autocast
-from triptych.weights import to_checkpoint
 
 
 def config(family: str, given: argparse.Namespace) -> dict[str, object]:

@@ -14,8 +14,8 @@ from torch.nn import Identity, ModuleList, Parameter
 import triptych
 from sabotage import Break, change, fill, of, parity, put
 from triptych import families, spec
-from triptych.mapping.ops import ByHead, RopePermute
-from triptych.mapping.plan import Load
+from triptych.mapping.tensor_ops import ByHead, RopePermute
+from triptych.mapping.tensor_plan import TensorLoad
 from triptych.model import Model
 from triptych.nn import linear, stack
 
@@ -327,12 +327,12 @@ def blocks_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("gpt2", "Attention")
 def qkv_split_in_the_wrong_order(model: Model, patch: pytest.MonkeyPatch) -> None:
-    split = Load.to_ours
+    split = TensorLoad.to_ours
 
-    def backwards(self: Load, x: Any) -> dict[str, Any]:
+    def backwards(self: TensorLoad, x: Any) -> dict[str, Any]:
         return split(replace(self, ours=self.ours[::-1]), x)
 
-    patch.setattr(Load, "to_ours", backwards)
+    patch.setattr(TensorLoad, "to_ours", backwards)
     patch.setattr(model, "module", triptych.load(model.path).module)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from triptych.attention import (
-    PATHS,
+    KERNELS,
     attend,
     attend_reference,
     attention_pattern,
@@ -239,7 +239,7 @@ def test_a_query_with_nothing_to_see_gives_exactly_nothing(dtype, learns):
                 for x, grad in zip((q, k, v), torch.autograd.grad(out.float().sum(), (q, k, v)), strict=True):
                     assert grad.isfinite().all()
                     assert x is v or (grad[0] == 0).all()
-    assert served == set(PATHS)
+    assert served == set(KERNELS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -327,7 +327,7 @@ def watch(monkeypatch):
 def test_no_mask_is_built_where_none_is_needed(monkeypatch):
     seen = watch(monkeypatch)
     q, k, v = qkv(13, 13)
-    attend(q, k, v, mask=causal() & window(99) & keys(13) & same_document(), path="flash")
+    attend(q, k, v, mask=causal() & window(99) & keys(13), path="flash")
     attend(q[:, :, :1], k, v, mask=causal(), path="flash")
     attend(q, k, v, mask=keys([4, 9]), path="flash")
     assert (seen[0]["is_causal"], seen[0]["attn_mask"]) == (True, None)
@@ -349,24 +349,26 @@ def test_a_cached_chunk_is_exact_at_size():
 
 
 def test_auto_takes_the_sparse_path_where_it_saves():
-    def chosen(t, s, dtype=torch.float32, **options):
-        q, k, v = qkv(1, 1, dtype)
+    def chosen(t, s, dtype=torch.float32, learns=False, **options):
+        q, k, v = (x.requires_grad_(learns) for x in qkv(1, 1, dtype))
         q, k, v = q.expand(-1, -1, t, -1), k.expand(-1, -1, s, -1), v.expand(-1, -1, s, -1)
         return dispatch.choose(prepare(q, k, v, **options)[0]).name
 
     assert chosen(4096, 4096, mask=causal() & window(512)) == "window"
     assert chosen(1, 4096, mask=causal() & window(512)) == "window"
+    assert chosen(1, 32, mask=causal()) == "flash"
     assert chosen(4096, 4096, mask=causal() & window(4000)) == "flash"
     assert chosen(4096, 4096, mask=causal() & block_sparse(64, local=4)) == "block"
     assert chosen(4096, 4096, mask=causal()) == "flash"
     assert chosen(32, 32, mask=causal()) == "materialized"
     assert chosen(128, 128, mask=causal()) == "flash"
-    assert chosen(128, 128, torch.bfloat16, mask=causal()) == "materialized"
+    assert chosen(128, 128, torch.bfloat16, mask=causal()) == "flash"
+    assert chosen(128, 128, torch.bfloat16, learns=True, mask=causal()) == "materialized"
     assert chosen(4096, 4096, mask=causal(), softcap=3.0) == "materialized"
 
 
 def test_a_large_pattern_is_told_of_once(caplog):
-    dispatch._say_once.cache_clear()
+    dispatch._log_once.cache_clear()
     q, k, v = qkv(1, 1)
     q, k, v = q.expand(-1, -1, 2048, -1), k.expand(-1, -1, 2048, -1), v.expand(-1, -1, 2048, -1)
     request = prepare(q, k, v, mask=causal(), softcap=2.0)[0]

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.attention import Cache, CrossCache, FlatKeys, LayerSpec, NullCache, Rows, SlotKeys, attend_rows
+from triptych.attention import Cache, CachedLayer, CrossCache, FlatKeys, NullCache, Rows, SlotKeys, attend_rows
 from triptych.errors import InputError, ProbeError
 from triptych.spec.masks import causal, full, window
 
 H, G, K, KV, W = 6, 2, 8, 5, 4
 LAYERS = [
-    LayerSpec(groups=G, width=K, value_width=KV),
-    LayerSpec(groups=G, width=K, value_width=KV, window=W),
+    CachedLayer(groups=G, width=K, value_width=KV),
+    CachedLayer(groups=G, width=K, value_width=KV, window=W),
 ]
 MASKS = [causal(), causal() & window(W)]
 
@@ -31,23 +31,26 @@ def uncached(lengths, seed=0):
     for layer, mask in enumerate(MASKS):
         rows = Rows(tuple(lengths))
         q, k, v = (torch.cat(x) for x in make(lengths, layer, seed))
-        outs.append(rows.split(attend_rows(q, NullCache().extend(layer, k, v, rows), rows, mask=mask)))
+        step = NullCache().begin(rows, "").of(layer)
+        outs.append(rows.split(attend_rows(q, *step.extend(layer, k, v), rows, step.layout, mask=mask)))
     return outs
 
 
-def step(cache, parts, lengths, given, past=None):
+def step(cache, parts, lengths, given, slots=(), provenance=""):
     """One step of every layer over the next `lengths[b]` tokens of each row; appends the outputs to `given`."""
-    rows = Rows(tuple(lengths), cache.lengths)
-    cache.begin(rows, "")
+    slots = slots or tuple(range(len(lengths)))
+    rows = Rows(tuple(lengths), tuple(cache.lengths[slot] for slot in slots), slots)
+    opened = cache.begin(rows, provenance)
     for layer, mask in enumerate(MASKS):
         q, k, v = (
             torch.cat([x[row][a : a + n] for row, (a, n) in enumerate(zip(rows.past, lengths, strict=True))])
             for x in parts[layer]
         )
-        z = attend_rows(q, cache.extend(layer, k, v, rows), rows, mask=mask)
+        mine = opened.of(layer)
+        z = attend_rows(q, *mine.extend(layer, k, v), rows, mine.layout, mask=mask)
         for row, out in enumerate(rows.split(z)):
             given[layer][row].append(out)
-    cache.advance(rows)
+    opened.finish()
 
 
 def compare(given, expected):
@@ -60,26 +63,27 @@ def compare(given, expected):
 @given(
     lengths=st.lists(st.integers(1, 19), min_size=1, max_size=3),
     cuts=st.lists(st.lists(st.integers(0, 7), min_size=3, max_size=3), min_size=0, max_size=4),
-    slack=st.sampled_from([0, 3]),
     capacity=st.sampled_from([1, 8]),
+    order=st.permutations(range(4)),
 )
-def test_any_cut_into_chunks_is_one_forward(lengths, cuts, slack, capacity):
-    cache = Cache(LAYERS, len(lengths), capacity=capacity, slack=slack)
+def test_any_cut_into_chunks_is_one_forward(lengths, cuts, capacity, order):
+    """In slots of any order, whatever stands in the slots between."""
+    cache = Cache(LAYERS, 4, capacity=capacity)
+    slots = tuple(order[: len(lengths)])
     parts = [make(lengths, layer) for layer in range(2)]
     given = [[[] for _ in lengths] for _ in LAYERS]
     for cut in cuts:
-        step(cache, parts, [min(c, n - held) for c, n, held in zip(cut, lengths, cache.lengths, strict=False)], given)
-    while cache.lengths != tuple(lengths):  # decode what is left, one token a row
-        step(cache, parts, [min(1, n - held) for n, held in zip(lengths, cache.lengths, strict=True)], given)
+        past = [cache.lengths[slot] for slot in slots]
+        step(cache, parts, [min(c, n - held) for c, n, held in zip(cut, lengths, past, strict=False)], given, slots)
+    while (past := [cache.lengths[slot] for slot in slots]) != lengths:  # decode what is left, one token a row
+        step(cache, parts, [min(1, n - held) for n, held in zip(lengths, past, strict=True)], given, slots)
     compare(given, uncached(lengths))
 
 
 def test_a_wrong_ring_shows():
     """Negative control: a ring that forgets one token too many changes the outputs."""
     lengths = [13]
-    cache = Cache(LAYERS, 1)
-    cache.stores[1].window = cache.stores[1].ring = W - 1
-    cache.stores[1].k, cache.stores[1].v = cache.stores[1].k[:, :, 1:], cache.stores[1].v[:, :, 1:]
+    cache = Cache([LAYERS[0], CachedLayer(groups=G, width=K, value_width=KV, window=W - 1)], 1)
     given = [[[]], [[]]]
     for _ in range(13):
         step(cache, [make(lengths, layer) for layer in range(2)], [1], given)
@@ -90,43 +94,49 @@ def test_a_wrong_ring_shows():
 def test_prefill_gives_the_fresh_tensors_back():
     cache, rows = Cache(LAYERS, 2), Rows((3, 5))
     k, v = torch.randn(8, G, K, requires_grad=True), torch.randn(8, G, KV)
-    held = cache.extend(0, k, v, rows)
-    assert isinstance(held, FlatKeys)
-    assert held.k is k
-    assert cache.lengths == (0, 0)
-    cache.advance(rows)
-    assert cache.lengths == (3, 5)
-    again = cache.extend(0, k[:2], v[:2], Rows((1, 1), (3, 5)))
-    assert isinstance(again, SlotKeys)
-    assert again.lengths == (4, 6)
-    torch.testing.assert_close(again.k[1, :, :5].transpose(0, 1), k[3:].detach())
+    opened = cache.begin(rows, "")
+    assert isinstance(opened.of(0).layout, FlatKeys)
+    assert opened.of(0).extend(0, k, v)[0] is k
+    assert cache.lengths == [0, 0]
+    opened.finish()
+    assert cache.lengths == [3, 5]
+    opened = cache.begin(Rows((1, 1), (3, 5)), "")
+    layout = opened.of(0).layout
+    assert isinstance(layout, SlotKeys)
+    assert layout.lengths == (4, 6)
+    again, _ = opened.of(0).extend(0, k[:2], v[:2])
+    torch.testing.assert_close(again[1, :, :5].transpose(0, 1), k[3:].detach())
 
 
 def test_writes_are_in_place_and_capacity_doubles():
     cache = Cache(LAYERS[:1], 1, capacity=4)
     place = cache.stores[0].k.data_ptr()
-    for held in range(4):
-        cache.extend(0, torch.ones(1, G, K), torch.ones(1, G, KV), Rows((1,), (held,)))
-        cache.advance(Rows((1,), (held,)))
+
+    def write(past):
+        opened = cache.begin(Rows((1,), (past,)), "")
+        opened.of(0).extend(0, torch.ones(1, G, K), torch.ones(1, G, KV))
+        opened.finish()
+
+    for past in range(4):
+        write(past)
     assert cache.stores[0].k.data_ptr() == place
     assert cache.nbytes == 4 * G * (K + KV) * 4
-    cache.extend(0, torch.ones(1, G, K), torch.ones(1, G, KV), Rows((1,), (4,)))
+    write(4)
     assert cache.stores[0].k.shape[2] == 8
     assert (cache.stores[0].k[:, :, :5] == 1).all()
 
 
-@pytest.mark.parametrize("slack", [0, 3])
-def test_trim_and_go_on(slack):
+def test_trim_and_go_on():
     lengths = [11, 9]
-    cache = Cache(LAYERS, 2, slack=slack)
+    cache = Cache(LAYERS, 2)
     wrong = [make(lengths, layer, seed=7) for layer in range(2)]
     right = [make(lengths, layer) for layer in range(2)]
     given = [[[], []], [[], []]]
     step(cache, right, [7, 5], given)
-    back = 1 + slack
-    step(cache, wrong, [back, back], [[[], []], [[], []]])
-    cache.trim((7, 5))
-    while cache.lengths != tuple(lengths):
+    step(cache, wrong, [1, 1], [[[], []], [[], []]])
+    cache.trim(0, 7)
+    cache.trim(1, 5)
+    while cache.lengths != lengths:
         step(cache, right, [min(1, n - held) for n, held in zip(lengths, cache.lengths, strict=True)], given)
     compare(given, uncached(lengths))
 
@@ -136,27 +146,56 @@ def test_a_window_layer_refuses_to_go_back_too_far_but_may_start_again():
     parts = [make(lengths, layer) for layer in range(2)]
     cache = Cache(LAYERS, 2)
     step(cache, parts, [9, 9], [[[], []], [[], []]])
-    with pytest.raises(InputError, match=r"slot 0 cannot go back from 9 to 7.*slack=1"):
-        cache.trim((7, 8))
-    assert cache.lengths == (9, 9)
-    cache.trim((0, 0))
+    with pytest.raises(InputError, match="slot 0 cannot go back from 9 to 7, a layer with a window of 4"):
+        cache.trim(0, 7)
+    assert cache.lengths == [9, 9]
+    cache.trim(0, 0)
+    cache.trim(1, 0)
     given = [[[], []], [[], []]]
     step(cache, parts, [7, 5], given)
     step(cache, parts, [4, 4], given)
     compare(given, uncached(lengths))
-    with pytest.raises(InputError, match="trim to"):
-        cache.trim((12, 9))
+    with pytest.raises(InputError, match="trim slot 0 to 12: it holds 11 tokens"):
+        cache.trim(0, 12)
 
 
-def test_filter_and_fork():
+def test_slots_are_added_freed_and_given_out_again():
+    lengths = [11, 9, 7]
+    parts = [make(lengths, layer) for layer in range(2)]
+    cache = Cache(LAYERS)
+    assert cache.add(2) == [0, 1]
+    given = [[[], [], []] for _ in LAYERS]
+    two = [[x[:2] for x in part] for part in parts]
+    step(cache, two, [6, 5], given, (0, 1))
+    cache.free([0])
+    assert cache.add(2) == [0, 2]
+    assert cache.lengths == [0, 5, 0]
+    assert not cache.stores[0].k[0].any()  # what was there is gone: a hidden key must be finite
+    third = [[x[2:] for x in part] for part in parts]
+    rest = [[[]] for _ in LAYERS]
+    step(cache, third, [7], rest, (2,))
+    compare(rest, [[rows[2]] for rows in uncached(lengths)])
+    mixed = [[[], []] for _ in LAYERS]  # one row goes on while another begins, in any order
+    step(cache, [[[x[0], x[1]] for x in part] for part in parts], [3, 4], mixed, (0, 1))
+    expected = uncached(lengths)
+    for layer in range(2):
+        torch.testing.assert_close(mixed[layer][0][0], expected[layer][0][:3], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(mixed[layer][1][0], expected[layer][1][5:], atol=1e-5, rtol=1e-5)
+    with pytest.raises(InputError, match="slot 3 is not in use"):
+        cache.free([3])
+    cache.free([1])
+    with pytest.raises(InputError, match="slot 1 is not in use"):
+        cache.free([1])
+
+
+def test_copies_are_independent():
     lengths = [11, 9, 7]
     parts = [make(lengths, layer) for layer in range(2)]
     cache = Cache(LAYERS, 3)
     step(cache, parts, [6, 5, 4], [[[], [], []] for _ in LAYERS])
-    other = cache.fork()
     order = [2, 0, 0]
-    cache.filter(order)
-    assert cache.lengths == (4, 6, 6)
+    cache.copy(order, [0, 1, 2])  # read before written: slot 0 moves to 1 and 2, and takes 2
+    assert cache.lengths == [4, 6, 6]
     turned = [[[x[row] for row in order] for x in parts[layer]] for layer in range(2)]
     given = [[[], [], []] for _ in LAYERS]
     step(cache, turned, [3, 5, 5], given)
@@ -164,45 +203,51 @@ def test_filter_and_fork():
     for layer in range(2):
         for out, row, first in zip(given[layer], order, (4, 6, 6), strict=True):
             torch.testing.assert_close(out[0], expected[layer][row][first:], atol=1e-5, rtol=1e-5)
-    given = [[[], [], []] for _ in LAYERS]
-    step(other, parts, [5, 4, 3], given)  # the fork saw none of it
-    torch.testing.assert_close(given[1][1][0], expected[1][1][5:], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 3, 0)])
+@pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 3, 1)])
 def test_cross_cache_serves_ragged_sources(lengths):
     source, rows = Rows(lengths), Rows((2, 2, 2))
-    k, v, q = torch.randn(source.total, G, K), torch.randn(source.total, G, KV), torch.randn(6, H, K)
-    expected = attend_rows(q, FlatKeys(k, v, source), rows, mask=full())
-    cache = CrossCache()
-    cache.fill(3, k, v, source)
-    assert 3 in cache
-    later = Rows((2, 2, 2), (5, 5, 5))
-    torch.testing.assert_close(attend_rows(q, cache.keys(3), later, mask=full()), expected, atol=1e-5, rtol=1e-5)
-    twin = cache.fork()
-    cache.filter([1, 1, 0])
+    memory, q = torch.randn(source.total, 3), torch.randn(6, H, K)
+    w_k, w_v = torch.randn(3, G * K), torch.randn(3, G * KV)
+    calls = []
+
+    def project(x, of):
+        calls.append(of)
+        return (x @ w_k).view(-1, G, K), (x @ w_v).view(-1, G, KV)
+
+    k, v = project(memory, source)
+    expected = attend_rows(q, k, v, rows, FlatKeys(source), mask=full())
+    cache = CrossCache(LAYERS, torch.float32, "cpu")
+    cache.fill(memory, source)
+    for later in (rows, Rows((2, 2, 2), (5, 5, 5))):
+        for layer in range(2):
+            z = attend_rows(q, *cache.keys(layer, project), later, cache.layout(later), mask=full())
+            torch.testing.assert_close(z, expected, atol=1e-5, rtol=1e-5)
+    assert len(calls) == 3  # each layer projected once
+    cache.copy([1, 1, 0], [0, 1, 2])
     turned = q.view(3, 2, H, K)[[1, 1, 0]].flatten(0, 1)
-    z = attend_rows(turned, cache.keys(3), later, mask=full()).view(3, 2, H, KV)
+    z = attend_rows(turned, *cache.keys(0, project), rows, cache.layout(rows), mask=full()).view(3, 2, H, KV)
     torch.testing.assert_close(z, expected.view(3, 2, H, KV)[[1, 1, 0]], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(attend_rows(q, twin.keys(3), later, mask=full()), expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(InputError, match="already here"):
-        cache.fill(3, k, v, source)
+    cache.free([1])
+    with pytest.raises(InputError, match=r"slots \[1\] have no source"):
+        cache.layout(rows)
 
 
-def test_a_cache_keeps_its_dtype_and_refuses_what_does_not_follow():
-    cache = Cache(LAYERS, 1, dtype=torch.bfloat16)
+def test_a_cache_refuses_what_does_not_follow():
+    cache = Cache(LAYERS, 1)
     rows, following = Rows((3,)), Rows((1,), (3,))
-    cache.begin(rows, "an edit")
-    cache.extend(0, torch.randn(3, G, K), torch.randn(3, G, KV), rows)
-    cache.advance(rows)
-    assert cache.provenance == "an edit"
-    assert cache.stores[0].k.dtype == torch.bfloat16
+    cache.begin(rows, "an edit").finish()
+    assert cache.provenance == ["an edit"]
     cache.begin(following, "an edit")
-    assert cache.extend(0, torch.randn(1, G, K), torch.randn(1, G, KV), following).k.dtype == torch.float32
     with pytest.raises(ProbeError, match="under edits 'an edit', not 'none'"):
         cache.begin(following, "")
-    with pytest.raises(InputError, match=r"holds \[3\] tokens, the rows begin at \[2\]"):
+    with pytest.raises(InputError, match="slot 0 holds 3 tokens, its row begins at 2"):
         cache.begin(Rows((1,), (2,)), "an edit")
-    cache.trim((0,))
-    cache.begin(rows, "")  # nothing is left of the edit
-    assert cache.provenance == ""
+    with pytest.raises(InputError, match="slot 4, but the cache has 1 slots"):
+        cache.begin(Rows((1,), (0,), (4,)), "")
+    with pytest.raises(InputError, match="two rows live in one cache slot"):
+        Cache(LAYERS, 2).begin(Rows((1, 1), (0, 0), (1, 1)), "")
+    cache.trim(0, 0)
+    cache.begin(rows, "").finish()  # nothing is left of the edit
+    assert cache.provenance == [""]

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from triptych.attention import (
+    LINEAR,
+    AdditiveOver,
     FlatKeys,
     Rows,
     SlotKeys,
     additive,
-    additive_over,
     attend_rows,
     linear,
-    run_linear,
 )
 from triptych.errors import InputError
 from triptych.spec.masks import block_sparse, causal, full, keys, prefix, window
@@ -137,10 +137,10 @@ def test_rows_meet_any_mechanism(lengths):
     w_v = noise(K, seed=4)
     eye = torch.eye(K, dtype=torch.float64)
     for mechanism, alone in (
-        (run_linear, lambda q, k, v: linear(q, k, v, mask=causal())),
-        (additive_over(w_v), lambda q, k, v: additive(q, k, v, w_q=eye, w_k=eye, w_v=w_v, mask=causal())),
+        (LINEAR, lambda q, k, v: linear(q, k, v, mask=causal())),
+        (AdditiveOver(w_v), lambda q, k, v: additive(q, k, v, w_q=eye, w_k=eye, w_v=w_v, mask=causal())),
     ):
-        z = attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal(), mechanism=mechanism, scale=1.0)
+        z = attend_rows(q, k, v, rows, FlatKeys(rows), mask=causal(), mechanism=mechanism, scale=1.0)
         parts = [rows.split(x) for x in (z, q, k, v)]
         for zb, *one in zip(*parts, strict=True):
             qb, kb, vb = (x.transpose(0, 1)[None] for x in one)
@@ -150,8 +150,8 @@ def test_rows_meet_any_mechanism(lengths):
         last = [x.unsqueeze(0) for x in (parts[1][0][-1], parts[1][1][-1])]
         slots = [torch.nn.utils.rnn.pad_sequence(list(x), batch_first=True).transpose(1, 2) for x in parts[2:]]
         decoded = attend_rows(
-            torch.cat(last), SlotKeys(*slots, lengths), ends, mask=causal(), mechanism=mechanism, scale=1.0
+            torch.cat(last), *slots, ends, SlotKeys(lengths, (0, 1)), mask=causal(), mechanism=mechanism, scale=1.0
         )
         torch.testing.assert_close(decoded, torch.stack([x[-1] for x in parts[0]]))
     with pytest.raises(InputError, match="no scores and no pattern"):
-        attend_rows(q, FlatKeys(k, v, rows), rows, mask=causal(), mechanism=run_linear, hook=lambda n, x, r: x)
+        attend_rows(q, k, v, rows, FlatKeys(rows), mask=causal(), mechanism=LINEAR, hook=lambda n, x, r: x)

@@ -17,9 +17,9 @@ from cli_models import checkpoint
 from triptych import nn
 from triptych.check import Finding, Layer, Report, apart, case, check, paths, peer
 from triptych.errors import ConfigError, InputError
-from triptych.generate import State
+from triptych.generate import Engine
 from triptych.model import Model, load
-from triptych.probe.taps import LiveTaps
+from triptych.probe.session import ProbeTaps
 from triptych.spec import full
 
 EVERYWHERE = {"row in a batch = row alone", "reading inside leaves the output", "saved, loaded = itself"}
@@ -111,15 +111,15 @@ def test_a_decoder_that_sees_the_future() -> None:
 
 
 def shifted(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def advance(self: State, chunk: int | None = None) -> torch.Tensor:
-        scores = real(self, chunk)
-        return scores if chunk else scores + torch.linspace(0.0, 0.1, scores.shape[-1])
+    def logits(self: Engine, *rest: Any) -> torch.Tensor:
+        scores = real(self, *rest)
+        return scores if self.chunk == 5 else scores + torch.linspace(0.0, 0.1, scores.shape[-1])
 
-    return advance
+    return logits
 
 
 def test_a_cache_that_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "advance", shifted(State.advance))
+    monkeypatch.setattr(Engine, "logits", shifted(Engine.logits))
     assert failed(check(checkpoint("decoder"), against="none")) == CACHED - {"a changed last token leaves the past"}
 
 
@@ -135,13 +135,13 @@ def test_a_batch_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reading_that_changes_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = LiveTaps.__call__
+    real = ProbeTaps.__call__
 
-    def touching(self: LiveTaps, site: str, value: torch.Tensor, rows: Any) -> torch.Tensor:
+    def touching(self: ProbeTaps, site: str, value: torch.Tensor, rows: Any) -> torch.Tensor:
         found = real(self, site, value, rows)
         return found + 1e-6 if site == "resid_mid" else found
 
-    monkeypatch.setattr(LiveTaps, "__call__", touching)
+    monkeypatch.setattr(ProbeTaps, "__call__", touching)
     assert failed(check(checkpoint("encoder"), against="none")) == {"reading inside leaves the output"}
 
 

@@ -25,7 +25,7 @@ from triptych.checkpoints import (
 )
 from triptych.checkpoints import recover as recover_path
 from triptych.checkpoints import save as save_module
-from triptych.checkpoints.report import Loaded
+from triptych.checkpoints.load_report import LoadedTensor
 from triptych.errors import CheckpointError
 
 CONFIG = {"model_type": "llama", "hidden_size": 6, "name": "é"}
@@ -256,8 +256,8 @@ def test_is_complete_is_false_for_anything_less(tmp_path: Path) -> None:
 def test_report_says_where_everything_came_from() -> None:
     report = LoadReport(
         (
-            Loaded("embed.weight", ("tok.weight",), "m.safetensors", "BF16", (11, 6)),
-            Loaded("blocks.0.attn.q.weight", ("wqkv",), "m.safetensors", "F16", (6, 6), "split"),
+            LoadedTensor("embed.weight", ("tok.weight",), "m.safetensors", "BF16", (11, 6)),
+            LoadedTensor("blocks.0.attn.q.weight", ("wqkv",), "m.safetensors", "F16", (6, 6), "split"),
         ),
         ties={"head.weight": "embed.weight"},
         ignored={"rotary.0.inv_freq": "computed", "rotary.1.inv_freq": "computed", "vision.weight": "of images"},

@@ -22,10 +22,10 @@ from random_encoders import ABSENT, FAMILIES, Drawn, draw
 from triptych import families
 from triptych.attention import Rows
 from triptych.errors import ConfigError
-from triptych.generate.labels import outputs
 from triptych.model import Model
 from triptych.nn import flat
 from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead
+from triptych.tasks.batching import head_outputs
 from triptych.text import Encoded
 
 WITHIN = 1e-4
@@ -148,7 +148,7 @@ class Asked:
         """The same of our model, uncached; a label is read through the function that users call."""
         module = model.module
         if self.labels:
-            return outputs(module, [Encoded(row, [0] * len(row), [], []) for row in self.rows])
+            return head_outputs(module, [Encoded(row, [0] * len(row), [], []) for row in self.rows])
         source, where = module.flat(self.floats or self.rows)
         if module.decoder is not None:
             cross = module.remember(module.encode(source, where), where)

@@ -4,6 +4,7 @@ against themselves."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -20,17 +21,20 @@ import references
 from cli_models import checkpoint
 from triptych import families
 from triptych.checkpoints import open_source
-from triptych.checkpoints.gguf_pack import PACKED, pack
-from triptych.checkpoints.gguf_quants import dequantize
-from triptych.checkpoints.gguf_write import Entry, write_gguf
+from triptych.checkpoints.convert import QUANTIZED, convert
+from triptych.checkpoints.gguf_blocks import WRITABLE, block_format
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.checkpoints.header import read_header
 from triptych.cli import main
-from triptych.convert import QUANTIZED, convert
 from triptych.errors import CheckpointError, InputError, TextError
-from triptych.header import read_header
 from triptych.model import Model, create, load
 from triptych.text import DECODER, Tokenizer, bpe_tokenizer, from_gguf, to_gguf
 
 IDS = [3, 7, 1, 22, 9, 30, 5, 11, 17, 40, 2, 8]
+SMALL = {
+    "model_type": "llama", "vocab_size": 43, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
 
 # ---------------------------------------------------------------- blocks
 
@@ -52,37 +56,37 @@ def values(kind: str) -> torch.Tensor:
     return rows
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", WRITABLE)
 def test_blocks_are_ggml_s_bit_for_bit(kind: str) -> None:
     rows = values(kind)
     expected = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(pack(rows, kind), torch.from_numpy(expected))
-    assert torch.equal(pack(rows.view(3, 4, 96), kind), torch.from_numpy(expected).view(3, 4, -1))
+    assert torch.equal(block_format(kind).pack(rows), torch.from_numpy(expected))
+    assert torch.equal(block_format(kind).pack(rows.view(3, 4, 96)), torch.from_numpy(expected).view(3, 4, -1))
     many = torch.randn(300, 1024)  # more than one chunk
     expected = gguf.quants.quantize(many.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(pack(many, kind), torch.from_numpy(expected))
+    assert torch.equal(block_format(kind).pack(many), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", WRITABLE)
 def test_what_a_block_cannot_keep_is_refused(kind: str) -> None:
     for bad in (float("nan"), float("inf")):
         with pytest.raises(CheckpointError, match="not finite"):
-            pack(torch.full((1, 32), bad), kind)
+            block_format(kind).pack(torch.full((1, 32), bad))
     with pytest.raises(CheckpointError, match="too large for the fp16 scale"):
-        pack(torch.arange(32)[None] * 1e9, kind)
+        block_format(kind).pack(torch.arange(32)[None] * 1e9)
     with pytest.raises(CheckpointError, match="rows of 33 are not whole blocks of 32"):
-        pack(torch.zeros(2, 33), kind)
-    with pytest.raises(CheckpointError, match="F32 cannot be packed; known are Q4_0"):
-        pack(torch.zeros(2, 32), "F32")
+        block_format(kind).pack(torch.zeros(2, 33))
+    with pytest.raises(CheckpointError, match="Q4_K can be read but not written; use Q4_0, Q4_1, Q8_0"):
+        block_format("Q4_K").pack(torch.zeros(2, 256))
 
 
 # ---------------------------------------------------------------- the file
 
 
-def entries() -> list[Entry]:
+def entries() -> list[GGUFTensor]:
     made = {"F32": (3, 5), "F16": (7,), "BF16": (2, 3, 4), "Q8_0": (4, 64), "Q4_0": (2, 3, 32), "Q4_1": (5, 96)}
     tensors = {kind: torch.randn(shape) for kind, shape in made.items()}
-    return [Entry(f"t.{kind}", kind, shape, lambda t=tensors[kind]: t) for kind, shape in made.items()]
+    return [GGUFTensor(f"t.{kind}", kind, shape, lambda t=tensors[kind]: t) for kind, shape in made.items()]
 
 
 METADATA: dict[str, Any] = {
@@ -111,9 +115,9 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     write_gguf(path, METADATA, entries())
     before = path.read_bytes()
     for bad, says in {
-        Entry("t", "Q8_0", (1, 32), lambda: torch.full((1, 32), torch.nan)): "tensor 't': holds numbers",
-        Entry("t", "F16", (1,), lambda: torch.tensor([1e6])): "tensor 't': holds numbers too large for f16",
-        Entry("t", "F32", (3,), lambda: torch.zeros(4)): r"t is \[4\], not \[3\]",
+        GGUFTensor("t", "Q8_0", (1, 32), lambda: torch.full((1, 32), torch.nan)): "tensor 't': holds numbers",
+        GGUFTensor("t", "F16", (1,), lambda: torch.tensor([1e6])): "tensor 't': holds numbers too large for f16",
+        GGUFTensor("t", "F32", (3,), lambda: torch.zeros(4)): r"t is \[4\], not \[3\]",
     }.items():
         with pytest.raises(CheckpointError, match=says):
             write_gguf(path, METADATA, [*entries(), bad])
@@ -199,7 +203,7 @@ def otherwise(name: str) -> dict[str, torch.Tensor]:
 
 
 def stored(path: Path, metadata: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
-    write_gguf(path, metadata, [Entry(key, "F32", tuple(x.shape), lambda x=x: x) for key, x in tensors.items()])
+    write_gguf(path, metadata, [GGUFTensor(key, "F32", tuple(x.shape), lambda x=x: x) for key, x in tensors.items()])
     return path
 
 
@@ -279,7 +283,7 @@ def test_packed_models_hold_what_ggml_would_make_of_them(dtype: str, tmp_path: P
             assert torch.equal(got, parameter)
         elif ".attn.q." not in key and ".attn.k." not in key:  # whole rows of these moved
             packed = gguf.quants.quantize(parameter.detach().numpy(), gguf.GGMLQuantizationType[kind])
-            assert torch.equal(got, dequantize(torch.from_numpy(packed), kind))
+            assert torch.equal(got, block_format(kind).unpack(torch.from_numpy(packed)))
     near = {"q8_0": 0.1, "q4_0": 2.0, "q4_1": 2.0}[dtype]
     gap = (outputs(after) - outputs(model)).abs().max()
     assert near / 20 < gap < near
@@ -383,7 +387,7 @@ def test_what_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
         convert(source, tmp_path / "hf", to="gguf", force=True)
     with pytest.raises(InputError, match="is a file, and hf is not"):
         convert(source, tmp_path / "x.gguf", to="hf", force=True)
-    with pytest.raises(InputError, match="dtype 'q8_0' is none that hf is written in; use one of f32, f16, bf16"):
+    with pytest.raises(InputError, match="an HF directory cannot store 'q8_0'; use one of f32, f16, bf16"):
         convert(source, tmp_path / "new", dtype="q8_0")
 
 
@@ -532,8 +536,30 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_spec_equality_is_not_vacuous() -> None:
     """`lost` sees a number changed anywhere but in what training alone reads."""
     spec = read_header(references.saved("llama")[1]).spec
-    from triptych.mapping.to_gguf import lost
+    from triptych.mapping.write_gguf_metadata import lost
 
     assert lost(spec, spec) is None
     assert lost(spec, replace(spec, init_std=0.5)) is None
     assert lost(spec, replace(spec, context=51)) == "context is 52, and would be read back as 51"
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.bin", "out.PT"])
+def test_a_directory_is_not_named_like_a_weights_file(name: str, tmp_path: Path) -> None:
+    create(SMALL).save(tmp_path / "m")
+    with pytest.raises(InputError, match=r"an HF checkpoint is a directory, not a \.\w+ file; name a directory, for"):
+        convert(tmp_path / "m", tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert convert(tmp_path / "m", tmp_path / "out").format == "hf"
+
+
+def test_weights_that_were_unpacked_are_said_to_have_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    create(SMALL).save(tmp_path / "m")
+    assert convert(tmp_path / "m", tmp_path / "packed.gguf", dtype="q8_0").notes == ()
+    grown = r"0 MiB of packed weights became 0 MiB of float32; --dtype bf16 .* writes half of it"
+    for out in ("plain", "plain.gguf"):
+        (note,) = convert(tmp_path / "packed.gguf", tmp_path / out).notes
+        assert re.fullmatch(grown, note)
+    assert convert(tmp_path / "packed.gguf", tmp_path / "named", dtype="f32").notes == ()  # it was asked for
+    assert convert(tmp_path / "packed.gguf", tmp_path / "half", dtype="bf16").notes == ()
+    assert main(["convert", str(tmp_path / "packed.gguf"), str(tmp_path / "shown")]) == 0
+    assert "--dtype bf16" in capsys.readouterr().err

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import references
 import triptych
 from triptych import families, spec
+from triptych.checkpoints.header import read_header
 from triptych.count import Count, count
 from triptych.errors import CheckpointError, InputError
-from triptych.header import read_header
 
 ROOT = Path(__file__).parents[1]
 QWEN3_4B = ROOT / "docs" / "examples" / "qwen3-4b"
@@ -254,7 +254,7 @@ def test_counting_a_path_needs_no_torch() -> None:
     code = (
         "import sys\n"
         "from triptych.count import count\n"
-        "from triptych.header import read_header\n"
+        "from triptych.checkpoints.header import read_header\n"
         f"print(count(read_header({str(QWEN3_4B)!r}).spec).total, 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gguf
@@ -17,14 +20,14 @@ import references
 from references import COMPUTED, CONTEXT, HEADERS, SPARE, UNSAID, D, F, G, H, K, L, V, read, stored
 from triptych import families, spec
 from triptych.errors import CheckpointError, ConfigError
-from triptych.mapping.keys import METADATA, Keys
-from triptych.mapping.ops import PlusOne
-from triptych.mapping.plan import Plan
-from triptych.mapping.table import Row, table
+from triptych.mapping.config_keys import METADATA, ConfigKeys
+from triptych.mapping.tensor_ops import PlusOne
+from triptych.mapping.tensor_plan import TensorPlan
+from triptych.mapping.weight_table import TableRow, table
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
 
 
-def fill(plan: Plan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def fill(plan: TensorPlan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for load in plan.loads:
         assert tuple(tensors[load.source].shape) == load.source_shape, load.source
@@ -99,7 +102,7 @@ def test_what_is_not_understood_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", references.NAMES)
 def test_every_key_that_is_read_is_checked(name: str) -> None:
     hf, tensors = stored(name)
-    keys = Keys(hf, stored=tensors)
+    keys = ConfigKeys(hf, stored=tensors)
     families.find(hf["model_type"]).config(keys)
     checked = keys.read & hf.keys() - METADATA
     assert len(checked) > 8
@@ -119,7 +122,7 @@ OTHERWISE = {
 def test_an_absent_key_means_what_the_reference_means_by_it(name: str) -> None:
     hf, tensors = stored(name)
     reference = type(references.saved(name)[0].config)
-    keys = Keys(hf, stored=tensors)
+    keys = ConfigKeys(hf, stored=tensors)
     families.find(hf["model_type"]).config(keys)
     tried = 0
     for key in keys.read & hf.keys() - METADATA:
@@ -154,7 +157,7 @@ def test_an_absent_special_token_is_the_reference_s(name: str) -> None:
 
 def test_every_type_with_special_tokens_is_compared() -> None:
     tried = {stored(name)[0]["model_type"] for name in references.VARIANTS}
-    assert tried >= {name for module in families.modules() for name in module.hf_types} - {"triptych"}
+    assert tried >= {name for family in families.all_families() for name in family.hf_types} - {"triptych"}
 
 
 SIZES = {
@@ -251,7 +254,7 @@ def test_where_the_original_length_is_written() -> None:
         ({"rope_type": "mystery"}, "'mystery' is not one of"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "'beta' .* is not understood"),
         ({"rope_type": "linear"}, "needs the key 'factor'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "turns whole heads in this family"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "of this family rotates whole heads"),
     ],
 )
 def test_rope_refusals(rope: dict[str, Any], message: str) -> None:
@@ -407,7 +410,7 @@ def arch_of(header: dict[str, Any]) -> str:
 
 
 def test_every_architecture_that_a_family_reads_has_a_header() -> None:
-    read = {arch for module in families.modules() for arch in getattr(module, "gguf_archs", ())}
+    read = {arch for family in families.all_families() for arch in family.gguf_archs}
     assert read == {arch_of(header) for header in HEADERS.values()}
 
 
@@ -517,13 +520,33 @@ def test_gguf_scalings() -> None:
 
 
 def test_discovery_finds_each_type_once() -> None:
-    types = [name for module in families.modules() for name in module.hf_types]
+    types = [name for family in families.all_families() for name in family.hf_types]
     assert len(types) == len(set(types))
     assert {"gpt2", "llama", "mistral", "qwen2", "qwen3", "bert", "t5", "triptych"} <= set(types)
     assert families.find("qwen3") is families.find_gguf("qwen3")
-    for module in families.modules():
-        assert all(families.find(name) is module for name in module.hf_types)
-        assert all(families.find_gguf(name) is module for name in getattr(module, "gguf_archs", ()))
+    for family in families.all_families():
+        assert all(families.find(name) is family for name in family.hf_types)
+        assert all(families.find_gguf(name) is family for name in family.gguf_archs)
+
+
+def test_a_family_file_defines_nothing_that_is_not_read() -> None:
+    """A misspelt optional name would be silently without effect.  beartype checks the types of those that are read."""
+    read = {one.name for one in fields(families.Family)} | {"TYPE_CHECKING"}
+    for family in families.all_families():
+        module = import_module(f"triptych.families.{family.name}")
+        tree = ast.parse(Path(str(module.__file__)).read_text())
+        plain = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+                 if isinstance(target, ast.Name)}  # fmt: skip
+        assert {name for name in plain if not name.startswith("_") and not name.isupper()} <= read, family.name
+        assert (family.from_gguf is not None) == bool(family.gguf_archs), family.name
+
+
+def test_an_incomplete_family_file_is_refused() -> None:
+    module = ModuleType("triptych.families.half")
+    assert families.Family.of(module) is None
+    module.hf_types = frozenset({"half"})
+    with pytest.raises(TypeError, match=r"triptych.families.half defines hf_types and lacks config, weights"):
+        families.Family.of(module)
 
 
 def test_a_family_fits_two_screens() -> None:
@@ -538,9 +561,9 @@ def test_tables_are_read_as_written() -> None:
     [GLU]
     b.weight     x.b
     """)
-    assert rows[0] == Row(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
-    assert rows[1] == Row((), "x.junk", "y.junk")
-    assert rows[2] == Row(("b.weight",), "x.b", None, part="GLU")
+    assert rows[0] == TableRow(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
+    assert rows[1] == TableRow((), "x.junk", "y.junk")
+    assert rows[2] == TableRow(("b.weight",), "x.b", None, part="GLU")
 
 
 def test_own_configs_are_checked() -> None:

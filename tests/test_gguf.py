@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from fractions import Fraction
 from pathlib import Path
 
 import gguf
@@ -11,10 +12,13 @@ import pytest
 import torch
 
 import references
-from triptych.checkpoints import gguf_quants, open_source
-from triptych.checkpoints.gguf_quants import dequantize
+from triptych import count
+from triptych.checkpoints import gguf_blocks, open_source
+from triptych.checkpoints.gguf_blocks import FORMATS, block_format
+from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import CheckpointError, ConfigError
 from triptych.families import read_gguf
+from triptych.mapping.gguf_types import TYPES
 
 SCALES = {  # where the fp16 numbers of a block are: random bits there would be NaN
     "Q4_0": (0,),
@@ -45,9 +49,9 @@ def oracle(raw: np.ndarray, kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("chunk", [256, 768, 1 << 20])
 def test_dequantize_is_bit_equal_to_ggml(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_quants, "_CHUNK", chunk)  # several chunks, the last one short
+    monkeypatch.setattr(gguf_blocks, "_READ_CHUNK", chunk)  # several chunks, the last one short
     raw = random_blocks(kind, rows=7, blocks=5)
-    ours = dequantize(torch.from_numpy(raw), kind)
+    ours = block_format(kind).unpack(torch.from_numpy(raw))
     assert ours.dtype == torch.float32
     assert torch.equal(ours, oracle(raw, kind))
 
@@ -56,11 +60,11 @@ def test_dequantize_is_bit_equal_to_ggml(kind: str, chunk: int, monkeypatch: pyt
 def test_every_byte_of_a_block_counts(kind: str) -> None:
     """Negative control: whichever byte is damaged, the numbers change, as the oracle's do."""
     raw = random_blocks(kind, rows=1, blocks=1)
-    sound = dequantize(torch.from_numpy(raw), kind)
+    sound = block_format(kind).unpack(torch.from_numpy(raw))
     for at in range(raw.shape[1]):
         damaged = raw.copy()
         damaged[0, at] ^= 0x11  # both nibbles, and no exponent bit of a scale
-        ours = dequantize(torch.from_numpy(damaged), kind)
+        ours = block_format(kind).unpack(torch.from_numpy(damaged))
         assert not torch.equal(ours, sound), at
         assert torch.equal(ours, oracle(damaged, kind)), at
 
@@ -68,16 +72,26 @@ def test_every_byte_of_a_block_counts(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dequantize_to_another_dtype_rounds_the_float32(dtype: torch.dtype) -> None:
     raw = random_blocks("Q5_K", rows=3, blocks=2)
-    ours = dequantize(torch.from_numpy(raw), "Q5_K", dtype)
+    ours = block_format("Q5_K").unpack(torch.from_numpy(raw), dtype)
     assert ours.dtype == dtype
     assert torch.equal(ours, oracle(raw, "Q5_K").to(dtype))
 
 
 def test_dequantize_keeps_leading_dimensions_and_refuses_a_plain_type() -> None:
     raw = torch.from_numpy(random_blocks("Q6_K", rows=6, blocks=2))
-    assert dequantize(raw.view(2, 3, -1), "Q6_K").shape == (2, 3, 512)
+    assert block_format("Q6_K").unpack(raw.view(2, 3, -1)).shape == (2, 3, 512)
     with pytest.raises(CheckpointError, match="BF16 is not a packed type"):
-        dequantize(raw, "BF16")
+        block_format("BF16").unpack(raw)
+
+
+def test_the_sizes_of_blocks_are_ggml_s() -> None:
+    theirs = {kind.name: (int(kind), *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
+    assert {name: (kind.number, kind.elements, kind.nbytes) for name, kind in TYPES.items()} == {
+        name: theirs[name] for name in TYPES
+    }
+    assert set(FORMATS) == {name for name, kind in TYPES.items() if kind.torch_dtype is None}
+    assert all(kind.type is TYPES[name] for name, kind in FORMATS.items())
+    assert count.DTYPES["q6_k"] == Fraction(210, 256)
 
 
 @pytest.fixture
@@ -165,10 +179,15 @@ def test_tensors_are_what_was_written(written: tuple[Path, dict[str, np.ndarray]
 
 def test_raw_bytes_are_rows_of_blocks(written: tuple[Path, dict[str, np.ndarray]]) -> None:
     source = open_source(written[0])
+    assert isinstance(source, GGUFSource)
     for kind in SCALES:
         raw = source.read_raw(kind)
         assert torch.equal(raw, torch.from_numpy(random_blocks(kind, rows=6, blocks=3)))
-        assert torch.equal(dequantize(raw, kind), source.read(kind))
+        assert torch.equal(block_format(kind).unpack(raw), source.read(kind))
+        blocks = source.blocks(kind)
+        assert blocks.shape == source.infos[kind].shape
+        assert blocks.raw.data_ptr() == source.read_raw(kind).data_ptr()  # a view of the file: nothing is copied
+        assert torch.equal(blocks.rows(2, 5).dense(), source.read(kind)[2:5])
     assert source.read_raw("f16").tolist() == list(written[1]["f16"].tobytes())
 
 

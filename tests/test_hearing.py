@@ -22,10 +22,10 @@ import references
 import triptych
 from test_audio import tone, wav
 from triptych.errors import InputError, TextError
-from triptych.generate import Hearing, Words
-from triptych.generate.hearing import transcribe_frames
-from triptych.generate.speech import cut, rules
 from triptych.model import Model
+from triptych.tasks import WhisperDecoder, WhisperTokens
+from triptych.tasks.transcribe import transcribe_frames
+from triptych.tasks.whisper_tokens import rules, segments
 from triptych.text import Tokenizer
 
 LETTERS = 30
@@ -87,23 +87,23 @@ def model(directory: Path) -> Model:
     return triptych.load(directory)
 
 
-def hearing(model: Model, **how: Any) -> Hearing:
-    words = Words.of(tokenizer(), TOLD, V)
-    return Hearing(model.module, tokenizer(), words, **{"temperatures": (0.0,), **how})
+def whisper(model: Model, **how: Any) -> WhisperDecoder:
+    words = WhisperTokens.of(tokenizer(), TOLD, V)
+    return WhisperDecoder(model.module, tokenizer(), words, **{"temperatures": (0.0,), **how})
 
 
 def test_words_are_read_off_the_tokenizer() -> None:
-    words = Words.of(tokenizer(), TOLD, V)
+    words = WhisperTokens.of(tokenizer(), TOLD, V)
     assert words.start == LETTERS + 1
     assert words.languages == {"en": LETTERS + 2, "de": LETTERS + 3, "haw": LETTERS + 4}
     assert words.first_time == FIRST
-    assert words.silent == LETTERS + 8
-    assert words.never == (3, 11)
-    assert Words.of(tokenizer(), {"is_multilingual": False}, V).languages == {}
-    with pytest.raises(TextError, match="no Whisper"):
-        Words.of(Tokenizer(Backend(models.WordLevel({"a": 0}, unk_token="a"))), {}, V)
+    assert words.no_speech == LETTERS + 8
+    assert words.suppressed == (3, 11)
+    assert WhisperTokens.of(tokenizer(), {"is_multilingual": False}, V).languages == {}
+    with pytest.raises(TextError, match="not that of a Whisper"):
+        WhisperTokens.of(Tokenizer(Backend(models.WordLevel({"a": 0}, unk_token="a"))), {}, V)
     with pytest.raises(TextError, match="suppress_tokens must be a list"):
-        Words.of(tokenizer(), {"suppress_tokens": "all"}, V)
+        WhisperTokens.of(tokenizer(), {"suppress_tokens": "all"}, V)
 
 
 # ---------------------------------------------------------------- rules and windows
@@ -121,13 +121,13 @@ def test_what_may_follow_is_the_reference_s(timed: bool) -> None:
     from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
     random, begun = np.random.default_rng(0), 3
-    words = replace(Words.of(tokenizer(), TOLD, V), never=(), never_first=())
+    words = replace(WhisperTokens.of(tokenizer(), TOLD, V), suppressed=(), suppressed_first=())
     theirs = WhisperTimeStampLogitsProcessor(reference().generation_config, begin_index=begun)
     forbidden = 0
     for _ in range(200):
         row = [31, 32, 36, *spoken(random)]
         scores = torch.from_numpy(random.normal(0, 3, (1, V)).astype(np.float32))
-        found = rules(words, begun, timed=timed)(scores, [row])
+        found = rules(words, begun, timestamps=timed)(scores, [row])
         if timed:
             assert torch.equal(found, theirs(torch.tensor([row]), scores))
             forbidden += int(found.isinf().sum())
@@ -137,7 +137,7 @@ def test_what_may_follow_is_the_reference_s(timed: bool) -> None:
 
 
 def test_suppressed_tokens_are_never_said() -> None:
-    rule, scores = rules(Words.of(tokenizer(), TOLD, V), 1, timed=False), torch.zeros(2, V)
+    rule, scores = rules(WhisperTokens.of(tokenizer(), TOLD, V), 1, timestamps=False), torch.zeros(2, V)
     first, later = rule(scores, [[31], [31, 7]])
     assert [i for i in range(FIRST - 1) if first[i].isinf()] == [3, 5, 11, LETTERS]
     assert [i for i in range(FIRST - 1) if later[i].isinf()] == [3, 11]
@@ -156,7 +156,7 @@ def test_sentences_and_the_next_window_are_the_reference_s() -> None:
             time_precision_features=0.01, input_stride=2, prev_idx=0, idx=0, return_token_timestamps=False,
             decoder_input_ids=torch.zeros(1, 3),
         )  # fmt: skip
-        ours, step = cut(ids, frames, FIRST)
+        ours, step = segments(ids, frames, FIRST)
         assert step == int(moved)
         assert len(ours) == len(theirs)
         for (begin, end, piece), segment in zip(ours, theirs, strict=True):
@@ -181,9 +181,9 @@ def test_a_long_recording_is_the_reference_s(model: Model, language: str | None,
         task="transcribe", max_new_tokens=limit, num_beams=1, do_sample=False, temperature=0.0,
         condition_on_prev_tokens=previous, **how,
     )["segments"][0]  # fmt: skip
-    listener = hearing(model, previous=previous)
+    listener = whisper(model, previous=previous)
     ours = transcribe_frames(listener, frames, spoken, language=language, limit=limit)
-    assert (transcribe_frames(hearing(model), frames, spoken, language=language, limit=limit) == ours) is not previous
+    assert (transcribe_frames(whisper(model), frames, spoken, language=language, limit=limit) == ours) is not previous
     expected = [
         (float(segment["start"]), float(segment["end"]), listener.text(segment["tokens"].tolist()))
         for segment in theirs
@@ -261,17 +261,17 @@ def test_a_file_is_what_its_samples_are(model: Model, recording: Path) -> None:
 
 def test_what_is_poor_is_written_again(model: Model) -> None:
     """A random model is unlikely at once: the last temperature is taken, or nothing where silence is likely."""
-    listener = hearing(model, temperatures=(0.0, 0.7))
+    listener = whisper(model, temperatures=(0.0, 0.7))
     frames = torch.randn(26, MELS, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        cross = listener.remember(frames)
+        cross = listener.encode_window(frames)
         prompt = listener.prompt("en")
         plain, likelihood = listener._write(cross, prompt, 0.0, 9)
-        assert (likelihood < -1.0) == (listener.write(cross, prompt, 9) != plain)
-        surest = int(listener.first(cross).argmax())
-        silence = float(listener.first(cross).softmax(-1)[surest])
-        quiet = replace(listener, words=replace(listener.words, silent=surest))
-        assert (quiet.write(cross, prompt, 9) == []) == (likelihood < -1.0 and silence > 0.6)
+        assert (likelihood < -1.0) == (listener.write(cross, prompt, 9)[0] != plain)
+        surest = int(listener.first_scores(cross).argmax())
+        silence = float(listener.first_scores(cross).softmax(-1)[surest])
+        quiet = replace(listener, tokens=replace(listener.tokens, no_speech=surest))
+        assert (quiet.write(cross, prompt, 9)[0] == []) == (likelihood < -1.0 and silence > 0.6)
 
 
 @pytest.mark.heavy
@@ -325,9 +325,9 @@ def test_transcribe_says_what_the_library_says(
 
 def test_what_needs_words_is_refused(model: Model) -> None:
     from triptych.labs.walk.walking import checked
-    from triptych.looking import look
+    from triptych.page.inspect import inspect_text
 
-    with pytest.raises(InputError, match="whisper model reads none"):
-        look(model, "hello")
-    with pytest.raises(InputError, match="whisper model reads none"):
+    with pytest.raises(InputError, match="whisper model reads sound"):
+        inspect_text(model, "hello")
+    with pytest.raises(InputError, match="whisper model reads sound"):
         checked(model, "hello", 0, 0)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from triptych import attention, labs, spec
-from triptych.attention import dispatch, mechanisms, reference, rows
+from triptych.attention import dispatch, lowering, mechanisms, reference
 from triptych.attention.request import Request
 from triptych.labs import additive_vs_dot, heads_vs_width, permutation, small, soft_vs_hard
 from triptych.labs.lab import Setup
 from triptych.nn import positions
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 
 NAMES = ("scaling", "permutation", "soft-vs-hard", "heads-vs-width", "additive-vs-dot")
@@ -30,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # one of them hands the dot p
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(additive_vs_dot, "LENGTHS", (32, 256))
     monkeypatch.setattr(heads_vs_width, "LONG", 32)
+    monkeypatch.setattr(
+        heads_vs_width, "_read_places", lambda heads, places, seed: min(1.0, (1 + heads) / (1 + len(places)))
+    )
     monkeypatch.setattr(permutation, "BLOCKS", 2)
     monkeypatch.setattr(permutation, "SITES", ("embed", "blocks.0.resid_post", "blocks.1.resid_post"))
     monkeypatch.setattr(soft_vs_hard, "STEPS", 60)
@@ -48,7 +51,7 @@ def failed(name: str, seed: int = 0) -> str:
 def test_passes(name: str, seed: int) -> None:
     finding = labs.run(name, Setup(seed=seed))
     assert finding.passed, finding.verdict
-    assert isinstance(finding.sections[0], Table)
+    assert isinstance(finding.sections[0], TableSection)
     assert any(isinstance(section, Curve) for section in finding.sections)
     for section in finding.sections:
         if isinstance(section, Curve):
@@ -63,18 +66,18 @@ def test_passes_with_other_seeds_at_full_size(name: str, seed: int, monkeypatch:
     assert labs.run(name, Setup(seed=seed)).passed
 
 
-def test_the_same_seed_finds_the_same() -> None:
+def test_the_same_seed_gives_the_same_result() -> None:
     first, again, other = (labs.run("permutation", Setup(seed=seed)).to_dict() for seed in (2, 2, 4))
     assert first == again
     assert first["checks"] != other["checks"]
 
 
 def altered(change: Callable[[Request], Request]) -> Callable[..., Any]:
-    """`prepare`, but for what `change` makes of the request: every path then computes something else."""
+    """`prepare`, but for what `change` makes of the request: every kernel then computes something else."""
 
     def prepared(*args: Any, **options: Any) -> Any:
-        request, restore = attention.prepare(*args, **options)
-        return change(request), restore
+        request, tensors, restore = attention.prepare(*args, **options)
+        return change(request), tensors, restore
 
     return prepared
 
@@ -86,8 +89,20 @@ def unscaled(request: Request) -> Request:
 def test_scaling_without_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "prepare", altered(unscaled))
     claims = failed("scaling")
-    assert "with 1/√d" in claims
-    assert "without scale" not in claims
+    assert "entropy at d 2048 with 1/√d" in claims
+    assert "median gradient with 1/√d" in claims
+    assert "below 0.01 at d 2048, with 1/√d" in claims
+    assert "d 2048 without scale, nats" not in claims
+
+
+def test_scaling_by_d_instead_of_its_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entropy alone does not notice: even weights have the entropy that it asks for."""
+
+    def too_small(request: Request) -> Request:
+        return request if request.scale == 1.0 else replace(request, scale=1 / request.q.shape[-1])
+
+    monkeypatch.setattr(dispatch, "prepare", altered(too_small))
+    assert failed("scaling") == "median gradient with 1/√d, d 2048 over d 4"
 
 
 def test_soft_vs_hard_without_the_sharpness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +113,18 @@ def test_soft_vs_hard_without_the_sharpness(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_soft_vs_hard_with_a_gradient_that_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "prepare", altered(lambda r: replace(r, q=r.q.detach() + 0.5 * (r.q - r.q.detach()))))
+    def cut(*args: Any, **options: Any) -> Any:
+        request, tensors, restore = attention.prepare(*args, **options)
+        half = tensors.q.detach() + 0.5 * (tensors.q - tensors.q.detach())
+        return request, tensors._replace(q=half), restore
+
+    monkeypatch.setattr(dispatch, "prepare", cut)
     assert "finite differences" in failed("soft-vs-hard")
 
 
 @pytest.mark.parametrize(("mask", "claim"), [(causal(), "bidirectional"), (full(), "causal")], ids=["more", "less"])
 def test_permutation_under_another_mask(mask: Mask, claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "prepare", altered(lambda request: replace(request, mask=mask)))
+    monkeypatch.setattr(lowering, "simplify", lambda *sizes, **positions: mask)
     assert f"no positions, {claim}: error of permutation" in failed("permutation")
 
 
@@ -112,9 +132,9 @@ def test_permutation_under_another_mask(mask: Mask, claim: str, monkeypatch: pyt
     ("part", "door", "closed"),
     [
         (positions.Sinusoidal, "embed", lambda self, places: torch.zeros(1, self.spec.width)),
-        (positions.Rope, "rotation", positions.Position.rotation),
-        (positions.Alibi, "bias", positions.Position.bias),
-        (positions.T5Buckets, "bias", positions.Position.bias),
+        (positions.Rope, "prepare", positions.Position.prepare),
+        (positions.Alibi, "prepare", positions.Position.prepare),
+        (positions.T5Buckets, "prepare", positions.Position.prepare),
     ],
 )
 def test_permutation_with_a_position_part_that_does_nothing(
@@ -138,17 +158,14 @@ def test_heads_vs_width_with_a_miscount(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_additive_vs_dot_without_the_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flat(w: torch.Tensor) -> attention.Mechanism:
-        def run(request: Request, hook: Any = None) -> torch.Tensor:
-            scores = (request.q[:, :, :, None] + request.k[:, :, None]) @ w
-            return reference.finish(scores, request)
+    def flat(self: Any, request: Request, hook: Any, q: Any, k: Any, v: Any, bias: Any, sinks: Any) -> torch.Tensor:
+        return reference.finish(request, (q[:, :, :, None] + k[:, :, None]) @ self.weight, v, sinks)
 
-        return run
-
-    monkeypatch.setattr(mechanisms, "additive_over", flat)
+    monkeypatch.setattr(mechanisms.AdditiveOver, "_run", flat)
     claims = failed("additive-vs-dot")
-    assert "against its formula" in claims
-    assert "additive, nats" in claims
+    assert "distance from its formula" in claims
+    assert "over its limit" in claims
+    assert "over that at 64, additive" in claims
 
 
 def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,5 +174,20 @@ def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(additive_vs_dot, "additive", dot)
     claims = failed("additive-vs-dot")
-    assert "over dot product, time" in claims
+    assert "memory at 256 tokens, additive over dot product" in claims
     assert "additive, nats" in claims
+
+
+def test_one_head_cannot_read_four_places_and_can_read_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(heads_vs_width, "STEPS", 120)
+    read = heads_vs_width._read_places
+    assert read(1, (3,), 0) > 0.9
+    assert read(4, (1, 2, 3, 4), 0) > read(1, (1, 2, 3, 4), 0) + 0.1
+
+
+def test_heads_vs_width_when_one_head_reads_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads_vs_width, "_read_places", lambda heads, places, seed: 1.0)
+    assert failed("heads-vs-width") == "four places read right by four heads, less by one"
+    monkeypatch.setattr(heads_vs_width, "_read_places", lambda heads, places, seed: 1.0 if heads > 1 else 0.3)
+    assert failed("heads-vs-width") == "control: one place read right by one head"

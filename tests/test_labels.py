@@ -122,7 +122,7 @@ def test_entities_are_the_pipeline_s(labels: tuple[str, ...], made: Any) -> None
     ],
 )
 def test_what_neighbours_name(labels: str, named: list[str]) -> None:
-    from triptych.generate import Tag, entities
+    from triptych.tasks import Tag, entities
 
     tags = [Tag("abcd"[i], label, 0.5 + i / 10, 2 * i, 2 * i + 1) for i, label in enumerate(labels.split())]
     found = entities(tags, "a b c d")
@@ -252,7 +252,7 @@ def test_t5_is_never_kept_in_fp16() -> None:
     moved = load(path, dtype=torch.float16)
     assert {p.dtype for p in moved.module.parameters()} == {torch.float32}
     assert moved.report is not None
-    assert moved.report.notes == ("t5 overflows fp16, so its weights are kept in float32",)
+    assert moved.report.notes == ("t5 overflows fp16, so its weights are loaded in float32",)
     assert moved.report.notes[0] in str(moved.report)
     kept = load(references.saved("llama")[1], dtype=torch.float16)
     assert {p.dtype for p in kept.module.parameters()} == {torch.float16}

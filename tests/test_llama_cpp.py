@@ -12,7 +12,7 @@ import torch
 import references
 import test_text_vocabulary as files
 from triptych.checkpoints import open_source
-from triptych.convert import convert
+from triptych.checkpoints.convert import convert
 from triptych.model import Model, create, load
 from triptych.spec import LMHead
 from triptych.text import from_directory

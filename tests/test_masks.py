@@ -112,7 +112,7 @@ def test_expressions_lower_to_their_meaning(tree):
 @given(expressions, st.integers(1, 7), st.booleans())
 def test_simplifying_changes_nothing(tree, queries, aligned):
     mask = build(tree)
-    simple = lowering.simplify(mask, queries, S, documents=False, aligned=aligned)
+    simple = lowering.simplify(mask, queries, S, aligned=aligned)
     number = lowering.per_row(B, torch.device("cpu"))
     q = Points(torch.arange(S - queries, S).view(1, 1, -1, 1), per_row=number)
     k = Points(torch.arange(S).view(1, 1, 1, -1), per_row=number)
@@ -158,17 +158,17 @@ def test_joining_flattens_and_forgets_units():
         (window(7, ahead=3), 5, window(7, ahead=3)),
         (keys([7, 8]), 5, full()),
         (keys([7, 6]), 5, keys([7, 6])),
-        (causal() & same_document(), 5, causal()),
-        (causal() & same_document() & keys(7) & window(8), 1, full()),
+        (causal() & same_document(), 5, causal() & same_document()),
+        (causal() & same_document() & keys(7) & window(8), 1, same_document()),
     ],
 )
 def test_what_simplifies(mask, queries, simple):
-    assert lowering.simplify(mask, queries, 7, documents=False, aligned=True) == simple
+    assert lowering.simplify(mask, queries, 7, aligned=True) == simple
 
 
 def test_nothing_about_positions_simplifies_where_they_are_given():
     for mask in (causal(), window(99), causal() & window(99)):
-        assert lowering.simplify(mask, 1, 7, documents=False, aligned=False) == mask
+        assert lowering.simplify(mask, 1, 7, aligned=False) == mask
 
 
 def test_empty_slots_are_never_visible():
@@ -184,8 +184,29 @@ def test_documents():
     q_doc, k_doc = torch.tensor([[0, 0, 1, 1, 1], [2, 2, 2, 3, 3]]), torch.tensor([1, 0, 2, 1, 1, 3, 9])
     seen = lowered(same_document(), q_doc=q_doc, k_doc=k_doc)
     assert torch.equal(seen[:, 0], q_doc[:, :, None] == k_doc)
-    with pytest.raises(InputError, match="k_doc without q_doc"):
+    with pytest.raises(InputError, match=r"same_document\(\) compares documents and none are given"):
         request(same_document(), k_doc=k_doc)
+    with pytest.raises(InputError, match=r"same_document\(\) compares documents and none are given"):
+        request(same_document() & causal())
+    with pytest.raises(InputError, match="the mask does not compare them"):
+        request(causal(), q_doc=q_doc, k_doc=k_doc)
+
+
+def test_two_arrays_are_two_masks():
+    """Equal by identity: joining them drops neither."""
+    first, second = torch.rand(T, S) > 0.5, torch.rand(T, S) > 0.5
+    assert torch.equal(lowered(dense(first) & dense(second))[0, 0], first & second)
+    assert torch.equal(lowered(dense(first) | dense(second))[0, 0], first | second)
+    assert dense(first) != dense(first)
+
+
+def test_lengths_are_any_integers():
+    import numpy as np
+
+    assert prefix(np.int64(2)) == prefix(2)
+    assert keys(np.array([1, 2])) == keys([1, 2])
+    with pytest.raises(InputError, match=r"triptych\.causal"):
+        request("causal")
 
 
 def test_arrays_are_masks():

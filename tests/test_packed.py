@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from triptych.checkpoints import open_source
-from triptych.checkpoints.packed import PackedSource, Scheme, scheme, unpacked
-from triptych.convert import convert
+from triptych.checkpoints.convert import convert
+from triptych.checkpoints.header import read_header
+from triptych.checkpoints.load_weights import StoredParameters
+from triptych.checkpoints.packed_safetensors import PackedSource, Packing, scheme, unpacked
 from triptych.errors import CheckpointError, ConfigError
-from triptych.header import read_header
 from triptych.model import load
-from triptych.weights import Stored
 
 D, F, V = 64, 96, 40
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": V, "hidden_size": D,
@@ -154,7 +154,7 @@ CASES: dict[str, tuple[dict[str, Any], Packer, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_packed_matrices_are_what_was_packed(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.checkpoints.packed._CHUNK", 10 * D)  # several chunks, not of whole words
+    monkeypatch.setattr("triptych.checkpoints.packed_safetensors._CHUNK", 10 * D)  # several chunks, not of whole words
     quantization, packer, label = CASES[case]
     meant = write(tmp_path, quantization, packer)
     header = read_header(tmp_path)
@@ -198,7 +198,7 @@ def test_packed_models_become_plain_ones(tmp_path: Path) -> None:
     convert(tmp_path / "awq", tmp_path / "x.gguf", dtype="f32")
     header = read_header(tmp_path / "x.gguf")
     assert header.source is not None
-    up = Stored(header.spec, header.source)["decoder.blocks.0.mlp.up.weight"]
+    up = StoredParameters(header.spec, header.source)["decoder.blocks.0.mlp.up.weight"]
     assert torch.equal(up, meant["model.layers.0.mlp.up_proj.weight"])
 
 
@@ -229,9 +229,9 @@ def test_what_the_reference_writes_for_a_config_is_understood() -> None:
     """Of either kind it writes the keys of both."""
     from transformers import AwqConfig, FineGrainedFP8Config, GPTQConfig
 
-    assert scheme(AwqConfig(bits=4, group_size=64).to_dict()) == Scheme("awq", 4, 64)
-    assert scheme(GPTQConfig(bits=4, group_size=-1).to_dict()) == Scheme("gptq", 4, None, minus_one=True)
-    assert scheme(FineGrainedFP8Config().to_dict()) == Scheme("fp8", block=(128, 128))
+    assert scheme(AwqConfig(bits=4, group_size=64).to_dict()) == Packing("awq", 4, 64)
+    assert scheme(GPTQConfig(bits=4, group_size=-1).to_dict()) == Packing("gptq", 4, None, minus_one=True)
+    assert scheme(FineGrainedFP8Config().to_dict()) == Packing("fp8", block=(128, 128))
 
 
 # ---------------------------------------------------------------- refusals
@@ -276,27 +276,55 @@ def i32(*shape: int) -> Tensor:
 
 
 WHOLE = {"m.qweight": i32(8, 32), "m.qzeros": i32(2, 4), "m.scales": torch.ones(2, 32).half(), "m.g_idx": i32(64)}
-BROKEN: dict[str, tuple[Scheme, dict[str, Tensor | None], str]] = {
-    "no zeros": (Scheme("gptq", 4, 32), {"m.qzeros": None}, "'m.qweight' comes without its qzeros"),
-    "no scales": (Scheme("awq", 4, 32), {"m.scales": None}, "comes without its scales"),
-    "scales of another size": (Scheme("gptq", 4, 32), {"m.scales": torch.ones(3, 32)}, r"is \[3, 32\], .* \[2, 32\]"),
-    "zeros of another size": (Scheme("gptq", 4, 32), {"m.qzeros": i32(2, 5)}, r"is \[2, 5\], .* \[2, 4\]"),
-    "groups of another size": (Scheme("gptq", 4, 64), {}, r"asks for \[1, 32\]"),
-    "index of another size": (Scheme("gptq", 4, 32), {"m.g_idx": i32(63)}, r"asks for \[64\]"),
-    "index past the groups": (Scheme("gptq", 4, 32), {"m.g_idx": i32(64) + 2}, "names a group that is not there"),
-    "index below the groups": (Scheme("gptq", 4, 32), {"m.g_idx": i32(64) - 1}, "names a group that is not there"),
-    "floating codes": (Scheme("gptq", 4, 32), {"m.qweight": torch.zeros(8, 32)}, r"is F32 \[8, 32\], not I32"),
-    "codes in one row": (Scheme("awq", 4, 32), {"m.qweight": i32(8)}, "not a matrix"),
-    "no codes": (Scheme("awq", 4, 32), {"m.qweight": i32(0, 4)}, r"is I32 \[0, 4\]"),
-    "plain too": (Scheme("gptq", 4, 32), {"m.weight": torch.ones(32, 64)}, "plain and packed"),
+BROKEN: dict[str, tuple[Packing, dict[str, Tensor | None], str]] = {
+    "no zeros": (Packing("gptq", 4, 32), {"m.qzeros": None}, "'m.qweight' comes without its qzeros"),
+    "no scales": (Packing("awq", 4, 32), {"m.scales": None}, "comes without its scales"),
+    "scales of another size": (
+        Packing("gptq", 4, 32),
+        {"m.scales": torch.ones(3, 32)},
+        r"is \[3, 32\], .* \[2, 32\]",
+    ),
+    "zeros of another size": (Packing("gptq", 4, 32), {"m.qzeros": i32(2, 5)}, r"is \[2, 5\], .* \[2, 4\]"),
+    "groups of another size": (Packing("gptq", 4, 64), {}, r"asks for \[1, 32\]"),
+    "index of another size": (Packing("gptq", 4, 32), {"m.g_idx": i32(63)}, r"asks for \[64\]"),
+    "index past the groups": (
+        Packing("gptq", 4, 32),
+        {"m.g_idx": i32(64) + 2},
+        "names a group that is not there",
+    ),
+    "index below the groups": (
+        Packing("gptq", 4, 32),
+        {"m.g_idx": i32(64) - 1},
+        "names a group that is not there",
+    ),
+    "floating codes": (
+        Packing("gptq", 4, 32),
+        {"m.qweight": torch.zeros(8, 32)},
+        r"is F32 \[8, 32\], not I32",
+    ),
+    "codes in one row": (Packing("awq", 4, 32), {"m.qweight": i32(8)}, "not a matrix"),
+    "no codes": (Packing("awq", 4, 32), {"m.qweight": i32(0, 4)}, r"is I32 \[0, 4\]"),
+    "plain too": (Packing("gptq", 4, 32), {"m.weight": torch.ones(32, 64)}, "plain and packed"),
 }
 CODES = torch.ones(6, 8).to(torch.float8_e4m3fn)
-BROKEN_FP8: dict[str, tuple[Scheme, dict[str, Tensor], str]] = {
-    "too few scales": (Scheme("fp8", block=(4, 4)), {"m.weight_scale_inv": torch.ones(1, 2)}, r"must be \[2, 2\]"),
-    "scales without blocks": (Scheme("fp8"), {"m.weight_scale_inv": torch.ones(2, 2)}, "must be one number or 6"),
-    "two scales": (Scheme("fp8"), {"m.weight_scale": torch.ones(()), "m.weight_scale_inv": torch.ones(())}, "two"),
-    "whole scales": (Scheme("fp8"), {"m.weight_scale": torch.ones(6, dtype=torch.int32)}, r"is \[6\] I32"),
-    "a stack": (Scheme("fp8"), {"n": torch.ones(2, 2, 2).to(torch.float8_e4m3fn)}, "is no matrix"),
+BROKEN_FP8: dict[str, tuple[Packing, dict[str, Tensor], str]] = {
+    "too few scales": (
+        Packing("fp8", block=(4, 4)),
+        {"m.weight_scale_inv": torch.ones(1, 2)},
+        r"must be \[2, 2\]",
+    ),
+    "scales without blocks": (
+        Packing("fp8"),
+        {"m.weight_scale_inv": torch.ones(2, 2)},
+        "must be one number or 6",
+    ),
+    "two scales": (
+        Packing("fp8"),
+        {"m.weight_scale": torch.ones(()), "m.weight_scale_inv": torch.ones(())},
+        "two",
+    ),
+    "whole scales": (Packing("fp8"), {"m.weight_scale": torch.ones(6, dtype=torch.int32)}, r"is \[6\] I32"),
+    "a stack": (Packing("fp8"), {"n": torch.ones(2, 2, 2).to(torch.float8_e4m3fn)}, "is no matrix"),
 }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
-from triptych import generate as running
 from triptych import nn
 from triptych.attention import Rows, attend_reference, disentangled_bias
 from triptych.errors import ProbeError
@@ -32,8 +32,8 @@ MODELS = {
 def run(
     module: nn.Transformer, plan: Plan | None, rows: list[list[int]] = ROWS
 ) -> tuple[list[torch.Tensor], Session | None]:
-    ids, where = running.flat(rows, CPU)
-    source = running.flat(SOURCES[: len(rows)], CPU) if module.spec.layout == "encoder-decoder" else None
+    ids, where = nn.flat(rows, CPU)
+    source = nn.flat(SOURCES[: len(rows)], CPU) if module.spec.layout == "encoder-decoder" else None
     session = None if plan is None else Session(plan)
     with torch.inference_mode():
         out = module(ids, where, source=source, taps=nn.NO_TAPS if session is None else session.taps)
@@ -128,15 +128,14 @@ def generated(
     """Greedy rows, the logits that chose each new token, and the trace of a cached generation."""
     session = Session(plan)
     sources = SOURCES[: len(rows)] if module.spec.layout == "encoder-decoder" else None
-    state = running.start(module, rows, sources=sources, session=session)
+    engine = tiny.engine(module, rows, sources, probe=session)
     chosen: list[list[torch.Tensor]] = [[] for _ in rows]
-    with torch.inference_mode():
-        for _ in range(new):
-            out = state.advance()
-            for i, token in enumerate(out.argmax(-1).tolist()):
-                chosen[i].append(out[i])
-                state.rows[i].append(token)
-    return state.rows, [torch.stack(c) for c in chosen], session.close()
+    for _ in range(new):
+        out = engine.logits()
+        for i, token in enumerate(out.argmax(-1).tolist()):
+            chosen[i].append(out[i])
+            engine.rows[i].ids.append(token)
+    return [row.ids for row in engine.rows], [torch.stack(c) for c in chosen], session.close()
 
 
 STEER = torch.linspace(-1, 1, tiny.D)
@@ -246,29 +245,19 @@ def test_what_the_function_is_told() -> None:
     assert told == [Where("blocks.1.attn.z", 1, (0, 2))]
 
 
-def test_gradients_flow_to_a_read_site() -> None:
-    module = tiny.decoder()
-    session = Session(Plan.of(module.spec, [Read("blocks.0.resid_post", grad=True)]))
-    ids, where = running.flat(ROWS[:1], CPU)
-    out = module(ids, where, taps=session.taps)
-    kept = session.close()["blocks.0.resid_post"][0]
-    assert kept.requires_grad
-    assert out.requires_grad
-
-
 def test_patching_in_one_rows_own_value_changes_nothing_and_that_is_said() -> None:
     module = tiny.decoder()
     value = traced(module, "blocks.0.resid_post")["blocks.0.resid_post"][0]
     with pytest.raises(ProbeError, match=r"blocks\.0\.resid_post changed nothing") as caught:
         traced(module, edit=(put("blocks.0.resid_post", value, items=0),))
-    assert isinstance(caught.value.trace, Trace)  # type: ignore[attr-defined]
+    assert isinstance(caught.value.trace, Trace)
 
 
 @pytest.mark.parametrize(
     ("read", "edit", "message"),
     [
         (["blocks.0.attn.patern"], [], r"no site 'blocks.0.attn.patern'.*did you mean 'blocks.0.attn.pattern'"),
-        (["blocks.7.resid_pre"], [], "no site 'blocks.7.resid_pre'"),
+        (["blocks.7.resid_pre"], [], "no site 'blocks.7.resid_pre'.*blocks are 0 to 1"),
         ([Read("blocks.0.attn.z", heads=6)], [], "heads 0..5, not 6"),
         ([Read("blocks.0.resid_pre", heads=0)], [], "has no heads"),
         ([], [zero("blocks.0.cross.z")], "no site"),
@@ -296,15 +285,19 @@ def test_the_stack_name_may_be_given_where_there_is_one() -> None:
 def test_keys_written_under_edits_are_not_read_without_them() -> None:
     module = tiny.decoder()
     session = Session(Plan.of(module.spec, [], [zero("blocks.0.attn.z")]))
-    state = running.start(module, ROWS, session=session)
-    with torch.inference_mode():
-        state.advance()
-        assert state.cache.provenance == session.plan.provenance != ""
-        state.session = None
-        for row in state.rows:
-            row.append(1)
-        with pytest.raises(ProbeError, match="written under edits"):
-            state.advance()
+    engine = tiny.engine(module, ROWS, probe=session)
+    engine.logits()
+    again = Session(Plan.of(module.spec, [], [zero("blocks.0.attn.z")]))  # the same edits in other objects
+    for probe, message in ((again, None), (Session(Plan.of(module.spec, ["logits"])), "written under edits")):
+        for row in engine.rows:
+            row.ids.append(1)
+            row.request = replace(row.request, probe=probe)
+        engine.regroup()
+        if message is None:
+            engine.logits()
+        else:
+            with pytest.raises(ProbeError, match=message):
+                engine.logits()
 
 
 @pytest.mark.parametrize("site", ["q", "q_rot", "k", "k_rot", "k_ctx"])

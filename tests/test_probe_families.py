@@ -7,7 +7,7 @@ import torch
 
 import references
 from parity import TARGETS, ours, rows_of
-from triptych import generate as running
+from triptych import nn
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe import Edit, Plan, Session, sites, zero
 
@@ -20,7 +20,7 @@ def outputs(name: str, taps: Taps = NO_TAPS) -> torch.Tensor:
     model = ours(name)
     module, both = model.module, model.spec.layout == "encoder-decoder"
     given = module.flat(rows_of(model)[1:2])
-    ids, rows = running.flat(TARGETS[1:2], CPU) if both else given
+    ids, rows = nn.flat(TARGETS[1:2], CPU) if both else given
     source = given if both else None
     if module.head is not None:
         return module(ids, rows, source=source, taps=taps)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import tiny
-from triptych import generate as running
 from triptych import nn
 from triptych.attention import Rows
+from triptych.generate import Engine, Request
 from triptych.nn import positions
 
 CPU = torch.device("cpu")
@@ -55,9 +55,10 @@ def test_each_bucket_of_an_encoder_computes_it_once(asked: list[tuple[Tensor, Te
 
 
 def test_each_step_of_a_ragged_generation_computes_it_once(asked: list[tuple[Tensor, Tensor]]) -> None:
-    state = running.start(tiny.decoder("t5", blocks=3), RAGGED)
-    how = {"max_new_tokens": 4, "sampling": running.Sampling()}
-    assert len(list(running.stream(state, **how))) == 4
+    engine = Engine(tiny.decoder("t5", blocks=3))
+    engine.add(*(Request(prompt=row, max_new_tokens=4) for row in RAGGED))
+    assert len([engine.step() for _ in range(4)]) == 4
+    assert not engine.rows
     assert len(asked) == 2 * 4
 
 
@@ -96,12 +97,11 @@ def test_another_forward_shares_nothing(asked: list[tuple[Tensor, Tensor]]) -> N
 
 def test_a_forward_reads_no_tensor_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU that would wait for all that was asked for before."""
-    state = running.start(tiny.decoder("t5"), RAGGED)
+    engine = tiny.engine(tiny.decoder("t5"), RAGGED)
     with monkeypatch.context() as patch:
         for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
             patch.setattr(Tensor, name, lambda self, name=name: pytest.fail(f"Tensor.{name} was called"))
-        for row in state.rows:
-            row.append(3)
-        with torch.inference_mode():
-            state.advance()
+        for row in engine.rows:
+            row.ids.append(3)
+        engine.logits()
     assert Rows((3,)).positions().tolist() == [0, 1, 2]

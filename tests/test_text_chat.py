@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from triptych.checkpoints.gguf import GGUFSource
+from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import InputError, TextError
 from triptych.text import ChatTemplate, byte_tokenizer, from_gguf
 

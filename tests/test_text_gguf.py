@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 import test_text_vocabulary as files
-from triptych.checkpoints.gguf import GGUFSource
+from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import TextError
 from triptych.text import bpe_tokenizer, from_directory, from_gguf, sentencepiece_file, to_gguf
 from triptych.text.splits import SPLITS

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from triptych.header import read_header
 
 from triptych.errors import InputError, TextError
-from triptych.header import read_header
 from triptych.text import (
     ENCODER,
     SEQ2SEQ,

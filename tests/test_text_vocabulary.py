@@ -16,8 +16,8 @@ import pytest
 import sentencepiece as spm
 import transformers
 
+from triptych.checkpoints.header import read_header
 from triptych.errors import TextError
-from triptych.header import read_header
 from triptych.text import bpe_tokenizer, from_directory, has_tokenizer
 from triptych.text import sentencepiece_file as ours
 

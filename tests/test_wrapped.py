@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 import references
 from parity import WITHIN
 from triptych import families
+from triptych.checkpoints.convert import convert
+from triptych.checkpoints.header import read_header
 from triptych.cli import main
-from triptych.convert import convert
 from triptych.errors import CheckpointError, ConfigError
 from triptych.families.wrapped import INSIDE
-from triptych.header import read_header
 from triptych.model import load
 
 IDS = [3, 7, 1, 22, 9, 30, 5, 11, 17, 40, 2, 8]

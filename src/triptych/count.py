@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from triptych.errors import InputError, nearest
+from triptych.mapping.gguf_types import TYPES
 from triptych.spec import (
     Attention,
     ClassHead,
@@ -37,10 +38,10 @@ from triptych.spec.masks import And, Mask, Window
 from triptych.spec.parts import Block, FeedForward
 
 # Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
+_PACKED = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
 DTYPES: Mapping[str, Fraction] = {
     "fp32": Fraction(4), "bf16": Fraction(2), "fp16": Fraction(2), "fp8": Fraction(1), "int8": Fraction(1),
-    "q8_0": Fraction(34, 32), "q6_k": Fraction(210, 256), "q5_k": Fraction(176, 256), "q5_1": Fraction(24, 32),
-    "q5_0": Fraction(22, 32), "q4_k": Fraction(144, 256), "q4_1": Fraction(20, 32), "q4_0": Fraction(18, 32),
+    **{name: TYPES[name.upper()].bytes_per_element for name in _PACKED},
 }  # fmt: skip
 PARTS = ("embedding", "position", "attention", "mlp", "norms", "head")
 

@@ -35,6 +35,8 @@ class TextError(TriptychError):
 class ProbeError(TriptychError):
     """A site, read or edit that does not exist, cannot be served, or never took effect."""
 
+    trace: object | None = None  #: the Trace of a run whose reads or edits had no effect
+
 
 class FetchError(TriptychError):
     """Something that had to come over the network did not arrive."""

@@ -1,8 +1,33 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
-from triptych.attention.caches import Cache, CrossCache, FullCache, LayerSpec, NullCache, WindowCache
-from triptych.attention.dispatch import PATHS, attend, why
-from triptych.attention.mechanisms import Mechanism, additive, additive_over, dot_product, linear, run_linear
+from triptych.attention import operations as _operations  # noqa: F401  # registers in the table
+from triptych.attention.caches import (
+    NULL_CACHE,
+    Cache,
+    CachedLayer,
+    CacheStep,
+    CrossCache,
+    CrossKeys,
+    EncoderOutput,
+    KeyStep,
+    KVCache,
+    NullCache,
+)
+from triptych.attention.dispatch import KERNELS, attend, why
+from triptych.attention.layout import (
+    AttendPlan,
+    ContentBias,
+    FlatKeys,
+    Heads,
+    KeyLayout,
+    RowHook,
+    RowPlan,
+    ScoreBias,
+    SlotKeys,
+    attend_rows,
+    plan_rows,
+)
+from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
 from triptych.attention.positions import (
     alibi_bias,
     alibi_slopes,
@@ -12,49 +37,21 @@ from triptych.attention.positions import (
     inverse_frequencies,
     rope_angles,
     rotate,
+    rotation_of,
     sinusoidal,
     t5_bias,
     t5_bucket,
 )
 from triptych.attention.reference import Hook, attend_reference, attention_pattern, attention_scores
 from triptych.attention.request import Request, prepare
-from triptych.attention.rows import FlatKeys, Rows, SlotKeys, attend_rows
+from triptych.attention.rows import Rows
 
 __all__ = [
-    "PATHS",
-    "Cache",
-    "CrossCache",
-    "FlatKeys",
-    "FullCache",
-    "Hook",
-    "LayerSpec",
-    "Mechanism",
-    "NullCache",
-    "Request",
-    "Rows",
-    "SlotKeys",
-    "WindowCache",
-    "additive",
-    "additive_over",
-    "alibi_bias",
-    "alibi_slopes",
-    "attend",
-    "attend_reference",
-    "attend_rows",
-    "attention_factor",
-    "attention_pattern",
-    "attention_scores",
-    "disentangled_bias",
-    "distance_row",
-    "dot_product",
-    "inverse_frequencies",
-    "linear",
-    "prepare",
-    "rope_angles",
-    "rotate",
-    "run_linear",
-    "sinusoidal",
-    "t5_bias",
-    "t5_bucket",
-    "why",
-]
+    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "AttendPlan", "Cache", "CacheStep", "CachedLayer",
+    "ContentBias", "CrossCache", "CrossKeys", "EncoderOutput", "FlatKeys", "Heads", "Hook", "KVCache",
+    "KeyLayout", "KeyStep", "Mechanism", "NullCache", "Request", "RowHook", "RowPlan", "Rows", "ScoreBias",
+    "SlotKeys", "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attend_rows",
+    "attention_factor", "attention_pattern", "attention_scores", "disentangled_bias", "distance_row",
+    "inverse_frequencies", "linear", "plan_rows", "prepare", "rope_angles", "rotate", "rotation_of", "sinusoidal",
+    "t5_bias", "t5_bucket", "why",
+]  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from triptych.attention import folding, lowering
-from triptych.attention.request import Request
+from triptych.attention.request import Request, Runner
 from triptych.spec.masks import BlockSparse, Points
 
 
@@ -27,10 +28,10 @@ def saves(request: Request) -> bool:
     return 2 * _candidates(request, pattern).shape[1] * pattern.block <= request.keys
 
 
-def run(request: Request) -> Tensor:
+def plan(request: Request) -> Runner:
     pattern = lowering.blocks_of(request.mask)
     assert pattern is not None
-    size, device = pattern.block, request.q.device
+    size, device = pattern.block, request.device
     first = request.keys - request.queries
     lead = first % size  # the first block may hold keys before the first query
     candidates = _candidates(request, pattern).to(device)  # [n, m] key blocks, -1 for none
@@ -44,19 +45,24 @@ def run(request: Request) -> Tensor:
         parts = padded.reshape(*x.shape[:2], total, size, x.shape[3])
         return parts.index_select(2, index).view(*x.shape[:2], n, m * size, x.shape[3])
 
-    within = torch.arange(size, device=device)
-    k_pos = candidates[:, :, None] * size + within
-    exists = (candidates[:, :, None] >= 0) & (k_pos < request.keys)
-    padded = folding.pad_to(request.q, lead, n * size - lead - request.queries)
+    def cut(x: Tensor) -> Tensor:
+        return folding.cut(folding.pad_to(x, lead, n * size - lead - request.queries), n)
+
+    k_pos = candidates[:, :, None] * size + torch.arange(size, device=device)
     blocks = folding.Blocks(
-        q=folding.cut(padded, n),
-        k=gathered(request.k),
-        v=gathered(request.v),
         q_pos=first - lead + torch.arange(n * size, device=device).view(n, size),
         k_pos=k_pos.view(n, m * size),
-        exists=exists.view(n, m * size),
+        exists=((candidates[:, :, None] >= 0) & (k_pos < request.keys)).view(n, m * size),
     )
-    return folding.attend(request, blocks)[:, :, lead : lead + request.queries]
+    inside = slice(lead, lead + request.queries)
+    return partial(_run, inside, folding.plan(request, blocks, cut, gathered))
+
+
+def _run(
+    inside: slice, run: Runner, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    """Without the queries that fill the last block."""
+    return run(q, k, v, bias, sinks)[:, :, inside]
 
 
 def _candidates(request: Request, pattern: BlockSparse) -> Tensor:

@@ -1,30 +1,28 @@
 """Keys and values that outlive a forward.
 
-Every cache has one door, `extend(layer, k, v, rows)`, which takes the new keys in and gives back all that the new
-queries may see.  A step begins with `begin`, extends each layer once with the same `rows`, and `advance(rows)` counts
-it; until then the lengths stand, so no layer is special.  Row b of the batch is slot b.
+A forward opens a cache with `begin(rows, provenance)` and gets a `CacheStep`: it says where each layer's keys will lie
+(`layout`), takes each layer's new keys in once (`extend`) and counts them (`finish`).  Everything that the layers of
+one kind share - places to write to, positions - is computed once per step.  Rows live in slots: a batch may run any of
+them in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from triptych.attention.rows import FlatKeys, Rows, SlotKeys
+from triptych.attention.layout import FlatKeys, KeyLayout, PlansRows, SlotKeys
+from triptych.attention.rows import Rows
 from triptych.errors import InputError, ProbeError
-
-Keys = FlatKeys | SlotKeys
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSpec:
-    """What one layer stores a token: `groups` keys of `width` and values of `value_width` numbers.
+class CachedLayer:
+    """What one layer stores per token: `groups` keys of `width` and values of `value_width` numbers.
 
     window   the layer never looks `window` or more positions back; None keeps every token.
     """
@@ -35,328 +33,419 @@ class LayerSpec:
     window: int | None = None
 
 
+@runtime_checkable
+class KeyStep(Protocol):
+    """One step of the layers that store their keys in the same way."""
+
+    @property
+    def layout(self) -> PlansRows:
+        """Where their keys lie once this step's are in."""
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
+
+
+@runtime_checkable
+class CacheStep(Protocol):
+    """One forward's use of a cache."""
+
+    def of(self, layer: int) -> KeyStep: ...
+
+    def finish(self) -> None:
+        """Count the step, once every layer was extended with it."""
+
+
+@runtime_checkable
+class KVCache(Protocol):
+    """What a decoder's forward needs of a cache; `NullCache` keeps nothing."""
+
+    def begin(self, rows: Rows, provenance: str) -> CacheStep: ...
+
+
 class NullCache:
-    """Remembers nothing: training, encoders, scoring."""
+    """Keeps nothing: training, encoders, scoring."""
 
-    def begin(self, rows: Rows, provenance: str) -> None:
+    def begin(self, rows: Rows, provenance: str) -> NullStep:
+        return NullStep(FlatKeys(rows))
+
+
+NULL_CACHE = NullCache()
+
+
+@dataclass(frozen=True, eq=False)
+class NullStep:
+    layout: FlatKeys
+
+    def of(self, layer: int) -> NullStep:
+        return self
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k, v
+
+    def finish(self) -> None:
         pass
 
-    def extend(self, layer: int, k: Float[Tensor, "N G K"], v: Float[Tensor, "N G Kv"], rows: Rows) -> Keys:
-        return FlatKeys(k, v, rows)
 
-    def advance(self, rows: Rows) -> None:
-        pass
+class Store:
+    """The keys and values of one layer: `[slot, G, capacity, K]`.  Room not yet written is zero: a hidden key has
+    weight 0, and 0 times what is left there may be NaN."""
 
-
-class Store(Protocol):
-    """One layer's memory: `write` takes new tokens in, `extend` also gives what their queries may see."""
-
-    def write(self, k: Tensor, v: Tensor, rows: Rows) -> None: ...
-    def extend(self, k: Tensor, v: Tensor, rows: Rows) -> Keys: ...
-    def check_trim(self, lengths: Sequence[int]) -> None: ...
-    def trim(self, lengths: Sequence[int]) -> None: ...
-    def take(self, slots: Sequence[int]) -> None: ...
-    def clone(self) -> Store: ...
-    @property
-    def nbytes(self) -> int: ...
-
-
-class FullCache:
-    """Every token of a layer: `[slot, G, capacity, K]`, where a key's place is its position.  Capacity doubles.
-
-    Room not yet written is zero: a hidden key has weight 0, and 0 times garbage may be NaN.
-    """
-
-    def __init__(
-        self, spec: LayerSpec, slots: int, capacity: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        self.k = torch.zeros(slots, spec.groups, capacity, spec.width, dtype=dtype, device=device)
-        self.v = torch.zeros(slots, spec.groups, capacity, spec.value_width, dtype=dtype, device=device)
+    def __init__(self, layer: CachedLayer, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.window = layer.window
+        self.k = torch.zeros(0, layer.groups, capacity, layer.width, dtype=dtype, device=device)
+        self.v = torch.zeros(0, layer.groups, capacity, layer.value_width, dtype=dtype, device=device)
 
     @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
-    def write(self, k: Tensor, v: Tensor, rows: Rows) -> None:
-        end = max(rows.ends)
-        if end > self.k.shape[2]:
-            capacity = max(end, 2 * self.k.shape[2])
-            self.k, self.v = (_grown(x, capacity) for x in (self.k, self.v))
-        for store, new in ((self.k, k), (self.v, v)):
-            _write(store, new, rows)
+    def resize(self, slots: int, capacity: int) -> None:
+        """At least so many slots and places."""
+        if slots > self.k.shape[0] or capacity > self.k.shape[2]:
+            self.k, self.v = (_resized(x, slots, capacity) for x in (self.k, self.v))
 
-    def extend(self, k: Tensor, v: Tensor, rows: Rows) -> Keys:
-        self.write(k, v, rows)
-        end = max(rows.ends)
-        return SlotKeys(self.k[:, :, :end].to(k.dtype), self.v[:, :, :end].to(v.dtype), rows.ends)
-
-    def check_trim(self, lengths: Sequence[int]) -> None:
-        pass
-
-    def trim(self, lengths: Sequence[int]) -> None:
-        pass
-
-    def take(self, slots: Sequence[int]) -> None:
-        index = torch.tensor(list(slots), device=self.k.device)
-        self.k, self.v = self.k.index_select(0, index), self.v.index_select(0, index)
-
-    def clone(self) -> FullCache:
-        twin = copy(self)
-        twin.k, twin.v = self.k.clone(), self.v.clone()
-        return twin
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slots `sources` to slots `targets`, all read before any is written."""
+        take, put = (torch.tensor(list(slots), device=self.k.device) for slots in (sources, targets))
+        self.k[put], self.v[put] = self.k[take], self.v[take]
 
 
-class WindowCache:
-    """The last tokens of a layer in a ring: position p stands at place `p % ring`.
+class FullStep:
+    """Layers that keep every token: a key's place is its position.  A first prefill gives the fresh tensors back, so
+    it needs no mask and keeps their gradient."""
 
-    The ring holds `window + slack` tokens; `slack` is how far a trim may go back (beyond one) and how long a chunk may
-    be before the old ring is set beside it for one call.
+    def __init__(self, stores: Sequence[Store], rows: Rows, *, fresh: bool) -> None:
+        self.stores, self.rows, self.fresh = stores, rows, fresh
+        slots = rows.slots
+        self.run = slice(slots[0], slots[0] + len(slots)) if slots and _consecutive(slots) else None
+        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
+        if rows.even and self.run is not None:
+            self.at = slice(rows.past[0], rows.ends[0])
+        else:
+            self.run = None
+            self.slot_of, self.place = _places(rows, stores[0].k.device)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        store, rows = self.stores[layer], self.rows
+        keys, values = store.k, store.v
+        old_k, old_v = (k.detach(), v.detach()) if k.requires_grad or v.requires_grad else (k, v)
+        if self.run is None:
+            keys[self.slot_of, :, self.place] = old_k.to(keys.dtype)
+            values[self.slot_of, :, self.place] = old_v.to(values.dtype)
+        elif rows.longest == 1:
+            keys[self.run, :, self.at] = old_k.unsqueeze(2)
+            values[self.run, :, self.at] = old_v.unsqueeze(2)
+        else:
+            keys[self.run, :, self.at] = old_k.view(len(rows.lengths), rows.longest, *k.shape[1:]).transpose(1, 2)
+            values[self.run, :, self.at] = old_v.view(len(rows.lengths), rows.longest, *v.shape[1:]).transpose(1, 2)
+        return (k, v) if self.fresh else (keys, values)
+
+
+class RingStep:
+    """Layers that look back less than `window` positions keep that many in a ring: position p stands at place
+    `p % window`.  A chunk of several tokens reads the old ring beside its own keys, since writing them overwrites what
+    its first queries see."""
+
+    def __init__(self, stores: Sequence[Store], window: int, rows: Rows, *, fresh: bool) -> None:
+        self.stores, self.rows, self.fresh, self.window = stores, rows, fresh, window
+        device = stores[0].k.device
+        slot, position = _places(rows, device)
+        self.last: Tensor | None = None
+        if rows.longest > window:  # the last of the new tokens, so that no place is written twice
+            end = torch.tensor(rows.ends, device=device)[rows.row_of(device)]
+            self.last = (position >= end - window).nonzero()[:, 0]
+            slot, position = slot[self.last], position[self.last]
+        self.slot_of, self.place = slot, position % window
+        self.layout: KeyLayout
+        if fresh:
+            self.layout = FlatKeys(rows)
+        elif rows.longest <= 1:
+            self.layout = SlotKeys(rows.ends, rows.slots, ring_positions(rows.ends, window, device))
+        else:
+            self.slots = torch.tensor(rows.slots, device=device)
+            self.row, self.step_place = rows.row_of(device), _places(_from_zero(rows), device)[1]
+            self.layout = self._beside(device)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        store = self.stores[layer]
+        seen = (k, v) if self.fresh else None
+        if seen is None and self.rows.longest > 1:
+            seen = self._joined(store.k, k), self._joined(store.v, v)
+        k, v = k.detach(), v.detach()
+        if self.last is not None:
+            k, v = k[self.last], v[self.last]
+        store.k[self.slot_of, :, self.place] = k.to(store.k.dtype)
+        store.v[self.slot_of, :, self.place] = v.to(store.v.dtype)
+        return (store.k, store.v) if seen is None else seen
+
+    def _joined(self, ring: Tensor, new: Tensor) -> Tensor:
+        """The rows' rings and their new tokens, `[B, G, window + longest, K]`."""
+        room = new.new_zeros(len(self.rows), self.rows.longest, *new.shape[1:])
+        room = room.index_put((self.row, self.step_place), new)
+        return torch.cat((ring[self.slots].to(new.dtype), room.transpose(1, 2)), 2)
+
+    def _beside(self, device: torch.device) -> SlotKeys:
+        rows = self.rows
+        place = torch.arange(rows.longest, device=device)
+        past, length = (torch.tensor(x, device=device)[:, None] for x in (rows.past, rows.lengths))
+        positions = (past + place).masked_fill(place >= length, -1)
+        positions = torch.cat((ring_positions(rows.past, self.window, device), positions), 1)
+        return SlotKeys((positions.shape[1],) * len(rows), tuple(range(len(rows))), positions)
+
+
+def ring_positions(lengths: Sequence[int], window: int, device: torch.device) -> Tensor:
+    """`[B, window]`: the last position below each length that belongs at each place of its ring, -1 for none.
+
+    After a trim a place may hold a forgotten token instead; `Cache.trim` refuses where a window would still see it.
     """
-
-    def __init__(self, spec: LayerSpec, slots: int, slack: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        assert spec.window is not None
-        self.window, self.ring = spec.window, spec.window + slack
-        self.k = torch.zeros(slots, spec.groups, self.ring, spec.width, dtype=dtype, device=device)
-        self.v = torch.zeros(slots, spec.groups, self.ring, spec.value_width, dtype=dtype, device=device)
-        self.high = [0] * slots  # the furthest each slot ever was: what stands `ring` behind it is overwritten
-
-    @property
-    def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
-    def extend(self, k: Tensor, v: Tensor, rows: Rows) -> Keys:
-        fits = rows.longest - 1 <= self.ring - self.window  # the first query's oldest key survives the last write
-        if not fits:
-            old = SlotKeys(self.k.clone(), self.v.clone(), rows.past, self._positions(rows.past))
-        self.write(k, v, rows)
-        if not fits:
-            return _beside(old, k, v, rows)
-        places = (self.ring,) * len(rows)
-        return SlotKeys(self.k.to(k.dtype), self.v.to(v.dtype), places, self._positions(rows.ends))
-
-    def write(self, k: Tensor, v: Tensor, rows: Rows) -> None:
-        """The last `ring` of the new tokens, so that no place is written twice."""
-        row, position = rows.row_of(k.device), rows.positions(k.device)
-        if rows.longest > self.ring:
-            kept = position >= torch.tensor(rows.ends, device=k.device)[row] - self.ring
-            k, v, row, position = k[kept], v[kept], row[kept], position[kept]
-        self.k[row, :, position % self.ring] = k.to(self.k.dtype)
-        self.v[row, :, position % self.ring] = v.to(self.v.dtype)
-        self.high = [max(high, end) for high, end in zip(self.high, rows.ends, strict=True)]
-
-    def _positions(self, lengths: Sequence[int]) -> Tensor:
-        """`[slot, ring]`: the last position below the length that belongs at each place, -1 for none.
-
-        After a trim a place may hold a forgotten token instead; `check_trim` sees to it that the position said here is
-        then behind every window to come.
-        """
-        length = torch.tensor(list(lengths), device=self.k.device)[:, None]
-        place = torch.arange(self.ring, device=self.k.device)
-        position = length - 1 - (length - 1 - place) % self.ring
-        return position.clamp(min=-1)
-
-    def check_trim(self, lengths: Sequence[int]) -> None:
-        for slot, (high, length) in enumerate(zip(self.high, lengths, strict=True)):
-            if length and max(high - self.ring, 0) > max(length - self.window + 1, 0):
-                raise InputError(
-                    f"trim: slot {slot} cannot go back from {high} to {length}, a window layer keeps {self.ring} "
-                    f"tokens; make the cache with slack={high - length - 1}"
-                )
-
-    def trim(self, lengths: Sequence[int]) -> None:
-        self.high = [high if length else 0 for high, length in zip(self.high, lengths, strict=True)]
-
-    def take(self, slots: Sequence[int]) -> None:
-        index = torch.tensor(list(slots), device=self.k.device)
-        self.k, self.v = self.k.index_select(0, index), self.v.index_select(0, index)
-        self.high = [self.high[slot] for slot in slots]
-
-    def clone(self) -> WindowCache:
-        twin = copy(self)
-        twin.k, twin.v, twin.high = self.k.clone(), self.v.clone(), list(self.high)
-        return twin
+    length = torch.tensor(list(lengths), device=device)[:, None]
+    place = torch.arange(window, device=device)
+    return (length - 1 - (length - 1 - place) % window).clamp(min=-1)
 
 
 class Cache:
-    """One store a layer, full or window, and the lengths they share.
+    """One store per layer, full or a ring, and how many tokens each slot holds.
 
     layers       what each layer stores.
-    slots        rows of the batch.
+    slots        slots that exist at once; `add` makes more.
     capacity     tokens a full layer has room for before it doubles.
-    slack        tokens that `trim` may take back from a window layer, beyond one.
-    provenance   hash of the edits this cache is written under; a cache cannot mix them.
+    lengths      tokens in each slot.
     """
 
     def __init__(
         self,
-        layers: Sequence[LayerSpec],
-        slots: int,
+        layers: Sequence[CachedLayer],
+        slots: int = 0,
         *,
         capacity: int = 64,
-        slack: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        provenance: str = "",
     ) -> None:
-        self.dtype, self.provenance = dtype, provenance
-        self.lengths: tuple[int, ...] = (0,) * slots
-        self.stores: list[Store] = [
-            FullCache(spec, slots, capacity, dtype, device)
-            if spec.window is None
-            else WindowCache(spec, slots, slack, dtype, device)
-            for spec in layers
-        ]
+        self.capacity = capacity
+        self.stores = [Store(layer, layer.window or capacity, dtype, device) for layer in layers]
+        self.full = any(layer.window is None for layer in layers)
+        self.lengths: list[int] = []
+        self.provenance: list[str] = []  # identifies the edits that each slot was written under
+        self.reached: list[int] = []  # the most tokens each slot ever held since it was empty
+        self.free_slots: list[int] = []
+        self.add(slots)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated, used or not."""
         return sum(store.nbytes for store in self.stores)
 
-    def begin(self, rows: Rows, provenance: str) -> None:
-        """Open a step: `rows` go on where the cache ends, under the edits it was written under.
+    def add(self, count: int = 1) -> list[int]:
+        """`count` empty slots, freed ones first."""
+        reused, self.free_slots = self.free_slots[:count], self.free_slots[count:]
+        new = range(len(self.lengths), len(self.lengths) + count - len(reused))
+        for numbers in (self.lengths, self.reached):
+            numbers.extend([0] * len(new))
+        self.provenance.extend([""] * len(new))
+        for store in self.stores:
+            store.resize(len(self.lengths), 0)
+        return [*reused, *new]
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Forget what these slots hold; `add` may give them out again.  Raises InputError for one that is free."""
+        for slot in slots:
+            if slot in self.free_slots or not 0 <= slot < len(self.lengths):
+                raise InputError(f"slot {slot} is not in use; this cache has {len(self.lengths)} slots")
+            self.lengths[slot] = self.reached[slot] = 0
+            self.free_slots.append(slot)
+            for store in self.stores:  # hidden keys must be finite: 0 times NaN is NaN
+                store.k[slot].zero_()
+                store.v[slot].zero_()
+        self.free_slots.sort()
+
+    def begin(self, rows: Rows, provenance: str) -> _Step:
+        """Open a step: `rows` go on where their slots end, under the edits these were written under.
 
         Raises InputError when they do not, ProbeError under other edits than before.
         """
-        if rows.past != self.lengths:
-            raise InputError(f"cache holds {list(self.lengths)} tokens, the rows begin at {list(rows.past)}")
-        if provenance != self.provenance and any(self.lengths):
-            raise ProbeError(
-                f"this cache was written under edits {self.provenance or 'none'!r}, not {provenance or 'none'!r}: "
-                "start again with an empty one"
-            )
-        self.provenance = provenance
+        for slot, past in zip(rows.slots, rows.past, strict=True):
+            if not 0 <= slot < len(self.lengths):
+                raise InputError(f"a row lives in slot {slot}, but the cache has {len(self.lengths)} slots")
+            if past != self.lengths[slot]:
+                raise InputError(f"cache slot {slot} holds {self.lengths[slot]} tokens, its row begins at {past}")
+            if past and provenance != self.provenance[slot]:
+                raise ProbeError(
+                    f"cache slot {slot} was written under edits {self.provenance[slot] or 'none'!r}, not "
+                    f"{provenance or 'none'!r}: start again with an empty one"
+                )
+        if len(set(rows.slots)) != len(rows.slots):
+            raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
+        return _Step(self, rows, provenance)
 
-    def extend(self, layer: int, k: Float[Tensor, "N G K"], v: Float[Tensor, "N G Kv"], rows: Rows) -> Keys:
-        """Write one layer's new keys and values in place; all that its new queries may see.
+    def room(self, end: int) -> None:
+        """Make room for `end` tokens in every full layer."""
+        if end > self.capacity and self.full:
+            self.capacity = max(end, 2 * self.capacity)
+            for store in self.stores:
+                if store.window is None:
+                    store.resize(0, self.capacity)
 
-        A first prefill gives the fresh tensors back, so it needs no mask and keeps their gradient.
-        """
-        store = self.stores[layer]
-        if any(rows.past):
-            return store.extend(k.detach(), v.detach(), rows)
-        store.write(k.detach(), v.detach(), rows)
-        return FlatKeys(k, v, rows)
+    def check_trim(self, slot: int, length: int) -> None:
+        """Raise InputError when a slot is shorter already, or a ring no longer holds what a window would see."""
+        if not 0 <= length <= self.lengths[slot]:
+            raise InputError(f"trim slot {slot} to {length}: it holds {self.lengths[slot]} tokens")
+        windows = [store.window for store in self.stores if store.window is not None]
+        for window in windows:
+            if length and max(self.reached[slot] - window, 0) > max(length - window + 1, 0):
+                raise InputError(
+                    f"trim: slot {slot} cannot go back from {self.reached[slot]} to {length}, a layer with a window "
+                    f"of {window} keeps only {window} tokens; free the slot and start again"
+                )
 
-    def advance(self, rows: Rows) -> None:
-        """Count a step, once every layer was extended with it."""
-        self.lengths = rows.ends
+    def trim(self, slot: int, length: int) -> None:
+        """Forget a slot's tokens from `length` on.  Raises InputError as `check_trim`."""
+        self.check_trim(slot, length)
+        self.lengths[slot] = length
+        if not length:
+            self.reached[slot] = 0
 
-    def trim(self, lengths: Sequence[int]) -> None:
-        """Forget each slot's tokens from `lengths[slot]` on.
-
-        Raises InputError when a slot is shorter already, or a window layer no longer holds what came before.
-        """
-        if len(lengths) != len(self.lengths) or any(
-            not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)
-        ):
-            raise InputError(f"trim to {list(lengths)}: the cache holds {list(self.lengths)}")
-        for store in self.stores:
-            store.check_trim(lengths)
-        for store in self.stores:
-            store.trim(lengths)
-        self.lengths = tuple(lengths)
-
-    def filter(self, slots: Sequence[int]) -> None:
-        """Keep these slots in this order; a slot may repeat (beams)."""
-        if list(slots) == list(range(len(self.lengths))):
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """What `sources` hold to `targets`, slot by slot; all are read before any is written (beams)."""
+        moved = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
+        if not moved:
             return
+        take, put = zip(*moved, strict=True)
         for store in self.stores:
-            store.take(slots)
-        self.lengths = tuple(self.lengths[slot] for slot in slots)
-
-    def fork(self) -> Cache:
-        """An independent copy."""
-        twin = copy(self)
-        twin.stores = [store.clone() for store in self.stores]
-        return twin
+            store.copy(take, put)
+        copied = [(self.lengths[slot], self.reached[slot], self.provenance[slot]) for slot in take]
+        for slot, (length, reached, provenance) in zip(put, copied, strict=True):
+            self.lengths[slot], self.reached[slot], self.provenance[slot] = length, reached, provenance
 
 
-@dataclass
+class _Step:
+    """A step of a `Cache`; each way of storing keys is prepared when its first layer asks."""
+
+    def __init__(self, cache: Cache, rows: Rows, provenance: str) -> None:
+        self.cache, self.rows, self.provenance = cache, rows, provenance
+        self.fresh = not any(rows.past)
+        self.steps: dict[int | None, KeyStep] = {}
+        cache.room(max(rows.ends, default=0))
+
+    def of(self, layer: int) -> KeyStep:
+        window = self.cache.stores[layer].window
+        if window not in self.steps:
+            stores, rows, fresh = self.cache.stores, self.rows, self.fresh
+            if window is None:
+                self.steps[window] = FullStep(stores, rows, fresh=fresh)
+            else:
+                self.steps[window] = RingStep(stores, window, rows, fresh=fresh)
+        return self.steps[window]
+
+    def finish(self) -> None:
+        cache = self.cache
+        for slot, end in zip(self.rows.slots, self.rows.ends, strict=True):
+            cache.lengths[slot] = end
+            cache.reached[slot] = max(cache.reached[slot], end)
+            cache.provenance[slot] = self.provenance
+
+
+Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
+"""A layer's cross-attention keys [M, G, K] and values [M, G, Kv] of an encoder's output [M, D]."""
+
+
+@runtime_checkable
+class CrossKeys(Protocol):
+    """An encoder's output as a decoder's cross-attention layers read it."""
+
+    def layout(self, rows: Rows) -> PlansRows:
+        """Where the keys of the sources of `rows` lie."""
+
+    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderOutput:
+    """An encoder's output [M, D] for one uncached forward: each layer projects it once."""
+
+    memory: Tensor
+    rows: Rows
+
+    def layout(self, rows: Rows) -> KeyLayout:
+        return FlatKeys(self.rows)
+
+    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+        return project(self.memory, self.rows)
+
+
 class CrossCache:
-    """An encoder's keys and values, written once a layer and read at every step of the decoder.
+    """The keys and values of encoder outputs, projected by each layer in the first forward after `fill` and read at
+    every later one.  Slots are those of the decoder's rows."""
 
-    Sources of one length stay flat; ragged ones are laid out in slots once, so that a step neither copies nor buckets.
-    """
-
-    held: dict[int, Keys] = field(default_factory=dict)
-
-    def fill(self, layer: int, k: Float[Tensor, "N G K"], v: Float[Tensor, "N G Kv"], rows: Rows) -> Keys:
-        """Take a layer's keys of the source rows.  Raises InputError when the layer was filled before."""
-        if layer in self.held:
-            raise InputError(
-                f"cross-attention layer {layer}: its keys are already here; a new source needs a new cache"
-            )
-        self.held[layer] = FlatKeys(k, v, rows) if rows.equal else _slotted(k, v, rows)
-        return self.held[layer]
-
-    def keys(self, layer: int) -> Keys:
-        return self.held[layer]
-
-    def __contains__(self, layer: int) -> bool:
-        return layer in self.held
+    def __init__(self, layers: Sequence[CachedLayer], dtype: torch.dtype, device: torch.device | str) -> None:
+        self.stores = [Store(replace(layer, window=None), 0, dtype, device) for layer in layers]
+        self.lengths: dict[int, int] = {}
+        self.pending: EncoderOutput | None = None
+        self.projected: set[int] = set()
 
     @property
     def nbytes(self) -> int:
-        return sum(keys.k.nbytes + keys.v.nbytes for keys in self.held.values())
+        return sum(store.nbytes for store in self.stores)
 
-    def filter(self, slots: Sequence[int]) -> None:
-        """Keep the sources of these rows in this order; a row may repeat (beams)."""
-        self.held = {layer: _taken(keys, slots) for layer, keys in self.held.items()}
+    def fill(self, memory: Tensor, rows: Rows) -> None:
+        """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before."""
+        self.pending, self.projected = EncoderOutput(memory, rows), set()
+        self.lengths.update(zip(rows.slots, rows.lengths, strict=True))
+        for store in self.stores:
+            store.resize(max(rows.slots, default=-1) + 1, rows.longest)
 
-    def fork(self) -> CrossCache:
-        """Another cache of the same sources, which are never written again."""
-        return CrossCache(dict(self.held))
+    def layout(self, rows: Rows) -> KeyLayout:
+        """Raises InputError for a row without a source."""
+        missing = [slot for slot in rows.slots if slot not in self.lengths]
+        if missing:
+            raise InputError(f"cache slots {missing} have no source; encode one for each row first")
+        return SlotKeys(tuple(self.lengths[slot] for slot in rows.slots), rows.slots)
+
+    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+        store = self.stores[layer]
+        if self.pending is not None and layer not in self.projected:
+            rows = self.pending.rows
+            k, v = project(self.pending.memory, rows)
+            slot, place = _places(rows, k.device)
+            store.k[slot, :, place], store.v[slot, :, place] = k.detach(), v.detach()
+            self.projected.add(layer)
+            if len(self.projected) == len(self.stores):
+                self.pending = None
+        return store.k, store.v
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Forget the sources of these slots."""
+        for slot in slots:
+            self.lengths.pop(slot, None)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """The sources of some slots for others too (beams).  Raises InputError before they were projected."""
+        if self.pending is not None:
+            raise InputError("a source cannot be copied before the first forward that reads it")
+        moved = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
+        if not moved:
+            return
+        take, put = zip(*moved, strict=True)
+        for store in self.stores:
+            store.resize(max(put) + 1, 0)
+            store.copy(take, put)
+        self.lengths.update(zip(put, [self.lengths[slot] for slot in take], strict=True))
 
 
-def _grown(x: Tensor, capacity: int) -> Tensor:
-    larger = x.new_zeros(*x.shape[:2], capacity, x.shape[3])
-    larger[:, :, : x.shape[2]] = x
+def _resized(x: Tensor, slots: int, capacity: int) -> Tensor:
+    larger = x.new_zeros(max(slots, x.shape[0]), x.shape[1], max(capacity, x.shape[2]), x.shape[3])
+    larger[: x.shape[0], :, : x.shape[2]] = x
     return larger
 
 
-def _write(store: Tensor, new: Tensor, rows: Rows) -> None:
-    """`[N, G, K]` to the rows' positions in `[slot, G, capacity, K]`."""
-    if rows.equal and len(set(rows.past)) == 1:
-        new = new.view(len(rows), -1, *new.shape[1:]).transpose(1, 2)
-        store[:, :, rows.past[0] : rows.ends[0]] = new
-    else:
-        store[rows.row_of(new.device), :, rows.positions(new.device)] = new.to(store.dtype)
+def _places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The slot and the absolute position of each token."""
+    return torch.tensor(rows.slots, device=device)[rows.row_of(device)], rows.positions(device)
 
 
-def _slotted(k: Tensor, v: Tensor, rows: Rows) -> SlotKeys:
-    row, place = rows.row_of(k.device), rows.positions(k.device)
-    laid = []
-    for x in (k, v):
-        room = x.new_zeros(len(rows), rows.longest, *x.shape[1:])
-        laid.append(room.index_put((row, place), x).transpose(1, 2))
-    return SlotKeys(laid[0], laid[1], rows.lengths)
-
-
-def _beside(old: SlotKeys, k: Tensor, v: Tensor, rows: Rows) -> SlotKeys:
-    """The old ring and the new tokens as one set of slots with positions."""
-    new = _slotted(k, v, _from_zero(rows))
-    assert old.positions is not None
-    place = torch.arange(rows.longest, device=k.device)
-    past, length = (torch.tensor(x, device=k.device)[:, None] for x in (rows.past, rows.lengths))
-    positions = (past + place).masked_fill(place >= length, -1)
-    return SlotKeys(
-        torch.cat((old.k.to(k.dtype), new.k), 2),
-        torch.cat((old.v.to(v.dtype), new.v), 2),
-        (old.k.shape[2] + rows.longest,) * len(rows),
-        torch.cat((old.positions, positions), 1),
-    )
+def _consecutive(slots: tuple[int, ...]) -> bool:
+    return slots == tuple(range(slots[0], slots[0] + len(slots)))
 
 
 def _from_zero(rows: Rows) -> Rows:
     """The same rows, counted from their own first token."""
-    return replace(rows, past=())
-
-
-def _taken(keys: Keys, slots: Sequence[int]) -> Keys:
-    if isinstance(keys, SlotKeys):
-        index = torch.tensor(list(slots), device=keys.k.device)
-        lengths = tuple(keys.lengths[slot] for slot in slots)
-        return SlotKeys(keys.k.index_select(0, index), keys.v.index_select(0, index), lengths)
-    ks, vs = keys.rows.split(keys.k), keys.rows.split(keys.v)
-    k, v = (torch.cat([x[slot] for slot in slots]) for x in (ks, vs))
-    return FlatKeys(k, v, keys.rows.take(slots))
+    return Rows(rows.lengths)

@@ -1,4 +1,4 @@
-"""Which path serves a request, and why the others do not."""
+"""Which kernel serves a request, and why the others do not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from triptych.attention import block, flash, materialized, reference, window
-from triptych.attention.request import Request, prepare
+from triptych.attention.request import Request, Runner, Tensors, prepare
 from triptych.errors import InputError, nearest
-from triptych.spec.masks import Mask
+from triptych.spec.masks import Full, Mask
 
 SHORT = 1 << 11  # query-key pairs up to which an explicit pattern beats the fused kernel on a CPU
 SHORT_HALF = 1 << 16  # the same in half precision, where the fused backward is slow on short rows
@@ -22,22 +22,22 @@ LARGE = 1 << 24  # score elements above which building them is worth a word
 
 
 @dataclass(frozen=True)
-class Path:
-    """One way to compute attention: reasons why it cannot serve a request, and the computation."""
+class Kernel:
+    """One way to compute attention: the reasons why it cannot serve a request, and what runs it."""
 
     name: str
     cannot: Callable[[Request], list[str]]
-    run: Callable[[Request], Tensor]
+    plan: Callable[[Request], Runner]
 
 
-PATHS = {
-    path.name: path
-    for path in (
-        Path("window", window.cannot, window.run),
-        Path("block", block.cannot, block.run),
-        Path("flash", flash.cannot, flash.run),
-        Path("materialized", materialized.cannot, materialized.run),
-        Path("reference", lambda request: [], reference.run),
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("window", window.cannot, window.plan),
+        Kernel("block", block.cannot, block.plan),
+        Kernel("flash", flash.cannot, flash.plan),
+        Kernel("materialized", materialized.cannot, materialized.plan),
+        Kernel("reference", reference.cannot, reference.plan),
     )
 }
 
@@ -77,60 +77,52 @@ def attend(
 
     Raises InputError for shapes that do not fit, an unknown path, or a named path that cannot serve the request.
     """
-    request, restore = prepare(
-        q,
-        k,
-        v,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        q_pos=q_pos,
-        k_pos=k_pos,
-        q_doc=q_doc,
-        k_doc=k_doc,
-        dropout=dropout,
-    )
-    return restore(run(request, path))
+    request, tensors, restore = prepare(
+        q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc,
+        k_doc=k_doc, dropout=dropout,
+    )  # fmt: skip
+    return restore(run(request, tensors, path))
 
 
-def run(request: Request, path: str = "auto") -> Tensor:
-    """`[B, H, T, Kv]` on the named path, or on the first that can."""
-    if request.keys == 0 or request.q.numel() == 0:
-        return request.q.new_zeros(*request.q.shape[:3], request.v.shape[3])
+def run(request: Request, tensors: Tensors, path: str = "auto") -> Tensor:
+    """`[B, H, T, Kv]` on the named kernel, or on the one that `choose` takes."""
+    if request.keys == 0 or tensors.q.numel() == 0:
+        return tensors.q.new_zeros(*tensors.q.shape[:3], request.value_width)
     if path == "auto":
-        return choose(request).run(request)
-    if path not in PATHS:
-        raise InputError(f"path {path!r}: know auto, {', '.join(PATHS)}{nearest(path, PATHS)}")
-    reasons = PATHS[path].cannot(request)
+        return choose(request).plan(request)(*tensors)
+    if path not in KERNELS:
+        raise InputError(f"path {path!r}: know auto, {', '.join(KERNELS)}{nearest(path, KERNELS)}")
+    reasons = KERNELS[path].cannot(request)
     if reasons:
         raise InputError(f"path {path!r} cannot serve this request: {'; '.join(reasons)}")
-    return PATHS[path].run(request)
+    return KERNELS[path].plan(request)(*tensors)
 
 
-def choose(request: Request) -> Path:
-    """The path that `auto` takes.  Sparse paths come first where they save at least half of the work."""
-    for sparse, saves in ((PATHS["window"], window.saves), (PATHS["block"], block.saves)):
-        if not sparse.cannot(request) and saves(request):
-            return sparse
-    short = SHORT_HALF if request.q.dtype.itemsize == 2 else SHORT
-    if request.q.device.type == "cpu" and request.queries * request.keys <= short:
-        return PATHS["materialized"]
+def choose(request: Request) -> Kernel:
+    """The kernel that `auto` takes: a sparse one where it saves at least half of the work, an explicit pattern for
+    short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
+    and an explicit pattern otherwise."""
+    if not isinstance(request.mask, Full):
+        for sparse, saves in ((KERNELS["window"], window.saves), (KERNELS["block"], block.saves)):
+            if not sparse.cannot(request) and saves(request):
+                return sparse
     reasons = flash.cannot(request)
+    short = SHORT_HALF if request.dtype.itemsize == 2 and request.learns else SHORT
+    if request.device.type == "cpu" and request.queries * request.keys <= short and (request.queries > 1 or reasons):
+        return KERNELS["materialized"]
     if not reasons:
-        return PATHS["flash"]
+        return KERNELS["flash"]
     if request.rows * request.heads * request.queries * request.keys > LARGE:
-        _say_once("; ".join(reasons))
-    return PATHS["materialized"]
+        _log_once("; ".join(reasons))
+    return KERNELS["materialized"]
 
 
 def why(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> dict[str, list[str]]:
-    """For every path, the reasons why it cannot serve this call; an empty list where it can."""
-    request, _ = prepare(q, k, v, **options)
-    return {name: path.cannot(request) for name, path in PATHS.items()}
+    """For every kernel, the reasons why it cannot serve this call; an empty list where it can."""
+    request, _, _ = prepare(q, k, v, **options)
+    return {name: kernel.cannot(request) for name, kernel in KERNELS.items()}
 
 
 @lru_cache(maxsize=64)
-def _say_once(reasons: str) -> None:
+def _log_once(reasons: str) -> None:
     logging.getLogger("triptych").info("attention builds its full T x S pattern, since flash cannot: %s", reasons)

@@ -1,98 +1,123 @@
 """Torch's fused kernel, called so that it stays fused and sees as little of a mask as possible.
 
-What it must not be given (it falls back to a `[T, S]` product in silence): on a CPU dropout, a mask that learns, a
+What it must not be given (it silently falls back to a `[T, S]` product): on a CPU dropout, a mask that learns, a
 mask of three dimensions, values narrower or wider than keys; anywhere a last dimension that is not contiguous.
 `is_causal` there is top-left aligned, so it is right for T == S alone.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.attention import lowering
-from triptych.attention.request import Request
+from triptych.attention.request import Request, Runner
 
 
 def cannot(request: Request) -> list[str]:
     reasons = []
-    cpu = request.q.device.type == "cpu"
+    cpu = request.device.type == "cpu"
     if request.softcap is not None:
         reasons.append("softcap: the kernel has no place for it")
-    if request.dropout and cpu:
-        reasons.append("dropout on a CPU: the kernel would fall back to a T x S product")
-    if request.bias is not None and request.bias.requires_grad and request.learns:
+    if request.dropout and (cpu or request.random is not None):
+        reasons.append("dropout on a CPU or from a generator: the kernel would fall back to a T x S product")
+    if request.bias_learns and request.learns:
         reasons.append("a bias that learns: the kernel gives it no gradient")
-    if request.sinks is not None and (request.learns or not cpu or request.dropout):
+    if request.sinks and (request.learns or not cpu or request.dropout):
         reasons.append("sinks need the kernel's log-sum-exp, which a CPU gives, without a gradient")
     return reasons
 
 
-def run(request: Request) -> Tensor:
-    q, k, v = _even(request)
-    width = request.v.shape[3]
-    if request.sinks is not None:
-        out, lse = _with_lse(request, q, k, v)
-        keep = torch.sigmoid(lse - request.sinks.to(lse.dtype)[:, None])  # softmax's share beside one more logit
-        return (out * keep[..., None]).to(q.dtype)[..., :width]
+def plan(request: Request) -> Runner:
+    """The cheapest call of the kernel that serves the request, everything about it decided."""
+    if request.sinks:
+        return partial(_with_sinks, request)
     if _is_chunk(request):
-        return _chunk(request, q, k, v)[..., :width]
-    causal, mask = _lowered(request)
-    grouped = request.heads != request.groups
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=request.scale, dropout_p=request.dropout, enable_gqa=grouped
+        return partial(_chunk, request)
+    causal, visible = _lowered(request)
+    even = request.width == request.value_width
+    if even and request.queries == 1 and not request.biased and (visible is None or visible.shape[1] == 1):
+        return partial(_one_query, request, visible)
+    return partial(_sdpa if even else _uneven, request, causal, visible)
+
+
+def _sdpa(
+    request: Request, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    if bias is not None:
+        bias = bias.to(q.dtype)
+        visible = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+    return F.scaled_dot_product_attention(
+        q if q.stride(3) == 1 else q.contiguous(),
+        k if k.stride(3) == 1 else k.contiguous(),
+        v if v.stride(3) == 1 else v.contiguous(),
+        attn_mask=visible,
+        is_causal=causal,
+        scale=request.scale,
+        dropout_p=request.dropout,
+        enable_gqa=request.heads != request.groups,
     )
-    return out[..., :width]
 
 
-def _even(request: Request) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of one width, the narrower filled with zeros, last dimension contiguous."""
-    q, k, v = request.q, request.k, request.v
-    lack = k.shape[3] - v.shape[3]
-    if lack > 0:
-        v = F.pad(v, (0, lack))
-    elif lack < 0:
-        q, k = F.pad(q, (0, -lack)), F.pad(k, (0, -lack))
-    return _dense_rows(q), _dense_rows(k), _dense_rows(v)
+def _one_query(
+    request: Request, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: None, sinks: None
+) -> Tensor:
+    """One query a row: the heads of a group stand side by side as queries, so that each key is read once."""
+    together = (request.rows, request.groups, request.heads // request.groups, request.width)
+    out = _sdpa(request, False, visible, q.reshape(together), k, v, None, None)
+    return out.reshape(request.rows, request.heads, 1, request.width)
 
 
-def _dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(3) == 1 else x.contiguous()
+def _uneven(
+    request: Request, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Keys and values of unlike widths: the narrower filled with zeros."""
+    q, k, v = _evened(request, q, k, v)
+    return _sdpa(request, causal, visible, q, k, v, bias, sinks)[..., : request.value_width]
+
+
+def _evened(request: Request, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    lack = request.width - request.value_width
+    return (q, k, F.pad(v, (0, lack))) if lack >= 0 else (F.pad(q, (0, -lack)), F.pad(k, (0, -lack)), v)
 
 
 def _lowered(request: Request) -> tuple[bool, Tensor | None]:
-    """`(is_causal, mask)`."""
-    square = request.aligned and request.queries == request.keys
-    if square and lowering.is_causal(request.mask) and request.bias is None:
+    """`(is_causal, booleans true where visible)`.  With `is_causal` the kernel multiplies its -inf by the scale, which
+    must be positive."""
+    square = request.aligned and request.queries == request.keys and request.scale > 0
+    if square and lowering.is_causal(request.mask) and not request.biased:
         return True, None
     visible = request.visible
-    if request.bias is None:
-        if visible is not None and visible.shape[2] != request.queries:
-            visible = visible.expand(-1, -1, request.queries, -1)  # stride 0: still one row in memory
-        return False, visible
-    bias = request.bias.to(request.q.dtype)
-    if visible is not None:
-        bias = bias.masked_fill(~visible, -torch.inf)
-    return False, bias
+    if visible is not None and visible.shape[2] != request.queries:
+        visible = visible.expand(-1, -1, request.queries, -1)  # stride 0: still one row in memory
+    return False, visible
 
 
 def _is_chunk(request: Request) -> bool:
     """Queries of a causal row whose earlier keys are already there, with no gradient asked."""
     return (
         request.aligned
+        and request.scale > 0
         and 1 < request.queries < request.keys
         and lowering.is_causal(request.mask)
-        and request.bias is None
+        and not request.biased
         and not request.learns
-        and request.q.device.type == "cpu"
+        and request.device.type == "cpu"
         and not request.dropout
     )
 
 
-def _chunk(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _chunk(
+    request: Request, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, sinks: Tensor | None = None
+) -> Tensor:
     """Past keys without a mask, the chunk's own with `is_causal`, joined exactly by their log-sum-exps."""
-    return _merged(request, q, k, v)[0].to(q.dtype)
+    q, k, v = _evened(request, q, k, v)
+    return _merged(request, q, k, v)[0].to(q.dtype)[..., : request.value_width]
 
 
 def _merged(request: Request, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,11 +129,19 @@ def _merged(request: Request, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     return old * old_share + new * new_share, lse
 
 
-def _with_lse(request: Request, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _with_sinks(request: Request, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
+    """Softmax's share beside one more logit a head follows from the log-sum-exp."""
+    assert sinks is not None
+    q, k, v = _evened(request, q, k, v)
     if _is_chunk(request):
-        return _merged(request, q, k, v)
-    causal, mask = _lowered(request)
-    return _kernel(q, k, v, request.scale, causal=causal, mask=mask)
+        out, lse = _merged(request, q, k, v)
+    else:
+        causal, mask = _lowered(request)
+        if bias is not None:
+            mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, -torch.inf)
+        out, lse = _kernel(q, k, v, request.scale, causal=causal, mask=mask)
+    share = torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])
+    return (out * share[..., None]).to(q.dtype)[..., : request.value_width]
 
 
 def _kernel(
@@ -116,6 +149,7 @@ def _kernel(
 ) -> tuple[Tensor, Tensor]:
     """`(out [B, H, T, Kv], log-sum-exp [B, H, T])`.  The kernel writes an lse of 0 for a query that sees nothing; its
     output is 0 there, so no share of it can show."""
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -6,15 +6,16 @@ batch and run on whichever dense kernel serves.  Cost is O(n · c · w) in time 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.attention import flash, lowering, materialized
-from triptych.attention.request import Request
+from triptych.attention.request import Request, Runner
 from triptych.spec.masks import Dense, Points
 
 SCORES = 1 << 24  # score elements of one piece when the pattern is materialized
@@ -22,52 +23,59 @@ SCORES = 1 << 24  # score elements of one piece when the pattern is materialized
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """q `[B, H, n, c, K]`, k `[B, G, n, w, K]`, v `[B, G, n, w, Kv]`, q_pos `[n, c]`, k_pos `[n, w]`.
+    """Where the queries and candidate keys of each block stand: q_pos `[n, c]`, k_pos `[n, w]`.
 
     exists    `[n, w]`: there is such a key.
     uniform   every block's keys stand at the same distances from its queries.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
     q_pos: Tensor
     k_pos: Tensor
     exists: Tensor
     uniform: bool = False
 
 
+Fold = Callable[[Tensor], Tensor]
+
+
 def refusals(request: Request) -> list[str]:
     """What no folding path serves."""
     reasons = []
     if not request.aligned:
-        reasons.append("given positions: blocks are cut where keys stand at 0..S-1 and queries at the last T of them")
-    if request.bias is not None:
+        reasons.append(
+            "explicit positions: blocks are cut where keys stand at 0..S-1 and queries at the last T of them"
+        )
+    if request.biased:
         reasons.append("bias: it already costs T x S")
     if any(isinstance(leaf, Dense) for leaf in lowering.leaves(request.mask)):
         reasons.append("a mask given as an array: it already costs T x S")
     return reasons
 
 
-def attend(request: Request, blocks: Blocks) -> Tensor:
-    """`[B, H, T, Kv]`; queries past the last (block padding) are dropped."""
-    b, h, n, c, _ = blocks.q.shape
-    visible = _visible(request, blocks)
-    inner = Request(
-        q=_as_rows(blocks.q),
-        k=_as_rows(blocks.k),
-        v=_as_rows(blocks.v),
-        scale=request.scale,
-        mask=Dense(visible.expand(b, n, c, -1).reshape(b * n, 1, c, -1)),
-        softcap=request.softcap,
-        sinks=request.sinks,
-        dropout=request.dropout,
-    )
-    if flash.cannot(inner):
-        out = torch.cat([materialized.run(piece) for piece in _pieces(inner)])
-    else:
-        out = flash.run(inner)
-    return out.view(b, n, h, c, -1).transpose(1, 2).reshape(b, h, n * c, -1)
+def plan(request: Request, blocks: Blocks, fold_queries: Fold, fold_keys: Fold) -> Runner:
+    """A runner that folds q `[B, H, T, K]` to `[B, H, n, c, K]` and k, v `[B, G, S, K]` to `[B, G, n, w, K]`, and
+    attends block by block.  It gives `[B, H, n * c, Kv]`; queries past the last (block padding) are the caller's to
+    drop."""
+    n, c = blocks.q_pos.shape
+    visible = _visible(request, blocks).expand(request.rows, n, c, -1).reshape(request.rows * n, 1, c, -1)
+    inner = replace(
+        request, rows=request.rows * n, queries=c, keys=blocks.k_pos.shape[1], mask=Dense(visible), q_doc=None,
+        k_doc=None,
+    )  # fmt: skip
+    pieces = [inner] if not flash.cannot(inner) else list(_pieces(inner))
+    kernel = flash if not flash.cannot(inner) else materialized
+    return partial(_run, request, [(piece.rows, kernel.plan(piece)) for piece in pieces], fold_queries, fold_keys)
+
+
+def _run(
+    request: Request, pieces: list[tuple[int, Runner]], fold_queries: Fold, fold_keys: Fold, q: Tensor, k: Tensor,
+    v: Tensor, bias: Tensor | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    folded = [_as_rows(fold_queries(q)), _as_rows(fold_keys(k)), _as_rows(fold_keys(v))]
+    q_parts, k_parts, v_parts = (x.split([rows for rows, _ in pieces]) for x in folded)
+    outs = [run(q_parts[i], k_parts[i], v_parts[i], None, sinks) for i, (_, run) in enumerate(pieces)]
+    out = (outs[0] if len(outs) == 1 else torch.cat(outs)).view(request.rows, -1, *outs[0].shape[1:])
+    return out.transpose(1, 2).flatten(2, 3)
 
 
 def _as_rows(x: Tensor) -> Tensor:
@@ -81,7 +89,7 @@ def _visible(request: Request, blocks: Blocks) -> Tensor:
     if blocks.uniform and lowering.reads_distances(request.mask):
         first: Tensor = request.mask.visible(Points(blocks.q_pos[:1, :, None]), Points(blocks.k_pos[:1, None, :]))
         return first & exists
-    number = lowering.per_row(request.rows, request.q.device)
+    number = lowering.per_row(request.rows, request.device)
     q_doc = _documents(request.q_doc, blocks.q_pos - (request.keys - request.queries), -1)
     k_doc = _documents(request.k_doc, blocks.k_pos, -2)
     q = Points(blocks.q_pos[None, :, :, None], document=q_doc, per_row=number)
@@ -102,17 +110,8 @@ def _pieces(inner: Request) -> Iterator[Request]:
     rows = max(1, SCORES // (inner.heads * inner.queries * inner.keys))
     assert isinstance(inner.mask, Dense)
     for start in range(0, inner.rows, rows):
-        part = slice(start, start + rows)
-        yield Request(
-            q=inner.q[part],
-            k=inner.k[part],
-            v=inner.v[part],
-            scale=inner.scale,
-            mask=Dense(inner.mask.array[part]),
-            softcap=inner.softcap,
-            sinks=inner.sinks,
-            dropout=inner.dropout,
-        )
+        part = inner.mask.array[start : start + rows]
+        yield replace(inner, rows=len(part), mask=Dense(part))
 
 
 def pad_to(x: Tensor, before: int, after: int) -> Tensor:

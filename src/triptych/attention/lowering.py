@@ -1,7 +1,7 @@
-"""From symbolic masks to what kernels understand.  The one place that knows both.
+"""From symbolic masks to what kernels understand; the only module that knows both.
 
 `simplify` drops what a mask does not forbid in a request of known size, so `causal() & window(4096)` over 300 keys
-is plain causality and one query after a cache sees everything.  `lower` writes what is left as a boolean tensor.
+is plain causality, and one query after a cache sees everything.  `Request.visible` writes the rest as booleans.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from triptych.spec.masks import (
 )
 
 FULL, CAUSAL = Full(), Causal()
+_SIMPLE = (Full, Causal)  # answered without walking the tree: these two are met at every step of a generation
 
 
 def rewrite(mask: Mask, leaf: Callable[[Mask], Mask]) -> Mask:
@@ -61,10 +62,12 @@ def adopt(mask: Any, device: torch.device) -> Mask:
     """
     if mask is None:
         return FULL
-    return rewrite(mask if isinstance(mask, Mask) else Dense(mask), lambda leaf: _place(leaf, device))
+    if isinstance(mask, str):
+        raise InputError(f"mask={mask!r}: give a mask such as triptych.causal(), or booleans true where visible")
+    return rewrite(mask if isinstance(mask, Mask) else Dense(mask), lambda leaf: _on_device(leaf, device))
 
 
-def _place(leaf: Mask, device: torch.device) -> Mask:
+def _on_device(leaf: Mask, device: torch.device) -> Mask:
     if not isinstance(leaf, Dense):
         return leaf
     array = torch.as_tensor(leaf.array, device=device)
@@ -78,25 +81,40 @@ def _place(leaf: Mask, device: torch.device) -> Mask:
 
 
 def for_rows(mask: Mask, rows: Sequence[int]) -> Mask:
-    """The mask of some rows of a batch: per-row lengths and arrays are taken along."""
+    """The mask of some rows of a batch: per-row lengths and arrays of those rows alone."""
 
-    def taken(leaf: Mask) -> Mask:
+    def of_rows(leaf: Mask) -> Mask:
         if isinstance(leaf, (Keys, Prefix)) and len(leaf.lengths) > 1:
             return replace(leaf, lengths=tuple(leaf.lengths[row] for row in rows))
         if isinstance(leaf, Dense) and leaf.array.shape[0] > 1:
             return Dense(leaf.array[list(rows)])
         return leaf
 
-    return rewrite(mask, taken)
+    return rewrite(mask, of_rows)
 
 
-def simplify(mask: Mask, queries: int, keys: int, *, documents: bool, aligned: bool) -> Mask:
+def needs_documents(mask: Mask) -> bool:
+    """Some part compares documents."""
+    if isinstance(mask, _SIMPLE):
+        return False
+    return any(isinstance(leaf, SameDocument) for leaf in leaves(mask))
+
+
+def check_documents(mask: Mask, *, q_doc: bool, k_doc: bool) -> None:
+    """Raise InputError where documents and a mask that compares them do not come together."""
+    if needs_documents(mask) and not q_doc:
+        raise InputError("same_document() compares documents and none are given; give q_doc (and k_doc for other keys)")
+    if not needs_documents(mask) and (q_doc or k_doc):
+        raise InputError("documents are given and the mask does not compare them; add `& same_document()` to the mask")
+
+
+def simplify(mask: Mask, queries: int, keys: int, *, aligned: bool) -> Mask:
     """Drop what forbids nothing.  `aligned`: keys stand at 0..S-1 and queries at the last T of them."""
+    if isinstance(mask, Full):
+        return mask
 
     def leaf(part: Mask) -> Mask:
         match part:
-            case SameDocument() if not documents:
-                return FULL
             case Keys(lengths) if min(lengths) >= keys:
                 return FULL
             case Causal() if aligned and queries == 1:
@@ -124,11 +142,15 @@ def implies_causal(mask: Mask) -> bool:
 
 def only_keys(mask: Mask) -> bool:
     """Every query sees the same keys."""
+    if isinstance(mask, _SIMPLE):
+        return isinstance(mask, Full)
     return all(isinstance(leaf, (Full, Keys, Prefix)) for leaf in leaves(mask))
 
 
 def reads_positions(mask: Mask) -> bool:
     """Some part compares positions, not places or documents."""
+    if isinstance(mask, _SIMPLE):
+        return isinstance(mask, Causal)
     return any(isinstance(leaf, (Causal, Window, Prefix, BlockSparse)) for leaf in leaves(mask))
 
 
@@ -139,6 +161,8 @@ def reads_distances(mask: Mask) -> bool:
 
 def without_causal(mask: Mask) -> Mask:
     """The same mask where no key is in any query's future."""
+    if isinstance(mask, _SIMPLE):
+        return FULL
     return rewrite(mask, lambda leaf: FULL if isinstance(leaf, Causal) else leaf)
 
 

@@ -3,12 +3,15 @@ and whatever a fused kernel cannot express still runs here."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from triptych import ops
 from triptych.attention import lowering
-from triptych.attention.request import Request
+from triptych.attention.reference import softmax
+from triptych.attention.request import Request, Runner
 
 
 def cannot(request: Request) -> list[str]:
@@ -16,43 +19,49 @@ def cannot(request: Request) -> list[str]:
     return []
 
 
-def run(request: Request) -> Tensor:
-    """The key and value groups are never repeated: the heads of a group stand side by side as queries."""
+def plan(request: Request) -> Runner:
+    return partial(_run, request, request.hidden, _empty(request))
+
+
+def _run(
+    request: Request,
+    hidden: Tensor | None,
+    empty: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """GQA: fold the heads of a group into the query axis, so that keys and values are never repeated."""
     b, h, t, s = request.rows, request.heads, request.queries, request.keys
     together = (b, request.groups, h // request.groups * t)
-    q = (request.q * request.scale).reshape(*together, -1)
-    scores = (q @ request.k.mT).view(b, h, t, s).to(request.precision)
+    q = (q * request.scale).reshape(*together, -1)
+    scores = (q @ k.mT).view(b, h, t, s).to(request.precision)
     if request.softcap is not None:
         scores = torch.tanh(scores / request.softcap) * request.softcap
-    if request.bias is not None:
-        scores = scores + request.bias
-    if request.visible is not None:
+    if bias is not None:
+        scores = scores + bias
+    if hidden is not None:
         # Where the pattern is 0 so is its gradient: backward need not know of the mask.
-        scores.detach().masked_fill_(~request.visible, -torch.inf)
-    empty = _empty(request, scores)
+        scores.detach().masked_fill_(hidden, -torch.inf)
+    if bias is not None:
+        empty = scores.amax(-1, keepdim=True) == -torch.inf
     if empty is not None:
         scores = scores.masked_fill(empty, 0.0)
-    pattern = _softmax(scores, request.sinks)
+    pattern = softmax(scores, sinks) if sinks is not None else scores.softmax(-1)
     if empty is not None:
         pattern = pattern.masked_fill(empty, 0.0)
     if request.dropout:
-        pattern = F.dropout(pattern, request.dropout)
-    out = pattern.to(request.v.dtype).view(*together, s) @ request.v
+        pattern = ops.dropout(pattern, request.dropout, True, request.random)
+    out = pattern.to(v.dtype).view(*together, s) @ v
     return out.view(b, h, t, -1)
 
 
-def _empty(request: Request, scores: Tensor) -> Tensor | None:
-    """Queries that see nothing, `[., ., T, 1]`; None where there can be none."""
-    if request.bias is not None:
-        return scores.amax(-1, keepdim=True) == -torch.inf
+def _empty(request: Request) -> Tensor | None:
+    """Queries that see nothing by the mask alone, `[., ., T, 1]`; None where there can be none.  A bias may hold -inf
+    too, which is looked for in its scores."""
     sees_itself = request.aligned and request.queries <= request.keys and lowering.reads_distances(request.mask)
-    if request.visible is None or sees_itself:
+    if request.biased or request.visible is None or sees_itself:
         return None
     return ~request.visible.any(-1, keepdim=True)
-
-
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    if sinks is None:
-        return scores.softmax(-1)
-    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]

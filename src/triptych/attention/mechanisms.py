@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -12,19 +13,70 @@ from torch import Tensor
 
 from triptych.attention import dispatch, lowering, reference
 from triptych.attention.reference import Hook
-from triptych.attention.request import Request, prepare
+from triptych.attention.request import Request, Runner, Tensors, prepare
 from triptych.errors import InputError
 from triptych.spec.masks import Causal, Points
 
-Mechanism = Callable[[Request, Hook | None], Tensor]
-"""What turns a request into `[B, H, T, Kv]`; given a hook, it shows its scores and pattern to it."""
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """How queries score keys: prepares a runner for a request, and runs it under a hook that is shown its scores and
+    pattern."""
+
+    def plan(self, request: Request) -> Runner: ...
+
+    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor: ...
+
 
 CHUNK = 64  # tokens whose pairs linear attention forms at once
 
 
-def dot_product(request: Request, hook: Hook | None = None) -> Tensor:
-    """Scaled dot products on the fastest path; by the definition when a hook looks on."""
-    return dispatch.run(request) if hook is None else reference.run(request, hook)
+class DotProduct:
+    """Scaled dot products on the fastest kernel that serves them; by the definition under a hook."""
+
+    def plan(self, request: Request) -> Runner:
+        return dispatch.choose(request).plan(request)
+
+    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor:
+        return reference.run(request, *tensors, hook=hook)
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveOver:
+    """Additive scores `weight · tanh(q + k)` of queries and keys projected to width A already; ask for `scale=1.0`."""
+
+    weight: Tensor
+
+    def plan(self, request: Request) -> Runner:
+        return partial(self._run, request, None)
+
+    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor:
+        return self._run(request, hook, *tensors)
+
+    def _run(
+        self, request: Request, hook: Hook | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        q, k = q.to(request.precision), k.to(request.precision)
+        k = k.repeat_interleave(request.heads // request.groups, dim=1)
+        scores = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ self.weight.to(request.precision)
+        return reference.finish(request, reference.adjust(request, scores, bias), v, sinks, hook)
+
+
+class LinearKernelized:
+    """Linear attention."""
+
+    def plan(self, request: Request) -> Runner:
+        reasons = linear_cannot(request)
+        if reasons:
+            raise InputError(f"linear attention: {'; '.join(reasons)}")
+        return partial(_linear, request, _present(request))
+
+    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor:
+        raise InputError("linear attention: it has no scores and no pattern to read or edit")
+
+
+DOT_PRODUCT, LINEAR = DotProduct(), LinearKernelized()
 
 
 def additive(
@@ -40,20 +92,11 @@ def additive(
 ) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
     """Bahdanau et al. 2015: the score is `w_v · tanh(w_q q + w_k k)`.  Options and order as in `attend`, with a scale
     of 1.  Queries and keys may differ in width.  Builds `[B, H, T, S, A]`."""
-    request, restore = prepare(q @ w_q.mT, k @ w_k.mT, v, **{"scale": 1.0, **options})
-    return restore(additive_over(w_v)(request, hook))
-
-
-def additive_over(w_v: Float[Tensor, " A"]) -> Mechanism:
-    """Additive attention as a mechanism, for queries and keys projected to width A already; ask for `scale=1.0`."""
-
-    def run(request: Request, hook: Hook | None = None) -> Tensor:
-        q, k = request.q.to(request.precision), request.k.to(request.precision)
-        k = k.repeat_interleave(request.heads // request.groups, dim=1)
-        scores = torch.tanh(q[:, :, :, None] + k[:, :, None]) @ w_v.to(request.precision)
-        return reference.finish(reference.adjust(scores, request), request, hook)
-
-    return run
+    request, tensors, restore = prepare(q @ w_q.mT, k @ w_k.mT, v, **{"scale": 1.0, **options})
+    mechanism = AdditiveOver(w_v)
+    if hook is not None:
+        return restore(mechanism.hooked(request, tensors, hook))
+    return restore(mechanism.plan(request)(*tensors))
 
 
 def linear(
@@ -68,41 +111,35 @@ def linear(
 
     Raises InputError, with the reason, for what has no O(T) form.
     """
-    request, restore = prepare(q, k, v, **options)
-    return restore(run_linear(request))
+    request, tensors, restore = prepare(q, k, v, **options)
+    return restore(LINEAR.plan(request)(*tensors))
 
 
-def run_linear(request: Request, hook: Hook | None = None) -> Tensor:
-    """Linear attention as a mechanism."""
-    reasons = linear_cannot(request)
-    if hook is not None:
-        reasons.append("it has no scores and no pattern to look at")
-    if reasons:
-        raise InputError(f"linear attention: {'; '.join(reasons)}")
-    b, h, t, _ = request.q.shape
-    grouped = request.q.to(request.precision).reshape(b, request.groups, h // request.groups, t, -1)
-    q, k = F.elu(grouped) + 1, F.elu(request.k.to(request.precision)) + 1
-    k = k * _present(request)
-    v = request.v.to(request.precision)
+def _linear(
+    request: Request, present: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    b, h, t = request.rows, request.heads, request.queries
+    grouped = q.to(request.precision).reshape(b, request.groups, h // request.groups, t, -1)
+    q, k = F.elu(grouped) + 1, F.elu(k.to(request.precision)) + 1
+    k = k * present
+    v = v.to(request.precision)
     v = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the last column sums the weights
     if _causal(request) and request.aligned:
         total = _running(q, k[:, :, None], v[:, :, None])
     elif _causal(request):  # rows of a cache that stand at different places: pair by pair, [T, S] of a short T
-        seen = request.visible
         pairs = q @ k[:, :, None].mT
-        total = (pairs if seen is None else pairs * seen[:, :, None]) @ v[:, :, None]
+        total = (pairs if request.visible is None else pairs * request.visible[:, :, None]) @ v[:, :, None]
     else:
         total = q @ (k.mT @ v)[:, :, None]
     weight = total[..., -1:]
-    out = total[..., :-1] / weight.masked_fill(weight == 0, 1.0)  # nothing seen: 0 / 1
-    return out.reshape(b, h, t, -1).to(request.q.dtype)
+    out = total[..., :-1] / weight.masked_fill(weight == 0, 1.0)  # no visible key: 0 / 1
+    return out.reshape(b, h, t, -1).to(request.dtype)
 
 
 def linear_cannot(request: Request) -> list[str]:
     reasons = []
-    for name in ("softcap", "bias", "sinks"):
-        if getattr(request, name) is not None:
-            reasons.append(f"{name}: it acts on scores, and there are none")
+    acting = {"softcap": request.softcap is not None, "bias": request.biased, "sinks": request.sinks}
+    reasons += [f"{name}: it acts on scores, and there are none" for name, present in acting.items() if present]
     if request.dropout:
         reasons.append("dropout: it acts on a pattern, and there is none")
     rest = [part for part in lowering.conjuncts(request.mask) if not isinstance(part, Causal)]
@@ -117,13 +154,13 @@ def _causal(request: Request) -> bool:
 
 
 def _present(request: Request) -> Tensor:
-    """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query; so one is asked, for all would be `[T, S]`."""
+    """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query; for all queries it would be `[T, S]`."""
     rest = lowering.without_causal(request.mask)
     q, k = request.points()
-    seen = rest.visible(Points(q.position[..., -1:, :], per_row=q.per_row), k)[..., -1:, :]
+    visible = rest.visible(Points(q.position[..., -1:, :], per_row=q.per_row), k)[..., -1:, :]
     if request.k_pos is not None:
-        seen = seen & (k.position >= 0)
-    present: Tensor = seen.mT.to(request.precision)
+        visible = visible & (k.position >= 0)
+    present: Tensor = visible.mT.to(request.precision)
     return present
 
 

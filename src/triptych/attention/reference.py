@@ -1,4 +1,4 @@
-"""Attention as it is defined.  Every other path must agree with this file.
+"""Attention as it is defined.  Every other kernel must agree with this file.
 
 The order is: scale, softcap, bias, mask, sinks, softmax in fp32 (fp64 for fp64 input), dropout.
 """
@@ -6,14 +6,15 @@ The order is: scale, softcap, bias, mask, sinks, softmax in fp32 (fp64 for fp64 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from triptych.attention.request import Request, prepare
+from triptych import ops
+from triptych.attention.request import Request, Runner, prepare
 
 Hook = Callable[[str, Tensor], Tensor]
 """Called with ("scores", [B, H, T, S]) - exactly what enters softmax, hidden entries -inf, no sink column - and with
@@ -32,8 +33,8 @@ def attend_reference(
 
     A query with nothing to see gives exactly 0, and its gradients are 0.
     """
-    request, restore = prepare(q, k, v, **options)
-    return restore(run(request, hook))
+    request, tensors, restore = prepare(q, k, v, **options)
+    return restore(run(request, *tensors, hook=hook))
 
 
 def attention_scores(
@@ -42,8 +43,8 @@ def attention_scores(
     **options: Any,
 ) -> Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]:
     """What enters softmax, in fp32 or better; hidden entries are -inf."""
-    request, restore = prepare(q, k, k, **options)
-    return restore(scores_of(request))
+    request, (q4, k4, _, bias, _), restore = prepare(q, k, k, **options)
+    return restore(scores_of(request, q4, k4, bias))
 
 
 def attention_pattern(
@@ -53,29 +54,47 @@ def attention_pattern(
 ) -> Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]:
     """The attention weights, in fp32 or better.  Rows sum to 1, to less where a sink takes a share, or to 0 where
     there is nothing to see."""
-    request, restore = prepare(q, k, k, **options)
-    return restore(pattern_of(scores_of(request), request.sinks))
+    request, (q4, k4, _, bias, sinks), restore = prepare(q, k, k, **options)
+    return restore(pattern_of(scores_of(request, q4, k4, bias), sinks))
 
 
-def run(request: Request, hook: Hook | None = None) -> Tensor:
-    return finish(scores_of(request), request, hook)
+def cannot(request: Request) -> list[str]:
+    """Nothing: it is the definition."""
+    return []
 
 
-def scores_of(request: Request) -> Tensor:
-    """scale -> softcap -> bias -> mask."""
-    q, k = request.q.to(request.precision), request.k.to(request.precision)
-    return adjust(q @ _per_head(k, request).mT, request)
+def plan(request: Request) -> Runner:
+    return partial(run, request)
 
 
-def adjust(scores: Tensor, request: Request) -> Tensor:
+def run(
+    request: Request,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    hook: Hook | None = None,
+) -> Tensor:
+    """`[B, H, T, Kv]`, through explicit scores and pattern."""
+    return finish(request, scores_of(request, q, k, bias), v, sinks, hook)
+
+
+def scores_of(request: Request, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """scale -> softcap -> bias -> mask, `[B, H, T, S]`."""
+    q, k = q.to(request.precision), k.to(request.precision)
+    return adjust(request, q @ _per_head(k, request).mT, bias)
+
+
+def adjust(request: Request, scores: Tensor, bias: Tensor | None = None) -> Tensor:
     """From raw scores `[B, H, T, S]` to what enters softmax."""
     scores = scores * request.scale
     if request.softcap is not None:
         scores = request.softcap * torch.tanh(scores / request.softcap)
-    if request.bias is not None:
-        scores = scores + request.bias
-    if request.visible is not None:
-        scores = scores.masked_fill(~request.visible, -torch.inf)
+    if bias is not None:
+        scores = scores + bias
+    if request.hidden is not None:
+        scores = scores.masked_fill(request.hidden, -torch.inf)
     return scores
 
 
@@ -83,25 +102,27 @@ def pattern_of(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Softmax over the last dimension, a sink logit a head beside it; 0 where everything is -inf."""
     empty = (scores == -torch.inf).all(-1, keepdim=True)
     scores = scores.masked_fill(empty, 0.0)  # softmax of -inf alone is NaN, and so would its gradient be
-    if sinks is not None:
-        column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-        weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    return weights.masked_fill(empty, 0.0)
+    return softmax(scores, sinks).masked_fill(empty, 0.0)
 
 
-def finish(scores: Tensor, request: Request, hook: Hook | None = None) -> Tensor:
+def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over the keys; a sink logit a head takes its share and gives nothing."""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+
+
+def finish(request: Request, scores: Tensor, v: Tensor, sinks: Tensor | None, hook: Hook | None = None) -> Tensor:
     """softmax -> dropout -> weighted sum of the values, in the dtype of the query."""
     if hook is not None:
         scores = hook("scores", scores)
-    pattern = pattern_of(scores, request.sinks)
+    pattern = pattern_of(scores, sinks)
     if hook is not None:
         pattern = hook("pattern", pattern)
     if request.dropout:
-        pattern = F.dropout(pattern, request.dropout)
-    v = _per_head(request.v.to(request.precision), request)
-    return (pattern @ v).to(request.q.dtype)
+        pattern = ops.dropout(pattern, request.dropout, True, request.random)
+    return (pattern @ _per_head(v.to(request.precision), request)).to(request.dtype)
 
 
 def _per_head(x: Tensor, request: Request) -> Tensor:

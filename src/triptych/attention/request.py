@@ -1,4 +1,4 @@
-"""What one attention call asks for, in one normal form that every path reads."""
+"""What one attention call asks for, apart from the values of q, k and v: decided once, read by every kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,81 +15,74 @@ from triptych.attention import lowering
 from triptych.errors import InputError
 from triptych.spec.masks import Mask, Points
 
+Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+"""A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Request:
-    """Shapes: q `[B, H, T, K]`, k `[B, G, S, K]`, v `[B, G, S, Kv]`; head h reads group `h * G // H`.
+    """Attention of q `[B, H, T, K]` over k `[B, G, S, K]` and v `[B, G, S, Kv]`; head h reads group `h * G // H`.
 
-    Positions are `[T]` or `[B, T]` (keys `[S]`, `[B, S]`); None is the default, keys at 0..S-1 and queries at the
-    last T of them.  A key at a negative position is an empty slot.  `mask` is already simplified for these sizes.
+    rows, heads, groups, queries, keys, width, value_width   B, H, G, T, S, K, Kv.
+    mask       simplified for these sizes (`lowering.simplify`).
+    biased     a bias `[B or 1, H or 1, T or 1, S or 1]` is added to the scores; `bias_learns`, and needs a gradient.
+    sinks      one logit a head takes its share of the softmax.
+    q_pos      absolute positions, `[T]` or `[B, T]` (keys `[S]`, `[B, S]`); None is the default, keys at 0..S-1 and
+               queries at the last T of them.  A key at a negative position is an empty slot.
+    q_doc      document of each query and key, in the same shapes, where the mask asks for them.
+    learns     a gradient will be asked for.
+    random     where dropout draws from; torch's global generator when None.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    rows: int
+    heads: int
+    groups: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
     scale: float
-    mask: Mask
+    mask: Mask = lowering.FULL
     softcap: float | None = None
-    bias: Tensor | None = None
-    sinks: Tensor | None = None
+    biased: bool = False
+    bias_learns: bool = False
+    sinks: bool = False
     dropout: float = 0.0
     q_pos: Tensor | None = None
     k_pos: Tensor | None = None
     q_doc: Tensor | None = None
     k_doc: Tensor | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.q.shape[0]
-
-    @property
-    def heads(self) -> int:
-        return self.q.shape[1]
-
-    @property
-    def groups(self) -> int:
-        return self.k.shape[1]
-
-    @property
-    def queries(self) -> int:
-        return self.q.shape[2]
-
-    @property
-    def keys(self) -> int:
-        return self.k.shape[2]
+    learns: bool = False
+    random: torch.Generator | None = None
 
     @property
     def aligned(self) -> bool:
-        """Positions are the default, so a path may reason about them without reading a tensor."""
+        """Positions are the default, so a kernel may reason about them without reading a tensor."""
         return self.q_pos is None and self.k_pos is None
 
-    @property
-    def learns(self) -> bool:
-        """A gradient will be asked for."""
-        given = (self.q, self.k, self.v, self.bias, self.sinks)
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-
-    @property
+    @cached_property
     def precision(self) -> torch.dtype:
         """Where softmax happens: fp32, or fp64 for fp64 input."""
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def points(self) -> tuple[Points, Points]:
         """Queries `[., 1, T, 1]` and keys `[., 1, 1, S]` as the mask algebra sees them."""
-        device, number = self.q.device, lowering.per_row(self.rows, self.q.device)
-        index = torch.arange(self.keys, device=device)
+        number = lowering.per_row(self.rows, self.device)
+        index = torch.arange(self.keys, device=self.device)
         q_pos = self.q_pos
         if q_pos is None:
-            q_pos = torch.arange(self.keys - self.queries, self.keys, device=device)
+            q_pos = torch.arange(self.keys - self.queries, self.keys, device=self.device)
         k_pos = index if self.k_pos is None else self.k_pos
         return (
-            Points(_column(q_pos), document=_column(self.q_doc), per_row=number),
-            Points(_line(k_pos), index=_line(index), document=_line(self.k_doc), per_row=number),
+            Points(as_column(q_pos), document=_document(self.q_doc, as_column), per_row=number),
+            Points(as_line(k_pos), index=as_line(index), document=_document(self.k_doc, as_line), per_row=number),
         )
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """The mask as booleans that broadcast to `[B, H, T, S]`, true where visible; None when all is.
+        """The mask as booleans that broadcast to `[B, H, T, S]`, true where visible; None when everything is.
 
         Masks that speak of keys alone keep one row for all queries.
         """
@@ -98,13 +91,28 @@ class Request:
         q, k = self.points()
         if lowering.only_keys(self.mask):
             q = Points(q.position[..., :1, :], per_row=q.per_row)
-        seen: Tensor = self.mask.visible(q, k)
+        visible: Tensor = self.mask.visible(q, k)
         if self.k_pos is not None:
-            seen = seen & (k.position >= 0)
+            visible = visible & (k.position >= 0)
         scores = (self.rows, self.heads, self.queries, self.keys)
-        if not fits(seen, scores):
-            raise InputError(f"mask of shape {list(seen.shape)} does not fit scores [B,H,T,S] {list(scores)}")
-        return seen
+        if not fits(visible, scores):
+            raise InputError(f"mask of shape {list(visible.shape)} does not fit scores [B,H,T,S] {list(scores)}")
+        return visible
+
+    @cached_property
+    def hidden(self) -> Tensor | None:
+        """The complement of `visible`."""
+        return None if self.visible is None else ~self.visible
+
+
+class Tensors(NamedTuple):
+    """What a runner is called with."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    sinks: Tensor | None
 
 
 def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
@@ -112,18 +120,18 @@ def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
     return x.dim() == len(shape) and all(size in (1, whole) for size, whole in zip(x.shape, shape, strict=True))
 
 
-def _by_row(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x[None]
-
-
-def _column(x: Tensor | None) -> Any:
+def as_column(x: Tensor) -> Tensor:
     """`[T]` or `[B, T]` as `[., 1, T, 1]`."""
-    return None if x is None else _by_row(x)[:, None, :, None]
+    return (x if x.dim() == 2 else x[None])[:, None, :, None]
 
 
-def _line(x: Tensor | None) -> Any:
+def as_line(x: Tensor) -> Tensor:
     """`[S]` or `[B, S]` as `[., 1, 1, S]`."""
-    return None if x is None else _by_row(x)[:, None, None, :]
+    return (x if x.dim() == 2 else x[None])[:, None, None, :]
+
+
+def _document(labels: Tensor | None, shaped: Callable[[Tensor], Tensor]) -> Tensor | None:
+    return None if labels is None else shaped(labels)
 
 
 def prepare(
@@ -131,7 +139,7 @@ def prepare(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Any = None,
+    mask: Mask | Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -141,14 +149,15 @@ def prepare(
     q_doc: Tensor | None = None,
     k_doc: Tensor | None = None,
     dropout: float = 0.0,
-) -> tuple[Request, Callable[[Tensor], Tensor]]:
-    """The request, and how to give its output the shape of the input.
+) -> tuple[Request, Tensors, Callable[[Tensor], Tensor]]:
+    """The request, the tensors of it in four dimensions, and how to give the output the shape of the input.
 
     Accepts `[B, H, T, K]`, one head of one row `[T, K]`, or one query `[K]` over keys `[S, K]`.
 
-    Raises InputError when shapes, dtypes or devices do not fit together.
+    Raises InputError when shapes, dtypes or devices do not fit together, and when documents and a mask that compares
+    them do not come together.
     """
-    restore: Callable[[Tensor], Tensor] = _same
+    restore: Callable[[Tensor], Tensor] = _unchanged
     if q.dim() == 1:
         q, restore = q[None, None, None], lambda out: out[0, 0, 0]
     elif q.dim() == 2:
@@ -158,24 +167,26 @@ def prepare(
     _check(q, k, v, sinks, dropout)
     if bias is not None:
         bias = _fit_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    adopted = lowering.adopt(mask, q.device)
     if q_doc is not None and k_doc is None:
         k_doc = q_doc
-    if (q_doc is None) != (k_doc is None):
-        raise InputError("k_doc without q_doc: same_document compares both")
     _check_labels(q, k, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
-    simple = lowering.simplify(
-        lowering.adopt(mask, q.device),
-        q.shape[2],
-        k.shape[2],
-        documents=q_doc is not None,
-        aligned=q_pos is None and k_pos is None,
-    )
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    request = Request(q, k, v, scale, simple, softcap, bias, sinks, dropout, q_pos, k_pos, q_doc, k_doc)
-    return request, restore
+    lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
+    aligned = q_pos is None and k_pos is None
+    tensors = Tensors(q, k, v, bias, sinks)
+    request = Request(
+        rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=q.shape[2], keys=k.shape[2], width=q.shape[3],
+        value_width=v.shape[3], dtype=q.dtype, device=q.device,
+        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
+        mask=lowering.simplify(adopted, q.shape[2], k.shape[2], aligned=aligned),
+        softcap=softcap, biased=bias is not None, bias_learns=bias is not None and bias.requires_grad,
+        sinks=sinks is not None, dropout=dropout, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc,
+        learns=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors),
+    )  # fmt: skip
+    return request, tensors, restore
 
 
-def _same(out: Tensor) -> Tensor:
+def _unchanged(out: Tensor) -> Tensor:
     return out
 
 

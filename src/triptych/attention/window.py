@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from triptych.attention import folding, lowering
-from triptych.attention.request import Request
+from triptych.attention.request import Request, Runner
 
 
 def cannot(request: Request) -> list[str]:
@@ -25,7 +27,7 @@ def saves(request: Request) -> bool:
     return 2 * (sum(band) - 1 + block) <= request.keys
 
 
-def run(request: Request) -> Tensor:
+def plan(request: Request) -> Runner:
     """Queries in blocks of `c`; block i reads the `back - 1 + c + ahead` keys that any of its queries may see."""
     band = lowering.window_of(request.mask)
     assert band is not None
@@ -35,26 +37,32 @@ def run(request: Request) -> Tensor:
     width = back - 1 + c + ahead
     first = request.keys - request.queries  # position of the first query
     begin, end = first - back + 1, first + n * c + ahead  # keys any block reads, [begin, end)
-    taken = slice(max(begin, 0), min(end, request.keys))
+    inside = slice(max(begin, 0), min(end, request.keys))
     pads = (max(-begin, 0), max(end - request.keys, 0))
 
     def banded(x: Tensor) -> Tensor:
         """`[B, G, n, width, K]`, blocks overlapping in memory."""
-        return folding.pad_to(x[:, :, taken], *pads).unfold(2, width, c).mT
+        return folding.pad_to(x[:, :, inside], *pads).unfold(2, width, c).mT
 
-    device = request.q.device
-    starts = torch.arange(n, device=device)[:, None] * c
-    k_pos = begin + starts + torch.arange(width, device=device)
+    def cut(x: Tensor) -> Tensor:
+        return folding.cut(folding.pad_to(x, 0, n * c - request.queries), n)
+
+    starts = torch.arange(n, device=request.device)[:, None] * c
+    k_pos = begin + starts + torch.arange(width, device=request.device)
     blocks = folding.Blocks(
-        q=folding.cut(folding.pad_to(request.q, 0, n * c - request.queries), n),
-        k=banded(request.k),
-        v=banded(request.v),
-        q_pos=first + starts + torch.arange(c, device=device),
+        q_pos=first + starts + torch.arange(c, device=request.device),
         k_pos=k_pos,
         exists=(k_pos >= 0) & (k_pos < request.keys),
         uniform=True,
     )
-    return folding.attend(request, blocks)[:, :, : request.queries]
+    return partial(_run, request.queries, folding.plan(request, blocks, cut, banded))
+
+
+def _run(
+    queries: int, run: Runner, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    """Without the queries that fill the last block."""
+    return run(q, k, v, bias, sinks)[:, :, :queries]
 
 
 def _block(queries: int, back: int, ahead: int) -> int:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from triptych import nn
 from triptych.check.report import Finding, Layer
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.nn import NO_TAPS, Row, Taps, flat
+from triptych.nn import NO_TAPS, Row, Taps
 from triptych.spec import ClassHead, Embed, Frames, LMHead, MaskedLMHead, MoE, Patches, Pooling
 
 LONGEST = 32  # tokens of a row
@@ -86,19 +87,16 @@ def _noise(model: Model) -> list[Tensor]:
 
 def run(model: Model, rows: Sequence[Row], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
     """One uncached forward: each row's log-probabilities [T, V], other outputs of a head, or hidden states [T, D]."""
-    module, device = model.module, model.device
+    module = model.module
     with torch.inference_mode():
-        ids, where = module.flat(rows)
-        if module.decoder is None:
-            x = module.encode(ids, where, taps=taps)
-        elif targets is None:
-            x = module.decode(ids, where, taps=taps)
-        else:
-            held = module.remember(module.encode(ids, where, taps=taps), where, taps=taps)
-            ids, where = flat(targets, device)
-            x = module.decode(ids, where, cross=held, taps=taps)
+        inputs, where = module.flat(rows)
+        batch = nn.Batch(inputs=inputs, rows=where, taps=taps)
+        if targets is not None:
+            ids, into = nn.flat(targets, model.device)
+            batch = nn.Batch(inputs=ids, rows=into, source=(inputs, where), taps=taps)
+        x, where = module(batch), batch.rows
         if not headless(model):
-            x = measured(model, module.logits(x, where, taps))
+            x = measured(model, module.unembed(x, where, taps))
     return list(x) if isinstance(model.spec.head, ClassHead) else where.split(x)
 
 

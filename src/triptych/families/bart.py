@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import seq2seq
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 from triptych.spec.positions import Absolute
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}
@@ -62,7 +62,7 @@ encoder.embed.tokens.weight        model.shared.weight|spare  -  # stored beside
 """)  # fmt: skip
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     name, pre = _NAMES[keys.str("model_type")], keys.str("model_type") == "mbart"
     width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_position_embeddings")
     seq2seq.as_built(
@@ -93,7 +93,13 @@ def config(keys: Keys) -> spec.Model:
 
 
 def side(
-    keys: Keys, name: seq2seq.Side, vocab: int, position: Absolute, *, pre: bool, embed_norm: spec.LayerNorm | None
+    keys: ConfigKeys,
+    name: seq2seq.Side,
+    vocab: int,
+    position: Absolute,
+    *,
+    pre: bool,
+    embed_norm: spec.LayerNorm | None,
 ) -> spec.Stack:
     """One side.  `pre`: norms before each sublayer and one at the end, instead of after each."""
     width, norm = keys.int("d_model"), spec.LayerNorm(width=keys.int("d_model"))

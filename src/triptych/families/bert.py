@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import encoders, gguf
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.families import encoders, gguf_config
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"bert"})
 ids = {"pad_token_id": 0}
@@ -71,7 +71,7 @@ head.classes.*                        classifier.*
 )
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     stack = encoder(keys)
     dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
@@ -85,7 +85,7 @@ def config(keys: Keys) -> spec.Model:
     return encoders.model(keys, stack, keys.architecture(heads, default="BertModel"))
 
 
-def encoder(keys: Keys, *, offset: int = 0, embed_width: int | None = None) -> spec.Stack:
+def encoder(keys: ConfigKeys, *, offset: int = 0, embed_width: int | None = None) -> spec.Stack:
     """The stack of a config with BERT's keys.  `offset` rows of the table of positions are skipped."""
     keys.choice("position_embedding_type", {"absolute": None}, default="absolute")
     return encoders.post_norm(
@@ -105,7 +105,7 @@ def encoder(keys: Keys, *, offset: int = 0, embed_width: int | None = None) -> s
     )
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return {
         "architectures": ["BertModel"],
         "hidden_size": keys.int("embedding_length"),
@@ -116,5 +116,5 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "type_vocab_size": keys.int("token_types", default=0, low=0),
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "hidden_act": "gelu",
-        "triptych_pooling": gguf.pooling(keys),
+        "triptych_pooling": gguf_config.pooling(keys),
     }

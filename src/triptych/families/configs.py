@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from triptych.errors import CheckpointError, ConfigError, shown
-from triptych.families.catalogue import find, find_gguf, gguf_name
 from triptych.families.encoders import pooling
-from triptych.families.names import save_plan
+from triptych.families.registry import find, find_gguf, gguf_name
+from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
-from triptych.mapping import from_gguf, to_gguf
-from triptych.mapping.keys import Keys
+from triptych.mapping import read_gguf_metadata, write_gguf_metadata
+from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec import Model, Pooling
 
 
@@ -32,15 +32,15 @@ def read_config(
     if not isinstance(hf, Mapping):
         raise ConfigError(f"{where}: must be a JSON object")
     hf = text_config(hf, where, ignore)
-    family = find(Keys(hf, where).str("model_type"), where)
-    keys = Keys({**getattr(family, "ids", {}), **hf}, where, stored)
+    family = find(ConfigKeys(hf, where).str("model_type"), where)
+    keys = ConfigKeys({**family.ids, **hf}, where, stored)
     try:
-        spec: Model = family.config(keys)
+        spec = family.config(keys)
     except ConfigError as error:  # a part's own complaint does not know the file
         raise (error if str(error).startswith(where) else keys.error(str(error))) from None
     if isinstance(spec.head, Pooling):
         spec = replace(spec, head=pooling(keys, spec.head))
-    keys.finish({*ignore, *getattr(family, "ignore", ())})
+    keys.finish({*ignore, *family.ignore})
     return spec
 
 
@@ -62,29 +62,30 @@ def read_gguf(
     if not isinstance(arch, str):
         raise ConfigError(f"{where}: general.architecture must be a string, not {shown(arch)}")
     family = find_gguf(arch, where)
-    keys = Keys(from_gguf.under(metadata, arch, shapes, read), where, shapes)
+    assert family.from_gguf is not None, f"{family.name} names GGUF architectures and has no from_gguf"
+    keys = ConfigKeys(read_gguf_metadata.under(metadata, arch, shapes, read), where, shapes)
     vocab = keys.int("vocab_size")
     config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
-    keys.finish(ignore, metadata=("model_type", *from_gguf.TENSORS))
+    keys.finish(ignore, metadata=("model_type", *read_gguf_metadata.TENSORS))
     return config, read_config(config, stored=shapes, where=where)
 
 
-def write_gguf(model: Model) -> tuple[dict[str, Any], to_gguf.Tensors]:
+def write_gguf(model: Model) -> tuple[dict[str, Any], write_gguf_metadata.Tensors]:
     """The metadata of a GGUF file of `model`, and the small tensors that belong to them: `read_gguf` gives it back.
 
     Raises CheckpointError where GGUF has no names for the family or no words for something the model computes.
     """
     family = find(model.family)
     arch = gguf_name(model)
-    more = family.to_gguf(model) if hasattr(family, "to_gguf") else {}
-    keys, tensors = to_gguf.header(model, arch, more)
+    more = {} if family.to_gguf is None else family.to_gguf(model)
+    keys, tensors = write_gguf_metadata.header(model, arch, more)
     metadata = {"general.architecture": arch} | keys
     shapes: dict[str, tuple[int, ...]] = {load.source: load.source_shape for load in save_plan(model, "gguf")}
     shapes |= {name: (len(values),) for name, values in tensors.items()}
     try:
-        problem = to_gguf.lost(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
+        problem = write_gguf_metadata.lost(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
     except ConfigError as error:
         problem = str(error).removeprefix("GGUF: ").partition(";")[0]
     if problem:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import bert, disentangled
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"deberta"})
 ids = {"pad_token_id": 0}
@@ -66,7 +66,7 @@ encoder.blocks.{i}.attn.pos_q.*         deberta.encoder.layer.{i}.attention.self
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     if keys.bool("talking_head", default=False):
         raise keys.error("talking_head is set: scores of different heads are mixed, which no published DeBERTa does")
     attn = spec.attention(keys.int("hidden_size"), keys.count("num_attention_heads"), bias=True)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import deberta, disentangled
-from triptych.mapping.keys import COUNT, Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import COUNT, ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"deberta-v2"})
 ids = {"pad_token_id": 0}
@@ -27,7 +27,7 @@ encoder.blocks.{i}.attn.pos_q.*  deberta.encoder.layer.{i}.attention.self.pos_qu
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads = keys.int("hidden_size"), keys.count("num_attention_heads")
     attn = spec.attention(width, heads, head_width=keys.optional_int("attention_head_size"), bias=True)
     if not keys.bool("share_att_key", default=False):
@@ -42,7 +42,7 @@ def config(keys: Keys) -> spec.Model:
     )  # fmt: skip
 
 
-def _branch(keys: Keys, width: int) -> spec.Branch | None:
+def _branch(keys: ConfigKeys, width: int) -> spec.Branch | None:
     """The convolution beside the first block, where the kernel has a size."""
     kernel, groups = keys.int("conv_kernel_size", default=0, low=0, high=COUNT), keys.count("conv_groups", default=1)
     act, norm = keys.act("conv_act", default="tanh"), keys.float("layer_norm_eps", default=1e-7)

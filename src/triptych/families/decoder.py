@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from triptych import spec
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec.positions import Position
 
 Windows = Sequence[int | None]  # how many keys each layer sees, None for all
 
 
-def windows(keys: Keys, size: int | None, slides: Callable[[int], bool]) -> Windows:
+def windows(keys: ConfigKeys, size: int | None, slides: Callable[[int], bool]) -> Windows:
     """The window of each layer, as `layer_types` says; without that key, `size` where `slides(layer)`."""
     layers = keys.count("num_hidden_layers")
     if keys.get("layer_types", None) is None:
@@ -42,7 +42,7 @@ def kind(size: int | None, windows: Windows) -> str:
 
 
 def model(
-    keys: Keys,
+    keys: ConfigKeys,
     name: str,
     stack: spec.Stack,
     *,

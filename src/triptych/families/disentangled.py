@@ -7,12 +7,12 @@ from typing import get_args
 
 from triptych import spec
 from triptych.families import encoders
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec.parts import Activation
 from triptych.spec.positions import Term
 
 
-def terms(keys: Keys) -> tuple[Term, ...]:
+def terms(keys: ConfigKeys) -> tuple[Term, ...]:
     """What is scored beside words against words: a list, or names with bars between."""
     given = keys.get("pos_att_type", None)
     names = given.lower().split("|") if isinstance(given, str) else keys.strings("pos_att_type", ()) if given else ()
@@ -22,14 +22,14 @@ def terms(keys: Keys) -> tuple[Term, ...]:
     return found
 
 
-def furthest(keys: Keys) -> int:
+def furthest(keys: ConfigKeys) -> int:
     """The distance from which on all are one."""
     most = keys.int("max_relative_positions", default=-1, low=-1)
     return most if most > 0 else keys.int("max_position_embeddings")
 
 
 def model(
-    keys: Keys,
+    keys: ConfigKeys,
     name: str,
     attn: spec.Attention,
     *,
@@ -82,7 +82,7 @@ def model(
     return _headed(keys, name, stack, act)
 
 
-def _headed(keys: Keys, name: str, stack: spec.Stack, act: Activation) -> spec.Model:
+def _headed(keys: ConfigKeys, name: str, stack: spec.Stack, act: Activation) -> spec.Model:
     """`legacy` is the masked head as transformers first had it.  The other is the authors': always tied, and that whose
     tensors are in published checkpoints, where the config says nothing."""
     width, norm, dropout = stack.width, stack.words.norm, stack.words.dropout

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import encoders
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"distilbert"})
 ids = {"pad_token_id": 0}
@@ -46,7 +46,7 @@ head.proj.*                           vocab_projector.*
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     act = keys.act("activation", default="gelu")
     stack = encoders.post_norm(
         vocab=keys.int("vocab_size"),

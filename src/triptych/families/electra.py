@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bert, encoders
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import renamed, table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import renamed, table
 
 hf_types = frozenset({"electra"})
 ids = {"pad_token_id": 0}
@@ -33,7 +33,7 @@ head.proj.*                 discriminator_predictions.dense_prediction.*
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     stack = bert.encoder(keys, embed_width=keys.int("embedding_size", default=128))
     width, inner = stack.width, stack.words.width
     dense = spec.Linear(inputs=width, outputs=width, bias=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec.parts import Activation
 
 
@@ -51,7 +51,7 @@ def post_norm(
 
 
 def heads(
-    keys: Keys,
+    keys: ConfigKeys,
     name: str,
     width: int,
     *,
@@ -83,7 +83,7 @@ def heads(
     }
 
 
-def model(keys: Keys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
+def model(keys: ConfigKeys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
     """The encoder under its head, which shares the embedding where it is one over words."""
     position = encoder.embed.position
     tied = keys.bool("tie_word_embeddings", default=True) and isinstance(head, spec.MaskedLMHead)
@@ -98,7 +98,7 @@ def model(keys: Keys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
     )
 
 
-def pooling(keys: Keys, head: spec.Pooling) -> spec.Pooling:
+def pooling(keys: ConfigKeys, head: spec.Pooling) -> spec.Pooling:
     """How a bare encoder pools.  HF has no key for it and keeps unknown ones, so ours travels in its config."""
     given = keys.table("triptych_pooling")
     if given is None:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gguf
+from triptych.families import decoder, gguf_config
 from triptych.families.rope import rope
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"gemma"})
 ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
@@ -42,7 +42,7 @@ decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.* 
 )
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
     norm = spec.RMSNorm(width=width, eps=keys.float("rms_norm_eps", default=1e-6), offset=1.0)
     act = keys.act("hidden_act", default="gelu_pytorch_tanh")
@@ -65,12 +65,12 @@ def config(keys: Keys) -> spec.Model:
     return decoder.model(keys, "Gemma", stack, context=keys.int("max_position_embeddings"), tied=True)
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
-    return from_gguf_as(keys, "Gemma") | {"hidden_act": "gelu_pytorch_tanh", "rope_parameters": gguf.rope(keys)}
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+    return from_gguf_as(keys, "Gemma") | {"hidden_act": "gelu_pytorch_tanh", "rope_parameters": gguf_config.rope(keys)}
 
 
-def from_gguf_as(keys: Keys, name: str) -> dict[str, Any]:
+def from_gguf_as(keys: ConfigKeys, name: str) -> dict[str, Any]:
     """The HF keys that all Gemmas share."""
     bias = keys.has_tensor("blk.0.attn_q.bias", default=False)
     more = {"rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"), "attention_bias": bias}
-    return gguf.header(keys, name) | gguf.head_width(keys) | more
+    return gguf_config.header(keys, name) | gguf_config.head_width(keys) | more

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gemma, gguf
+from triptych.families import decoder, gemma, gguf_config
 from triptych.families.rope import rope, rope_by_layer_type
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"gemma2", "gemma3_text"})
 ids = gemma.ids
@@ -41,7 +41,7 @@ decoder.blocks.{i}.mlp_norm.out.*   model.layers.{i}.post_feedforward_layernorm.
 )
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     third = keys.str("model_type") == "gemma3_text"
     width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
     eps = keys.float("rms_norm_eps", default=1e-6)
@@ -79,7 +79,7 @@ def config(keys: Keys) -> spec.Model:
     return decoder.model(keys, name, stack, base=base, context=context, tied=True, softcap=final_cap)
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     third = keys.str("model_type") == "gemma3"
     found = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
     # No key says what scores are scaled by: of each generation it is D/H in the largest model, which is told by depth.
@@ -90,10 +90,10 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
     found["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
     if not third:
         cap = keys.optional_float("attn_logit_softcapping", 50.0)
-        return found | {"attn_logit_softcapping": cap, "rope_parameters": gguf.rope(keys)}
+        return found | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
     found["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
     sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
-    ropes = {"full_attention": gguf.rope(keys, 1e6), "sliding_attention": sliding}
+    ropes = {"full_attention": gguf_config.rope(keys, 1e6), "sliding_attention": sliding}
     return found | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"gpt2"})
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
@@ -41,7 +41,7 @@ head.proj.weight                    lm_head.weight                            ou
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads, context = keys.int("n_embd"), keys.count("n_head"), keys.int("n_positions")
     hidden = keys.optional_int("n_inner") or 4 * width
     vocab = keys.int("vocab_size")
@@ -77,7 +77,7 @@ def config(keys: Keys) -> spec.Model:
     )
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": keys.int("embedding_length"),

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gguf
+from triptych.families import decoder, gguf_config
 from triptych.families.rope import rope
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"gpt_neox"})
 ids = {"bos_token_id": 0, "eos_token_id": 2}
@@ -44,7 +44,7 @@ head.proj.weight                    embed_out.weight                            
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
     norm = spec.Norms(pre=spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-5)))
     bias, dropout = keys.bool("attention_bias", default=True), keys.dropout("attention_dropout")
@@ -67,8 +67,8 @@ def config(keys: Keys) -> spec.Model:
     return decoder.model(keys, "GPTNeoX", stack, context=keys.int("max_position_embeddings"))
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
-    found = gguf.header(keys, "GPTNeoX") | gguf.head_width(keys, partial=True)
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+    found = gguf_config.header(keys, "GPTNeoX") | gguf_config.head_width(keys, partial=True)
     width, heads, share = (found.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
     if (width * heads, heads) != (found["hidden_size"], found["num_attention_heads"]):
         raise keys.error("heads do not share the width evenly, as those of every GPT-NeoX do")
@@ -79,7 +79,7 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "use_parallel_residual": keys.bool("use_parallel_residual", default=True),
         "attention_bias": keys.has_tensor("blk.0.attn_qkv.bias", default=True),
-        "rope_parameters": gguf.rope(keys),
+        "rope_parameters": gguf_config.rope(keys),
     }
 
 

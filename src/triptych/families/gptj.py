@@ -11,8 +11,8 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"gptj"})
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
@@ -42,7 +42,7 @@ head.proj.*                    lm_head.*                             output.*
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads = keys.int("n_embd"), keys.count("n_head")
     hidden = keys.optional_int("n_inner") or 4 * width
     norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
@@ -66,7 +66,7 @@ def config(keys: Keys) -> spec.Model:
     return decoder.model(keys, "GPTJ", stack, context=keys.int("n_positions"), bias=True)
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     width, heads = keys.int("embedding_length"), keys.count("attention.head_count")
     return {
         "architectures": ["GPTJForCausalLM"],

@@ -12,14 +12,14 @@ from typing import Any
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.rope import rope
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
 
 hf_types = frozenset({"granite"})
 gguf_archs = frozenset({"granite"})
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
     inner, bias = keys.optional_int("head_dim") or width // heads, keys.bool("attention_bias", default=False)
     norm = spec.RMSNorm(width=width, eps=keys.float("rms_norm_eps", default=1e-6))
@@ -46,7 +46,7 @@ def config(keys: Keys) -> spec.Model:
     return decoder.model(keys, "Granite", stack, context=keys.int("max_position_embeddings"), scale=scale)
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     names = {
         "embedding_multiplier": "embedding_scale",
         "attention_multiplier": "attention.scale",

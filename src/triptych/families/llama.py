@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gguf
+from triptych.families import decoder, gguf_config
 from triptych.families.decoder import Windows
 from triptych.families.rope import rope
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 from triptych.spec.parts import FeedForward
 
 hf_types = frozenset({"llama"})
@@ -50,7 +50,7 @@ decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*       
 )
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     bias = keys.bool("attention_bias", default=False)
     hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
     mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False))
@@ -58,7 +58,7 @@ def config(keys: Keys) -> spec.Model:
 
 
 def model(
-    keys: Keys,
+    keys: ConfigKeys,
     name: str,
     *,
     mlp: FeedForward | Sequence[FeedForward] | None = None,
@@ -101,7 +101,7 @@ def model(
     return decoder.model(keys, name, stack, context=keys.int("max_position_embeddings"))
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     if keys.int("expert_count", default=0, low=0):
         experts, chosen = keys.count("expert_count"), keys.count("expert_used_count")
         found = from_gguf_as(keys, "Mixtral")
@@ -112,8 +112,8 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
     }
 
 
-def from_gguf_as(keys: Keys, name: str) -> dict[str, Any]:
+def from_gguf_as(keys: ConfigKeys, name: str) -> dict[str, Any]:
     """The HF keys that the whole family tree shares."""
     eps = keys.float("attention.layer_norm_rms_epsilon")
-    more = {"hidden_act": "silu", "rms_norm_eps": eps, "rope_parameters": gguf.rope(keys)}
-    return gguf.header(keys, name) | gguf.head_width(keys) | more
+    more = {"hidden_act": "silu", "rms_norm_eps": eps, "rope_parameters": gguf_config.rope(keys)}
+    return gguf_config.header(keys, name) | gguf_config.head_width(keys) | more

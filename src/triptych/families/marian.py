@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bart, seq2seq
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"marian"})
 ids = {"eos_token_id": 0, "pad_token_id": 58_100, "decoder_start_token_id": 58_100}
@@ -29,7 +29,7 @@ decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_position_embeddings")
     seq2seq.as_built(
         keys, normalize_before=False, add_final_layer_norm=False, normalize_embedding=False,

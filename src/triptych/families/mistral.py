@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import llama
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
 
 hf_types = frozenset({"mistral"})
 gguf_names = {"mistral": "llama"}
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     keys.assume(num_key_value_heads=8)
     size = keys.optional_int("sliding_window", default=4096)
     return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"))

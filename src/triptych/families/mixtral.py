@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import llama
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"mixtral"})
 gguf_names = {"mixtral": "llama"}
@@ -27,7 +27,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  -  blk.{i}.ffn_down.{e}.weight
 """)  # noqa: E501
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     keys.assume(num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6)
     mlp = spec.moe(
         keys.int("hidden_size"),

@@ -11,8 +11,8 @@ from typing import Literal
 from triptych import spec
 from triptych.families import encoders
 from triptych.families.rope import rope
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"modernbert"})
 ids = {"bos_token_id": 50_281, "eos_token_id": 50_282, "pad_token_id": 50_283}
@@ -46,7 +46,7 @@ head.ends.*                            classifier.*
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     if keys.bool("is_causal", default=False) or keys.bool("causal_mask", default=False):
         raise keys.error("is_causal or causal_mask is set, which no ModernBERT is")
     width, heads, vocab = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("vocab_size")
@@ -90,7 +90,7 @@ def config(keys: Keys) -> spec.Model:
     return encoders.model(keys, stack, keys.architecture(known, default="ModernBertModel"))
 
 
-def _kinds(keys: Keys) -> tuple[str, ...]:
+def _kinds(keys: ConfigKeys) -> tuple[str, ...]:
     """The kind of each layer: `layer_types` says it, or every third (`global_attn_every_n_layers`) sees everything."""
     layers, every = keys.count("num_hidden_layers"), keys.count("global_attn_every_n_layers", default=3)
     known = {"full_attention": "self", "sliding_attention": "window"}
@@ -102,16 +102,16 @@ def _kinds(keys: Keys) -> tuple[str, ...]:
     return tuple(known[name] for name in types)
 
 
-def _ropes(keys: Keys, head_width: int) -> tuple[spec.Rope, spec.Rope]:
+def _ropes(keys: ConfigKeys, head_width: int) -> tuple[spec.Rope, spec.Rope]:
     """RoPE of layers that see everything and of local ones: each under its name in `rope_parameters`; before
     transformers 5, two bases."""
-    given = keys.table("rope_parameters") or Keys({}, f"{keys.where}: rope_parameters")
+    given = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
     length, found = keys.get("max_position_embeddings"), []
     for name, old, theta in (
         ("full_attention", "global_rope_theta", 160_000.0),
         ("sliding_attention", "local_rope_theta", 10_000.0),
     ):
         own = {"rope_parameters": given.get(name, None), "max_position_embeddings": length}
-        found.append(rope(Keys(own, given.where), head_width, keys.float(old, default=theta, low=1.0)))
+        found.append(rope(ConfigKeys(own, given.where), head_width, keys.float(old, default=theta, low=1.0)))
     given.finish()
     return found[0], found[1]

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gguf
+from triptych.families import decoder, gguf_config
 from triptych.families.rope import rope
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"phi"})
 ids = {"bos_token_id": 1, "eos_token_id": 2}
@@ -39,7 +39,7 @@ head.proj.*                       lm_head.*                                     
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads, eps = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.float("layer_norm_eps", 1e-5)
     inner = keys.optional_int("head_dim") or width // heads
     norm = spec.LayerNorm(width=width, eps=eps)
@@ -63,12 +63,12 @@ def config(keys: Keys) -> spec.Model:
     return decoder.model(keys, "Phi", stack, context=keys.int("max_position_embeddings"), bias=True)
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return {
-        **gguf.header(keys, "Phi"),
-        **gguf.head_width(keys, partial=True),
+        **gguf_config.header(keys, "Phi"),
+        **gguf_config.head_width(keys, partial=True),
         "model_type": "phi",
         "hidden_act": "gelu_new",
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
-        "rope_parameters": gguf.rope(keys),
+        "rope_parameters": gguf_config.rope(keys),
     }

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import gguf, llama
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.families import gguf_config, llama
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"phi3"})
 ids = {"bos_token_id": 1, "eos_token_id": 32_000, "pad_token_id": 32_000}
@@ -43,18 +43,18 @@ head.proj.weight                    lm_head.weight                              
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     keys.assume(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
     windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
     return llama.model(keys, "Phi3", windows=windows, share=1.0, dropout=keys.dropout("resid_pdrop"))
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
-    rope = gguf.rope(keys)
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+    rope = gguf_config.rope(keys)
     length = rope.get("original_max_position_embeddings")
     return {
-        **gguf.header(keys, "Phi3"),
-        **gguf.head_width(keys, partial=True),
+        **gguf_config.header(keys, "Phi3"),
+        **gguf_config.head_width(keys, partial=True),
         "hidden_act": "silu",
         "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"),
         "sliding_window": keys.int("attention.sliding_window", default=0, low=0) or None,

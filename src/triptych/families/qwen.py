@@ -12,8 +12,8 @@ from typing import Any
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.decoder import Windows
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"qwen2", "qwen3"})
 gguf_archs = frozenset({"qwen2", "qwen3"})
@@ -31,7 +31,7 @@ decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*       
 )
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     keys.assume(num_key_value_heads=32)
     if keys.str("model_type") == "qwen2":
         return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys))
@@ -40,7 +40,7 @@ def config(keys: Keys) -> spec.Model:
     return llama.model(keys, "Qwen3", bias=bias, out_bias=bias, head_norm=True, windows=_windows(keys))
 
 
-def _windows(keys: Keys) -> Windows:
+def _windows(keys: ConfigKeys) -> Windows:
     """Without `layer_types`, layers from `max_window_layers` on have one."""
     used = keys.bool("use_sliding_window", default=False)
     given = keys.optional_int("sliding_window", default=4096)
@@ -48,5 +48,5 @@ def _windows(keys: Keys) -> Windows:
     return decoder.windows(keys, given if used else None, lambda i: i >= first)
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return llama.from_gguf_as(keys, keys.str("model_type").capitalize())

@@ -10,8 +10,8 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import llama, qwen
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"qwen3_moe"})
 gguf_archs = frozenset({"qwen3moe"})
@@ -33,7 +33,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.mlp.experts.{e}
 """)  # noqa: E501
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     keys.assume(num_key_value_heads=4)
     width, act, layers = keys.int("hidden_size"), keys.act("hidden_act", "silu"), keys.count("num_hidden_layers")
     name = "num_local_experts" if "num_local_experts" in keys.data else "num_experts"
@@ -57,7 +57,7 @@ def config(keys: Keys) -> spec.Model:
     )  # fmt: skip
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return llama.from_gguf_as(keys, "Qwen3Moe") | {
         "model_type": "qwen3_moe",
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bert, encoders
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import renamed, table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import renamed, table
 
 _NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 hf_types = frozenset(_NAMES)
@@ -34,7 +34,7 @@ head.proj.bias             lm_head.bias|spare  -  # added to a tied head alone
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     # Row `pad` of the table is for padding and the first token is at `pad + 1`.
     stack = bert.encoder(keys, offset=keys.int("pad_token_id", default=1, low=0) + 1)
     name = _NAMES[keys.str("model_type")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec import Rope
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
@@ -16,7 +16,7 @@ PART, SLOWEST = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN div
 
 
 def rope(
-    keys: Keys,
+    keys: ConfigKeys,
     head_width: int,
     theta: float = 10_000.0,
     share: float | None = None,
@@ -33,11 +33,11 @@ def rope(
     return _rope(keys, keys.table("rope_scaling") or given, head_width, theta, share, part)
 
 
-def rope_by_layer_type(keys: Keys, head_width: int, theta: float, local: float = 10_000.0) -> tuple[Rope, Rope]:
+def rope_by_layer_type(keys: ConfigKeys, head_width: int, theta: float, local: float = 10_000.0) -> tuple[Rope, Rope]:
     """The position parts of layers that see everything and of those with a window, whose bases are `theta` and `local`
     by default.  Before transformers 5 the second base was `rope_local_base_freq`, and a scaling was the first's.
     """
-    given = keys.table("rope_parameters") or Keys({}, f"{keys.where}: rope_parameters")
+    given = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
     full, sliding, old = given.table("full_attention"), given.table("sliding_attention"), keys.table("rope_scaling")
     given.finish()
     if old and (full or "rope_type" not in old.data):
@@ -47,28 +47,28 @@ def rope_by_layer_type(keys: Keys, head_width: int, theta: float, local: float =
 
 
 def _rope(
-    keys: Keys, given: Keys | None, head_width: int, theta: float, share: float | None = None, part: str = PART
+    keys: ConfigKeys, table: ConfigKeys | None, width: int, theta: float, share: float | None = None, part: str = PART
 ) -> Rope:
-    """The part that the table `given` describes, with what stands beside it in `keys`."""
-    scaling = given or Keys({}, f"{keys.where}: rope_parameters")
-    turned = scaling.float(PART, default=keys.float(part, default=share or 1.0, high=1.0), high=1.0)
-    if share is None and turned != 1.0:
+    """The part for heads of `width` that `table` describes, with the keys that stand beside the table in `keys`."""
+    scaling = table or ConfigKeys({}, f"{keys.where}: rope_parameters")
+    rotated = scaling.float(PART, default=keys.float(part, default=share or 1.0, high=1.0), high=1.0)
+    if share is None and rotated != 1.0:
         raise keys.error(
-            f"{PART} {turned} is not 1: the reference turns whole heads in this family all the same, "
-            "other programs do not"
+            f"{PART} {rotated} is not 1: the reference of this family rotates whole heads and ignores the key, other "
+            "programs obey it"
         )
-    found = Rope(
-        width=int(head_width * turned + 1e-6),  # 49 * (2 / 49) is a hair under 2
+    rope = Rope(
+        width=int(width * rotated + 1e-6),  # 49 * (2 / 49) is slightly less than 2
         theta=scaling.float("rope_theta", default=theta, low=SLOWEST),
         scaling=_scaling(scaling, keys),
     )
-    if found.width < 2 or found.width % 2:
-        raise keys.error(f"rotary width {found.width} of heads {head_width} wide must be even and above 0")
+    if rope.width < 2 or rope.width % 2:
+        raise keys.error(f"rotary width {rope.width} of heads {width} wide must be even and above 0")
     scaling.finish(metadata={"type", "rope_type", "finetuned"})
-    return found
+    return rope
 
 
-def _scaling(scaling: Keys, keys: Keys) -> Scaling | None:
+def _scaling(scaling: ConfigKeys, keys: ConfigKeys) -> Scaling | None:
     context, name = keys.optional_int("max_position_embeddings"), "original_max_position_embeddings"
     outer, own = keys.optional_int(name), scaling.optional_int(name)  # stand there without need of them too
     original = outer or own or context

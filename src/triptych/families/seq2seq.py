@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
-from triptych.mapping import table as tables
-from triptych.mapping.keys import Keys
+from triptych.mapping import weight_table as tables
+from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec.positions import Position
 
 Side = Literal["encoder", "decoder"]
@@ -48,20 +48,20 @@ def stack(
     return spec.Stack(embed=embed, kinds={"self": kind}, blocks=(block,) * layers, final_norm=final_norm)
 
 
-def as_built(keys: Keys, **facts: bool) -> None:
+def as_built(keys: ConfigKeys, **facts: bool) -> None:
     """Old configs of BART, mBART and Marian say how the three differ.  Raises ConfigError where one says otherwise."""
     for name, fact in {"is_encoder_decoder": True, **facts}.items():
         if keys.bool(name, default=fact) is not fact:
             raise keys.error(f"{name} is {str(not fact).lower()}, which no {keys.str('model_type')} is")
 
 
-def lm_head(keys: Keys, width: int, vocab: int) -> spec.LMHead:
+def lm_head(keys: ConfigKeys, width: int, vocab: int) -> spec.LMHead:
     """BART's, with a bias of its own beside a shared matrix; a file without it means zero."""
     bias = keys.has_tensor("final_logits_bias", default=True)
     return spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab, bias=bias))
 
 
-def heads(keys: Keys, name: str, width: int, lm: spec.LMHead, *, labels: int = 2) -> dict[str, spec.Head | None]:
+def heads(keys: ConfigKeys, name: str, width: int, lm: spec.LMHead, *, labels: int = 2) -> dict[str, spec.Head | None]:
     """The head of each class `{name}...`: none, over words, over the labels of a row (read at its last token) and over
     where an answer lies.  `labels` are as many as an old config means that says nothing."""
     dropout = keys.dropout("classifier_dropout")
@@ -78,7 +78,7 @@ def heads(keys: Keys, name: str, width: int, lm: spec.LMHead, *, labels: int = 2
     }
 
 
-def encoder_heads(keys: Keys, name: str, width: int) -> dict[str, spec.Head]:
+def encoder_heads(keys: ConfigKeys, name: str, width: int) -> dict[str, spec.Head]:
     """The head of each class that keeps the encoder alone: one that pools, one over the labels of each token."""
     classes = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
     return {
@@ -87,7 +87,7 @@ def encoder_heads(keys: Keys, name: str, width: int) -> dict[str, spec.Head]:
     }
 
 
-def table(text: str, **words: tuple[str, str]) -> tables.Table:
+def table(text: str, **words: tuple[str, str]) -> tables.WeightTable:
     """A table for both sides: `SIDE`, and each of `words`, reads as the encoder's word, then the decoder's."""
     both = [text, text]
     for word, choices in {"SIDE": ("encoder", "decoder"), **words}.items():

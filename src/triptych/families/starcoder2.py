@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gguf
+from triptych.families import decoder, gguf_config
 from triptych.families.rope import rope
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"starcoder2"})
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
@@ -43,7 +43,7 @@ head.proj.weight                    lm_head.weight                              
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
     inner, bias = keys.optional_int("head_dim") or width // heads, keys.bool("use_bias", default=True)
     norm = spec.LayerNorm(width=width, eps=keys.float("norm_epsilon", default=1e-5))
@@ -68,12 +68,12 @@ def config(keys: Keys) -> spec.Model:
     return decoder.model(keys, "Starcoder2", stack, context=keys.int("max_position_embeddings"), tied=True)
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return {
-        **gguf.header(keys, "Starcoder2"),
-        **gguf.head_width(keys),
+        **gguf_config.header(keys, "Starcoder2"),
+        **gguf_config.head_width(keys),
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": keys.float("attention.layer_norm_epsilon"),
         "use_bias": keys.has_tensor("blk.0.attn_q.bias", default=True),
-        "rope_parameters": gguf.rope(keys),
+        "rope_parameters": gguf_config.rope(keys),
     }

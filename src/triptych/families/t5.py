@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import seq2seq, t5_gguf
-from triptych.mapping.keys import ACTIVATIONS, COUNT, Keys
-from triptych.mapping.table import table, within
+from triptych.mapping.config_keys import ACTIVATIONS, COUNT, ConfigKeys
+from triptych.mapping.weight_table import table, within
 
 hf_types = frozenset({"t5", "mt5"})
 gguf_archs, gguf_arch, from_gguf, to_gguf = t5_gguf.archs, t5_gguf.arch, t5_gguf.from_gguf, t5_gguf.to_gguf
@@ -57,7 +57,7 @@ head.classes.*                    classifier.*
 """)  # fmt: skip
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, vocab, name = keys.int("d_model"), keys.int("vocab_size"), keys.str("model_type").upper()
     layers = keys.count("num_layers")
     later = keys.optional_int("num_decoder_layers", high=COUNT) or layers
@@ -81,7 +81,7 @@ def config(keys: Keys) -> spec.Model:
     )
 
 
-def _head(keys: Keys) -> tuple[bool, bool]:
+def _head(keys: ConfigKeys) -> tuple[bool, bool]:
     """Whether the head shares the embedding, and whether its input is scaled by 1/sqrt(D), which no mT5's is.
 
     Until transformers 5 `tie_word_embeddings` said both; now it is always true and `scale_decoder_outputs` says the
@@ -92,7 +92,7 @@ def _head(keys: Keys) -> tuple[bool, bool]:
     return tied and (scaled or not keys.has_tensor("lm_head.weight", default=False)), scaled
 
 
-def _stack(keys: Keys, layers: int, side: seq2seq.Side) -> spec.Stack:
+def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.Stack:
     """One side: its blocks share kinds whose one table of distances all its layers add."""
     width, heads, hidden = keys.int("d_model"), keys.count("num_heads"), keys.int("d_ff")
     dropout = keys.dropout("dropout_rate", default=0.1)

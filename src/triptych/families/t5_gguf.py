@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
-from triptych.families import gguf
-from triptych.mapping.keys import Keys
+from triptych.families import gguf_config
+from triptych.mapping.config_keys import ConfigKeys
 
 archs = frozenset({"t5", "t5encoder"})
 
@@ -20,7 +20,7 @@ def arch(model: spec.Model) -> str:
     return "t5encoder" if model.decoder is None else "t5"
 
 
-def from_gguf(keys: Keys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     """The HF keys.  None says whether the head's input is scaled: in v1.0 it is; later models have a gate and a head of
     their own, and it is not."""
     alone, heads, layers = keys.str("model_type") == "t5encoder", keys.count("attention.head_count"), "block_count"
@@ -47,7 +47,7 @@ def from_gguf(keys: Keys) -> Mapping[str, Any]:
         "tie_word_embeddings": not own,
         "scale_decoder_outputs": not (own and gated),
         "decoder_start_token_id": keys.optional_int("decoder_start_token_id", low=0),
-        **({"triptych_pooling": gguf.pooling(keys)} if alone else {}),
+        **({"triptych_pooling": gguf_config.pooling(keys)} if alone else {}),
     }
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import Table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import WeightTable
 from triptych.spec import Model, from_json, to_json
 from triptych.spec.json import VERSION
 
 hf_types = frozenset({"triptych"})
 prefix = ""
-weights: Table = ()  # every parameter under its own name
+weights: WeightTable = ()  # every parameter under its own name
 
 
-def config(keys: Keys) -> Model:
+def config(keys: ConfigKeys) -> Model:
     version = keys.int("triptych_version")
     if version != VERSION:
         raise keys.error(f"triptych_version {version} is not {VERSION}; update triptych to read it")

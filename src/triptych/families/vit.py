@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import prod
 
 from triptych import spec
-from triptych.mapping.keys import COUNT, Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import COUNT, ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"vit"})
 prefix = "vit."
@@ -35,7 +35,7 @@ head.classes.*                        classifier.*
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     stack = _encoder(keys)
     width, pooled = stack.width, keys.optional_int("pooler_output_size")
     dense = spec.Linear(inputs=width, outputs=pooled or width, bias=True)
@@ -58,7 +58,7 @@ def config(keys: Keys) -> spec.Model:
     )
 
 
-def _encoder(keys: Keys) -> spec.Stack:
+def _encoder(keys: ConfigKeys) -> spec.Stack:
     width, heads = keys.int("hidden_size"), keys.count("num_attention_heads")
     sides, (patch, across) = _sides(keys, "image_size", 224), _sides(keys, "patch_size", 16)
     norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-12))
@@ -88,7 +88,7 @@ def _encoder(keys: Keys) -> spec.Stack:
     return spec.Stack(embed=embed, kinds=kinds, blocks=(block,) * layers, final_norm=norm)
 
 
-def _sides(keys: Keys, name: str, default: int) -> tuple[int, int]:
+def _sides(keys: ConfigKeys, name: str, default: int) -> tuple[int, int]:
     """Height and width: two numbers, or one for both."""
     if isinstance(keys.get(name, default), int):
         return (keys.int(name, default, high=COUNT),) * 2

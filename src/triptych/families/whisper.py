@@ -11,8 +11,8 @@ from dataclasses import replace
 from triptych import spec
 from triptych.families import seq2seq
 from triptych.families.bart import ROWS
-from triptych.mapping.keys import Keys
-from triptych.mapping.table import table
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import table
 
 hf_types = frozenset({"whisper"})
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256, "pad_token_id": 50_256, "decoder_start_token_id": 50_257}
@@ -37,7 +37,7 @@ head.proj.weight             proj_out.weight
 """)
 
 
-def config(keys: Keys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.Model:
     width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_target_positions", default=448)
     seq2seq.as_built(keys)
     heads: dict[str, spec.Head | None] = {
@@ -61,7 +61,7 @@ def config(keys: Keys) -> spec.Model:
     )
 
 
-def _frames(keys: Keys, width: int, dropout: float) -> spec.Frames:
+def _frames(keys: ConfigKeys, width: int, dropout: float) -> spec.Frames:
     mels = keys.count("num_mel_bins", default=80)
     return spec.Frames(
         conv1=spec.Conv(inputs=mels, outputs=width, kernel=3),
@@ -71,7 +71,7 @@ def _frames(keys: Keys, width: int, dropout: float) -> spec.Frames:
     )
 
 
-def _side(keys: Keys, name: seq2seq.Side, embed: spec.Input, dropout: float) -> spec.Stack:
+def _side(keys: ConfigKeys, name: seq2seq.Side, embed: spec.Input, dropout: float) -> spec.Stack:
     width, inside = keys.int("d_model"), keys.dropout("attention_dropout")
     attn = spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside)
     act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from triptych.mapping.keys import Keys
+from triptych.mapping.config_keys import ConfigKeys
 
 INSIDE = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"}  # what text_config is when it does not say
 
@@ -57,7 +57,7 @@ def text_config(hf: Mapping[str, Any], where: str, ignore: Collection[str] = ())
     """
     if str(hf.get("model_type")) not in INSIDE:  # what is no string is told apart later
         return hf
-    keys = Keys(hf, where)
+    keys = ConfigKeys(hf, where)
     inside = keys.table("text_config")
     if inside is None:
         raise keys.error("text_config is missing or empty, and only the text model could be read")

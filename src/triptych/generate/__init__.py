@@ -1,17 +1,15 @@
-"""Running a model: sampling, cached generation, beams, filling, encoding and labels."""
+"""Generation: requests, sampling, the engine that runs them, beams."""
 
 from triptych.generate.beam import Beam, beam_search
-from triptych.generate.encode import encode, fill, pooling
-from triptych.generate.engine import State, start, stream
-from triptych.generate.hearing import TEMPERATURES, Hearing, Segment, Transcript, transcribe
-from triptych.generate.labels import Answer, Entity, Tag, answer, classify, entities, tag
+from triptych.generate.engine import Engine
+from triptych.generate.generation import Generation, generate, pieces, search
+from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
+from triptych.generate.rules import Rule, forbid
 from triptych.generate.sampling import Sampling, sample
-from triptych.generate.speech import Words
-from triptych.generate.writing import Generation, Writing
+from triptych.generate.stops import stop_strings
 from triptych.nn import flat
 
 __all__ = [
-    "TEMPERATURES", "Answer", "Beam", "Entity", "Generation", "Hearing", "Sampling", "Segment", "State", "Tag",
-    "Transcript", "Words", "Writing", "answer", "beam_search", "classify", "encode", "entities", "fill", "flat",
-    "pooling", "sample", "start", "stream", "tag", "transcribe",
+    "Beam", "Engine", "Generation", "LiveRow", "Output", "Request", "Rule", "Sampling", "TokenLogprobs", "beam_search",
+    "flat", "forbid", "generate", "pieces", "sample", "search", "stop_strings",
 ]  # fmt: skip

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triptych import ops
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.nn.part import Module
 from triptych.nn.positions import Position
 from triptych.spec import inputs, parts
+from triptych.spec.part import Part
 
 Row = Sequence[int] | Tensor
 """What one row is read from: token ids, frames `[T, M]`, or the pixels `[C, H, W]` of an image."""
@@ -32,21 +34,21 @@ def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, R
     return ids, Rows(tuple(len(row) for row in rows))
 
 
-class Table(Module, of=parts.Table):
+class Table(Module[parts.Table], of=parts.Table):
     """One vector a row."""
 
     weight: Tensor
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        return ops.embedding(ids, self.weight)
 
 
-class Embed(Module, of=parts.Embed):
+class Embed(Module[parts.Embed], of=parts.Embed):
     """`project(norm(widen(scale * tokens[id] + position + token_types[type])))`."""
 
     tokens: Table
     token_types: Table
-    position: Position | None
+    position: Position[Part] | None
     widen: Callable[[Tensor], Tensor] | None
     norm: Callable[[Tensor], Tensor] | None
     project: Callable[[Tensor], Tensor] | None
@@ -57,9 +59,11 @@ class Embed(Module, of=parts.Embed):
 
     def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
         """Rows of token ids -> [N]."""
-        return flat(rows, self.tokens.weight.device)
+        return flat(rows, self.device)
 
-    def forward(self, ids: Tensor, rows: Rows, token_types: Tensor | None) -> Tensor:
+    def forward(
+        self, ids: Tensor, rows: Rows, token_types: Tensor | None = None, random: torch.Generator | None = None
+    ) -> Tensor:
         x = self.tokens(ids)  # [N, D]
         if self.spec.scale is not None:
             x = x * self.spec.scale
@@ -71,26 +75,26 @@ class Embed(Module, of=parts.Embed):
             x = self.widen(x)
         if self.norm is not None:
             x = self.norm(x)
-        x = F.dropout(x, self.spec.dropout, self.training)
+        x = ops.dropout(x, self.spec.dropout, self.training, random)
         return x if self.project is None else self.project(x)
 
 
-class Conv(Module, of=inputs.Conv):
-    """`[T, inputs] -> [T / stride, outputs]` of one row."""
+class Conv(Module[inputs.Conv], of=inputs.Conv):
+    """`[M, inputs] -> [M / stride, outputs]`, along each of the rows of these lengths."""
 
     weight: Tensor
     bias: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv1d(x.T, self.weight, self.bias, stride=self.spec.stride, padding=self.spec.kernel // 2).T
+    def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        return ops.conv1d(x, self.weight, self.bias, self.spec.stride, lengths)
 
 
-class Frames(Module, of=inputs.Frames):
-    """`gelu(conv2(gelu(conv1(frames)))) + position`, no row seeing its neighbour in the batch."""
+class Frames(Module[inputs.Frames], of=inputs.Frames):
+    """`gelu(conv2(gelu(conv1(frames)))) + position` of each row."""
 
     conv1: Conv
     conv2: Conv
-    position: Position
+    position: Position[Part]
 
     def length(self, row: Row) -> int:
         return len(row) // int(self.spec.stride)
@@ -104,20 +108,22 @@ class Frames(Module, of=inputs.Frames):
                 raise InputError(f"row {i}: {len(row)} frames, no positive multiple of {stride}; pad with silence")
         return torch.cat(list(rows)).to(self.conv1.weight), Rows(tuple(map(self.length, rows)))
 
-    def forward(self, frames: Tensor, rows: Rows, token_types: None) -> Tensor:
-        split = torch.split(frames, [self.spec.stride * n for n in rows.lengths])
-        x = torch.cat([F.gelu(self.conv2(F.gelu(self.conv1(row)))) for row in split])
+    def forward(
+        self, frames: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
+    ) -> Tensor:
+        gelu, lengths = ops.ACTIVATIONS["gelu"], [self.spec.stride * n for n in rows.lengths]
+        x = gelu(self.conv2(gelu(self.conv1(frames, lengths)), lengths))
         x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
-        return F.dropout(x, self.spec.dropout, self.training)
+        return ops.dropout(x, self.spec.dropout, self.training, random)
 
 
-class Patches(Module, of=inputs.Patches):
-    """A vector of its own, then one of each patch, with their positions added."""
+class Patches(Module[inputs.Patches], of=inputs.Patches):
+    """A vector of its own, then one for each patch, with their positions added."""
 
     first: Tensor
     weight: Tensor
     bias: Tensor
-    position: Position
+    position: Position[Part]
 
     def length(self, row: Row) -> int:
         return int(self.spec.position.length)
@@ -130,11 +136,12 @@ class Patches(Module, of=inputs.Patches):
         images = torch.stack(list(rows)).to(self.weight)
         return F.unfold(images, p, stride=p).transpose(1, 2).flatten(0, 1), Rows(tuple(map(self.length, rows)))
 
-    def forward(self, patches: Tensor, rows: Rows, token_types: None) -> Tensor:
-        x = F.linear(patches, self.weight.flatten(1), self.bias).unflatten(0, (len(rows), -1))
-        x = torch.cat((self.first.expand(len(rows), 1, -1), x), dim=1).flatten(0, 1)
+    def forward(
+        self, patches: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
+    ) -> Tensor:
+        x = ops.patches(patches, self.first, self.weight, self.bias, rows)
         x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
-        return F.dropout(x, self.spec.dropout, self.training)
+        return ops.dropout(x, self.spec.dropout, self.training, random)
 
 
 def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) -> None:

@@ -1,29 +1,20 @@
-"""Linear maps, norms and activations: what acts on one token at a time, `[N, D] -> [N, D']`."""
+"""Linear maps, norms and MLPs: what acts on one token at a time, `[N, D] -> [N, D']`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from functools import partial
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from triptych.attention import Rows
+from triptych import ops
+from triptych.nn.kinds import Context
 from triptych.nn.part import Module
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import norms, parts
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 
-
-class Linear(Module, of=parts.Linear):
+class Linear(Module[parts.Linear], of=parts.Linear):
     """`x @ weight.T + bias`.  A slot: LoRA, packed weights and others take its place by the same call."""
 
     weight: Tensor
@@ -35,10 +26,10 @@ class Linear(Module, of=parts.Linear):
             self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias)
 
 
-class LayerNorm(Module, of=norms.LayerNorm):
+class LayerNorm(Module[norms.LayerNorm], of=norms.LayerNorm):
     """Statistics in fp32 or better whatever the dtype of `x`; divides by sqrt(var + eps), not by (std + eps)."""
 
     weight: Tensor
@@ -50,32 +41,26 @@ class LayerNorm(Module, of=norms.LayerNorm):
             self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        bias = None if self.bias is None else self.bias.to(wide)
-        return F.layer_norm(x.to(wide), x.shape[-1:], self.weight.to(wide), bias, self.spec.eps).to(x.dtype)
+        return ops.layer_norm(x, self.weight, self.bias, self.spec.eps)
 
 
-class RMSNorm(Module, of=norms.RMSNorm):
+class RMSNorm(Module[norms.RMSNorm], of=norms.RMSNorm):
     """Mean square in fp32 or better whatever the dtype of `x`."""
 
     weight: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        weight = self.weight.to(wide)
-        if self.spec.offset:
-            weight = weight + self.spec.offset
-        return F.rms_norm(x.to(wide), x.shape[-1:], weight, self.spec.eps).to(x.dtype)
+        return ops.rms_norm(x, self.weight, self.spec.offset, self.spec.eps)
 
 
-class Scale(Module, of=parts.Scale):
+class Scale(Module[parts.Scale], of=parts.Scale):
     """`factor * x`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.mul(self.spec.factor)
+        return x * self.spec.factor
 
 
-class Norms(Module, of=parts.Norms):
+class Norms(Module[parts.Norms], of=parts.Norms):
     """The norms around one sublayer; an empty slot passes its input on."""
 
     pre: Callable[[Tensor], Tensor]
@@ -86,60 +71,42 @@ class Norms(Module, of=parts.Norms):
         super().__init__(spec)
         for slot in ("pre", "out", "post"):
             if getattr(spec, slot) is None:
-                setattr(self, slot, _same)
+                setattr(self, slot, nn.Identity())
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-class MLP(Module, of=parts.MLP):
+class MLP(Module[parts.MLP], of=parts.MLP):
     """`down(act(up(x)))`."""
 
     up: Linear
     down: Linear
 
-    def forward(self, x: Tensor, rows: Rows, taps: Taps) -> Tensor:
-        up = taps("up", self.up(x), rows)
-        hidden = taps("act", ACTIVATIONS[self.spec.act](up), rows)
-        return self.down(F.dropout(hidden, self.spec.dropout, self.training))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
+        up = taps("up", self.up(x), ctx.rows)
+        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](up), ctx.rows)
+        return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 
-class GLU(Module, of=parts.GLU):
+class GLU(Module[parts.GLU], of=parts.GLU):
     """`down(act(gate(x)) * up(x))`; the site `act` is the product that enters `down`."""
 
     gate: Linear
     up: Linear
     down: Linear
 
-    def forward(self, x: Tensor, rows: Rows, taps: Taps) -> Tensor:
-        gate = taps("gate", self.gate(x), rows)
-        up = taps("up", self.up(x), rows)
-        hidden = taps("act", ACTIVATIONS[self.spec.act](gate) * up, rows)
-        return self.down(F.dropout(hidden, self.spec.dropout, self.training))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
+        gate = taps("gate", self.gate(x), ctx.rows)
+        up = taps("up", self.up(x), ctx.rows)
+        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](gate) * up, ctx.rows)
+        return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 
-class MoE(Module, of=parts.MoE):
-    """Each token through its experts, one call an expert on all tokens it was given: work is N times top_k.
-
-    The site `router` is its scores, before the softmax.
-    """
+class MoE(Module[parts.MoE], of=parts.MoE):
+    """Each token through its `top_k` experts.  The site `router` is its scores, before the softmax."""
 
     router: Linear
     experts: Sequence[GLU]
 
-    def forward(self, x: Tensor, rows: Rows, taps: Taps) -> Tensor:
-        count = self.spec.top_k
-        scores = taps("router", self.router(x), rows)
-        weights, chosen = scores.to(torch.promote_types(x.dtype, torch.float32)).softmax(-1).topk(count)  # [N, top_k]
-        if self.spec.normalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        by_expert = chosen.flatten().argsort(stable=True)
-        token, weights = by_expert // count, weights.flatten()[by_expert, None].to(x.dtype)
-        given = chosen.flatten().bincount(minlength=self.spec.experts).tolist()
-        out = torch.zeros_like(x)
-        for expert, end, number in zip(self.experts, accumulate(given), given, strict=True):
-            if number:
-                mine = slice(end - number, end)
-                out.index_add_(0, token[mine], (expert(x[token[mine]], rows, NO_TAPS) * weights[mine]).to(x.dtype))
-        return out
+    def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
+        scores = taps("router", self.router(x), ctx.rows)
+        experts = [partial(expert, ctx=ctx, taps=NO_TAPS) for expert in self.experts]
+        return ops.experts(x, scores, experts, self.spec.top_k, self.spec.normalize)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from triptych.attention import CrossCache, Rows, sinusoidal
+from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput, KVCache, Rows, sinusoidal
 from triptych.errors import InputError
-from triptych.nn.inputs import Row
+from triptych.nn.heads import Head
+from triptych.nn.inputs import Embed, Frames, Patches, Row
 from triptych.nn.part import Module, assign, build, tie
 from triptych.nn.positions import check_context
 from triptych.nn.stack import Stack
@@ -20,82 +22,107 @@ from triptych.spec.norms import LayerNorm, RMSNorm
 from triptych.spec.parts import Linear
 from triptych.spec.positions import Learned, Sinusoidal
 
+NO_ROWS = Rows(())
 
-class Transformer(Module, of=Model):
-    """`head(stack(ids))`; with both stacks, the decoder reads the encoder's output through its cross slots."""
 
-    spec: Model
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch:
+    """What one forward reads.
+
+    inputs        [N] token ids, or what else the input slot reads: the decoder's where there is one.  None where only
+                  the source is to be encoded.
+    rows          where each row of `inputs` begins and ends, what a cache holds of it, and its documents where packed.
+    token_types   [N], for encoders that have them; 0 by default.
+    source        what the encoder beside a decoder reads, and its rows.
+    cache         keys and values that outlive the forward; they continue the rows.
+    cross         where the projected source is kept; without it, each forward encodes its source again.
+    random        where dropout draws from; torch's global generator when None.
+    """
+
+    inputs: Tensor | None = None
+    rows: Rows = NO_ROWS
+    token_types: Tensor | None = None
+    source: tuple[Tensor, Rows] | None = None
+    cache: KVCache = NULL_CACHE
+    cross: CrossCache | None = None
+    taps: Taps = NO_TAPS
+    random: torch.Generator | None = None
+
+
+class Transformer(Module[Model], of=Model):
+    """`unembed(forward(batch))`; with both stacks, the decoder reads the encoder's output through its cross slots."""
+
     encoder: Stack | None
     decoder: Stack | None
-    head: Callable[[Tensor, Rows], Tensor] | None
+    head: Head | None
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
+        self.prefix = {name: f"{name}" if model.layout == "encoder-decoder" else "" for name in model.stacks}
         tie(self, model.ties)
 
     @property
-    def input(self) -> Any:
+    def input(self) -> Embed | Frames | Patches:
         """The input slot the source enters."""
-        return (self.decoder if self.encoder is None else self.encoder).embed  # type: ignore[union-attr]
+        stack = self.decoder if self.encoder is None else self.encoder
+        assert stack is not None
+        return stack.embed
 
     def length(self, row: Row) -> int:
         """How many positions a row of the source takes."""
-        return self.input.length(row)  # type: ignore[no-any-return]
+        return self.input.length(row)
 
     def flat(self, rows: Sequence[Row]) -> tuple[Tensor, Rows]:
-        """Rows of what the model reads (its source, beside a decoder) as the flat batch `encode` or `decode` takes.
+        """Rows of what the model reads (its source, beside a decoder) as one flat batch.
 
         Raises InputError for a row that is empty or of another form.
         """
-        return self.input.flat(rows)  # type: ignore[no-any-return]
+        return self.input.flat(rows)
 
-    def encode(self, ids: Tensor, rows: Rows, *, token_types: Tensor | None = None, taps: Taps = NO_TAPS) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
+        """The final vectors [N, D] of the decoder, or of an encoder alone; of the source [M, D] where the batch has
+        nothing else.  Raises InputError for a row longer than the model's context, and for a source that is missing or
+        not read."""
+        if self.decoder is None:
+            if batch.source is not None or batch.inputs is None:
+                raise InputError("an encoder alone reads `inputs`, not a source")
+            return self._encoded(batch.inputs, batch.rows, batch)
+        if (self.encoder is None) != (batch.source is None and batch.cross is None):
+            raise InputError("a decoder beside an encoder needs a source, and a decoder alone takes none")
+        cross: CrossKeys | None = batch.cross
+        if batch.source is not None:
+            memory = self._encoded(*batch.source, batch)
+            if batch.cross is not None:
+                batch.cross.fill(memory, batch.source[1])
+            if batch.inputs is None:
+                return memory
+            cross = batch.cross or EncoderOutput(memory, batch.source[1])
+        assert batch.inputs is not None
+        check_context(batch.rows, self.spec.context, "input")
+        return self.decoder(
+            batch.inputs, batch.rows, token_types=batch.token_types, cache=batch.cache, cross=cross,
+            taps=batch.taps.at(self.prefix["decoder"]), random=batch.random,
+        )  # fmt: skip
+
+    def unembed(
+        self, hidden: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None
+    ) -> Tensor:
+        """[N, D] of `forward` -> what the head gives, usually [N, V].  Raises InputError for a model without a head."""
+        if self.head is None:
+            raise InputError(f"this {self.spec.family} model has no head")
+        return taps("logits", self.head(hidden, rows, random), rows)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """What the head gives for every position of the batch."""
+        return self.unembed(self(batch), batch.rows, batch.taps, batch.random)
+
+    def _encoded(self, inputs: Tensor, rows: Rows, batch: Batch) -> Tensor:
         """[M] source ids, or what else the input slot reads -> [M, D] of the encoder."""
         assert self.encoder is not None
         check_context(rows, self.spec.source_context, "source" if self.decoder is not None else "input")
-        return self.encoder(ids, rows, token_types=token_types, taps=taps.at(self._prefix("encoder")))  # type: ignore[no-any-return]
-
-    def remember(self, memory: Tensor, rows: Rows, *, taps: Taps = NO_TAPS) -> CrossCache:
-        """What the decoder needs of an encoder's output [M, D]: pass it to `decode`."""
-        assert self.decoder is not None
-        return self.decoder.remember(memory, rows, taps.at(self._prefix("decoder")))
-
-    def decode(
-        self, ids: Tensor, rows: Rows, *, cache: Any = None, cross: CrossCache | None = None, taps: Taps = NO_TAPS
-    ) -> Tensor:
-        """[N] ids -> [N, D] of the decoder; with a cache they continue the rows it holds."""
-        assert self.decoder is not None
-        if (cross is None) != (self.encoder is None):
-            raise InputError("a decoder beside an encoder needs a source, and a decoder alone takes none")
-        check_context(rows, self.spec.context, "input")
-        return self.decoder(ids, rows, cache=cache, cross=cross, taps=taps.at(self._prefix("decoder")))  # type: ignore[no-any-return]
-
-    def logits(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS) -> Tensor:
-        """[N, D] -> what the head makes of it, usually [N, V]."""
-        if self.head is None:
-            raise InputError(f"this {self.spec.family} model has no head")
-        return taps("logits", self.head(x, rows), rows)
-
-    def forward(
-        self,
-        ids: Tensor,
-        rows: Rows,
-        *,
-        source: tuple[Tensor, Rows] | None = None,
-        token_types: Tensor | None = None,
-        taps: Taps = NO_TAPS,
-    ) -> Tensor:
-        """One uncached pass of whole rows: `ids` [N] are the decoder's where there is one; `source` (ids, rows)."""
-        if self.decoder is None:
-            return self.logits(self.encode(ids, rows, token_types=token_types, taps=taps), rows, taps)
-        cross = None
-        if source is not None:
-            cross = self.remember(self.encode(*source, taps=taps), source[1], taps=taps)
-        return self.logits(self.decode(ids, rows, cross=cross, taps=taps), rows, taps)
-
-    def _prefix(self, stack: str) -> str:
-        """Sites carry the stack's name only where there are two."""
-        return stack if self.spec.layout == "encoder-decoder" else ""
+        types = batch.token_types if self.decoder is None else None
+        taps = batch.taps.at(self.prefix["encoder"])
+        return self.encoder(inputs, rows, token_types=types, taps=taps, random=batch.random)
 
 
 def empty(model: Model) -> Transformer:
@@ -111,7 +138,18 @@ def finish(module: Transformer) -> Transformer:
     tie(module, module.spec.ties)
     left = [name for name, p in module.named_parameters() if p.is_meta]
     assert not left, left
+    module.set_placement(*_placement(module))
     return module.eval()
+
+
+def _placement(module: Transformer) -> tuple[torch.dtype, torch.device]:
+    """The dtype most numbers of the model have, and its device."""
+    sizes: Counter[torch.dtype] = Counter()
+    device = module.device
+    for parameter in module.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+        device = parameter.device
+    return max(sizes, key=lambda dtype: sizes[dtype]), device
 
 
 def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:

@@ -6,27 +6,37 @@ Every concrete module adds only its arithmetic.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from triptych.nn.weights import PackedWeight
 from triptych.spec.part import Part
 
+S = TypeVar("S", bound=Part)
 
-class Module(nn.Module):
-    """Base of every part's module.  A concrete one names the spec class it is built from with `of=`."""
 
-    built: ClassVar[dict[type[Part], type[Module]]] = {}
+class Module(nn.Module, Generic[S]):
+    """Base of every part's module; `S` is the spec class it is built from, named once more with `of=` at run time."""
+
+    built: ClassVar[dict[type[Part], type[Module[Any]]]] = {}
+    spec: S
 
     def __init_subclass__(cls, of: type[Part] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if of is not None:
             Module.built[of] = cls
 
-    def __init__(self, spec: Part) -> None:
+    #: The dtype activations have and the device parameters are on.  They follow `.to(...)`, `.half()` and loading.
+    dtype: torch.dtype
+    device: torch.device
+
+    def __init__(self, spec: S) -> None:
         super().__init__()
-        self.spec: Any = spec
+        self.spec = spec
+        self.dtype, self.device = torch.get_default_dtype(), torch.get_default_device()
         for name, shape in spec.tensors().items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for name, child in spec.children():
@@ -35,8 +45,25 @@ class Module(nn.Module):
             if value is None and not hasattr(self, name):
                 setattr(self, name, None)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module[S]:
+        """Every cast and move of torch goes through here: apply it to `dtype` and `device` as well."""
+        nn.Module._apply(self, fn, recurse)
+        example = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        self.dtype, self.device = example.dtype, example.device
+        return self
 
-def build(spec: Part) -> Module:
+    def set_placement(self, dtype: torch.dtype, device: torch.device) -> None:
+        """State the `dtype` and `device` of this module and all below it, after their weights were assigned."""
+        for module in self.modules():
+            if isinstance(module, Module):
+                module.dtype, module.device = dtype, device
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+
+def build(spec: Part) -> Module[Any]:
     """The module of a part, on the current default device, uninitialized."""
     return Module.built[type(spec)](spec)
 
@@ -48,18 +75,22 @@ def _attach(parent: nn.Module, path: list[str], child: nn.Module) -> None:
         return
     if path[0] not in parent._modules:
         parent.add_module(path[0], nn.ModuleList() if path[1].isdigit() else nn.ModuleDict())
-    parent._modules[path[0]].add_module(path[1], child)  # type: ignore[union-attr]
+    parent.get_submodule(path[0]).add_module(path[1], child)
 
 
 def assign(root: nn.Module, name: str, value: Tensor) -> None:
-    """Make `value` the storage of parameter `name`, whatever device the module was built on."""
+    """Put the weight `value`, dense or packed, in the slot called `name`, whatever device the module was built on.
+
+    A packed weight and one of integers are not trained.
+    """
     path, _, leaf = name.rpartition(".")
     owner = root.get_submodule(path)
-    owner.register_parameter(leaf, nn.Parameter(value, requires_grad=value.is_floating_point()))
+    trained = value.is_floating_point() and not isinstance(value, PackedWeight)
+    owner.register_parameter(leaf, nn.Parameter(value, requires_grad=trained))
 
 
 def tie(root: nn.Module, ties: dict[str, str]) -> None:
-    """Let each alias share its source's parameter."""
+    """Let each alias share the weight of its source: one object in both slots."""
     for alias, source in ties.items():
         path, _, leaf = alias.rpartition(".")
         root.get_submodule(path).register_parameter(leaf, root.get_parameter(source))

@@ -1,167 +1,164 @@
 """Position parts as modules: the arithmetic is `triptych.attention.positions`, the parameters live here.
 
-A part has three doors - `embed`, `rotation`, `bias` - and opens the one it needs; the others let everything pass.
+A position encoding can act in three places: on the embedding (`embed`), on queries and keys (a rotation), and on the
+scores (a bias).  A part implements those it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from triptych.attention import Rows
+from triptych import ops
+from triptych.attention import ContentBias, Rows, ScoreBias
 from triptych.attention.positions import (
     alibi_bias,
     disentangled_bias,
-    distance_row,
-    rope_angles,
-    rotate,
+    reached_row,
+    reached_table,
+    rotation,
     sinusoidal,
     t5_bias,
 )
 from triptych.errors import InputError
-from triptych.nn.part import Module
+from triptych.nn.part import Module, S
 from triptych.spec import positions as spec
 
-Rotation = Callable[[Tensor], Tensor]
-Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-LayerBias = Callable[[Any], Bias | None]
-Places = Callable[[Tensor, Tensor], Tensor]  # of q_pos and k_pos alone
+if TYPE_CHECKING:
+    from triptych.nn.attention import Attention
+
+TABLE = 1 << 14  # positions up to which a table of rotation angles is kept
 
 
-class Position(Module):
+@dataclass(frozen=True, eq=False)
+class Positioned:
+    """What a position part gives the layers of one kind in one forward.
+
+    rotation   what turns queries and keys, as data.
+    bias       what is added to the scores, of positions alone; or what `content` is made from.
+    content    of an attention layer, a bias that also reads its queries and keys.
+    """
+
+    rotation: ops.Rotation | None = None
+    bias: ScoreBias | None = None
+    content: Callable[[Attention], ContentBias] | None = None
+
+
+UNPOSITIONED = Positioned()
+
+
+class Position(Module[S]):
     """No position at all; the base of the parts below."""
 
     def embed(self, positions: Tensor) -> Tensor:
-        """[N] absolute positions -> [N, D] to add to the token embedding."""
-        raise NotImplementedError(f"{type(self).__name__} has no embed door")
+        """[N] absolute positions -> [N, D] to add to the token embedding.  Raises NotImplementedError for a part that
+        acts inside attention."""
+        raise NotImplementedError(f"{type(self).__name__} acts inside attention, not on the embedding")
 
-    def rotation(self, rows: Rows, x: Tensor) -> Rotation:
-        """What turns queries and keys `[N, H, K]` of these rows; `x` says on which device and how exactly."""
-        return _same
-
-    def bias(self, rows: Rows) -> LayerBias:
-        """What is added to the scores of these rows, asked by each attention layer once: a function of its q, k and
-        their positions (`triptych.attention.rows.Bias`), or None."""
-        return unbiased
+    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+        """What attention layers need of these rows; `x` [N, D] says on which device and how exactly."""
+        return UNPOSITIONED
 
 
-class Learned(Position, of=spec.Learned):
+class Learned(Position[spec.Learned], of=spec.Learned):
     weight: Tensor
 
     def embed(self, positions: Tensor) -> Tensor:
-        return self.weight[positions + self.spec.offset]
+        return ops.embedding(positions + self.spec.offset, self.weight)
 
 
-class Sinusoidal(Position, of=spec.Sinusoidal):
+class Sinusoidal(Position[spec.Sinusoidal], of=spec.Sinusoidal):
     def embed(self, positions: Tensor) -> Tensor:
         return sinusoidal(positions, self.spec)
 
 
-class Rope(Position, of=spec.Rope):
-    def rotation(self, rows: Rows, x: Tensor) -> Rotation:
-        length, device = None, x.device
+class Rope(Position[spec.Rope], of=spec.Rope):
+    """The angles of the first positions are kept, by device and dtype, so that a step only looks them up."""
+
+    def __init__(self, part: spec.Rope) -> None:
+        super().__init__(part)
+        self.tables: dict[tuple[spec.Rope, torch.device, torch.dtype], ops.Rotation] = {}
+
+    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+        end, exact = max(rows.ends, default=0), torch.promote_types(x.dtype, torch.float32)
+        looked_up = end <= TABLE and not (rows.symbolic or torch.compiler.is_compiling())
+        if isinstance(self.spec.scaling, spec.LongRope) or not looked_up:
+            return Positioned(self._computed(rows, x.device, exact))
+        table = self.tables.get((self.spec, x.device, exact))
+        if table is None or table.cos.shape[0] < end:
+            table = self._grow(end, x.device, exact)
+        here = slice(rows.past[0], end) if len(rows.lengths) == 1 else rows.positions(x.device)
+        return Positioned(ops.Rotation(table.cos[here], table.sin[here], table.pairing))
+
+    def _grow(self, end: int, device: torch.device, exact: torch.dtype) -> ops.Rotation:
+        """The table, at least `end` positions long; outside inference mode, so that training may use it."""
+        with torch.inference_mode(False), torch.no_grad():
+            table = self._computed(Rows((1 << max(end - 1, 255).bit_length(),)), device, exact)
+        self.tables[self.spec, device, exact] = table
+        return table
+
+    def _computed(self, rows: Rows, device: torch.device, exact: torch.dtype) -> ops.Rotation:
+        length = None
         if isinstance(self.spec.scaling, spec.LongRope):  # its factors depend on how long the row has become
-            length = torch.tensor(rows.ends, device=device)[rows.row_of(device)]
-        exact = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = rope_angles(self.spec, rows.positions(device), length, exact)
-        return lambda x: rotate(x, cos, sin, self.spec.pairing)
+            length = rows.ends_of_tokens(device)
+        return rotation(self.spec, rows.positions(device), length, exact)
 
 
-class Alibi(Position, of=spec.Alibi):
-    def bias(self, rows: Rows) -> LayerBias:
-        return _for_all(lambda q_pos, k_pos: alibi_bias(self.spec.heads, q_pos, k_pos))
+class Alibi(Position[spec.Alibi], of=spec.Alibi):
+    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+        return Positioned(bias=lambda q_pos, k_pos: alibi_bias(self.spec.heads, q_pos, k_pos))
 
 
-class T5Buckets(Position, of=spec.T5Buckets):
+class T5Buckets(Position[spec.T5Buckets], of=spec.T5Buckets):
     weight: Tensor
 
-    def bias(self, rows: Rows) -> LayerBias:
+    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         far, both = self.spec.max_distance, self.spec.bidirectional
-        return _for_all(lambda q_pos, k_pos: t5_bias(self.weight, q_pos, k_pos, max_distance=far, bidirectional=both))
+        return Positioned(
+            bias=lambda q_pos, k_pos: t5_bias(self.weight, q_pos, k_pos, max_distance=far, bidirectional=both)
+        )
 
 
-class Disentangled(Position, of=spec.Disentangled):
+class Disentangled(Position[spec.Disentangled], of=spec.Disentangled):
+    """The bias of positions holds rows of the table; each layer maps the table and meets its queries and keys."""
+
     weight: Tensor
     norm: Callable[[Tensor], Tensor] | None
 
-    def bias(self, rows: Rows) -> LayerBias:
+    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         table, row = self.reached(rows)
 
-        def of(layer: Any) -> Bias:
-            vectors = self.vectors(table, layer)
-            return lambda q, k, q_pos, k_pos: disentangled_bias(q, k, row(q_pos, k_pos), **vectors)
+        def content(layer: Attention) -> ContentBias:
+            vectors = self.vectors(table, layer, random)
+            return lambda q, k, places: disentangled_bias(q, k, places, **vectors)
 
-        return of
+        return Positioned(bias=row, content=content)
 
-    def reached(self, rows: Rows) -> tuple[Tensor, Places]:
+    def reached(self, rows: Rows) -> tuple[Tensor, ScoreBias]:
         """The part of the table [R, D] that these rows can reach, and where in it a query finds each key: [T, S]."""
-
-        def row(distance: Tensor) -> Tensor:  # padding and empty slots may be further, and nobody sees them
-            distance = distance.clamp(-furthest, furthest)
-            return distance_row(distance, span=self.spec.span, max_distance=self.spec.max_distance)
-
-        furthest = max(rows.ends, default=1) - 1
-        first, last = row(torch.tensor([-furthest, furthest])).tolist()
-        table = self.weight[first : last + 1]
+        longest, span, limit = max(rows.ends, default=1) - 1, self.spec.span, self.spec.max_distance
+        table = reached_table(self.weight, rows.positions(self.device), longest, span, limit)
         table = table if self.norm is None else self.norm(table)
-        return table, _once(lambda q_pos, k_pos: row(q_pos[..., :, None] - k_pos[..., None, :]) - first)
+        return table, lambda q_pos, k_pos: reached_row(q_pos, k_pos, longest, span, limit)
 
-    def vectors(self, table: Tensor, layer: Any) -> dict[str, Tensor]:
-        """What a layer makes of a table [R, D]: `pos_k` [R, G, K] for queries to meet and `pos_q` [R, H, K] for keys,
+    def vectors(self, table: Tensor, layer: Attention, random: torch.Generator | None = None) -> dict[str, Tensor]:
+        """What a layer maps a table [R, D] to: `pos_k` [R, G, K] for queries to meet and `pos_q` [R, H, K] for keys,
         by its scale already."""
-        spec, table = layer.spec, F.dropout(table, self.spec.dropout, self.training)
-        scale = spec.head_width**-0.5 if spec.scale is None else spec.scale
+        part = layer.spec
+        table = ops.dropout(table, self.spec.dropout, self.training, random)
+        scale = part.head_width**-0.5 if part.scale is None else part.scale
         maps = {"c2p": ("pos_k", layer.pos_k or layer.k), "p2c": ("pos_q", layer.pos_q or layer.q)}
         chosen = [maps[term] for term in self.spec.terms]
-        return {name: scale * mapped(table).unflatten(-1, (-1, spec.head_width)) for name, mapped in chosen}
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def unbiased(layer: Any) -> None:
-    """The scores stay as they are."""
-
-
-def _for_all(bias: Places) -> LayerBias:
-    """A bias that asks for positions alone: one for all layers of a kind."""
-    known = _once(bias)
-    return lambda layer: lambda q, k, q_pos, k_pos: known(q_pos, k_pos)
-
-
-def _once(places: Places) -> Places:
-    """Layers of one kind are given the same positions: answer once a forward.
-
-    Positions are told apart by where they lie, not by their values, for which a GPU would have to be waited for; what
-    is kept here stays alive, so that nothing else can come to lie there.
-    """
-    known: dict[tuple[Hashable, Hashable], tuple[Tensor, Tensor, Tensor]] = {}
-
-    def remembered(q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        key = _place(q_pos), _place(k_pos)
-        if key not in known:
-            known[key] = q_pos, k_pos, places(q_pos, k_pos)
-        return known[key][2]
-
-    return remembered
-
-
-def _place(x: Tensor) -> Hashable:
-    """Equal for two living tensors only where they are views of the same numbers."""
-    return x.device, x.dtype, x.data_ptr(), x.shape, x.stride()
+        return {name: scale * mapped(table).view(table.shape[0], -1, part.head_width) for name, mapped in chosen}
 
 
 def check_context(rows: Rows, limit: int | None, what: str) -> None:
     """Refuse a row that ends past the positions the model has.  Raises InputError naming the row."""
-    if limit is None:
+    if limit is None or max(rows.ends, default=0) <= limit:
         return
-    for i, (past, length) in enumerate(zip(rows.past, rows.lengths, strict=True)):
-        if past + length > limit:
-            raise InputError(
-                f"{what}: row {i} needs {past + length} positions and the model has {limit}; shorten the row"
-            )
+    row = next(i for i, end in enumerate(rows.ends) if end > limit)
+    raise InputError(f"{what}: row {row} needs {rows.ends[row]} positions and the model has {limit}; shorten the row")

@@ -3,70 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from triptych.attention import Cache, CrossCache, LayerSpec, NullCache, Rows
+from triptych import ops
+from triptych.attention import NULL_CACHE, Cache, CachedLayer, CacheStep, CrossCache, CrossKeys, KVCache, Rows
 from triptych.attention.lowering import window_of
-from triptych.nn.attention import Attention, CrossView, SelfView
+from triptych.nn.attention import Attention
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
-from triptych.nn.linear import ACTIVATIONS, GLU, MLP, MoE, Norms
+from triptych.nn.kinds import Context, Kind, KindState, alike, cross_state, shared_states
+from triptych.nn.linear import GLU, MLP, MoE, Norms
 from triptych.nn.part import Module
-from triptych.nn.positions import Position, unbiased
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import parts
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a forward knows beside its vectors, made once: the rows, what was cached of them, the encoder's keys.
-
-    `kinds` holds, for each kind of attention, the mask, rotation and bias its layers share.
-    """
-
-    rows: Rows
-    kinds: dict[str, dict[str, Any]]
-    cache: Any = field(default_factory=NullCache)
-    cross: CrossCache | None = None
-
-    def own(self, kind: str, layer: int) -> SelfView:
-        return SelfView(rows=self.rows, cache=self.cache, layer=layer, **self.kinds[kind])
-
-    def other(self, layer: int) -> CrossView:
-        assert self.cross is not None
-        return CrossView(self.rows, self.cross.keys(layer))
-
-
-class Kind(Module, of=parts.Kind):
-    """What the layers of one kind share."""
-
-    position: Position | None
-
-    def state(self, rows: Rows, x: Tensor) -> dict[str, Any]:
-        if self.position is None:
-            return {"mask": self.spec.mask, "rotate": _same, "bias": unbiased}
-        rotate, bias = self.position.rotation(rows, x), self.position.bias(rows)
-        return {"mask": self.spec.mask, "rotate": rotate, "bias": bias}
-
-
-class Branch(Module, of=parts.Branch):
-    """`norm(made + act(conv(x)))`, no row seeing its neighbour in the batch."""
+class Branch(Module[parts.Branch], of=parts.Branch):
+    """`norm(block + act(conv(x)))`, of what enters the block and what its other parts gave."""
 
     conv: Conv
     norm: Callable[[Tensor], Tensor]
 
-    def forward(self, x: Tensor, made: Tensor, rows: Rows, taps: Taps) -> Tensor:
-        h = torch.cat([self.conv(row) for row in rows.split(x)])
-        h = ACTIVATIONS[self.spec.act](F.dropout(h, self.spec.dropout, self.training))
-        return self.norm(made + taps("out", h, rows))
+    def forward(self, x: Tensor, block: Tensor, ctx: Context, taps: Taps) -> Tensor:
+        h = ops.dropout(self.conv(x, ctx.rows.lengths), self.spec.dropout, self.training, ctx.random)
+        return self.norm(block + taps("out", ops.ACTIVATIONS[self.spec.act](h), ctx.rows))
 
 
-class Block(Module, of=parts.Block):
+class Block(Module[parts.Block], of=parts.Block):
     """Self-attention, cross-attention if the slot is filled, MLP if it is, a convolution beside them if it is."""
 
     attn: Attention
@@ -82,29 +48,29 @@ class Block(Module, of=parts.Block):
         x = entered = taps("resid_pre", x, rows)
 
         h = taps("attn.in", self.attn_norm.pre(x), rows)
-        h = self.attn_norm.out(self.attn(h, ctx.own(self.spec.attn.kind, layer), taps.at("attn")))
-        x = self.attn_norm.post(x + self.drop(taps("attn.out", h, rows)))
+        h = self.attn_norm.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
+        x = self.attn_norm.post(x + self.drop(taps("attn.out", h, rows), ctx))
 
         if self.cross is not None:
             h = taps("cross.in", self.cross_norm.pre(x), rows)
-            h = self.cross_norm.out(self.cross(h, ctx.other(layer), taps.at("cross")))
-            x = self.cross_norm.post(x + self.drop(taps("cross.out", h, rows)))
+            h = self.cross_norm.out(self.cross(h, ctx.cross[layer], layer, taps.at("cross")))
+            x = self.cross_norm.post(x + self.drop(taps("cross.out", h, rows), ctx))
 
         x = taps("resid_mid", x, rows)
         if self.mlp is not None:
             h = taps("mlp.in", self.mlp_norm.pre(x), rows)
-            h = self.mlp_norm.out(self.mlp(h, rows, taps.at("mlp")))
-            x = self.mlp_norm.post(x + self.drop(taps("mlp.out", h, rows)))
+            h = self.mlp_norm.out(self.mlp(h, ctx, taps.at("mlp")))
+            x = self.mlp_norm.post(x + self.drop(taps("mlp.out", h, rows), ctx))
 
         if self.branch is not None:
-            x = self.branch(entered, x, rows, taps.at("branch"))
+            x = self.branch(entered, x, ctx, taps.at("branch"))
         return taps("resid_post", x, rows)
 
-    def drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.spec.dropout, self.training)
+    def drop(self, x: Tensor, ctx: Context) -> Tensor:
+        return ops.dropout(x, self.spec.dropout, self.training, ctx.random)
 
 
-class ParallelBlock(Module, of=parts.ParallelBlock):
+class ParallelBlock(Module[parts.ParallelBlock], of=parts.ParallelBlock):
     """Attention and MLP side by side on the same stream; there is no stream between them, so no `resid_mid`."""
 
     norm: Callable[[Tensor], Tensor]
@@ -117,27 +83,27 @@ class ParallelBlock(Module, of=parts.ParallelBlock):
     def __init__(self, spec: parts.ParallelBlock) -> None:
         super().__init__(spec)
         if spec.norm is None:
-            self.norm = _same
+            self.norm = nn.Identity()
 
     def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
         rows = ctx.rows
         x = taps("resid_pre", x, rows)
-        seen = self.norm(x)
+        y = self.norm(x)
 
-        h = taps("attn.in", self.attn_norm.pre(seen), rows)
-        h = self.attn_norm.out(self.attn(h, ctx.own(self.spec.attn.kind, layer), taps.at("attn")))
-        attended = self.drop(taps("attn.out", h, rows))
+        h = taps("attn.in", self.attn_norm.pre(y), rows)
+        h = self.attn_norm.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
+        attended = self.drop(taps("attn.out", h, rows), ctx)
 
-        h = taps("mlp.in", self.mlp_norm.pre(seen), rows)
-        h = self.mlp_norm.out(self.mlp(h, rows, taps.at("mlp")))
-        x = x + attended + self.drop(taps("mlp.out", h, rows))
+        h = taps("mlp.in", self.mlp_norm.pre(y), rows)
+        h = self.mlp_norm.out(self.mlp(h, ctx, taps.at("mlp")))
+        x = x + attended + self.drop(taps("mlp.out", h, rows), ctx)
         return taps("resid_post", x, rows)
 
-    def drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.spec.dropout, self.training)
+    def drop(self, x: Tensor, ctx: Context) -> Tensor:
+        return ops.dropout(x, self.spec.dropout, self.training, ctx.random)
 
 
-class Stack(Module, of=parts.Stack):
+class Stack(Module[parts.Stack], of=parts.Stack):
     """Embedding, blocks, final norm.
 
     `recompute` drops each block's activations in training and computes them again in the backward pass
@@ -150,63 +116,104 @@ class Stack(Module, of=parts.Stack):
     final_norm: Callable[[Tensor], Tensor] | None
     recompute: bool = False
 
-    def cache(self, slots: int, *, dtype: torch.dtype | None = None) -> Cache:
-        """An empty cache for `slots` rows, each layer's by its kind: a ring where a window bounds what it sees."""
-        weight = next(self.parameters())
-        layers = []
-        for block in self.blocks:
-            attn = block.attn.spec
-            band = window_of(self.kinds[attn.kind].spec.mask)
-            back = None if band is None else band[0]
-            layers.append(
-                LayerSpec(groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width, window=back)
-            )
-        return Cache(layers, slots, dtype=dtype or weight.dtype, device=weight.device)
+    def __init__(self, spec: parts.Stack) -> None:
+        super().__init__(spec)
+        self.group()
 
-    def remember(self, memory: Tensor, rows: Rows, taps: Taps = NO_TAPS) -> CrossCache:
-        """The keys and values of an encoder's output [M, D] for every layer: all a decoder needs of it."""
-        held = CrossCache()
-        for i, block in enumerate(self.blocks):
-            assert block.cross is not None
-            under = taps.at(f"blocks.{i}.cross")
-            k, v = block.cross.project(memory, rows, under)
-            held.fill(i, under("k_rot", k, rows), v, rows)
-        return held
+    def group(self) -> None:
+        """Which layers may share their attention state; called anew where a block's attention is replaced."""
+        self.own_groups: Groups = {}
+        self.cross_groups: Groups = {}
+        for layer, block in enumerate(self.blocks):
+            self.own_groups.setdefault(alike(block.attn.spec, layer), []).append(layer)
+            if block.cross is not None:
+                self.cross_groups.setdefault(alike(block.cross.spec, layer), []).append(layer)
+
+    def cache(self, slots: int = 0) -> Cache:
+        """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees."""
+        layers = [self._cached(block.attn.spec) for block in self.blocks]
+        return Cache(layers, slots, dtype=self.dtype, device=self.device)
+
+    def cross_cache(self) -> CrossCache:
+        """An empty cache for the keys and values of encoder outputs."""
+        layers = [self._cached(block.cross.spec) for block in self.blocks if block.cross is not None]
+        return CrossCache(layers, self.dtype, self.device)
+
+    def _cached(self, attn: parts.Attention) -> CachedLayer:
+        band = window_of(self.kinds[attn.kind].spec.mask) if attn.kind in self.kinds else None
+        return CachedLayer(
+            groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width,
+            window=None if band is None else band[0],
+        )  # fmt: skip
 
     def forward(
         self,
-        source: Tensor,
+        inputs: Tensor,
         rows: Rows,
         *,
-        cache: Any = None,
-        cross: CrossCache | None = None,
         token_types: Tensor | None = None,
+        cache: KVCache = NULL_CACHE,
+        cross: CrossKeys | None = None,
         taps: Taps = NO_TAPS,
+        random: torch.Generator | None = None,
     ) -> Tensor:
         """What the input slot reads, [N] token ids of `rows` most often -> [N, D] after the final norm.  With a cache,
         the ids continue what it holds."""
-        x = self.embed(source, rows, token_types)
-        ctx = Context(rows, self._shared(rows, x), NullCache() if cache is None else cache, cross)
-        ctx.cache.begin(rows, taps.provenance)
+        x = self.embed(inputs, rows, token_types, random)
+        step = cache.begin(rows, taps.provenance)
+        ctx = self.context(x, rows, step, cross, random)
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
-            if self.recompute and self.training:
-                x = checkpoint(self._apart, block, x, ctx, i, taps.at(f"blocks.{i}"), use_reentrant=False)
-            else:
-                x = block(x, ctx, i, taps.at(f"blocks.{i}"))
-        ctx.cache.advance(rows)
+            run = block if not (self.recompute and self.training) else partial(_recomputed, block)
+            x = taps.at(f"blocks.{i}").run(run, x, ctx, i)
+        step.finish()
+        return self.finish(x, rows, taps, random)
+
+    def context(
+        self, x: Tensor, rows: Rows, step: CacheStep, cross: CrossKeys | None, random: torch.Generator | None = None
+    ) -> Context:
+        """What the blocks of one forward share, decided for each kind of layer."""
+
+        def own(layer: int) -> KindState:
+            attn = self.blocks[layer].attn
+            return self.kinds[attn.spec.kind].state(attn, rows, x, step.of(layer), random)
+
+        def other(layer: int) -> KindState:
+            attn = self.blocks[layer].cross
+            assert attn is not None
+            assert cross is not None
+            return cross_state(attn, rows, x, cross, random)
+
+        layers = len(self.blocks)
+        crossed = shared_states(self.cross_groups, other, layers) if cross is not None else ()
+        return Context(rows, shared_states(self.own_groups, own, layers), crossed, random)
+
+    def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
+        """The residual stream [N, D] after the last block -> what the head reads."""
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return taps("final", F.dropout(x, self.spec.dropout, self.training), rows)
-
-    def _shared(self, rows: Rows, x: Tensor) -> dict[str, dict[str, Any]]:
-        """What the layers of each kind share."""
-        return {name: kind.state(rows, x) for name, kind in self.kinds.items()}
-
-    def _apart(self, block: Block, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
-        """A block that shares nothing: computed again, it must not find there what it made the first time."""
-        return block(x, replace(ctx, kinds=self._shared(ctx.rows, x)), layer, taps)  # type: ignore[no-any-return]
+        return taps("final", ops.dropout(x, self.spec.dropout, self.training, random), rows)
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
+Groups = dict[tuple[object, ...], list[int]]
+
+
+def _recomputed(block: Block | ParallelBlock, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
+    """Run a block without its activations; the backward pass runs it again, drawing the same random numbers."""
+    before = None if ctx.random is None else ctx.random.get_state()
+    passes = 0
+
+    def run(x: Tensor) -> Tensor:
+        nonlocal passes
+        passes += 1
+        if passes == 1 or ctx.random is None or before is None:
+            return block(x, ctx, layer, taps)
+        now = ctx.random.get_state()
+        ctx.random.set_state(before)
+        try:
+            return block(x, ctx, layer, taps)
+        finally:
+            ctx.random.set_state(now)
+
+    out: Tensor = checkpoint(run, x, use_reentrant=False)
+    return out

@@ -1,18 +1,17 @@
-"""Where a forward can be looked into.
+"""Where a forward can be read and edited.
 
-Every module is handed a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here lets
-everything pass untouched, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that
+Every module is given a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here
+passes everything unchanged, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that
 read and edit are in `triptych.probe`; they are an argument, never module state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
-from triptych.attention import FlatKeys, Rows, SlotKeys
+from triptych.attention import AttendPlan, ContentBias, Rows
 
 
 class Taps:
@@ -27,17 +26,20 @@ class Taps:
         """The taps of a sub-module, by its dotted name."""
         return self
 
+    def run(self, block: Callable[..., Tensor], x: Tensor, ctx: object, layer: int) -> Tensor:
+        """Run one block of a stack, whose taps these are."""
+        return block(x, ctx, layer, self)
+
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
         """The value to go on with at `site`; `value` is `[N, ...]` over the flat batch of `rows`."""
         return value
 
-    def keys(self, keys: FlatKeys | SlotKeys) -> FlatKeys | SlotKeys:
-        """The keys and values this forward reads (`k_ctx`, `v_ctx`), the cache's included."""
-        return keys
+    def attend(
+        self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+    ) -> Tensor:
+        """Run attention as planned; k and v are all that this forward reads, the cache's included.  Taps that serve
+        `k_ctx`, `v_ctx`, `scores` or `pattern` take their place here."""
+        return plan.run(q, k, v, sinks, content)
 
-    def attend(self, call: Callable[..., Tensor], rows: Rows) -> Tensor:
-        """Run the attention `call`; one that serves `scores` or `pattern` passes it a `hook=`."""
-        return call()
 
-
-NO_TAPS: Any = Taps()
+NO_TAPS = Taps()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
-from triptych.errors import ProbeError
+from triptych.errors import ProbeError, shown
+from triptych.probe.content import digest
 from triptych.probe.sites import MATRIX_SITES, Site, match, sites
 from triptych.spec.model import Model
 
+T = TypeVar("T")
 At = int | slice | Sequence[int] | None
 
 
 @dataclass(frozen=True)
 class Where:
-    """What an edit's function is told: the site, the row of the batch, and the absolute positions it was given."""
+    """What an edit's function is called for: the site, the row of the batch, and the absolute positions of `value`."""
 
     site: str
     item: int
@@ -29,7 +34,9 @@ class Read:
     """Keep what passes at `site` (a name or a glob).
 
     `items` selects rows of the batch, `at` absolute positions (of the queries, for scores and pattern), `heads` heads;
-    None is all of them.  `grad` keeps the autograd graph.
+    None is all of them.  With `grad` the trace holds the tensor that the forward itself goes on with, so that `.grad`
+    is filled by a backward pass and `torch.autograd.grad` finds it; at scores and pattern that layer then runs the
+    reference.
     """
 
     site: str
@@ -55,19 +62,54 @@ class Edit:
     heads: At = None
 
 
+@dataclass(frozen=True, eq=False)
+class Zero:
+    """0 at the chosen places."""
+
+    def __call__(self, value: Tensor, where: Where) -> Tensor:
+        return torch.zeros_like(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """The value plus `vector`, broadcast over the chosen places."""
+
+    vector: Tensor
+
+    def __call__(self, value: Tensor, where: Where) -> Tensor:
+        return value + _broadcast(self.vector, value, where.site)
+
+
+@dataclass(frozen=True, eq=False)
+class Put:
+    """`value`, broadcast over the chosen places."""
+
+    value: Tensor
+
+    def __call__(self, value: Tensor, where: Where) -> Tensor:
+        return _broadcast(self.value, value, where.site)
+
+
 def zero(site: str, *, items: At = None, at: At = None, heads: At = None) -> Edit:
     """Ablate: 0 at the chosen places."""
-    return Edit(site, lambda value, where: value.new_zeros(value.shape), items, at, heads)
+    return Edit(site, Zero(), items, at, heads)
 
 
 def add(site: str, vector: Tensor, *, items: At = None, at: At = None, heads: At = None) -> Edit:
     """Steer: add `vector`, broadcast over the chosen places."""
-    return Edit(site, lambda value, where: value + vector.to(value), items, at, heads)
+    return Edit(site, Add(vector), items, at, heads)
 
 
 def put(site: str, value: Tensor, *, items: At = None, at: At = None, heads: At = None) -> Edit:
-    """Patch: the given value, broadcast over the chosen places."""
-    return Edit(site, lambda old, where: value.to(old).expand_as(old), items, at, heads)
+    """Patch: `value` in place of what passes, broadcast over the chosen places."""
+    return Edit(site, Put(value), items, at, heads)
+
+
+Reads = Sequence[Read | str] | Read | str
+Edits = Sequence[Edit] | Edit
+
+
+C = TypeVar("C", Read, Edit)
 
 
 @dataclass(frozen=True)
@@ -79,51 +121,73 @@ class Plan:
     edits: dict[str, list[Edit]]
 
     @staticmethod
-    def of(model: Model, read: Sequence[Read | str] = (), edit: Sequence[Edit] = ()) -> Plan:
-        """Resolve names and globs.  Raises ProbeError for a site that is not there or heads it does not have."""
+    def of(model: Model, read: Reads = (), edit: Edits = ()) -> Plan:
+        """Resolve names and globs; one read or one edit may be given without a list.
+
+        Raises ProbeError for a site that is not there, heads it does not have, positions below 0, and a vector of
+        `add` or `put` that is as wide as no site it is for.
+        """
         known = sites(model)
         reads: dict[str, list[Read]] = {}
         edits: dict[str, list[Edit]] = {}
-        for asked in (Read(r) if isinstance(r, str) else r for r in read):
-            for site in match(asked.site, model, known):
-                _check_heads(site, asked.heads)
-                reads.setdefault(site.name, []).append(replace(asked, site=site.name))
-        for change in edit:
+        for one in _listed(read, (Read, str), "read"):
+            wanted = Read(one) if isinstance(one, str) else one
+            assert isinstance(wanted, Read)
+            for site in match(wanted.site, model, known):
+                reads.setdefault(site.name, []).append(_resolved(site, wanted))
+        for change in _listed(edit, (Edit,), "edit"):
             for site in match(change.site, model, known):
-                _check_heads(site, change.heads)
-                edits.setdefault(site.name, []).append(replace(change, site=site.name))
+                _check_width(site, change)
+                edits.setdefault(site.name, []).append(_resolved(site, change))
         return Plan(known, reads, edits)
 
-    def nbytes(self, lengths: Sequence[int], sources: Sequence[int] = (), itemsize: int = 4) -> int:
-        """Bytes the reads will keep for decoder (or only) rows of these final lengths and source rows of those."""
+    @cached_property
+    def wants_grad(self) -> bool:
+        """Whether a read keeps its tensor in the autograd graph."""
+        return any(read.grad for reads in self.reads.values() for read in reads)
+
+    def nbytes(
+        self, lengths: Sequence[int], sources: Sequence[int] = (), itemsize: int = 4, *, new: int | None = None
+    ) -> int:
+        """Bytes the reads will keep for decoder (or only) rows of these final lengths and source rows of those.
+
+        In a generation of `new` tokens a row, logits exist for that many positions only.
+        """
         total = 0
-        for name, asked in self.reads.items():
+        for name, reads in self.reads.items():
             site = self.sites[name]
             of_encoder = name.startswith("encoder.") or site.of_source
             rows = sources if of_encoder else lengths
-            for read in asked:
+            for read in reads:
                 heads = _count(read.heads, site.heads or 1) / (site.heads or 1)
                 for item in _chosen(read.items, len(rows)):
                     keys = (sources if ".cross." in name else rows)[item] if site.per_key else 1
-                    total += round(_count(read.at, rows[item]) * keys * site.width * heads) * itemsize
+                    positions = _count(read.at, rows[item])
+                    if name == "logits" and new is not None:
+                        positions = min(positions, new)
+                    total += round(positions * keys * site.width * heads) * itemsize
         return total
 
-    def check_bytes(self, lengths: Sequence[int], sources: Sequence[int], most: int) -> None:
-        """Raise ProbeError when the reads would keep more than `most` bytes, saying how to ask for less."""
-        asked = self.nbytes(lengths, sources)
-        if asked > most:
+    def check_bytes(
+        self, lengths: Sequence[int], sources: Sequence[int], max_bytes: int, *, new: int | None = None
+    ) -> None:
+        """Raise ProbeError when the reads would keep more than `max_bytes` bytes, saying how to read less."""
+        nbytes = self.nbytes(lengths, sources, new=new)
+        if nbytes > max_bytes:
             raise ProbeError(
-                f"the reads would keep {asked:,} bytes, over max_bytes={most:,}; choose at=, heads= or items=, "
+                f"the reads would keep {nbytes:,} bytes, over max_bytes={max_bytes:,}; choose at=, heads= or items=, "
                 "or fewer sites, or raise max_bytes"
             )
 
-    @property
+    @cached_property
     def provenance(self) -> str:
-        """Identifies the edits: keys and values written under them must not be read without them."""
+        """A hash of what the edits do: keys and values written under them must not be read without them.
+
+        Equal edits have equal hashes, whichever object holds them.
+        """
         if not self.edits:
             return ""
-        told = repr([(name, [(id(e.fn), e.items, e.at, e.heads) for e in edits]) for name, edits in self.edits.items()])
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        return digest([(name, [(e.fn, e.items, e.at, e.heads) for e in edits]) for name, edits in self.edits.items()])
 
     def touches(self, prefix: str) -> bool:
         """Whether any read or edit lies under this dotted prefix (the empty one is the whole model)."""
@@ -137,8 +201,6 @@ def select(at: At, positions: Sequence[int]) -> list[int]:
     if isinstance(at, int):
         return [i for i, position in enumerate(positions) if position == at]
     if isinstance(at, slice):
-        if (at.start or 0) < 0 or (at.stop or 0) < 0:
-            raise ProbeError(f"at={at}: positions are absolute and count from 0; a negative one has no meaning here")
         chosen = range(at.start or 0, at.stop if at.stop is not None else 1 << 62, at.step or 1)
         return [i for i, position in enumerate(positions) if position in chosen]
     wanted = set(at)
@@ -150,15 +212,67 @@ def matrix(site: str) -> bool:
     return site.rpartition(".")[2] in MATRIX_SITES
 
 
-def _check_heads(site: Site, heads: At) -> None:
-    if heads is None:
-        return
-    if site.heads is None:
+def _listed(value: object, kinds: tuple[type[T], ...], what: str) -> list[T]:
+    """A list, or a single one made a list.  Raises ProbeError for anything else."""
+    every = [value] if isinstance(value, kinds) else value
+    if not isinstance(every, Sequence) or not all(isinstance(one, kinds) for one in every):
+        names = " or ".join("site names" if kind is str else f"{kind.__name__}s" for kind in kinds)
+        raise ProbeError(f"{what}= must be a list of {names}, not {shown(value)}")
+    return list(every)
+
+
+def _resolved(site: Site, chosen: C) -> C:
+    """A read or an edit at one site, its selections checked."""
+    if chosen.heads is not None and site.heads is None:
         raise ProbeError(f"{site.name} has no heads; leave heads= out")
-    asked = [heads] if isinstance(heads, int) else [] if isinstance(heads, slice) else list(heads)
-    for head in asked:
-        if not 0 <= head < site.heads:
-            raise ProbeError(f"{site.name} has heads 0..{site.heads - 1}, not {head}")
+    heads = _indices(chosen.heads, "heads", f"{site.name} has heads 0..{(site.heads or 1) - 1}")
+    for head in [heads] if isinstance(heads, int) else heads if isinstance(heads, tuple) else ():
+        if head >= (site.heads or 1):
+            raise ProbeError(f"{site.name} has heads 0..{(site.heads or 1) - 1}, not {head}")
+    last = "positions are absolute and count from 0, so the last token of a row is at=len(ids) - 1"
+    at = _indices(chosen.at, "at", last)
+    items = _indices(chosen.items, "items", "rows count from 0")
+    return replace(chosen, site=site.name, heads=heads, at=at, items=items)
+
+
+def _indices(at: At, what: str, hint: str) -> At:
+    """`at` with plain integers.  Raises ProbeError for anything else, and for numbers below 0."""
+    if at is None:
+        return None
+    parts = [at.start or 0, at.stop or 0, 1 if at.step is None else at.step] if isinstance(at, slice) else at
+    try:
+        numbers = [operator.index(i) for i in parts] if isinstance(parts, Sequence) else [operator.index(parts)]
+    except TypeError:
+        raise ProbeError(f"{what}={shown(at)} must be an integer, a slice or a list of integers") from None
+    if isinstance(at, slice) and numbers[2] < 1:
+        raise ProbeError(f"{what}={shown(at)}: the step of a slice must be 1 or more")
+    if min(numbers, default=0) < 0:
+        raise ProbeError(f"{what}={shown(at)}: {hint}")
+    if isinstance(at, slice):
+        return slice(numbers[0], None if at.stop is None else numbers[1], numbers[2])
+    return tuple(numbers) if isinstance(at, Sequence) else numbers[0]
+
+
+def _check_width(site: Site, change: Edit) -> None:
+    value = change.fn.vector if isinstance(change.fn, Add) else change.fn.value if isinstance(change.fn, Put) else None
+    if value is None or site.per_key or not value.dim():
+        return
+    width = site.width // (site.heads or 1)
+    if value.shape[-1] not in (1, width):
+        raise ProbeError(
+            f"the edit at {site.name}: its value has shape {tuple(value.shape)}, and a vector there has {width} numbers"
+            + (" a head" if site.heads else "")
+        )
+
+
+def _broadcast(new: Tensor, value: Tensor, site: str) -> Tensor:
+    try:
+        return new.to(value).expand_as(value)
+    except RuntimeError:
+        raise ProbeError(
+            f"the edit at {site}: its value has shape {tuple(new.shape)}, which does not broadcast to the chosen "
+            f"places {tuple(value.shape)}"
+        ) from None
 
 
 def _chosen(at: At, n: int) -> list[int]:

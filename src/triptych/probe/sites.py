@@ -1,4 +1,4 @@
-"""The places a forward can be read and edited, the same names in every family and layout.
+"""The sites at which a forward can be read and edited, under the same names in every family and layout.
 
     embed                                the embedding that enters block 0
     blocks.i.resid_pre                   the residual stream entering block i
@@ -26,6 +26,7 @@ With two stacks every name begins with `encoder.` or `decoder.`, except `logits`
 from __future__ import annotations
 
 import fnmatch
+import re
 from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest
@@ -53,13 +54,13 @@ class Site:
 
 def sites(model: Model) -> dict[str, Site]:
     """Every site of a model, in the order in which they fire."""
-    found: list[Site] = []
+    every: list[Site] = []
     for name, stack in model.stacks.items():
-        found += _stack(stack, f"{name}." if model.layout == "encoder-decoder" else "")
+        every += _stack(stack, f"{name}." if model.layout == "encoder-decoder" else "")
     if model.head is not None:
         last = [part.outputs for _, part in model.head.walk() if isinstance(part, Linear)]
-        found.append(Site("logits", last[-1] if last else next(iter(model.stacks.values())).width))
-    return {site.name: site for site in found}
+        every.append(Site("logits", last[-1] if last else next(iter(model.stacks.values())).width))
+    return {site.name: site for site in every}
 
 
 def match(pattern: str, model: Model, known: dict[str, Site]) -> list[Site]:
@@ -67,30 +68,40 @@ def match(pattern: str, model: Model, known: dict[str, Site]) -> list[Site]:
     stacks = list(model.stacks)
     if len(stacks) == 1 and pattern.startswith(f"{stacks[0]}."):
         pattern = pattern.removeprefix(f"{stacks[0]}.")
-    found = [site for name, site in known.items() if fnmatch.fnmatchcase(name, pattern)]
-    if not found:
-        raise ProbeError(f"no site {pattern!r} in this {model.family} model{nearest(pattern, known)}")
-    return found
+    matches = [site for name, site in known.items() if fnmatch.fnmatchcase(name, pattern)]
+    if not matches:
+        raise ProbeError(f"no site {pattern!r} in this {model.family} model{_hint(pattern, model, known)}")
+    return matches
+
+
+def _hint(pattern: str, model: Model, known: dict[str, Site]) -> str:
+    """The range of the blocks for a block that is not there, else the nearest name."""
+    block = re.search(r"(?:^|\b(encoder|decoder)\.)blocks\.(\d+)(?:\.|$)", pattern)
+    if block is not None:
+        stack = model.stacks.get(block[1] or "") or max(model.stacks.values(), key=lambda stack: len(stack.blocks))
+        if int(block[2]) >= len(stack.blocks):
+            return f": its blocks are 0 to {len(stack.blocks) - 1}"
+    return nearest(pattern, known)
 
 
 def _stack(stack: Stack, prefix: str) -> list[Site]:
-    found = [Site(f"{prefix}embed", stack.width)]
+    every = [Site(f"{prefix}embed", stack.width)]
     for i, block in enumerate(stack.blocks):
-        found += _block(block, stack.width, f"{prefix}blocks.{i}.")
-    return [*found, Site(f"{prefix}final", stack.width)]
+        every += _block(block, stack.width, f"{prefix}blocks.{i}.")
+    return [*every, Site(f"{prefix}final", stack.width)]
 
 
 def _block(block: Block | ParallelBlock, width: int, prefix: str) -> list[Site]:
-    found = [Site(f"{prefix}resid_pre", width), *_attention(block.attn, width, f"{prefix}attn.", cross=False)]
+    every = [Site(f"{prefix}resid_pre", width), *_attention(block.attn, width, f"{prefix}attn.", cross=False)]
     if block.cross is not None:
-        found += _attention(block.cross, width, f"{prefix}cross.", cross=True)
+        every += _attention(block.cross, width, f"{prefix}cross.", cross=True)
     if isinstance(block, Block):
-        found.append(Site(f"{prefix}resid_mid", width))
+        every.append(Site(f"{prefix}resid_mid", width))
     if block.mlp is not None:
-        found += _mlp(block.mlp, width, f"{prefix}mlp.")
+        every += _mlp(block.mlp, width, f"{prefix}mlp.")
     if isinstance(block, Block) and block.branch is not None:
-        found.append(Site(f"{prefix}branch.out", width))
-    return [*found, Site(f"{prefix}resid_post", width)]
+        every.append(Site(f"{prefix}branch.out", width))
+    return [*every, Site(f"{prefix}resid_post", width)]
 
 
 def _mlp(mlp: FeedForward, width: int, prefix: str) -> list[Site]:
@@ -104,7 +115,7 @@ def _mlp(mlp: FeedForward, width: int, prefix: str) -> list[Site]:
 
 def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list[Site]:
     h, g, k, v = attn.heads, attn.kv_heads, attn.head_width, attn.value_width
-    seen = [] if isinstance(attn.mechanism, LinearKernel) else ["scores", "pattern"]  # it never forms them
+    matrices = [] if isinstance(attn.mechanism, LinearKernel) else ["scores", "pattern"]  # it never forms them
     return [
         Site(f"{prefix}in", width),
         Site(f"{prefix}q", h * k, h),
@@ -114,7 +125,7 @@ def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list
         Site(f"{prefix}k_rot", g * k, g, of_source=cross),
         Site(f"{prefix}k_ctx", g * k, g, of_source=cross),
         Site(f"{prefix}v_ctx", g * v, g, of_source=cross),
-        *(Site(f"{prefix}{leaf}", h, h, per_key=True) for leaf in seen),
+        *(Site(f"{prefix}{leaf}", h, h, per_key=True) for leaf in matrices),
         Site(f"{prefix}z", h * v, h),
         Site(f"{prefix}out", width),
     ]

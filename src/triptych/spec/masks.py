@@ -13,9 +13,10 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from triptych.errors import InputError
 
@@ -34,9 +35,9 @@ class Points:
         return self.position if self.index is None else self.index
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mask:
-    """Base of the algebra; combine with `&` and `|`."""
+    """Base of the algebra; combine with `&` and `|`.  Equal by value; arrays are equal only to themselves."""
 
     def visible(self, q: Points, k: Points) -> Any:
         """Boolean array, true where query `q` may see key `k`."""
@@ -180,6 +181,11 @@ def _join(kind: type[And] | type[Or], a: Mask, b: Mask) -> Mask:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
+def _lengths(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """One length for all rows, or one per row, as plain integers."""
+    return tuple(index(length) for length in value) if isinstance(value, Iterable) else (index(value),)
+
+
 def full() -> Mask:
     return Full()
 
@@ -192,8 +198,8 @@ def window(back: int, ahead: int = 0) -> Mask:
     return Window(back, ahead)
 
 
-def prefix(n: int | Sequence[int]) -> Mask:
-    return Prefix((n,) if isinstance(n, int) else tuple(n))
+def prefix(n: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
+    return Prefix(_lengths(n))
 
 
 def same_document() -> Mask:
@@ -204,8 +210,8 @@ def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0) 
     return BlockSparse(block, local, first, every)
 
 
-def keys(lengths: int | Sequence[int]) -> Mask:
-    return Keys((lengths,) if isinstance(lengths, int) else tuple(lengths))
+def keys(lengths: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
+    return Keys(_lengths(lengths))
 
 
 def dense(array: Any) -> Mask:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.attention import Rows, sinusoidal
+from triptych.attention import NULL_CACHE, EncoderOutput, Rows, sinusoidal
 from triptych.labs.walk.stack import Stack
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.spec import Learned
@@ -96,11 +96,10 @@ def _through(at: Stack, part: str, first: int, end: int, before: str, after: str
     def once_more(g: Given) -> Tensor:
         stack, rows = at.stack, Rows((len(at.ids),))
         x = g.raw[at.prefix + before].to(at.device)
-        held = None
+        memory = None
         if at.source is not None:
-            held = stack.remember(g.raw[at.source.final].to(at.device), Rows((len(at.source.ids),)))
-        kinds = {name: kind.state(rows, x) for name, kind in stack.kinds.items()}
-        ctx = nn.Context(rows, kinds, cross=held)
+            memory = EncoderOutput(g.raw[at.source.final].to(at.device), Rows((len(at.source.ids),)))
+        ctx = stack.context(x, rows, NULL_CACHE.begin(rows, ""), memory)
         for i in range(first, end):
             x = stack.blocks[i](x, ctx, i, nn.NO_TAPS)
         return x.cpu()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend_reference, attention_pattern, attention_scores
-from triptych.describe import mask_text
+from triptych.checkpoints.describe import mask_text
 from triptych.labs.walk import again
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.spec import Mask, full

@@ -139,12 +139,12 @@ def _experts(at: Stack, part: str, entered: str, spec: MoE, norms: Norms) -> lis
     def mixed(g: Given) -> Tensor:
         h, weights = g.raw[entered].to(at.device), g[f"{under}.weights"]
         experts: Any = at.module.get_submodule(f"{at.name}.{at.block}.mlp.experts")
-        rows = Rows((1,))
+        ctx = nn.Context(Rows((1,)), (), ())
         out = torch.zeros_like(h, dtype=torch.float64, device="cpu")
         with torch.inference_mode():
             for token, chosen in enumerate(g[f"{under}.chosen"].tolist()):
                 for place, e in enumerate(chosen):
-                    made = experts[e](h[token : token + 1], rows, nn.NO_TAPS)[0]
+                    made = experts[e](h[token : token + 1], ctx, nn.NO_TAPS)[0]
                     out[token] += weights[token, place] * made.double().cpu()
         return out if after is None else after.run(g, out)
 

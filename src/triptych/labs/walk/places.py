@@ -83,9 +83,8 @@ def _distances(
             found.append((pairs * (words[:, :, None] if leaf == "pos_k" else words[:, None])).sum(-1))
         return torch.stack(found).sum(0)
 
-    added: Tensor = part.bias(Rows((len(at.ids),), (at.first,)))(layer)(
-        q.value[None].to(at.device), k.value[None].to(at.device), at.places, k_pos
-    )
+    content = part.prepare(Rows((len(at.ids),), (at.first,)), q.value).content(layer)
+    added: Tensor = content(q.value[None].to(at.device), k.value[None].to(at.device), row_of(at.places, k_pos))
     return Bias(
         added[0].detach().cpu(),
         f"s ← s + b,  b = {' + '.join(read[leaf][1] for leaf in vectors)}",

@@ -72,8 +72,9 @@ class Stack:
 
     @property
     def stack(self) -> nn.Stack:
-        found: nn.Stack = self.module.get_submodule(self.name)  # type: ignore[assignment]
-        return found
+        stack = self.module.get_submodule(self.name)
+        assert isinstance(stack, nn.Stack)
+        return stack
 
     @property
     def places(self) -> Tensor:
@@ -95,7 +96,7 @@ class Stack:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self.module.device
 
     def read(self, site: str) -> Tensor:
         return self.trace[self.prefix + site][0].cpu()

@@ -55,7 +55,7 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
 
     That decoder reads its start token and all but the last of what it writes, or of the text where it only labels.
     """
-    model.check_words("a walk")
+    model.check_words("explain")
     ids, spec = model.ids([text])[0], model.spec
     if not ids or (isinstance(text, str) and not text.strip()):
         raise InputError("the text is empty; give a sentence")
@@ -63,7 +63,7 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
         raise InputError(f"the text is {len(ids)} tokens and the model has {spec.context} positions; shorten it")
     if spec.head is None:
         raise InputError(f"this {spec.family} model has no head, so its forward ends in nothing to say")
-    dtype = next(model.module.parameters()).dtype
+    dtype = model.module.dtype
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"{str(dtype)[6:]} cannot hold numbers to 1e-5; load the model with dtype=torch.float32")
     depth = max(len(stack.blocks) for stack in spec.stacks.values())

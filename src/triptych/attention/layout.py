@@ -1,0 +1,535 @@
+"""How the flat batch meets attention: decided once for all layers that share a mask, then run by each.
+
+`plan_rows` turns rows, the place of their keys and a mask into a `RowPlan`: one or more pieces, each a batch
+`[B, H, T, K]` over `[B, G, S, K]` with its positions, its mask and its kernel chosen.  Rows of one length are a view;
+causal rows of similar length are padded on the right, where causality hides the padding; other rows run grouped by
+shape.  A row's output does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import sub
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from triptych.attention import lowering
+from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
+from triptych.attention.request import Request, Runner, Tensors
+from triptych.attention.rows import Rows
+from triptych.errors import InputError
+from triptych.spec.masks import Keys, Mask
+
+SIMILAR = 64  # causal rows below twice this length, and beyond it rows within a factor of two, are padded together
+SHORT = 64  # rows of an encoder below this length are padded together, in three sizes
+PADDED = 1 << 18  # mask elements up to which ragged cached rows run as one padded call
+
+ScoreBias = Callable[[Tensor, Tensor], Tensor]
+"""`bias(q_pos, k_pos)`, of positions `[T]`, `[S]` or `[B, T]`, `[B, S]`, gives what broadcasts to `[B, H, T, S]`."""
+
+ContentBias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`bias(q, k, placed)`, of q `[B, H, T, K]`, k `[B, G, S, K]` and what a `ScoreBias` gave for their positions, gives
+what is added to the scores `[B, H, T, S]`."""
+
+RowHook = Callable[[str, Tensor, int], Tensor]
+"""`hook(name, tensor [H, T, S], row)`, as in `attend_reference` but row by row."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlatKeys:
+    """Keys lie in a flat batch of their own `rows`: k `[M, G, K]`, v `[M, G, Kv]`."""
+
+    rows: Rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
+
+
+@dataclass(frozen=True, eq=False)
+class SlotKeys:
+    """Keys lie in cache slots: k `[slots, G, capacity, K]`, of which row b reads the first `lengths[b]` of slot
+    `slots[b]`.
+
+    positions   [B, capacity] absolute position of each key, -1 where there is none; None where a key's place is its
+                position.
+    """
+
+    lengths: tuple[int, ...]
+    slots: tuple[int, ...]
+    positions: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
+
+
+KeyLayout = FlatKeys | SlotKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The numbers of an attention part that its plan depends on; scores are `1/sqrt(width)` times the dot product when
+    `scale` is None."""
+
+    heads: int
+    groups: int
+    width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    dropout: float = 0.0
+    learns: bool = False
+    random: torch.Generator | None = None
+
+
+@runtime_checkable
+class AttendPlan(Protocol):
+    """Attention decided: what a layer runs."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor: ...
+
+
+@runtime_checkable
+class PlansRows(Protocol):
+    """Where keys lie, from which follows how rows attend to them: `FlatKeys`, `SlotKeys`, or a symbol of both."""
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> AttendPlan: ...
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """How some rows of the flat batch become `[B, H, T, K]` and back."""
+
+    def batch(self, x: Tensor) -> Tensor: ...
+    def flat(self, x: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class KeyBatching(Protocol):
+    """How the keys and values of some rows become `[B, G, S, K]` and `[B, G, S, Kv]`."""
+
+    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Single:
+    """One token a row."""
+
+    def batch(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(2)
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.squeeze(2)
+
+
+@dataclass(frozen=True, eq=False)
+class Even:
+    """Rows of one length: views."""
+
+    rows: int
+    length: int
+
+    def batch(self, x: Tensor) -> Tensor:
+        return x.view(self.rows, self.length, *x.shape[1:]).transpose(1, 2)
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Rows padded on the right with zeros to the longest; `places` [N] is where each token stands in them."""
+
+    rows: int
+    longest: int
+    places: Tensor
+
+    def batch(self, x: Tensor) -> Tensor:
+        room = x.new_zeros(self.rows * self.longest, *x.shape[1:]).index_copy(0, self.places, x)
+        return room.view(self.rows, self.longest, *x.shape[1:]).transpose(1, 2)
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Some of the rows, whose tokens are `tokens` of the flat batch."""
+
+    tokens: Tensor
+    inner: Batching
+
+    def batch(self, x: Tensor) -> Tensor:
+        return self.inner.batch(x.index_select(0, self.tokens))
+
+    def flat(self, x: Tensor) -> Tensor:
+        return self.inner.flat(x)
+
+
+@dataclass(frozen=True, eq=False)
+class KeysOf:
+    """Keys that lie in a flat batch."""
+
+    inner: Batching
+
+    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.batch(k), self.inner.batch(v)
+
+
+@dataclass(frozen=True, eq=False)
+class KeysIn:
+    """Keys that lie in cache slots, the first `end` places of each; neighbouring slots are a view."""
+
+    slots: slice | Tensor
+    end: int
+
+    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k[self.slots, :, : self.end], v[self.slots, :, : self.end]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Rows that run as one call.  `placed` is the bias of its positions, or what a `ContentBias` is made from."""
+
+    request: Request
+    runner: Runner
+    queries: Batching
+    keys: KeyBatching
+    placed: Tensor | None
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor:
+        q = self.queries.batch(q)
+        k, v = self.keys.batch(k, v)
+        bias = self.placed
+        if content is not None and bias is not None:
+            bias = content(q, k, bias)
+        return self.queries.flat(self.runner(q, k, v, bias, sinks))
+
+
+class _Nothing:
+    """No tokens at all."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor:
+        return q.new_zeros(*q.shape[:2], v.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlan:
+    """Attention of `rows` over `keys` under `mask`, decided; `order` puts the pieces' tokens back in their places."""
+
+    rows: Rows
+    keys: KeyLayout
+    mask: Mask
+    heads: Heads
+    bias: ScoreBias | None
+    mechanism: Mechanism
+    pieces: tuple[Piece | _Nothing, ...]
+    order: Tensor | None = None
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, content: ContentBias | None = None
+    ) -> Tensor:
+        """q [N, H, K] over keys as `self.keys` says -> [N, H, Kv]."""
+        if self.order is None:
+            return self.pieces[0].run(q, k, v, sinks, content)
+        return torch.cat([piece.run(q, k, v, sinks, content) for piece in self.pieces]).index_select(0, self.order)
+
+    def run_hooked(
+        self, q: Tensor, k: Tensor, v: Tensor, hook: RowHook, sinks: Tensor | None = None,
+        content: ContentBias | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The same by the definition, row by row; `hook` is called with each row's scores and pattern, in which a key's
+        column is its position (in a flat batch, its place)."""
+        outs = []
+        for row, own in enumerate(self.rows.split(q)):
+            keys, values, k_pos = _keys_of(self.keys, k, v, row, self.rows.ends[row])
+            placing = _Placing(self.rows.take([row]), own.shape[0], keys.shape[2], k_pos, self._documents(row))
+            request, placed = placing.request(lowering.for_rows(self.mask, [row]), self.heads, self.bias)
+            batched = own.transpose(0, 1)[None]
+            bias = placed if content is None or placed is None else content(batched, keys, placed)
+
+            def one(name: str, x: Tensor, row: int = row) -> Tensor:
+                return hook(name, x[0], row)[None]
+
+            out = self.mechanism.hooked(request, Tensors(batched, keys, values, bias, sinks), one)
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outs)
+
+    def _documents(self, row: int) -> Tensor | None:
+        documents = self.rows.documents
+        return None if documents is None else self.rows.split(documents)[row][None]
+
+
+def plan_rows(
+    rows: Rows,
+    keys: KeyLayout,
+    mask: Mask,
+    heads: Heads,
+    *,
+    bias: ScoreBias | None = None,
+    mechanism: Mechanism = DOT_PRODUCT,
+) -> RowPlan:
+    """How `rows` attend to `keys`.  Raises InputError when they are not as many, when the mask compares documents and
+    the rows have none, and when documents meet keys of other rows."""
+    if len(rows) != len(keys):
+        raise InputError(f"queries in {len(rows)} rows, keys in {len(keys)} rows; give both for the same rows")
+    compares = lowering.needs_documents(mask)
+    if compares and rows.documents is None:
+        raise InputError("the mask has same_document() and the batch has no documents; give Rows(..., documents=...)")
+    if compares and not (isinstance(keys, FlatKeys) and keys.rows is rows):
+        raise InputError("same_document() compares tokens of one batch; documents are not kept in a cache")
+    if rows.total == 0:
+        return RowPlan(rows, keys, mask, heads, bias, mechanism, (_Nothing(),))
+    planner = _Planner(rows, keys, heads, bias, mechanism)
+    pieces, order = planner.flat(mask) if isinstance(keys, FlatKeys) else planner.slots(mask, keys)
+    return RowPlan(rows, keys, mask, heads, bias, mechanism, pieces, order)
+
+
+@dataclass(frozen=True, eq=False)
+class _Placing:
+    """Where the queries `[b, T]` and keys `[b, S]` of one call stand."""
+
+    rows: Rows
+    queries: int
+    keys: int
+    k_pos: Tensor | None = None
+    documents: Tensor | None = None
+
+    def request(self, mask: Mask, heads: Heads, bias: ScoreBias | None) -> tuple[Request, Tensor | None]:
+        """The request, and its bias.  Positions stay implicit where they are the default ones or nothing reads them."""
+        past, device = self.rows.past, heads.device
+        explicit = self.k_pos is not None
+        if not explicit and lowering.reads_positions(mask):
+            explicit = set(past) != {self.keys - self.queries}
+        q_pos = _consecutive(past, self.queries, device) if explicit or bias is not None else None
+        placed = None
+        if bias is not None and q_pos is not None:
+            k_pos = torch.arange(self.keys, device=device) if self.k_pos is None else self.k_pos
+            if q_pos.dim() != k_pos.dim():
+                q_pos, k_pos = q_pos.expand(len(past), -1), k_pos.expand(len(past), -1)
+            placed = bias(q_pos, k_pos)
+        request = Request(
+            rows=len(self.rows), heads=heads.heads, groups=heads.groups, queries=self.queries, keys=self.keys,
+            width=heads.width, value_width=heads.value_width, dtype=heads.dtype, device=device,
+            scale=1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
+            mask=lowering.simplify(mask, self.queries, self.keys, aligned=not explicit),
+            softcap=heads.softcap, biased=bias is not None, bias_learns=placed is not None and placed.requires_grad,
+            sinks=heads.sinks, dropout=heads.dropout, q_pos=q_pos if explicit else None, k_pos=self.k_pos,
+            q_doc=self.documents, k_doc=self.documents, learns=heads.learns, random=heads.random,
+        )  # fmt: skip
+        return request, placed
+
+
+@dataclass(frozen=True, eq=False)
+class _Planner:
+    """What all pieces of one plan share."""
+
+    rows: Rows
+    keys: KeyLayout
+    heads: Heads
+    bias: ScoreBias | None
+    mechanism: Mechanism
+
+    def piece(self, mask: Mask, placing: _Placing, queries: Batching, keys: KeyBatching) -> Piece:
+        request, placed = placing.request(mask, self.heads, self.bias)
+        if request.keys == 0 or request.queries == 0:
+            return Piece(request, _zeros, queries, keys, placed)
+        return Piece(request, self.mechanism.plan(request), queries, keys, placed)
+
+    # ---------------------------------------------------------------- keys in a flat batch
+
+    def flat(self, mask: Mask) -> tuple[tuple[Piece, ...], Tensor | None]:
+        rows, keys = self.rows, self.keys
+        assert isinstance(keys, FlatKeys)
+        if rows.equal and keys.rows.equal:
+            return (self._flat_piece(mask, range(len(rows)), whole=True),), None
+        own = rows.lengths == keys.rows.lengths and not any(rows.past + keys.rows.past)
+        shapes: Iterable[Hashable]
+        shapes = _alike(rows, mask) if own else zip(rows.lengths, keys.rows.lengths, strict=True)
+        groups = _grouped(shapes)
+        if len(groups) == 1:
+            return (self._flat_piece(mask, groups[0], whole=True),), None
+        return tuple(self._flat_piece(mask, group, whole=False) for group in groups), _back(rows, groups, self.heads)
+
+    def _flat_piece(self, mask: Mask, members: Sequence[int], *, whole: bool) -> Piece:
+        assert isinstance(self.keys, FlatKeys)
+        device, documents = self.heads.device, self.rows.documents
+        rows, theirs = self.rows, self.keys.rows
+        if not whole:
+            rows, theirs, mask = rows.take(members), theirs.take(members), lowering.for_rows(mask, members)
+        queries, keys = _batching(rows, device), _batching(theirs, device)
+        if not whole:
+            q_tokens, k_tokens = (r.tokens(members, device) for r in (self.rows, self.keys.rows))
+            queries, keys = Chosen(q_tokens, queries), Chosen(k_tokens, keys)
+        if not theirs.equal and not lowering.implies_causal(mask):
+            mask = mask & Keys(theirs.lengths)
+        k_pos = None
+        if any(theirs.past):
+            k_pos = _consecutive(theirs.past, theirs.longest, device).expand(len(rows), -1)
+        if documents is not None and lowering.needs_documents(mask):
+            documents = queries.batch(documents[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
+        else:
+            documents = None
+        placing = _Placing(rows, rows.longest, theirs.longest, k_pos, documents)
+        return self.piece(mask, placing, queries, KeysOf(keys))
+
+    # ---------------------------------------------------------------- keys in cache slots
+
+    def slots(self, mask: Mask, keys: SlotKeys) -> tuple[tuple[Piece, ...], Tensor | None]:
+        rows, longest = self.rows, max(keys.lengths, default=0)
+        ragged = len(set(keys.lengths)) > 1
+        if keys.positions is None:
+            if ragged:
+                mask = mask & Keys(keys.lengths)
+            if max(map(sub, keys.lengths, rows.past), default=0) <= 1:  # no key is in any query's future
+                mask = lowering.without_causal(mask)
+            even = rows.even and not ragged
+            if not even and not lowering.only_keys(mask) and len(rows) * rows.longest * longest > PADDED:
+                groups = _grouped(zip(rows.lengths, keys.lengths, rows.past, strict=True))
+                pieces = tuple(self._slot_piece(mask, keys, group) for group in groups)
+                return pieces, _back(rows, groups, self.heads)
+        return (self._slot_piece(mask, keys, None),), None
+
+    def _slot_piece(self, mask: Mask, keys: SlotKeys, members: Sequence[int] | None) -> Piece:
+        device, rows, slots, lengths = self.heads.device, self.rows, keys.slots, keys.lengths
+        tokens = None
+        if members is not None:
+            tokens = rows.tokens(members, device)
+            rows, mask = rows.take(members), lowering.for_rows(mask, members)
+            slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
+        queries = _batching(rows, device)
+        end = max(lengths, default=0) if keys.positions is None else keys.positions.shape[1]
+        where = _slot_index(slots, device)
+        placing = _Placing(rows, rows.longest, end, keys.positions)
+        chosen = queries if tokens is None else Chosen(tokens, queries)
+        return self.piece(mask, placing, chosen, KeysIn(where, end))
+
+
+def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
+    """Nothing to see, or nobody who looks."""
+    return q.new_zeros(*q.shape[:3], v.shape[3])
+
+
+def _batching(rows: Rows, device: torch.device) -> Batching:
+    if not rows.equal:
+        return Padded(len(rows), rows.longest, rows.padded_places(device))
+    return Single() if rows.longest == 1 else Even(len(rows), rows.longest)
+
+
+def _back(rows: Rows, groups: list[list[int]], heads: Heads) -> Tensor:
+    """Where each token of the flat batch stands in the pieces' outputs, one after another."""
+    return torch.cat([rows.tokens(group) for group in groups]).argsort().to(heads.device)
+
+
+def _slot_index(slots: tuple[int, ...], device: torch.device) -> slice | Tensor:
+    if not slots or slots == tuple(range(slots[0], slots[0] + len(slots))):
+        return slice(slots[0] if slots else 0, slots[0] + len(slots) if slots else 0)
+    return torch.tensor(slots, device=device)
+
+
+def _alike(rows: Rows, mask: Mask) -> list[int]:
+    """Equal numbers for rows that may be padded to one length.
+
+    Padding on the right is in every real query's future, so causality alone hides it.  Where all see all, a mask over
+    keys hides it, which costs the fused kernel; that pays for short rows, of which there are many of every length.
+    """
+    if lowering.implies_causal(mask):
+        return [max(length, SIMILAR).bit_length() for length in rows.lengths]
+    if lowering.only_keys(mask):
+        return [max(n, SHORT // 4).bit_length() if n < SHORT else n for n in rows.lengths]
+    return list(rows.lengths)
+
+
+def _keys_of(layout: KeyLayout, k: Tensor, v: Tensor, row: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One row's keys `[1, G, S, K]`, values and positions.  A ring of slots is laid out by position again."""
+    if isinstance(layout, FlatKeys):
+        rows = layout.rows
+        here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
+        k, v = (x[here].transpose(0, 1)[None] for x in (k, v))
+        first = rows.past[row]
+        return k, v, _consecutive((first,), k.shape[2], k.device)[None] if first else None
+    slot = layout.slots[row]
+    k, v = k[slot : slot + 1], v[slot : slot + 1]
+    if layout.positions is None:
+        return k[:, :, : layout.lengths[row]], v[:, :, : layout.lengths[row]], None
+    positions = layout.positions[row]
+    present = positions >= 0
+    at = positions[present]
+    k_pos = torch.full((1, end), -1, device=k.device)
+    k_pos[0, at] = at
+    laid = [x.new_zeros(*x.shape[:2], end, x.shape[3]).index_copy(2, at, x[:, :, present]) for x in (k, v)]
+    return laid[0], laid[1], k_pos
+
+
+def _grouped(shapes: Iterable[Hashable]) -> list[list[int]]:
+    """Row indices grouped by shape, in order of first appearance."""
+    groups: dict[Hashable, list[int]] = {}
+    for row, shape in enumerate(shapes):
+        groups.setdefault(shape, []).append(row)
+    return list(groups.values())
+
+
+def _consecutive(first: Sequence[int], length: int, device: torch.device) -> Tensor:
+    """Positions `[length]` from a common first one, `[b, length]` where the first ones differ."""
+    with torch.inference_mode(False):  # so that training may use what a sampling step computed
+        line = torch.arange(length, device=device)
+        if len(set(first)) == 1:
+            return line + first[0]
+        return line + torch.tensor(tuple(first), device=device)[:, None]
+
+
+def attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Rows,
+    keys: KeyLayout,
+    *,
+    mask: Mask,
+    bias: ScoreBias | None = None,
+    content: ContentBias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    hook: RowHook | None = None,
+    mechanism: Mechanism = DOT_PRODUCT,
+) -> Tensor:
+    """Plan and run in one: attention of every row of the flat batch, q [N, H, K], over its own keys; options as in
+    `attend`.  -> [N, H, Kv].
+
+    hook        called row by row, through the definition; a key's column is its position (FlatKeys: its place).
+    mechanism   how queries score keys: dot products unless given.
+
+    Raises InputError when rows and keys disagree.
+    """
+    if q.shape[0] != rows.total:
+        raise InputError(f"{q.shape[0]} queries, but the rows have {rows.total} tokens")
+    groups = k.shape[1]
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    heads = Heads(
+        heads=q.shape[1], groups=groups, width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
+        scale=scale, softcap=softcap, sinks=sinks is not None, dropout=dropout, learns=learns,
+    )  # fmt: skip
+    plan = plan_rows(rows, keys, lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
+    return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

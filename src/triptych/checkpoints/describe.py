@@ -1,0 +1,174 @@
+"""What is in a checkpoint, from its header alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from triptych import families
+from triptych.checkpoints import open_source
+from triptych.checkpoints.header import Header, read_header
+from triptych.spec import Linear, Model, Part
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One stored tensor: the parameters it becomes, and how and where it lies."""
+
+    name: str
+    becomes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    file: str
+    op: str  # what is done to it on the way in
+
+
+@dataclass(frozen=True)
+class PartLine:
+    """One part of the spec tree; a run of equal parts is one line."""
+
+    name: str  # within its parent: "attn", "blocks.0-29"
+    text: str
+    below: tuple[PartLine, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `triptych inspect MODEL` prints about a checkpoint."""
+
+    path: str
+    family: str
+    layout: str
+    parameters: int
+    stored_bytes: int
+    vocab: int
+    context: int | None
+    tree: PartLine
+    tensors: tuple[StoredTensor, ...]
+    ties: dict[str, str]
+    ignored: dict[str, str]
+    tokenizer: dict[str, Any] | None
+    spec: Model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without the spec."""
+        return {name: value for name, value in asdict(self).items() if name != "spec"}
+
+
+def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False) -> Description:
+    """What a checkpoint holds, without reading a weight.
+
+    Raises CheckpointError or ConfigError where loading would: a key or a tensor that is not understood.
+    """
+    header = read_header(model, ignore=ignore, offline=offline)
+    tensors, ignored = _tensors(header, ignore)
+    spec = header.spec
+    return Description(
+        path=str(header.path),
+        family=spec.family,
+        layout=spec.layout,
+        parameters=sum(map(prod, spec.shapes().values())),
+        stored_bytes=sum(tensor.nbytes for tensor in tensors),
+        vocab=spec.vocab,
+        context=spec.context,
+        tree=_line("model", spec),
+        tensors=tensors,
+        ties=dict(spec.ties),
+        ignored=ignored,
+        tokenizer=_tokenizer(header),
+        spec=spec,
+    )
+
+
+def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[StoredTensor, ...], dict[str, str]]:
+    source = header.source or open_source(header.path)  # without weights: its error says what is there instead
+    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
+    plan = families.plan(header.spec, kind, source.names, ignore=ignore, where=str(header.path))
+    found = []
+    for step in plan.loads:
+        info = source.infos[step.source]
+        op = " + ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", type(op).__name__).lower() for op in step.ops)
+        split = f"split in {len(step.ours)}" if len(step.ours) > 1 else ""
+        done = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
+        found.append(StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, done))
+    return tuple(found), dict(plan.ignored)
+
+
+def _tokenizer(header: Header) -> dict[str, Any] | None:
+    tokenizer = header.tokenizer()
+    if tokenizer is None:
+        return None
+    return {
+        "tokens": tokenizer.vocab_size,
+        "specials": {
+            name: {"text": text, "id": tokenizer.backend.token_to_id(text)}
+            for name, text in tokenizer.specials.named().items()
+        },
+        "stop_ids": sorted(tokenizer.stop_ids),
+        "chat_template": tokenizer.chat is not None,
+    }
+
+
+def _line(name: str, part: Part) -> PartLine:
+    """A part and those below it."""
+    return PartLine(name, _said(part), tuple(_below(part)))
+
+
+def _below(part: Part) -> Iterator[PartLine]:
+    """Children, equal ones that follow each other in one line: `blocks.0-29`."""
+    children = list(part.children())
+    for _, run in groupby(range(len(children)), key=_runs(children).__getitem__):
+        same = [children[i] for i in run]
+        name, child = same[0]
+        last = same[-1][0].rpartition(".")[2]
+        yield _line(name if len(same) == 1 else f"{name}-{last}", child)
+
+
+def _runs(children: Sequence[tuple[str, Part]]) -> list[int]:
+    """The number of the run of equal, numbered siblings each child is in."""
+    numbers = [0] * len(children)
+    for i in range(1, len(children)):
+        (before, a), (name, b) = children[i - 1], children[i]
+        stem, numbered = name.rpartition(".")[0], name.rpartition(".")[2].isdecimal()
+        equal = numbered and before.rpartition(".")[0] == stem and a == b
+        numbers[i] = numbers[i - 1] + (not equal)
+    return numbers
+
+
+def _said(part: Part) -> str:
+    """A part in one line: its class and those of its own values that are not the default."""
+    name = type(part).__name__
+    if isinstance(part, Linear):
+        return f"{name} {part.inputs:,} → {part.outputs:,}{' + bias' if part.bias else ''}"
+    values = [_value(item.name, getattr(part, item.name), item.default) for item in fields(part)]
+    return f"{name} {', '.join(filter(None, values))}".strip()
+
+
+def _value(name: str, value: Any, default: Any) -> str:
+    """One field in words; empty where it says nothing: its default, or a part, which has a line of its own."""
+    if name == "mask":
+        return f"mask {mask_text(value)}"
+    if value == default or value is False or not isinstance(value, int | float | str):
+        return ""
+    if value is True:
+        return name
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return f"{name} {value:,.0f}" if whole else f"{name} {value}"
+
+
+def mask_text(mask: Any) -> str:
+    """A mask as somebody would write it: `causal & window(back=512)`."""
+    name = type(mask).__name__
+    if name in ("And", "Or"):
+        return (" & " if name == "And" else " | ").join(map(mask_text, mask.parts))
+    words = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    given = ", ".join(
+        f"{item.name}={value}" for item in fields(mask) if (value := getattr(mask, item.name)) != item.default
+    )
+    return f"{words}({given})" if given else words

@@ -1,0 +1,233 @@
+"""The packed types of GGUF: their blocks as numbers, and numbers as their blocks.
+
+Layouts and arithmetic are ggml's (github.com/ggml-org/ggml, ggml-common.h, `dequantize_row_*` and
+`quantize_row_*_ref` in ggml-quants.c).  A block holds 32 elements (`Q4_0` ... `Q8_0`) or 256 (`*_K`) with fp16 scales.
+Readers take blocks `[n, bytes of a block]`, uint8, and return float32 `[n, elements]`; writers, which exist for the
+types without importance weights, do the inverse.  Both compute in float32 in ggml's order, so the results are equal to
+ggml's bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.errors import CheckpointError
+from triptych.mapping.gguf_types import TYPES, GGUFType
+
+_READ_CHUNK = 1 << 15  # elements unpacked at a time: the temporaries then stay in the core's cache
+_WRITE_CHUNK = 1 << 18  # elements packed at a time: the temporaries stay small beside the tensor
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """One packed type with the functions that read and, where there is one, write its blocks."""
+
+    type: GGUFType
+    read: Callable[[Tensor], Tensor]
+    write: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.type.elements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.type.nbytes
+
+    def unpack(self, raw: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`raw [..., bytes of a row]`, uint8 -> `[..., elements of a row]` in `dtype`, rounded from float32."""
+        blocks = raw.reshape(-1, self.nbytes)
+        out = torch.empty((len(blocks), self.elements), dtype=dtype, device=raw.device)
+        step = _READ_CHUNK // self.elements
+        for start in range(0, len(blocks), step):
+            out[start : start + step] = self.read(blocks[start : start + step])
+        return out.view(*raw.shape[:-1], raw.shape[-1] // self.nbytes * self.elements)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """`values [..., elements of a row]`, of any floating dtype -> uint8 `[..., bytes of a row]`.
+
+        Raises CheckpointError for a type that is only read, for rows that are not whole blocks, and for numbers that
+        are not finite or whose scale does not fit fp16.
+        """
+        if self.write is None:
+            raise CheckpointError(f"{self.type.name} can be read but not written; use {', '.join(WRITABLE)}")
+        if values.shape[-1] % self.elements:
+            problem = f"rows of {values.shape[-1]} are not whole blocks of {self.elements}"
+            raise CheckpointError(f"{problem} ({self.type.name})")
+        blocks = values.reshape(-1, self.elements)
+        out = torch.empty((len(blocks), self.nbytes), dtype=torch.uint8)
+        step = _WRITE_CHUNK // self.elements
+        for start in range(0, len(blocks), step):
+            part = blocks[start : start + step].float()
+            if not bool(part.isfinite().all()):
+                raise CheckpointError(f"holds numbers that are not finite, which {self.type.name} cannot store")
+            out[start : start + step] = self.write(part)
+        return out.view(self.type.raw_shape(tuple(values.shape)))
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBlocks:
+    """A stored tensor as its file has it: `raw` uint8 `[..., bytes of a row]` in the blocks of `format`."""
+
+    format: BlockFormat
+    raw: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that the blocks stand for."""
+        return (*self.raw.shape[:-1], self.raw.shape[-1] // self.format.nbytes * self.format.elements)
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The numbers, `[*shape]` in `dtype`."""
+        return self.format.unpack(self.raw, dtype)
+
+    def rows(self, start: int, stop: int) -> PackedBlocks:
+        """Entries [start, stop) of the first dimension, sharing memory."""
+        return PackedBlocks(self.format, self.raw[start:stop])
+
+
+def block_format(name: str) -> BlockFormat:
+    """The packed type called `name`.  Raises CheckpointError for any other type."""
+    if name not in FORMATS:
+        raise CheckpointError(f"{name} is not a packed type; known are {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+# ---------------------------------------------------------------- readers
+
+
+def _scale_at(blocks: Tensor, at: int) -> Tensor:
+    """The fp16 number at byte `at` of each block, as float32 `[n, 1]`."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _bits(packed: Tensor, width: int) -> Tensor:
+    """The `width`-bit fields of each byte, lowest first: `[n, ..., c]` -> `[n, ..., 8 / width, c]`."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)
+    return torch.bitwise_and(packed.unsqueeze(-2) >> shifts[:, None], 2**width - 1)
+
+
+def _read_nibbles(packed: Tensor) -> Tensor:
+    """`[n, 16]` bytes -> `[n, 32]`: the low nibbles, then the high ones."""
+    return _bits(packed, 4).flatten(1)
+
+
+def _fifth(packed: Tensor) -> Tensor:
+    """Four bytes -> the fifth bit, shifted to its position, of each of a block's 32 elements."""
+    return _bits(packed, 1).transpose(1, 2).flatten(1) << 4
+
+
+def _read_q4_0(b: Tensor) -> Tensor:
+    return _scale_at(b, 0) * (_read_nibbles(b[:, 2:]).float() - 8)
+
+
+def _read_q4_1(b: Tensor) -> Tensor:
+    return _scale_at(b, 0) * _read_nibbles(b[:, 4:]).float() + _scale_at(b, 2)
+
+
+def _read_q5_0(b: Tensor) -> Tensor:
+    return _scale_at(b, 0) * ((_read_nibbles(b[:, 6:]) | _fifth(b[:, 2:6])).float() - 16)
+
+
+def _read_q5_1(b: Tensor) -> Tensor:
+    return _scale_at(b, 0) * (_read_nibbles(b[:, 8:]) | _fifth(b[:, 4:8])).float() + _scale_at(b, 2)
+
+
+def _read_q8_0(b: Tensor) -> Tensor:
+    return _scale_at(b, 0) * b[:, 2:].view(torch.int8).float()
+
+
+def _scales_and_mins(b: Tensor) -> tuple[Tensor, Tensor]:
+    """The eight scales and minimums `[n, 8, 1]` of a `Q4_K` or `Q5_K` block, six bits each in twelve bytes."""
+    low, mid, high = b[:, 4:8], b[:, 8:12], b[:, 12:16]
+    scales = torch.cat([low & 63, (high & 15) | ((low >> 6) << 4)], dim=1)
+    mins = torch.cat([mid & 63, (high >> 4) | ((mid >> 6) << 4)], dim=1)
+    return (_scale_at(b, 0) * scales.float()).unsqueeze(-1), (_scale_at(b, 2) * mins.float()).unsqueeze(-1)
+
+
+def _read_q4_k(b: Tensor) -> Tensor:
+    scales, mins = _scales_and_mins(b)
+    values = _bits(b[:, 16:].reshape(-1, 4, 32), 4).flatten(1, 2)  # [n, 8, 32]
+    return (scales * values.float() - mins).flatten(1)
+
+
+def _read_q5_k(b: Tensor) -> Tensor:
+    scales, mins = _scales_and_mins(b)
+    values = _bits(b[:, 48:].reshape(-1, 4, 32), 4).flatten(1, 2)
+    fifth = _bits(b[:, 16:48], 1) << 4  # bit j of byte i belongs to element i of group j
+    return (scales * (values | fifth).float() - mins).flatten(1)
+
+
+def _read_q6_k(b: Tensor) -> Tensor:
+    low = _bits(b[:, :128].reshape(-1, 2, 64), 4)  # [n, 2, 2, 64]
+    high = _bits(b[:, 128:192].reshape(-1, 2, 32), 2)  # [n, 2, 4, 32]
+    values = (low.flatten(1).float() + (high.flatten(1) << 4).float() - 32).view(-1, 16, 16)
+    scales = _scale_at(b, 208) * b[:, 192:208].view(torch.int8).float()
+    return torch.mul(scales.unsqueeze(-1), values).flatten(1)
+
+
+# ---------------------------------------------------------------- writers
+
+
+def _scale_bytes(scale: Tensor) -> Tensor:
+    """`[n, 1]` as the two bytes of its fp16."""
+    half = scale.half()
+    if not bool(half.isfinite().all()):
+        raise CheckpointError("holds numbers too large for the fp16 scale of a packed block; use bf16 or f32")
+    return half.view(torch.uint8)
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 0.0, 1 / scale)
+
+
+def _nibble_bytes(codes: Tensor) -> Tensor:
+    """`[n, 32]` numbers from 0 to 15 -> `[n, 16]` bytes: the first half in the low nibbles."""
+    low, high = codes.clamp(0, 15).to(torch.uint8).chunk(2, dim=1)
+    return low | (high << 4)
+
+
+def _write_q4_0(x: Tensor) -> Tensor:
+    """The element farthest from zero gets the code -8, whatever its sign."""
+    scale = x.gather(1, x.abs().argmax(dim=1, keepdim=True)) / -8
+    return torch.cat([_scale_bytes(scale), _nibble_bytes((x * _inverse(scale) + 8.5).trunc())], dim=1)
+
+
+def _write_q4_1(x: Tensor) -> Tensor:
+    low = x.amin(dim=1, keepdim=True)
+    scale = (x.amax(dim=1, keepdim=True) - low) / 15
+    return torch.cat(
+        [_scale_bytes(scale), _scale_bytes(low), _nibble_bytes(((x - low) * _inverse(scale) + 0.5).trunc())], dim=1
+    )
+
+
+def _write_q8_0(x: Tensor) -> Tensor:
+    """Codes are rounded as C's `roundf` does, halves away from zero."""
+    scale = x.abs().amax(dim=1, keepdim=True) / 127
+    y = x * _inverse(scale)
+    whole = y.abs().floor()
+    codes = (whole + (2 * (y.abs() - whole)).floor()) * y.sign()
+    return torch.cat([_scale_bytes(scale), codes.to(torch.int8).view(torch.uint8)], dim=1)
+
+
+# ---------------------------------------------------------------- the table
+
+#: Every packed type, by its name in GGUF.
+FORMATS: dict[str, BlockFormat] = {
+    "Q4_0": BlockFormat(TYPES["Q4_0"], _read_q4_0, _write_q4_0),
+    "Q4_1": BlockFormat(TYPES["Q4_1"], _read_q4_1, _write_q4_1),
+    "Q5_0": BlockFormat(TYPES["Q5_0"], _read_q5_0),
+    "Q5_1": BlockFormat(TYPES["Q5_1"], _read_q5_1),
+    "Q8_0": BlockFormat(TYPES["Q8_0"], _read_q8_0, _write_q8_0),
+    "Q4_K": BlockFormat(TYPES["Q4_K"], _read_q4_k),
+    "Q5_K": BlockFormat(TYPES["Q5_K"], _read_q5_k),
+    "Q6_K": BlockFormat(TYPES["Q6_K"], _read_q6_k),
+}
+#: Those that can be written.
+WRITABLE = tuple(name for name, kind in FORMATS.items() if kind.write is not None)

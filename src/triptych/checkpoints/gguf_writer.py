@@ -1,0 +1,121 @@
+"""Writing GGUF version 3, little-endian: metadata, then tensors one at a time, whole or not at all.
+
+The format: github.com/ggml-org/ggml, docs/gguf.md; the strict reader of the same is `triptych.checkpoints.gguf_reader`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triptych.checkpoints.save import replacing
+from triptych.errors import CheckpointError, shown
+from triptych.mapping.gguf_types import TYPES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 32
+_U8, _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 0, 4, 6, 7, 8, 9, 5
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor to be written: its type in GGUF's spelling, its shape, and how to get its numbers."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]  # outermost dimension first
+    values: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return TYPES[self.kind].size(self.shape)
+
+
+def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[GGUFTensor]) -> int:
+    """Write the file `path`; its size, bytes.
+
+    Metadata are strings, truth values, numbers (unsigned 32-bit integers, 32-bit floats), lists of one of these, bytes.
+    Raises CheckpointError, with whatever `path` was before still there, when anything cannot be written.
+    """
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    header += b"".join(_string(key) + _value(key, value) for key, value in metadata.items())
+    at = 0
+    for entry in tensors:
+        dims = struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *reversed(entry.shape))
+        header += _string(entry.name) + dims + struct.pack("<IQ", TYPES[entry.kind].number, at)
+        at += _aligned(entry.nbytes)
+    with replacing(path) as file:
+        file.write(header + bytes(_aligned(len(header)) - len(header)))
+        for entry in tensors:
+            file.write(_content(entry))
+            file.write(bytes(_aligned(entry.nbytes) - entry.nbytes))
+    return _aligned(len(header)) + at
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _content(entry: GGUFTensor) -> Any:
+    """The tensor's bytes as stored."""
+    import torch
+
+    from triptych.checkpoints.gguf_blocks import block_format
+
+    values = entry.values().detach().cpu()
+    if values.shape != entry.shape:
+        raise CheckpointError(f"{entry.name} is {list(values.shape)}, not {list(entry.shape)}")
+    try:
+        plain = TYPES[entry.kind].torch_dtype
+        stored = block_format(entry.kind).pack(values) if plain is None else _plain(values, plain)
+    except CheckpointError as error:
+        raise CheckpointError(f"tensor {shown(entry.name)}: {error}") from None
+    return stored.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _plain(values: Tensor, dtype: str) -> Tensor:
+    import torch
+
+    stored = values.to(getattr(torch, dtype))
+    if dtype == "float16" and bool((stored.isinf() & ~values.isinf()).any()):
+        raise CheckpointError("holds numbers too large for f16; use bf16 or f32")
+    return stored
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(key: str, value: Any) -> bytes:
+    """A value with its type before it."""
+    if isinstance(value, bytes):
+        return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
+    if not isinstance(value, list):
+        kind = _kind(key, value)
+        return struct.pack("<I", kind) + _payload(kind, [value])
+    kinds = {_kind(key, item) for item in value} or {_STRING}
+    if len(kinds) > 1:
+        raise CheckpointError(f"key {shown(key)}: a list of several types cannot be written")
+    # Lists of integers are signed: that is how the types of tokens are stored.
+    kind = _I32 if kinds == {_U32} else kinds.pop()
+    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + _payload(kind, value)
+
+
+def _kind(key: str, value: Any) -> int:
+    kinds: dict[type, int] = {bool: _BOOL, int: _U32, float: _F32, str: _STRING}
+    if type(value) not in kinds:
+        raise CheckpointError(f"key {shown(key)}: {shown(value)} cannot be written as GGUF metadata")
+    return kinds[type(value)]
+
+
+def _payload(kind: int, values: Iterable[Any]) -> bytes:
+    if kind == _STRING:
+        return b"".join(map(_string, values))
+    code = {_U32: "I", _I32: "i", _F32: "f", _BOOL: "?"}[kind]
+    return b"".join(struct.pack("<" + code, value) for value in values)

@@ -1,0 +1,183 @@
+"""What a checkpoint is, from its config or header alone: no weights are read and torch is not imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from triptych import families
+from triptych.checkpoints import Source, local_path, open_source, read_json
+from triptych.checkpoints.packed_safetensors import scheme, unpacked
+from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
+from triptych.checkpoints.source import check_text_size, file_size
+from triptych.errors import CheckpointError, TextError, said, shown
+from triptych.spec import Model, Pooling
+
+if TYPE_CHECKING:
+    from triptych.text import Tokenizer
+
+
+#: Files that say how a checkpoint is used, which its config does not: they are copied when it is saved or converted.
+BESIDE = ("generation_config.json", "preprocessor_config.json")
+#: Every other file that may stand beside the weights.
+_SIDE_FILES = (
+    "added_tokens.json", "chat_template.jinja", "merges.txt", "modules.json", "sentence_bert_config.json",
+    "sentencepiece.bpe.model", "source.spm",
+    "special_tokens_map.json", "spiece.model", "spm.model", "target.spm", "tokenizer.json", "tokenizer.model",
+    "tokenizer_config.json", "vocab.json", "vocab.txt", "1_Pooling/config.json",
+)  # fmt: skip
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """A spec, the HF config it came from, and the tensors beside it; `source` is None where there are no weights."""
+
+    path: Path
+    spec: Model
+    hf: dict[str, Any]
+    source: Source | None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that came with the checkpoint, None when there is none.
+
+        Raises TextError if it is broken, or gives ids that the model has no embedding for.
+        """
+        tokenizer = self._tokenizer()
+        rows = [count for count in (self.spec.vocab, self.spec.source_vocab) if count]
+        if tokenizer is not None and rows:
+            try:
+                tokenizer.check_rows(min(rows))
+            except TextError as error:
+                raise TextError(f"{self.path}: {error}") from error
+        return tokenizer
+
+    def _tokenizer(self) -> Tokenizer | None:
+        from triptych import text
+
+        if self.source is not None and self.source.kind == "gguf":
+            metadata = self.source.metadata
+            return None if metadata.get("tokenizer.ggml.model") == "no_vocab" else text.from_gguf(metadata)
+        return text.from_directory(self.path) if text.has_tokenizer(self.path) else None
+
+
+def read_header(
+    path: str | Path, ignore: Collection[str] = (), *, offline: bool = False, weights: bool = True
+) -> Header:
+    """The header of a model directory (with or without its weights), a `config.json`, a `.gguf` file, or
+    `hub:org/name`, of which `weights=False` fetches the small files alone.
+
+    Raises CheckpointError, ConfigError or FetchError naming what is missing or not understood.
+    """
+    where = local_path(path, offline, weights)
+    try:
+        where.stat()
+    except FileNotFoundError:
+        pass  # `open_source` says what was expected there
+    except (OSError, ValueError) as error:  # a name too long or with a zero byte, a loop of links, no permission
+        raise CheckpointError(f"{shown(str(where))} cannot be opened ({said(error)})") from None
+    if where.is_dir() or (where.suffix == ".json" and where.is_file()):
+        return _with_config(where, ignore)
+    source = open_source(where)
+    if source.kind != "gguf":
+        raise CheckpointError(f"{where}: is weights alone; give the directory that holds them and their config.json")
+    shapes = {name: info.shape for name, info in source.infos.items()}
+
+    def values(name: str) -> list[float]:
+        return source.read(name).tolist()
+
+    hf, spec = families.read_gguf(source.metadata, shapes, read=values, ignore=ignore, where=str(where))
+    return Header(where, spec, hf, source)
+
+
+def _with_config(where: Path, ignore: Collection[str]) -> Header:
+    """Of a directory, or of a `config.json` alone."""
+    _check_side_files(where if where.is_dir() else where.parent)
+    config = where / "config.json" if where.is_dir() else where
+    hf = read_json(config)
+    packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
+    hf = dict(families.text_config(hf, str(config), ignore))
+    source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
+    stored = None if source is None else source.names
+    told = _told_to_generate(where)
+    spec = families.read_config(hf | told, stored=stored, ignore=ignore, where=str(config))
+    if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
+        hf = {key: value for key, value in hf.items() if key != "architectures"}
+        spec = families.read_config(hf | told, stored=stored, ignore=ignore, where=str(config))
+    pooled = _pooled(spec, where, ignore)
+    if pooled != spec and isinstance(
+        pooled.head, Pooling
+    ):  # written back with the model, which has no other file for it
+        hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
+    settings = SentenceSettings.of_directory(where, spec.context) if where.is_dir() else None
+    if settings is not None and isinstance(spec.head, Pooling):
+        hf = {**hf, KEY: settings.to_dict()}
+    return Header(where, pooled, hf, source)
+
+
+def _check_side_files(directory: Path) -> None:
+    """Raise CheckpointError for a side file that is there and cannot be read: it must not count as absent."""
+    for name in (*BESIDE, *_SIDE_FILES):
+        file = directory / name
+        check_text_size(file, file_size(file))
+
+
+def _headless(spec: Model, stored: Collection[str]) -> bool:
+    """Whether the head the config names is in no file: sentence-transformers keeps the bare encoder of a model, and
+    some of its configs still name the class that was trained."""
+    names = {load.source for load in families.save_plan(spec) if load.ours[0].startswith("head.")}
+    return bool(names) and names.isdisjoint(stored)
+
+
+def _told_to_generate(where: Path) -> dict[str, Any]:
+    """The special tokens of `generation_config.json`, which hold against those of the config."""
+    file = where / BESIDE[0]
+    told = read_json(file) if file.is_file() else {}
+    return {name: told[name] for name in _IDS if told.get(name) is not None}
+
+
+def _pooled(spec: Model, where: Path, ignore: Collection[str]) -> Model:
+    """The pooling a sentence-transformers directory declares beside a bare encoder."""
+    pooling = where / "1_Pooling" / "config.json"
+    if not isinstance(spec.head, Pooling) or not pooling.is_file():
+        return spec
+    known: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
+    told = _modes(read_json(pooling))
+    if len(told) != 1 or told[0] not in known:
+        raise CheckpointError(f"{pooling}: pools by {shown(told)}; only mean and cls, one of them, are understood")
+    normalize = _normalizes(where / "modules.json", ignore)
+    return replace(spec, head=replace(spec.head, mode=known[told[0]], normalize=normalize))
+
+
+def _modes(config: dict[str, Any]) -> list[Any]:
+    """By what sentence-transformers pools: one name or several under one key, and until its version 5 a flag each."""
+    told = config.get("pooling_mode")
+    if told is None:
+        flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
+        told = [flag.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for flag in flags]
+    return [told] if isinstance(told, str) else list(told) if isinstance(told, list) else [told]
+
+
+def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
+    """Whether the chain of modules that sentence-transformers lists scales its vectors to length 1.
+
+    Raises CheckpointError for a module that changes them otherwise.
+    """
+    if not modules.is_file():
+        return False
+    try:
+        chain = [
+            (str(module.get("type", "")), str(module.get("path", ""))) for module in json.loads(modules.read_bytes())
+        ]
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{modules}: is not a JSON list of modules ({type(error).__name__})") from None
+    for kind, path in chain:
+        if not kind.endswith((".Transformer", ".Pooling", ".Normalize")) and path not in ignore:
+            raise CheckpointError(
+                f"{modules}: its vectors go through {shown(kind)}, which this does not have; for those before it, load "
+                f"with ignore=[{path!r}]"
+            )
+    return any(kind.endswith(".Normalize") for kind, _ in chain)

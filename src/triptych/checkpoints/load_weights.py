@@ -1,0 +1,210 @@
+"""From a checkpoint's tensors to a module's parameters, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from triptych import families
+from triptych.checkpoints import LoadedTensor, LoadReport, Source
+from triptych.checkpoints.gguf_reader import GGUFSource
+from triptych.errors import CheckpointError, InputError, nearest, said, shown
+from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
+from triptych.nn import Transformer, assign, empty, finish
+from triptych.nn.inputs import Table
+from triptych.nn.linear import Linear
+from triptych.nn.weights import PackedWeight, dense
+from triptych.spec import Model
+
+#: What `dtype=` may be called.
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32, "fp32": torch.float32, "f32": torch.float32,
+    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
+    "float16": torch.float16, "fp16": torch.float16, "f16": torch.float16,
+    "float64": torch.float64,
+}  # fmt: skip
+_STORED_FLOATS = ("F64", "F32", "F16", "BF16")
+_NOT_FLOATS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
+
+
+def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype to load weights in, from torch's object or its name; None keeps the stored one.
+
+    Raises InputError for anything that no model computes in.
+    """
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
+        return dtype
+    if isinstance(dtype, str) and (name := dtype.removeprefix("torch.")) in DTYPES:
+        return DTYPES[name]
+    text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    raise InputError(f"dtype {shown(text)} is not one of float32, bfloat16, float16, float64{nearest(text, DTYPES)}")
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device called `device`.  Raises InputError where torch knows no such device or cannot use it here."""
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device {shown(str(device))} is not known to torch; use 'cpu', or 'cuda' for a GPU") from None
+    if where.type == "meta":
+        raise InputError("device 'meta' holds no numbers; use 'cpu', or 'cuda' for a GPU")
+    try:
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {shown(str(device))} cannot be used here ({said(error)}); use device='cpu'") from None
+    return where
+
+
+def read_weights(
+    spec: Model,
+    source: Source,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    ignore: Sequence[str] = (),
+    *,
+    dequantize: bool = True,
+) -> tuple[Transformer, LoadReport]:
+    """The module of `spec` with every parameter read from `source`, tensor by tensor.
+
+    Plain tensors in their stored dtype are private views of the mapped file: no copy until somebody writes to them.  A
+    family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
+    packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).
+    Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
+    and InputError for a dtype or a device that cannot be used.
+    """
+    dtype, device = compute_dtype(dtype), usable_device(device)
+    plan = _checked_plan(spec, source, ignore)
+    module, loaded, notes = empty(spec), [], set()
+    instead = _instead_of_fp16(spec, device)
+    for step in plan.loads:
+        info = source.infos[step.source]
+        weights = None if dequantize or step.duplicate else _packed(module, step, source, dtype or torch.float32)
+        if weights is None:
+            stored = source.read(step.source, None if instead is not None and dtype == torch.float16 else dtype)
+            if dtype is None and device.type == "cpu" and stored.dtype == torch.float16:
+                stored = stored.float()  # fp16 arithmetic on a CPU is several times slower than fp32
+            elif instead is not None and torch.float16 in (dtype, stored.dtype):
+                stored = stored.to(instead)
+                name = str(instead).removeprefix("torch.")
+                notes.add(f"{spec.family} overflows fp16, so its weights are loaded in {name}")
+            if stored.dtype not in DTYPES.values():
+                problem = f"{step.source} is stored as {info.dtype}, in which nothing is computed"
+                raise CheckpointError(f"{info.file}: {problem}; load with dtype='bfloat16'")
+            weights = step.to_ours(stored)
+        op = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
+        for name, weight in weights.items():
+            if not step.duplicate:
+                packed = isinstance(weight, PackedWeight)
+                assign(module, name, weight.to(device) if packed else weight.to(device).contiguous())
+            else:
+                _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
+            loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
+    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
+
+
+def _packed(
+    module: Transformer, step: TensorLoad, source: Source, dtype: torch.dtype
+) -> dict[str, PackedWeight] | None:
+    """The weights of one stored tensor in its blocks; None where the type, an operation or a slot does not allow it."""
+    if not isinstance(source, GGUFSource) or not step.rows_only or not source.is_packed(step.source):
+        return None
+    slots = [name.rpartition(".") for name in step.ours]
+    if not all(leaf == "weight" and isinstance(module.get_submodule(path), Linear | Table) for path, _, leaf in slots):
+        return None
+    blocks = source.blocks(step.source)  # operations that move whole rows act on rows of blocks just as well
+    return {name: PackedWeight(raw, blocks.format, dtype) for name, raw in step.to_ours(blocks.raw).items()}
+
+
+def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorPlan:
+    """How `source` fills `spec`, with every shape as the spec has it and every tensor of floating-point numbers."""
+    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
+    plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
+    for step in plan.loads:
+        info = source.infos[step.source]
+        if info.shape != step.source_shape:
+            raise CheckpointError(
+                f"{info.file}: {step.source} is {list(info.shape)}, the config asks for {list(step.source_shape)}"
+            )
+        if info.dtype in _NOT_FLOATS:
+            raise CheckpointError(
+                f"{info.file}: {step.source} is stored as {info.dtype}, and weights are floating-point numbers "
+                f"({', '.join(_STORED_FLOATS)} or a packed type)"
+            )
+    return plan
+
+
+def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
+    """What to keep the weights of a family in that overflows fp16; None for the others."""
+    if not families.find(spec.family).overflows_fp16:
+        return None
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def _check_equal(stored: str, name: str, value: Tensor, parameter: Tensor, source: Source) -> None:
+    if not torch.equal(parameter, value):
+        file = source.infos[stored].file
+        raise CheckpointError(f"{file}: {stored} differs from {name}, to which it is tied")
+
+
+def to_checkpoint(
+    module: Transformer, hf: Mapping[str, Any] | None
+) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
+
+    A model that came with an HF config is written back with it; one made from parts saves its spec.
+    """
+    parameters = DetachedWeights(module)
+    dtype = {"dtype": str(module.dtype).removeprefix("torch.")}
+    if hf is None:
+        return ((name, parameters[name]) for name in module.spec.shapes()), families.to_config(module.spec) | dtype
+    return ((step.source, step.to_source(parameters)) for step in families.save_plan(module.spec)), {**hf, **dtype}
+
+
+class DetachedWeights(Mapping[str, Tensor]):
+    """The parameters of a module without gradients; a packed one is unpacked when it is read, and not stored."""
+
+    def __init__(self, module: Transformer) -> None:
+        self._parameters = dict(module.named_parameters())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return dense(self._parameters[name].detach())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+class StoredParameters(Mapping[str, Tensor]):
+    """The parameters of `spec` in a checkpoint, each read when it is asked for, in `dtype` or as stored, and not kept.
+
+    Raises CheckpointError, when made, for tensors that are missing, left over or of the wrong shape.
+    """
+
+    def __init__(
+        self, spec: Model, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None
+    ) -> None:
+        self._source, self._plan, self._dtype = source, _checked_plan(spec, source, ignore), dtype
+        self._steps = {name: step for step in self._plan.loads if not step.duplicate for name in step.ours}
+
+    def __getitem__(self, name: str) -> Tensor:
+        step = self._steps[name]
+        weights: dict[str, Tensor] = step.to_ours(self._source.read(step.source, self._dtype))
+        return weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def check_duplicates(self) -> None:
+        """Raise CheckpointError for a tensor stored twice and unequally."""
+        for step in self._plan.loads:
+            if step.duplicate:
+                for name, value in step.to_ours(self._source.read(step.source, self._dtype)).items():
+                    _check_equal(step.source, name, value, self[name], self._source)

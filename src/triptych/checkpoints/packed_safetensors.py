@@ -1,0 +1,386 @@
+"""safetensors whose matrices are packed: FP8 with scales (DeepSeek, Qwen), GPTQ and AWQ.  They are shown, and read, as
+the plain matrices they stand for.
+
+    fp8    weight [out, in] in float8-e4m3; weight_scale_inv [out / b, in / c] for blocks of b x c, or weight_scale for
+           rows or the whole.  value = weight * scale, whatever the scale's name says
+    gptq   qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out], g_idx [in].  Lowest
+           bits first; zeros are stored minus one but in `gptq_v2`; g_idx is the group of each input (act-order)
+    awq    qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]: eight columns a word, in AWQ's order
+
+The last two give value[in, out] = (code - zero) * scale.  Frantar et al. 2023, Lin et al. 2024; the layouts are those
+of AutoGPTQ and AutoAWQ.  Everything is computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from triptych.checkpoints.source import Source, TensorInfo, fault
+from triptych.errors import ConfigError, nearest, shown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which four bits of a word, lowest first, hold its columns 0, 1, ...
+_CHUNK = 1 << 20  # elements unpacked at a time
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a checkpoint's matrices are packed, out of its `quantization_config`."""
+
+    method: Literal["fp8", "gptq", "awq"]
+    bits: int = 8
+    group: int | None = None  # inputs that share a scale; all of them when None
+    block: tuple[int, int] | None = None  # fp8: outputs and inputs that share one
+    minus_one: bool = False  # gptq: zeros are stored so
+
+
+# Keys that say how codes were found or are to be run, not what they mean.  AWQ's and GPTQ's share a class in
+# transformers, which writes all of them for either.
+_FOUND = (
+    "sym true_sequential damp_percent damp_auto_increment static_groups dataset tokenizer backend meta quantizer "
+    "model_name_or_path model_file_base_name block_name_to_quantize module_name_preceding_first_block "
+    "modules_in_block_to_quantize batch_size pad_token_id model_seqlen max_input_length cache_block_outputs "
+    "use_cuda_fp16 use_exllama disable_exllama exllama_config lm_head act_group_aware mse offload_to_disk"
+)
+_SILENT = {
+    "fp8": "activation_scheme modules_to_not_convert ignored_layers modules_to_convert dequantize scale_fmt",
+    "gptq": f"{_FOUND} desc_act",
+    "awq": f"{_FOUND} modules_to_not_convert do_fuse fuse_max_seq_len modules_to_fuse",
+}
+_WAY_OUT = "convert the model to plain safetensors with the tool that packed it"
+
+
+def scheme(config: object, where: str = "config.json") -> Packing:
+    """What the `quantization_config` of an HF config means.
+
+    Raises ConfigError for a method, a value or a key that is not understood.
+    """
+    reader = _QuantizationKeys(config, f"{where}: quantization_config")
+    method = reader.one_of("quant_method", ("fp8", "gptq", "awq"))
+    found = {"fp8": _fp8, "gptq": _gptq, "awq": _awq}[method](reader)
+    reader.finish(_SILENT[method].split())
+    return found
+
+
+def _fp8(reader: _QuantizationKeys) -> Packing:
+    reader.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    reader.one_of("expert_dtype", ("fp8",), "fp8")
+    block = reader.get("weight_block_size", None)
+    if block is None:
+        return Packing("fp8")
+    if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+        raise reader.error(f"weight_block_size {shown(block)} is not two sizes")
+    return Packing("fp8", block=(block[0], block[1]))
+
+
+def _gptq(reader: _QuantizationKeys) -> Packing:
+    bits = reader.one_of("bits", (4, 8))
+    first = reader.one_of("format", ("gptq", "gptq_v2"), "gptq")
+    version = reader.one_of("checkpoint_format", ("gptq", "gptq_v2"), first)
+    reader.one_of("pack_dtype", ("int32",), "int32")
+    for off in ("is_marlin_format", "dynamic"):  # another layout, and other sizes for some modules
+        if reader.get(off, None):
+            raise reader.error(f"{off} is set, which is not read; {_WAY_OUT}")
+    return Packing("gptq", bits, reader.group(), minus_one=version == "gptq")
+
+
+def _awq(reader: _QuantizationKeys) -> Packing:
+    bits = reader.one_of("bits", (4,), reader.get("w_bit", 4))
+    first = reader.one_of("format", ("gemm",), "gemm")
+    reader.one_of("version", ("gemm",), first)
+    reader.one_of("zero_point", (True,), True)
+    reader.one_of("desc_act", (False,), False)
+    return Packing("awq", bits, reader.group())
+
+
+class _QuantizationKeys:
+    """The keys of a `quantization_config`, each read or known to be silent."""
+
+    def __init__(self, data: object, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{where} must be a table, not {shown(data)}")
+        self.data, self.where, self.read = data, where, set[str]()
+
+    def get(self, name: str, default: Any) -> Any:
+        self.read.add(name)
+        return self.data.get(name, default)
+
+    def one_of(self, name: str, known: tuple[Any, ...], default: Any = None) -> Any:
+        value = self.get(name, default)
+        value = value.lower() if isinstance(value, str) else value
+        if not any(value == one and type(value) is type(one) for one in known):
+            listed = ", ".join(map(repr, known))
+            raise self.error(f"{name} {shown(value)} is not one of {listed}; {_WAY_OUT}")
+        return value
+
+    def group(self) -> int | None:
+        size = self.get("group_size", self.get("q_group_size", 128))
+        if type(size) is not int or (size < 1 and size != -1):
+            raise self.error(f"group_size {shown(size)} is neither a size nor -1")
+        return None if size == -1 else size
+
+    def finish(self, silent: list[str]) -> None:
+        for key in self.data.keys() - self.read - set(silent):
+            raise self.error(f"{shown(key)} is not understood{nearest(key, [*self.read, *silent])}; {_WAY_OUT}")
+
+    def error(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {problem}")
+
+
+@dataclass(frozen=True)
+class _PackedMatrix:
+    """One packed matrix: what it is made of, the plain one it stands for, and how that is made, row by row."""
+
+    parts: tuple[str, ...]
+    info: TensorInfo
+    rows: Callable[[Source, TensorInfo], Callable[[int, int], Tensor]]  # -> values of outputs [a, b), float32
+    idle: tuple[str, ...] = ()  # stored beside it and not needed: scales of activations
+
+
+class PackedSource:
+    """A source whose packed matrices look like plain ones.
+
+    They are read in the dtype most of the plain tensors beside them have, unless another is asked for.
+    """
+
+    kind: Literal["safetensors"] = "safetensors"
+
+    def __init__(self, source: Source, packing: Packing) -> None:
+        self._source, self.path, self.metadata = source, source.path, source.metadata
+        matrices = _matrices(source, packing)
+        self._matrices = {matrix.info.name: matrix for matrix in matrices}
+        hidden = {name for matrix in matrices for name in (*matrix.parts, *matrix.idle)}
+        self.infos = {name: info for name, info in source.infos.items() if name not in hidden}
+        self._plain = plain_dtype(self.infos)
+        for name, matrix in self._matrices.items():
+            if name in self.infos:
+                raise fault(matrix.info.file, f"holds the matrix {shown(name)} plain and packed")
+            self.infos[name] = matrix.info
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.infos)
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Source.read`."""
+        import torch
+
+        if name not in self._matrices:
+            return self._source.read(name, dtype)
+        matrix = self._matrices[name]
+        outputs, inputs = matrix.info.shape
+        out = torch.empty((outputs, inputs), dtype=dtype or getattr(torch, self._plain))
+        values, step = matrix.rows(self._source, matrix.info), max(1, _CHUNK // inputs)
+        for start in range(0, outputs, step):
+            out[start : start + step] = values(start, min(start + step, outputs))
+        return out
+
+    def read_raw(self, name: str) -> Tensor:
+        """See `Source.read_raw`; of a packed matrix the bytes of its codes."""
+        return self._source.read_raw(self._matrices[name].parts[0] if name in self._matrices else name)
+
+
+def plain_dtype(infos: Mapping[str, TensorInfo]) -> str:
+    """torch's name of the dtype most numbers of the plain floating tensors are stored in; float32 without any."""
+    sizes = dict.fromkeys(_FLOATS, 0)
+    for info in infos.values():
+        if info.dtype in sizes:
+            sizes[info.dtype] += info.nbytes // (4 if info.dtype == "F32" else 2)
+    return _FLOATS[max(sizes, key=lambda name: sizes[name])]
+
+
+def unpacked(source: Source, packing: Packing | None) -> Source:
+    """`source` with its packed matrices as plain ones; itself where there are none.
+
+    FP8 without any `quantization_config` is plain numbers that no arithmetic here computes with: widened too.
+    Raises CheckpointError for parts of a matrix that are missing or do not fit each other.
+    """
+    if packing is None and not any(info.dtype == "F8_E4M3" for info in source.infos.values()):
+        return source
+    return PackedSource(source, packing or Packing("fp8"))
+
+
+def _matrices(source: Source, packing: Packing) -> list[_PackedMatrix]:
+    if packing.method == "fp8":
+        return [_fp8_matrix(source, name, packing) for name, info in source.infos.items() if info.dtype == "F8_E4M3"]
+    stems = [name.removesuffix("qweight") for name in source.infos if name.endswith(".qweight")]
+    make = _gptq_matrix if packing.method == "gptq" else _awq_matrix
+    return [make(_StoredModule(source, stem), packing) for stem in stems]
+
+
+# ---------------------------------------------------------------- fp8
+
+
+def _fp8_matrix(source: Source, name: str, packing: Packing) -> _PackedMatrix:
+    info, stem = source.infos[name], name.removesuffix("weight")
+    if len(info.shape) != 2 or 0 in info.shape:
+        raise fault(info.file, f"tensor {shown(name)}: an fp8 tensor of shape {list(info.shape)} is no matrix")
+    names = [f"{name}_scale_inv", f"{name}_scale"]
+    scales = [scale for scale in names if scale in source.infos]
+    if len(scales) > 1:
+        raise fault(info.file, f"tensor {shown(name)} has two scales")
+    if scales:
+        _check_scale(source.infos[scales[0]], info, packing)
+    idle = tuple(f"{stem}{kind}_scale" for kind in ("input", "activation"))
+    logical = replace(info, dtype="F8_E4M3 scaled" if scales else "F8_E4M3")
+
+    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
+        import torch
+
+        codes = source.read(name)
+        scale = source.read(scales[0], torch.float32) if scales else torch.ones(())
+        by_row = _by_row(scale, info.shape, packing)
+        return lambda a, b: codes[a:b].float() * by_row(a, b)
+
+    return _PackedMatrix((name, *scales), logical, rows, tuple(one for one in idle if one in source.infos))
+
+
+def _check_scale(scale: TensorInfo, info: TensorInfo, packing: Packing) -> None:
+    outputs, inputs = info.shape
+    blocks = packing.block and tuple(-(-size // step) for size, step in zip(info.shape, packing.block, strict=True))
+    fits = scale.shape == blocks if blocks else scale.shape in ((), (1,), (1, 1), (outputs,), (outputs, 1))
+    if not fits or scale.dtype not in ("F32", "BF16", "F16", "F8_E8M0"):
+        wanted = list(blocks) if blocks else f"one number or {outputs}"
+        raise fault(
+            scale.file,
+            f"tensor {shown(scale.name)} is {list(scale.shape)} {scale.dtype}; "
+            f"the scales of {[outputs, inputs]} must be {wanted}",
+        )
+
+
+def _by_row(scale: Tensor, shape: tuple[int, ...], packing: Packing) -> Callable[[int, int], Tensor]:
+    """The scales of outputs [a, b) and all inputs, `[b - a, in]` or what broadcasts to it."""
+    import torch
+
+    if packing.block is None or scale.dim() == 0:
+        return lambda a, b: scale.reshape(-1, 1)[a:b] if scale.numel() > 1 else scale.reshape(1, 1)
+    tall, wide = packing.block
+    return lambda a, b: scale[torch.arange(a, b) // tall].repeat_interleave(wide, dim=1)[:, : shape[1]]
+
+
+# ---------------------------------------------------------------- gptq and awq
+
+
+class _StoredModule:
+    """The stored tensors of one module, by their short names."""
+
+    def __init__(self, source: Source, stem: str) -> None:
+        self.source, self.stem = source, stem
+        self.file = source.infos[f"{stem}qweight"].file
+
+    def has(self, name: str) -> bool:
+        return f"{self.stem}{name}" in self.source.infos
+
+    def info(self, name: str, *dtypes: str) -> TensorInfo:
+        if not self.has(name):
+            raise fault(self.file, f"the packed matrix {shown(self.stem + 'qweight')} comes without its {name}")
+        info = self.source.infos[f"{self.stem}{name}"]
+        if info.dtype not in dtypes or 0 in info.shape or len(info.shape) > 2:
+            raise fault(
+                self.file, f"tensor {shown(info.name)} is {info.dtype} {list(info.shape)}, not {' or '.join(dtypes)}"
+            )
+        return info
+
+    def matrix(
+        self,
+        names: tuple[str, ...],
+        shape: tuple[int, int],
+        label: str,
+        rows: Callable[[Source, TensorInfo], Callable[[int, int], Tensor]],
+    ) -> _PackedMatrix:
+        infos = [self.source.infos[self.stem + name] for name in names]
+        size = sum(info.nbytes for info in infos)
+        whole = TensorInfo(f"{self.stem}weight", label, shape, size, self.file, infos[0].offset)
+        return _PackedMatrix(tuple(info.name for info in infos), whole, rows)
+
+    def check(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
+        if info.shape != shape:
+            raise fault(
+                self.file, f"tensor {shown(info.name)} is {list(info.shape)}, its matrix asks for {list(shape)}"
+            )
+
+    def groups(self, inputs: int, outputs: int, packing: Packing) -> int:
+        """How many groups of inputs there are; the scales must say the same."""
+        groups = 1 if packing.group is None else -(-inputs // packing.group)
+        self.check(self.info("scales", "F16", "BF16", "F32"), (groups, outputs))
+        self.check(self.info("qzeros", "I32"), (groups, outputs * packing.bits // 32))
+        return groups
+
+
+def _gptq_matrix(parts: _StoredModule, packing: Packing) -> _PackedMatrix:
+    qweight = parts.info("qweight", "I32")
+    if len(qweight.shape) != 2:
+        raise fault(parts.file, f"tensor {shown(qweight.name)} is {list(qweight.shape)}, not a matrix")
+    per_word = 32 // packing.bits
+    inputs, outputs = qweight.shape[0] * per_word, qweight.shape[1]
+    groups, ordered = parts.groups(inputs, outputs, packing), parts.has("g_idx")
+    if ordered:
+        parts.check(parts.info("g_idx", "I32"), (inputs,))
+
+    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
+        import torch
+
+        of = _even(inputs, packing) if not ordered else source.read(f"{parts.stem}g_idx").long()
+        if int(of.min()) < 0 or int(of.max()) >= groups:
+            raise fault(info.file, f"tensor {shown(parts.stem + 'g_idx')} names a group that is not there")
+        codes, scales = source.read(qweight.name), source.read(f"{parts.stem}scales", torch.float32)
+        zeros = _fields(source.read(f"{parts.stem}qzeros"), packing.bits).flatten(1)
+        zeros = ((zeros + int(packing.minus_one)) & (2**packing.bits - 1)).float()
+
+        def values(a: int, b: int) -> Tensor:
+            code = _fields(codes[:, a:b].T, packing.bits).flatten(1).float()  # [b - a, in]
+            difference: Tensor = code - zeros[:, a:b].T[:, of]
+            return difference * scales[:, a:b].T[:, of]
+
+        return values
+
+    names = ("qweight", "qzeros", "scales", *(("g_idx",) if ordered else ()))
+    return parts.matrix(names, (outputs, inputs), f"GPTQ {packing.bits}-bit", rows)
+
+
+def _awq_matrix(parts: _StoredModule, packing: Packing) -> _PackedMatrix:
+    qweight = parts.info("qweight", "I32")
+    if len(qweight.shape) != 2:
+        raise fault(parts.file, f"tensor {shown(qweight.name)} is {list(qweight.shape)}, not a matrix")
+    inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
+    parts.groups(inputs, outputs, packing)
+
+    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
+        import torch
+
+        of, order = _even(inputs, packing), torch.tensor(_AWQ_ORDER)
+        codes = source.read(qweight.name)
+        zeros = _fields(source.read(f"{parts.stem}qzeros"), 4)[..., order].flatten(1).float()
+        scales = source.read(f"{parts.stem}scales", torch.float32)
+
+        def values(a: int, b: int) -> Tensor:
+            words = codes[:, a // 8 : -(-b // 8)]
+            code = _fields(words, 4)[..., order].flatten(1)[:, a % 8 : a % 8 + b - a].float()  # [in, b - a]
+            difference: Tensor = code - zeros[of, a:b]
+            by_input: Tensor = difference * scales[of, a:b]
+            return by_input.swapaxes(0, 1)
+
+        return values
+
+    return parts.matrix(("qweight", "qzeros", "scales"), (outputs, inputs), "AWQ 4-bit", rows)
+
+
+def _even(inputs: int, packing: Packing) -> Tensor:
+    """The group of each input where groups follow each other."""
+    import torch
+
+    return torch.arange(inputs) // (packing.group or inputs)
+
+
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """The `bits`-wide numbers of each 32-bit word, lowest first: `[..., n]` -> `[..., n, 32 / bits]`."""
+    import torch
+
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return torch.bitwise_and(words.unsqueeze(-1) >> shifts, 2**bits - 1)

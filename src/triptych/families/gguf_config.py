@@ -1,0 +1,66 @@
+"""GGUF metadata as HF keys: what decoder-only families share of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.read_gguf_metadata import POOLING, TENSORS
+
+
+def header(keys: ConfigKeys, name: str) -> dict[str, Any]:
+    """Sizes of a `{name}ForCausalLM`, under the HF names most families use."""
+    heads = keys.count("attention.head_count")
+    return {
+        "architectures": [f"{name}ForCausalLM"],
+        "hidden_size": keys.int("embedding_length"),
+        "intermediate_size": keys.int("feed_forward_length"),
+        "num_hidden_layers": keys.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
+        "max_position_embeddings": keys.int("context_length"),
+        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+    }
+
+
+def head_width(keys: ConfigKeys, *, partial: bool = False) -> dict[str, Any]:
+    """`head_dim`, and with `partial` the share of it that turns."""
+    default = keys.int("embedding_length") // keys.count("attention.head_count")
+    given = default if partial else keys.int("rope.dimension_count", default=default)
+    inner = keys.int("attention.key_length", default=given)
+    turned = keys.int("rope.dimension_count", default=inner)
+    if keys.int("attention.value_length", default=inner) != inner or (turned != inner and not partial):
+        raise keys.error("key, value and rotary widths of a head differ, which no such model does")
+    return {"head_dim": inner} | ({"partial_rotary_factor": turned / inner} if partial else {})
+
+
+def rope(keys: ConfigKeys, theta: float = 10_000.0) -> dict[str, Any]:
+    """`rope_parameters`; `theta` is the family's default base."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
+    length = keys.get("rope.scaling.original_context_length", None)
+    factors, short, long = (keys.get(name, None) for name in TENSORS)
+    names = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
+    kind = keys.choice("rope.scaling.type", names, default="none")
+    keys.get("rope.scaling.finetuned", None)  # says how the model was trained, not what it computes
+    if factors is not None:
+        # Llama 3's scaling arrives as one divisor a frequency, the same at every length: LongRoPE says just that.
+        divisors = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        found |= {"rope_type": "longrope", "original_max_position_embeddings": keys.int("context_length")} | divisors
+    elif short is not None:
+        found |= {"rope_type": "longrope", "original_max_position_embeddings": length}
+        found |= {"short_factor": short, "long_factor": long}
+        found |= {"attention_factor": keys.optional_float("rope.scaling.attn_factor")}
+    elif kind == "linear":
+        found |= {"rope_type": kind, "factor": keys.float("rope.scaling.factor")}
+    elif kind == "yarn":
+        factor = keys.float("rope.scaling.factor")
+        found |= {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length}
+    return found
+
+
+def pooling(keys: ConfigKeys) -> dict[str, Any]:
+    """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
+    if keys.bool("attention.causal", default=False):
+        raise keys.error("attention.causal is set, which no encoder is")
+    mode = POOLING[keys.int("pooling_type", default=1, low=1, high=len(POOLING))]
+    return {"mode": mode, "normalize": keys.bool("pooling_normalize", default=False)}

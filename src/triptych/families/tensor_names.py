@@ -1,0 +1,57 @@
+"""The names of a model's tensors in a file, by its family's table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from triptych.families.registry import find
+from triptych.families.wrapped import beside, text_name
+from triptych.mapping import tensor_plan as plans
+from triptych.mapping.read_gguf_metadata import TENSORS
+from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
+from triptych.mapping.weight_table import Kind, table
+from triptych.spec import Model
+
+_DIVISORS = table("".join(f"- - {name}.weight # in the config\n" for name in TENSORS))
+
+
+def plan(
+    spec: Model,
+    kind: Kind,
+    stored: Collection[str],
+    *,
+    ignore: Collection[str] = (),
+    where: str = "checkpoint",
+) -> TensorPlan:
+    """How the tensors of a checkpoint of `kind` fill `spec`; see `triptych.mapping.tensor_plan.plan`.
+
+    `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  They may name config keys too, as in
+    `load(..., ignore=[...])`; those match no tensor.
+    """
+    family = find(spec.family)
+    endings = family.renames
+
+    def rename(name: str) -> str:
+        name = text_name(name) if kind == "hf" else name
+        old = next((old for old in endings if name.endswith(old)), "")
+        return name.removesuffix(old) + endings.get(old, "")
+
+    asked = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
+    return plans.plan(
+        spec,
+        family.weights + (_DIVISORS if kind == "gguf" else ()),
+        kind,
+        stored,
+        prefix=family.prefix if kind == "hf" else "",
+        rename=rename,
+        ignored=beside(stored) | asked,
+        where=where,
+    )
+
+
+def save_plan(spec: Model, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
+    """The name and the operations under which each parameter of `spec` is written; see `mapping.tensor_plan`."""
+    family = find(spec.family)
+    prefix = family.prefix if kind == "hf" else ""
+    return plans.save_plan(spec, family.weights, kind, prefix=prefix, unprefixed=family.unprefixed)

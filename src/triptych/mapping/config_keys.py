@@ -1,0 +1,231 @@
+"""Typed readers over the keys of a `config.json` that remember what was read.
+
+A key that nobody read changes the model in a way we do not know, so it is an error - unless it is on the short
+list of keys that cannot change the arithmetic (`METADATA`), or a family or the caller says why it may be ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar, get_args
+
+from triptych.errors import ConfigError, nearest, shown
+from triptych.spec import SpecialIds
+from triptych.spec.parts import Activation
+
+T = TypeVar("T")
+# `ConfigKeys` has methods called int, float, str and bool, so inside it the types need other names.
+Int: TypeAlias = int
+Float: TypeAlias = float
+Str: TypeAlias = str
+Bool: TypeAlias = bool
+REQUIRED: Any = object()
+SIZE = 2**31 - 1  # no width, vocabulary or context is larger
+COUNT = 2**12  # nor has any model more layers, heads or buckets
+
+# Keys that describe the file, its training or its use, never the arithmetic of a forward.
+METADATA = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures bad_words_ids
+    begin_suppress_tokens bos_token_id chunk_size_feed_forward cls_token_id custom_pipelines decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id eos_token_ids
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    id2label initializer_range label2id language length_penalty mask_token_id max_length min_length model_type name
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pad_token_id prefix problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version triptych_sentences typical_p
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
+    """.split()  # noqa: SIM905 - sixty words on eight lines
+)
+
+# Keys that are harmless only while they are off: null, false, zero or empty.
+REFUSED = {
+    "auto_map": "the model brings its own code, which is never run",
+    "quantization_config": "its tensors are packed in a way this version does not read",
+    "pruned_heads": "heads were cut out of some layers",
+    "add_cross_attention": "its blocks have a cross-attention this family does not build",
+    "cross_attention_hidden_size": "its blocks have a cross-attention this family does not build",
+    "use_mrope": "its positions have three axes, and this family's one",
+    "use_bidirectional_attention": "its tokens look ahead, and this family's do not",
+    "is_decoder": "it turns an encoder into a decoder",
+    "is_encoder_decoder": "it says the model is an encoder-decoder, which this family is not",
+}
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "swish": "silu", "relu": "relu", "tanh": "tanh", "gelu": "gelu", "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+}  # fmt: skip
+assert set(ACTIVATIONS.values()) == set(get_args(Activation))
+
+
+class ConfigKeys:
+    """The keys of one dict, each typed and ranged on reading, none left over in the end.
+
+    `where` names the file in errors.  `stored` are the tensor names of the checkpoint beside it, None when only
+    the config is known (counting, or a new model).
+    """
+
+    def __init__(
+        self, data: Mapping[Str, Any], where: Str = "config.json", stored: Collection[Str] | None = None
+    ) -> None:
+        self.data, self.where, self.stored = data, where, stored
+        self.read: set[Str] = set()
+
+    def get(self, name: Str, default: Any = REQUIRED) -> Any:
+        """The raw value, marked as read.  Raises ConfigError when it is absent and has no default."""
+        self.read.add(name)
+        if name in self.data:
+            return self.data[name]
+        if default is REQUIRED:
+            close = nearest(name, self.data.keys() - self.read)
+            raise self.error(f"needs the key {name!r}{close}")
+        return default
+
+    def assume(self, **values: Any) -> None:
+        """What the family means by keys that are absent."""
+        self.data = {**values, **self.data}
+
+    def _typed(self, name: Str, kind: type[T] | tuple[type, ...], default: Any, expected: Str) -> Any:
+        value = self.get(name, default)
+        if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise self.error(f"{name} must be {expected}, not {shown(value)}")
+        return value
+
+    def int(self, name: Str, default: Any = REQUIRED, low: Int = 1, high: Int = SIZE) -> Int:
+        """An integer in [low, high]; a boolean is not an integer."""
+        value: Int = self._typed(name, int, default, "an integer")
+        if value is not default and not low <= value <= high:
+            raise self.error(f"{name} must be between {low} and {high}, not {value}")
+        return value
+
+    def optional_int(self, name: Str, default: Int | None = None, low: Int = 1, high: Int = SIZE) -> Int | None:
+        """An integer, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.int(name, default, low=low, high=high)
+
+    def count(self, name: Str, default: Any = REQUIRED) -> Int:
+        """How many layers, heads or buckets: an integer in [1, 4096], so that nobody builds 2^31 blocks."""
+        return self.int(name, default, high=COUNT)
+
+    def float(self, name: Str, default: Any = REQUIRED, low: Float = 0.0, high: Float = math.inf) -> Float:
+        """A finite number in [low, high]; an integer will do."""
+        value: Float = self._typed(name, (int, float), default, "a number")
+        if value is default:
+            absent: Float = value
+            return absent
+        if not math.isfinite(value) or not low <= value <= high:
+            raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
+        return value + 0.0
+
+    def optional_float(
+        self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf
+    ) -> Float | None:
+        """A finite number, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.float(name, default, low=low, high=high)
+
+    def dropout(self, name: Str, default: Any = 0.0) -> Float:
+        """A probability."""
+        return self.float(name, default, high=1.0)
+
+    def bool(self, name: Str, default: Any = REQUIRED) -> Bool:
+        value: Bool = self._typed(name, bool, default, "true or false")
+        return value
+
+    def str(self, name: Str, default: Any = REQUIRED) -> Str:
+        value: Str = self._typed(name, str, default, "a string")
+        return value
+
+    def floats(self, name: Str, default: Any = REQUIRED) -> tuple[Float, ...]:
+        """A list of finite numbers above zero."""
+        values = self._typed(name, (list, tuple), default, "a list of numbers")
+        return tuple(ConfigKeys({name: value}, self.where).float(name, low=1e-12) for value in values)
+
+    def ints(self, name: Str, default: Any = REQUIRED) -> tuple[Int, ...]:
+        """A list of integers of at least zero."""
+        values = self._typed(name, (list, tuple), default, "a list of integers")
+        return tuple(ConfigKeys({name: value}, self.where).int(name, low=0) for value in values)
+
+    def strings(self, name: Str, default: Any = REQUIRED) -> tuple[Str, ...]:
+        """A list of strings."""
+        values = self._typed(name, (list, tuple), default, "a list of strings")
+        return tuple(ConfigKeys({name: value}, self.where).str(name) for value in values)
+
+    def choice(self, name: Str, choices: Mapping[Str, T], default: Any = REQUIRED) -> T:
+        """The value standing for the string under `name`; the error lists what is understood."""
+        text = self.str(name, default)
+        if text not in choices:
+            raise self.error(
+                f"{name} {shown(text)} is not one of {', '.join(map(repr, choices))}{nearest(text, choices)}"
+            )
+        return choices[text]
+
+    def act(self, name: Str, default: Any = REQUIRED) -> Activation:
+        """An activation function by its HF name."""
+        return self.choice(name, ACTIVATIONS, default)
+
+    def table(self, name: Str) -> ConfigKeys | None:
+        """A nested dict as keys of its own, or None when absent, null or empty."""
+        value = self.get(name, None)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(f"{name} must be a table or null, not {shown(value)}")
+        return ConfigKeys(value, f"{self.where}: {name}") if value else None
+
+    def architecture(self, known: Mapping[Str, T], default: Str) -> T:
+        """The value for the class the checkpoint was saved from (`architectures`), `default`'s when it says none."""
+        names = self.strings("architectures", default=()) if self.get("architectures", None) is not None else ()
+        name = names[0] if names else default
+        if name not in known:
+            raise self.error(f"architecture {shown(name)} is not one of {', '.join(known)}{nearest(name, known)}")
+        return known[name]
+
+    def has_tensor(self, name: Str, default: Bool) -> Bool:
+        """Whether the checkpoint stores tensor `name`, under whatever prefix; `default` when there is none to ask."""
+        if self.stored is None:
+            return default
+        return any(stored == name or stored.endswith("." + name) for stored in self.stored)
+
+    def labels(self, default: Int = 2) -> Int:
+        """How many classes a classifying head has: HF keeps them as `id2label`, or as `num_labels`, or means 2."""
+        names = self.get("id2label", None)
+        if names is not None and not isinstance(names, Mapping):
+            raise self.error(f"id2label must be a table, not {shown(names)}")
+        return len(names) if names else self.int("num_labels", default=default)
+
+    def special_ids(self, vocab: Int, start: Int | None = None) -> SpecialIds:
+        """pad, bos, eos and start.  An id outside the vocabulary can never occur; files carry such leftovers
+        (-1, or 50256 beside a small vocabulary) and they are dropped."""
+
+        def one(name: Str) -> Int | None:
+            value = self.optional_int(name, low=-1)
+            return value if value is not None and 0 <= value < vocab else None
+
+        eos = self.get("eos_token_id", None)
+        several = eos if isinstance(eos, (list, tuple)) else [] if eos is None else [eos]
+        ends = [ConfigKeys({"eos_token_id": item}, self.where).int("eos_token_id", low=-1) for item in several]
+        begin = one("decoder_start_token_id") if "decoder_start_token_id" in self.data else start
+        return SpecialIds(
+            pad=one("pad_token_id"), bos=one("bos_token_id"), eos=tuple(i for i in ends if 0 <= i < vocab), start=begin
+        )
+
+    def finish(self, ignore: Iterable[Str] = (), metadata: Collection[Str] = METADATA) -> None:
+        """Raise ConfigError for a key nobody read that is neither metadata nor on `ignore`."""
+        allowed = self.read | set(ignore) | set(metadata)
+        left = [key for key in self.data if key not in allowed]
+        for key in left:
+            if key in REFUSED and self.data[key]:
+                raise self.error(f"{key} is set: {REFUSED[key]}; {_way_out(key)}")
+        for key in left:
+            if key not in REFUSED:
+                close = nearest(key, self.read - self.data.keys())
+                raise self.error(f"{key!r} (= {shown(self.data[key])}) is not understood{close}; {_way_out(key)}")
+
+    def error(self, problem: Str) -> ConfigError:
+        """A ConfigError that begins with the file's name."""
+        return ConfigError(f"{self.where}: {problem}")
+
+
+def _way_out(key: str) -> str:
+    return f"if it cannot matter, load with ignore=[{key!r}]"

@@ -1,0 +1,65 @@
+"""The tensor types of GGUF: number, block size and bytes of a block (github.com/ggml-org/ggml, ggml-common.h).
+
+This is the only place where the size of a block is written.  `checkpoints.gguf_blocks` adds to each packed type the
+functions that read and write its blocks; `count` computes bytes per weight from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+
+
+@dataclass(frozen=True)
+class GGUFType:
+    """How one tensor type stores numbers: `elements` of a row in a block of `nbytes` bytes.
+
+    A plain type has one element a block and names its torch dtype; a packed type has none.  `file_type` is the value of
+    `general.file_type` for files whose matrices have this type (llama.cpp's `llama_ftype`); None for types that are
+    never written here.
+    """
+
+    name: str
+    number: int
+    elements: int
+    nbytes: int
+    torch_dtype: str | None = None
+    file_type: int | None = None
+
+    @property
+    def bytes_per_element(self) -> Fraction:
+        return Fraction(self.nbytes, self.elements)
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a tensor of `shape`, whose rows are whole blocks."""
+        return prod(shape) // self.elements * self.nbytes
+
+    def raw_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the stored bytes of a tensor of `shape`: `[..., bytes of a row]`."""
+        return (*shape[:-1], shape[-1] // self.elements * self.nbytes)
+
+
+#: Every type that can be read, by its name in GGUF.
+TYPES: dict[str, GGUFType] = {
+    kind.name: kind
+    for kind in (
+        GGUFType("F32", 0, 1, 4, "float32", file_type=0),
+        GGUFType("F16", 1, 1, 2, "float16", file_type=1),
+        GGUFType("Q4_0", 2, 32, 18, file_type=2),
+        GGUFType("Q4_1", 3, 32, 20, file_type=3),
+        GGUFType("Q5_0", 6, 32, 22),
+        GGUFType("Q5_1", 7, 32, 24),
+        GGUFType("Q8_0", 8, 32, 34, file_type=7),
+        GGUFType("Q4_K", 12, 256, 144),
+        GGUFType("Q5_K", 13, 256, 176),
+        GGUFType("Q6_K", 14, 256, 210),
+        GGUFType("I8", 24, 1, 1, "int8"),
+        GGUFType("I16", 25, 1, 2, "int16"),
+        GGUFType("I32", 26, 1, 4, "int32"),
+        GGUFType("I64", 27, 1, 8, "int64"),
+        GGUFType("F64", 28, 1, 8, "float64"),
+        GGUFType("BF16", 30, 1, 2, "bfloat16", file_type=32),
+    )
+}
+BY_NUMBER: dict[int, GGUFType] = {kind.number: kind for kind in TYPES.values()}

@@ -1,0 +1,225 @@
+"""A family's table of names laid over one spec: which stored tensor becomes which parameters, and back."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from triptych.errors import CheckpointError, nearest, shown
+from triptych.mapping.tensor_ops import ByHead, OneRow, Op, PlusOne, RopePermute, Shape, Stacked, Transpose
+from triptych.mapping.weight_table import Kind, WeightTable
+from triptych.spec import Attention, Model, MoE, Pooling
+
+_LEAVES = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class TensorLoad:
+    """One stored tensor and the parameters it becomes.
+
+    `shapes` are those of `ours`; `duplicate` marks a tensor whose parameters come from another one and which is
+    only compared with them, `spare` one that need not even be equal.
+    """
+
+    ours: tuple[str, ...]
+    source: str
+    ops: tuple[Op, ...]
+    shapes: tuple[Shape, ...]
+    duplicate: bool = False
+    spare: bool = False
+
+    @property
+    def rows_only(self) -> bool:
+        """Whether it only moves whole rows, so that it may be done on a packed tensor."""
+        return all(op.rows for op in self.ops)
+
+    @property
+    def source_shape(self) -> Shape:
+        """The shape the stored tensor must have."""
+        shape = (sum(shape[0] for shape in self.shapes), *self.shapes[0][1:])
+        for op in reversed(self.ops):
+            shape = op.source_shape(shape)
+        return shape
+
+    def to_ours(self, x: Any) -> dict[str, Any]:
+        """Parameters from the stored tensor, as views where the ops allow it."""
+        for op in self.ops:
+            x = op.to_ours(x)
+        found, start = {}, 0
+        for name, shape in zip(self.ours, self.shapes, strict=True):
+            found[name] = x[start : start + shape[0]]
+            start += shape[0]
+        return found
+
+    def to_source(self, parameters: Mapping[str, Any]) -> Any:
+        """The stored tensor from parameters: the inverse of `to_ours`."""
+        x = parameters[self.ours[0]]
+        if len(self.ours) > 1:
+            library = sys.modules[type(x).__module__.partition(".")[0]]  # torch's or NumPy's, neither imported here
+            x = library.concatenate([parameters[name] for name in self.ours])
+        for op in reversed(self.ops):
+            x = op.to_source(x)
+        return x
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """How a checkpoint becomes a model: what is loaded (and compared), and what is left and why."""
+
+    loads: tuple[TensorLoad, ...]
+    ignored: dict[str, str]
+
+
+def plan(
+    spec: Model,
+    rows: WeightTable,
+    kind: Kind,
+    stored: Collection[str],
+    *,
+    prefix: str = "",
+    rename: Callable[[str], str] = str,
+    ignored: Mapping[str, str] | None = None,
+    where: str = "checkpoint",
+) -> TensorPlan:
+    """Each stored tensor used exactly once, each parameter of `spec` filled exactly once.
+
+    `prefix` is the base model's, which a file may have or lack; `rename` turns another name of a tensor into that of
+    the table; `ignored` are tensors the caller gives up, and why.  Raises CheckpointError naming what is missing and
+    what is left over.
+    """
+    ignored = dict(ignored or {})
+    original = {rename(name): name for name in stored}
+    lacks = bool(prefix) and not any(name.startswith(prefix) for name in original)
+    loads: list[TensorLoad] = []
+    filled: set[str] = set()
+    expected: dict[str, str] = {}
+    notes = {}
+    for load, note in _expand(spec, rows, kind):
+        source = load.source.removeprefix(prefix) if lacks else load.source
+        if not load.ours:
+            notes[source] = note
+            continue
+        # A tied parameter has no tensor of its own: what is stored under its name stands for the one it shares.
+        ours = tuple(spec.ties.get(name, name) for name in load.ours)
+        for name in ours:
+            expected.setdefault(name, source)
+        duplicate = filled.issuperset(ours)
+        mixed = not duplicate and not filled.isdisjoint(ours)  # one tensor for all beside one for each of some
+        if source in original and original[source] not in ignored and not mixed:
+            if duplicate and load.spare:
+                ignored[original[source]] = note
+                continue
+            loads.append(TensorLoad(ours, original[source], load.ops, load.shapes, duplicate))
+            filled.update(ours)
+    used = {load.source for load in loads}
+    ignored |= {original[name]: note for name, note in notes.items() if original.get(name, "") not in used | {""}}
+    extra = sorted(set(stored) - used - ignored.keys())
+    missing = list(dict.fromkeys(source for name, source in expected.items() if name not in filled))
+    if missing or extra:
+        raise _mismatch(where, missing, extra)
+    _check_covered(spec, filled, kind, where)
+    return TensorPlan(tuple(loads), ignored)
+
+
+def save_plan(
+    spec: Model, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
+) -> tuple[TensorLoad, ...]:
+    """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.
+
+    A model without a head of its own is written as the base model, without `prefix`; so is one whose head is
+    `unprefixed`.
+    """
+    base = spec.head is None or isinstance(spec.head, (Pooling, *unprefixed))
+    loads: list[TensorLoad] = []
+    filled: set[str] = set()
+    for load, _ in _expand(spec, rows, kind):
+        if (
+            load.ours
+            and not any(name in spec.ties for name in load.ours)
+            and (load.spare or filled.isdisjoint(load.ours))
+        ):
+            source = load.source.removeprefix(prefix) if base else load.source
+            loads.append(replace(load, source=source))
+            filled.update(load.ours)
+    _check_covered(spec, filled, kind, f"a {spec.family} model")
+    return tuple(loads)
+
+
+def _expand(spec: Model, rows: WeightTable, kind: Kind) -> Iterator[tuple[TensorLoad, str]]:
+    """Every load the table can mean for `spec`, with its note; `ours` is empty where the tensor is not needed."""
+    shapes = spec.shapes()
+    shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
+    heads = _heads(spec)
+    parts = {type(part).__name__ for _, part in spec.walk()}
+    parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()} | {f"as:{spec.naming}"}
+    experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoE)), default=1))
+    if not rows:  # a family of our own: every parameter under its own name
+        yield from ((TensorLoad((name,), name, (), (shape,)), "") for name, shape in shapes.items())
+    depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
+    for row in rows:
+        name, ops = row.column(kind)
+        if name is None or (row.part and row.part not in parts):
+            continue
+        stack = row.ours[0].partition(".")[0] if row.ours else ""
+        blocks = range(depths.get(stack, max(depths.values()))) if "{i}" in name else range(1)
+        leaves = _LEAVES if "*" in name else ("",)
+        stacked = "{e}" not in name and any("{e}" in pattern for pattern in row.ours)
+        for i, e, leaf in product(blocks, experts if "{e}" in name else range(1), leaves):
+            every = experts if stacked else (e,)
+            ours = tuple(_fill(pattern, i, leaf, x) for pattern in row.ours for x in every)
+            if all(one in shapes for one in ours):
+                bound = tuple(_op(op, heads.get(ours[0], 1), len(ours)) for op in ops if op != "spare")
+                found = tuple(shapes[one] for one in ours)
+                yield TensorLoad(ours, _fill(name, i, leaf, e), bound, found, spare="spare" in ops), row.note
+
+
+def _op(name: str, heads: int, several: int) -> Op:
+    known: dict[str, Op] = {
+        "transpose": Transpose(),
+        "rope_permute": RopePermute(heads),
+        "one_row": OneRow(),
+        "by_head": ByHead(heads),
+        "stacked": Stacked(several),
+        "plus_one": PlusOne(),
+    }
+    return known[name]
+
+
+def _fill(pattern: str, i: int, leaf: str, e: int) -> str:
+    return pattern.replace("{i}", str(i)).replace("{e}", str(e)).replace("*", leaf)
+
+
+def _heads(spec: Model) -> dict[str, int]:
+    """How many heads the rows of each q and k parameter divide into."""
+    found = {}
+    for name, part in spec.walk():
+        if isinstance(part, Attention):
+            for leaf in _LEAVES:
+                found[f"{name}.q.{leaf}"], found[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
+    return found
+
+
+def _check_covered(spec: Model, covered: Collection[str], kind: Kind, where: str) -> None:
+    left = [name for name in spec.shapes() if name not in covered]
+    if left:
+        raise CheckpointError(f"{where}: {kind} has no name for {_listed(left)} in family {spec.family!r}")
+
+
+def _mismatch(where: str, missing: list[str], extra: list[str]) -> CheckpointError:
+    parts = []
+    if missing:
+        close = nearest(missing[0], extra) if extra else ""
+        parts.append(f"missing {len(missing)} tensors: {_listed(missing)}{close}")
+    if extra:
+        pattern = re.sub(r"\d+", "*", extra[0])
+        way_out = f"if they cannot matter, load with ignore=[{pattern!r}]"
+        parts.append(f"{len(extra)} tensors nobody asked for: {_listed(extra)}; {way_out}")
+    return CheckpointError(f"{where}: " + "; ".join(parts))
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    return ", ".join(map(shown, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,150 @@
+"""Weights as objects: what fills the `weight` slot of a `Linear` or a `Table`.
+
+A dense weight is an ordinary `nn.Parameter`: optimizers and casts treat it as any other, and nothing is added at run
+time.  A packed weight is a `PackedWeight`: the blocks of its file, unpacked when a matmul or a lookup uses them.  It
+follows torch's own protocol for tensor types (`__torch_dispatch__`), so it stands in the same slot under the same
+parameter name, and `F.linear`, `F.embedding`, `.to(...)`, `deepcopy`, `state_dict()` and ties need no special case.
+
+`dense(weight)` and `rows(weight, start, stop)` read either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from triptych.errors import InputError
+
+aten = torch.ops.aten
+
+
+@runtime_checkable
+class BlockFormat(Protocol):
+    """A layout of packed numbers in blocks of one size."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        ...
+
+    def unpack(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
+        """`raw [..., bytes of a row]`, uint8 -> `[..., elements of a row]` in `dtype`."""
+        ...
+
+
+def dense(weight: Tensor) -> Tensor:
+    """The numbers of a weight as a plain tensor: itself where it is dense, unpacked where it is packed."""
+    return weight.dense() if isinstance(weight, PackedWeight) else weight
+
+
+def rows(weight: Tensor, start: int, stop: int) -> Tensor:
+    """Rows [start, stop) of a weight as a plain tensor; of a packed one only these are unpacked."""
+    return weight.rows(start, stop) if isinstance(weight, PackedWeight) else weight[start:stop]
+
+
+class PackedWeight(Tensor):
+    """A matrix `[rows, columns]` that is stored as `blocks` uint8 `[rows, bytes of a row]` and computes in `dtype`.
+
+    Casting it changes `dtype`, moving it moves the blocks; both keep it packed.  It holds no gradient and refuses every
+    operation that would change it in place.  Any operation that has no packed form here sees the unpacked matrix.
+    """
+
+    blocks: Tensor
+    format: BlockFormat
+
+    @staticmethod
+    def __new__(cls, blocks: Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32) -> PackedWeight:
+        if blocks.dim() != 2 or blocks.dtype != torch.uint8 or blocks.shape[1] % format.nbytes:
+            problem = f"{blocks.dtype} {list(blocks.shape)} are not rows of blocks of {format.nbytes} bytes"
+            raise InputError(f"packed weight: {problem}")
+        shape = (blocks.shape[0], blocks.shape[1] // format.nbytes * format.elements)
+        weight: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
+        weight.blocks, weight.format = blocks, format
+        return weight
+
+    def __init__(self, blocks: Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32) -> None:
+        """See `__new__`, which makes the tensor."""
+
+    def dense(self) -> Tensor:
+        """The numbers, `[rows, columns]` in `dtype`."""
+        return self.format.unpack(self.blocks, self.dtype)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """The numbers of rows [start, stop)."""
+        return self.format.unpack(self.blocks[start:stop], self.dtype)
+
+    def with_blocks(self, blocks: Tensor, dtype: torch.dtype | None = None) -> PackedWeight:
+        """A weight of the same format with other blocks, computing in `dtype` where one is given."""
+        return PackedWeight(blocks, self.format, dtype or self.dtype)
+
+    # What torch asks of a tensor type made of other tensors.
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """As `Tensor`'s, without turning results into packed weights."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[BlockFormat, torch.dtype]]:
+        return ["blocks"], (self.format, self.dtype)
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, inner: Mapping[str, Tensor], how: tuple[BlockFormat, torch.dtype], size: object, stride: object
+    ) -> PackedWeight:
+        return cls(inner["blocks"], *how)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub of this hook lacks the operation
+        cls, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        packed_form = _PACKED_FORMS.get(operation)
+        if packed_form is not None and isinstance(args[0], PackedWeight):
+            return packed_form(*args, **(kwargs or {}))
+        if operation._schema.is_mutable:
+            raise InputError(
+                f"{operation.name()} would change a packed weight in place; load the model unpacked for it"
+            )
+        return operation(*pytree.tree_map(_dense_leaf, args), **pytree.tree_map(_dense_leaf, dict(kwargs or {})))
+
+
+def _dense_leaf(x: Any) -> Any:
+    return x.dense() if isinstance(x, PackedWeight) else x
+
+
+def _cast(
+    weight: PackedWeight,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    non_blocking: bool = False,
+    **layout: object,
+) -> Tensor:
+    if dtype is not None and not dtype.is_floating_point:
+        return weight.dense().to(dtype=dtype, device=device)
+    return weight.with_blocks(weight.blocks.to(device=device, non_blocking=non_blocking, copy=True), dtype)
+
+
+def _lookup(weight: PackedWeight, ids: Tensor, *training_options: object) -> Tensor:
+    """Rows `ids` [...] -> [..., columns]; only these are unpacked."""
+    return weight.format.unpack(weight.blocks[ids], weight.dtype)
+
+
+_PACKED_FORMS: dict[object, Callable[..., Tensor]] = {
+    aten.detach.default: lambda weight: weight.with_blocks(weight.blocks),
+    aten.alias.default: lambda weight: weight.with_blocks(weight.blocks),
+    aten.clone.default: lambda weight, **layout: weight.with_blocks(weight.blocks.clone()),
+    aten._to_copy.default: _cast,
+    aten.embedding.default: _lookup,
+}

@@ -1,0 +1,215 @@
+"""The taps that read and edit, passed to one forward or to all steps of one generation.
+
+Reading never changes a bit: a value is copied as it passes, and scores and pattern are computed again beside the
+fused kernel from the same q and keys.  Editing scores or pattern, or reading them with `grad`, sends that layer, and no
+other, through `attend_reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
+from triptych.errors import ProbeError
+from triptych.nn import NO_TAPS, Taps
+from triptych.probe.plan import At, Edit, Plan, Read, Where, matrix, select
+from triptych.probe.trace import Trace
+
+
+class Session:
+    """One run under a plan: the trace it fills, and which row of the batch each row of a forward is.
+
+    Close it with `close()`, which raises ProbeError - the trace attached as `.trace` - when a read never fired or,
+    unless `allow_null`, when an edit never changed anything.
+    """
+
+    def __init__(self, plan: Plan, *, allow_null: bool = False) -> None:
+        self.plan, self.allow_null = plan, allow_null
+        self.trace = Trace()
+        self.items: Sequence[int] | None = None  # of each row of the next forward its row of the batch; None: the same
+        self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
+
+    @property
+    def taps(self) -> Taps:
+        return ProbeTaps(self, "") if self.plan.touches("") else NO_TAPS
+
+    def item(self, row: int) -> int:
+        return row if self.items is None else self.items[row]
+
+    def close(self) -> Trace:
+        unread = [site for site in self.plan.reads if site not in self.trace]
+        if unread:
+            raise _with_trace(
+                f"never fired: {', '.join(unread)}; nothing passed there that the read selects", self.trace
+            )
+        for name, changes in self.changes.items():
+            if 0 in changes and not self.allow_null:
+                raise _with_trace(
+                    f"the edit at {name} changed nothing; check its items=, at= and fn, or pass allow_null=True",
+                    self.trace,
+                )
+        return self.trace
+
+    def passed(self, name: str, value: Tensor, row: int, positions: Sequence[int]) -> Tensor:
+        """One row's value at a site, `[t, ...]` or `[H, t, S]`, edited and read: what the forward goes on with."""
+        item = self.item(row)
+        for number, edit in enumerate(self.plan.edits.get(name, ())):
+            value = self._edited(name, number, edit, value, item, positions)
+        for read in self.plan.reads.get(name, ()):
+            value = self._kept(name, read, value, item, positions)
+        return value
+
+    def _edited(self, name: str, number: int, edit: Edit, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
+        index = _index(name, edit, value, item, positions)
+        if index is None:
+            return value
+        chosen, places = index
+        old = value[places]
+        new = edit.fn(old, Where(name, item, tuple(positions[i] for i in chosen)))
+        if not isinstance(new, Tensor) or new.shape != old.shape:
+            returned = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+            raise ProbeError(f"the edit at {name} returned {returned} for {tuple(old.shape)}")
+        if not torch.equal(new, old):
+            self.changes[name][number] += 1
+            self.trace.fired[name] = self.trace.fired.get(name, 0) + 1
+        value = value.clone()
+        value[places] = new.to(value.dtype)
+        return value
+
+    def _kept(self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
+        index = _index(name, read, value, item, positions)
+        if index is None:
+            return value
+        chosen, places = index
+        kept = value[places]
+        if not read.grad:
+            kept = kept.detach().clone()
+        else:  # a part of the value that goes on, so that gradients reach it
+            if not torch.is_grad_enabled():
+                raise ProbeError(f"{name}: grad=True needs trace(); a generation has no autograd graph")
+            kept = kept if kept.requires_grad else kept.requires_grad_()
+            kept.retain_grad()
+            value = value.index_put(_full(places, value), kept)
+        self.trace.keep(name, item, tuple(positions[i] for i in chosen), kept)
+        return value
+
+
+class ProbeTaps(Taps):
+    """Taps under one dotted prefix; where the plan has nothing below, the null taps are used."""
+
+    def __init__(self, session: Session, prefix: str) -> None:
+        self.session, self.prefix, self.plan = session, prefix, session.plan
+        self.provenance = session.plan.provenance
+
+    def at(self, name: str) -> Taps:
+        if not name:
+            return self
+        prefix = f"{self.prefix}{name}."
+        return ProbeTaps(self.session, prefix) if self.plan.touches(prefix) else NO_TAPS
+
+    def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
+        name = self.prefix + site
+        if name not in self.plan.reads and name not in self.plan.edits:
+            return value
+        pieces = []
+        for row, part in enumerate(_split(value, rows)):
+            pieces.append(self.session.passed(name, part, row, _positions(rows, row, part.shape[0])))
+        return torch.cat(pieces) if self._changes(name) else value
+
+    def attend(
+        self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+    ) -> Tensor:
+        assert isinstance(plan, RowPlan)
+        k, v = self._context("k_ctx", k, plan.keys), self._context("v_ctx", v, plan.keys)
+        names = [self.prefix + leaf for leaf in ("scores", "pattern")]
+
+        def hook(leaf: str, value: Tensor, row: int) -> Tensor:
+            """[H, T, S] of one row; a key's column is its position."""
+            positions = _positions(plan.rows, row, value.shape[1])
+            return self.session.passed(self.prefix + leaf, value, row, positions)
+
+        if any(self._changes(name) for name in names):
+            return plan.run_hooked(q, k, v, hook, sinks, content)
+        z = plan.run(q, k, v, sinks, content)
+        if any(name in self.plan.reads for name in names):
+            with torch.no_grad():
+                exact = replace(plan, heads=replace(plan.heads, dropout=0.0))
+                exact.run_hooked(q, k, v, hook, sinks, content)
+        return z
+
+    def _changes(self, name: str) -> bool:
+        """Whether the forward goes on with another tensor than the one that came: an edited one, or one with parts that
+        are read with their gradient."""
+        return name in self.plan.edits or any(read.grad for read in self.plan.reads.get(name, ()))
+
+    def _context(self, site: str, value: Tensor, keys: KeyLayout) -> Tensor:
+        """All keys (or values) that a forward reads, row by row as [S, G, K]; an edit works on a copy."""
+        name = self.prefix + site
+        if name not in self.plan.reads and name not in self.plan.edits:
+            return value
+        if isinstance(keys, FlatKeys):
+            return self(site, value, keys.rows)
+        value = value.clone() if name in self.plan.edits else value
+        for row, (slot, length) in enumerate(zip(keys.slots, keys.lengths, strict=True)):
+            live: slice | Tensor = slice(0, length)
+            positions = list(range(length))
+            if keys.positions is not None:
+                stored = keys.positions[row]
+                live = stored.argsort(stable=True)[(stored < 0).sum() :]
+                positions = stored[live].tolist()
+            part = self.session.passed(name, value[slot, :, live].transpose(0, 1), row, positions)
+            if name in self.plan.edits:
+                value[slot, :, live] = part.transpose(0, 1)
+        return value
+
+
+def _split(value: Tensor, rows: Rows) -> list[Tensor]:
+    """Rows of the flat batch; a head that gives one vector a row (classes, pooling) has one position each."""
+    if value.shape[0] == rows.total:
+        return rows.split(value)
+    return list(value.split(1))
+
+
+def _positions(rows: Rows, row: int, length: int) -> list[int]:
+    past = rows.past[row]
+    return list(range(past, past + length))
+
+
+def _index(
+    name: str, chosen: Read | Edit, value: Tensor, item: int, positions: Sequence[int]
+) -> tuple[list[int], tuple[Tensor | slice, ...]] | None:
+    """Which of `positions` a read or an edit selects, and the index of these and its heads in `[t, H, ...]` or
+    `[H, t, S]`; None where it selects nothing of this row."""
+    if not select(chosen.items, [item]):
+        return None
+    places, heads = select(chosen.at, positions), _heads(chosen.heads, value, name)
+    if not places or not heads:
+        return None
+    t = torch.tensor(places, device=value.device)
+    if chosen.heads is None:
+        return places, (slice(None), t) if matrix(name) else (t,)
+    h = torch.tensor(heads, device=value.device)
+    return places, (h[:, None], t[None, :]) if matrix(name) else (t[:, None], h[None, :])
+
+
+def _heads(heads: At, value: Tensor, name: str) -> list[int]:
+    return select(heads, range(value.shape[0 if matrix(name) else 1])) if heads is not None else [0]
+
+
+def _full(places: tuple[Tensor | slice, ...], value: Tensor) -> tuple[Tensor, ...]:
+    """The same index in tensors alone, as `index_put` takes it."""
+    if len(places) == 1 or isinstance(places[0], Tensor):
+        return tuple(part for part in places if isinstance(part, Tensor))
+    every, t = torch.arange(value.shape[0], device=value.device), places[1]
+    assert isinstance(t, Tensor)
+    return every[:, None], t[None, :]
+
+
+def _with_trace(message: str, trace: Trace) -> ProbeError:
+    error = ProbeError(message)
+    error.trace = trace
+    return error

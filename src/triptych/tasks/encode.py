@@ -1,0 +1,64 @@
+"""Vectors of whole texts: the hidden states of a stack, pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from triptych.attention import Rows
+from triptych.errors import InputError
+from triptych.nn import Batch, Pooling, Row, Transformer
+from triptych.spec import model as spec
+from triptych.tasks.batching import BATCH_TOKENS, batches
+
+Mode = Literal["mean", "first", "dense"]
+
+
+def pooling(module: Transformer, mode: str | None = None, normalize: bool | None = None) -> spec.Pooling:
+    """How the model's vectors are pooled: as the checkpoint says, else by their mean; `mode` and `normalize` replace
+    that.  `cls`, as sentence-transformers calls it, is `first`.
+
+    Raises InputError for an unknown mode, and for `dense` without the checkpoint's pooler.
+    """
+    how = module.spec.head if isinstance(module.spec.head, spec.Pooling) else spec.Pooling()
+    if mode is not None:
+        chosen: Mode | None = next((m for m in get_args(Mode) if m == ("first" if mode == "cls" else mode)), None)
+        if chosen is None:
+            raise InputError(f"pooling={mode!r} must be 'mean', 'first' (also called 'cls') or 'dense'")
+        if chosen == "dense" and how.dense is None:
+            raise InputError("this checkpoint has no pooler; use pooling='mean' or 'first'")
+        how = replace(how, mode=chosen)
+    return how if normalize is None else replace(how, normalize=normalize)
+
+
+@torch.no_grad()
+def encode(
+    module: Transformer, rows: Sequence[Row], pooling: spec.Pooling, *, batch_tokens: int = BATCH_TOKENS
+) -> Tensor:
+    """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,
+    pooled.  Rows of similar length run together and nothing is padded.
+
+    The result carries no graph, and is an ordinary tensor that training may use.
+    """
+    pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(pooling, dense=None))
+    if isinstance(module.head, Pooling) and pooling != module.head.spec:
+        pool = Pooling(replace(pooling, dense=None))
+        pool.dense = module.head.dense
+    vectors: list[Tensor | None] = [None] * len(rows)
+    for group in batches([module.length(row) for row in rows], batch_tokens):
+        inputs, where = module.flat([rows[i] for i in group])
+        hidden = module(_reading(module, inputs, where))
+        for i, vector in zip(group, pool(hidden, where), strict=True):
+            vectors[i] = vector
+    return torch.stack([vector for vector in vectors if vector is not None])
+
+
+def _reading(module: Transformer, inputs: Tensor, rows: Rows) -> Batch:
+    """The encoder alone of an encoder-decoder, else the whole model."""
+    if module.spec.layout == "encoder-decoder":
+        return Batch(source=(inputs, rows))
+    return Batch(inputs=inputs, rows=rows)

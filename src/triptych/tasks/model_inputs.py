@@ -1,0 +1,271 @@
+"""Converts texts, token ids, audio and images to the rows a model reads."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.checkpoints import read_json
+from triptych.errors import InputError, TextError, shown
+from triptych.media import audio
+from triptych.media.image import Preparation, read_image
+from triptych.nn import Row
+from triptych.spec import Embed, Frames, Model, Patches
+from triptych.text import Encoded, RenderedPrompt, Tokenizer
+
+Texts = (
+    Sequence[str | RenderedPrompt | Sequence[int] | Tensor | NDArray[Any] | Path]
+    | Tensor
+    | NDArray[Any]
+    | Mapping[str, Any]
+)
+"""Rows to read: texts or token ids, `[B, T]` tensors, or what a transformers tokenizer returns (`input_ids` with
+`attention_mask`); for other models files, frames of sound `[T, M]` or pixels `[C, H, W]`."""
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The input slot of the spec says what a model reads; its tokenizer and the files in `path` say how to make it."""
+
+    spec: Model
+    tokenizer: Tokenizer | None
+    path: Path | None
+
+    def rows(self, inputs: Texts, mask: Tensor | None = None) -> Sequence[Row]:
+        """The rows the model reads: the ids of texts; or frames and pixels, of files or as they are."""
+        if self.reads_text:
+            return self.ids(inputs, mask)
+        if mask is not None:
+            raise InputError("a mask is for token ids; give frames or images as a list, each of its own length")
+        return self._files(inputs)
+
+    def ids(self, texts: Texts, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]:
+        """Token ids of each row: texts through the tokenizer, lists as they are, `[B, T]` tensors and tokenizer outputs
+        without what their mask hides.
+
+        `target` rows are for the decoder beside an encoder.  Raises InputError for ids outside the vocabulary, and for
+        a rectangular tensor that may hold padding and comes without a mask.
+        """
+        if isinstance(texts, str):
+            raise InputError("give a list of texts, not one string: [text]")
+        if isinstance(texts, Mapping):
+            texts, mask = _tokenizer_output(texts, mask)
+        if isinstance(texts, np.ndarray):
+            texts = torch.from_numpy(texts)
+        if not isinstance(texts, Sequence | Tensor):
+            raise InputError(f"rows must be a list of texts or of lists of token ids, not {type(texts).__name__}")
+        if not len(texts):
+            raise InputError("there are no rows; give at least one text or one list of token ids")
+        vocab = self.spec.vocab if target else self.spec.source_vocab
+        if isinstance(texts, Tensor) or mask is not None:
+            texts = self._unpadded(_rectangle(texts), mask)
+        return [self._row(i, row, vocab) for i, row in enumerate(texts)]
+
+    def prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], Sequence[Row] | None]:
+        """The ids that the decoder continues, and the sources beside it: None for a decoder alone.
+
+        `prefix` is what a decoder beside an encoder continues, after its start token.
+        """
+        if self.spec.layout != "encoder-decoder":
+            if prefix:
+                raise InputError("decoder_prefix is for encoder-decoders; put it at the end of the prompt")
+            return self.ids(prompts), None
+        if self.spec.ids.start is None:
+            raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
+        ids = self.words.encode(prefix, special=False) if isinstance(prefix, str) else prefix
+        head = check_ids(ids, self.spec.vocab, "decoder_prefix")
+        sources = self.rows(prompts)
+        return [[self.spec.ids.start, *head] for _ in sources], sources
+
+    def labelled(self, inputs: Texts, second: Sequence[str] | None = None) -> Sequence[Encoded | Tensor]:
+        """Rows for a head over classes: texts, pairs of them where there is a `second`, or images."""
+        if not self.reads_text:
+            return self._files(inputs)
+        if second is None:
+            return [Encoded(ids, [0] * len(ids), [], []) for ids in self.ids(inputs)]
+        firsts = _strings(inputs)
+        if isinstance(second, str) or len(second) != len(firsts):
+            raise InputError(f"second= must be a list with one text for each of the {len(firsts)} rows")
+        return [self._checked(self.words.encode_with_offsets(a, b)[0]) for a, b in zip(firsts, second, strict=True)]
+
+    def placed(self, texts: Texts) -> list[Encoded]:
+        """Texts with the place of each token in them.  Raises InputError for anything but a list of texts."""
+        return [self._checked(self.words.encode_with_offsets(text)[0]) for text in _strings(texts)]
+
+    def windows(self, question: str, context: str) -> list[Encoded]:
+        """The question beside its context: in windows that overlap by half of their length where the context is longer
+        than the model reads at once.
+
+        Raises InputError for a question that leaves no room for it.
+        """
+        limit, overlap = self.spec.context, 0
+        needed = len(self.ids([question])[0]) + 2  # the question and the separators around the context
+        if limit is not None:
+            if needed >= limit:
+                raise InputError(f"the question needs {needed} of the model's {limit} positions; shorten it")
+            overlap = (limit - needed) // 2
+        return [
+            self._checked(row)
+            for row in self.words.encode_with_offsets(question, context, max_length=limit, overlap=overlap)
+        ]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model reads token ids, not sound or images."""
+        return isinstance(self.spec.reads.embed, Embed)
+
+    @property
+    def words(self) -> Tokenizer:
+        """The tokenizer.  Raises TextError where there is none."""
+        if self.tokenizer is None:
+            raise TextError(f"{self.path or 'this model'} has no tokenizer; give token ids")
+        return self.tokenizer
+
+    def side_file(self, name: str) -> dict[str, Any]:
+        """A small JSON file beside the weights, empty where there is none."""
+        file = None if self.path is None else self.path / name
+        return read_json(file) if file is not None and file.is_file() else {}
+
+    def _checked(self, row: Encoded) -> Encoded:
+        check_ids(row.ids, self.spec.source_vocab, "the tokenizer's ids")
+        return row
+
+    def _row(self, i: int, row: object, vocab: int) -> list[int]:
+        if isinstance(row, str | RenderedPrompt):
+            return check_ids(self.words.encode(row), vocab, f"row {i}: the tokenizer's ids")
+        row = torch.from_numpy(row) if isinstance(row, np.ndarray) else row
+        if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):
+            raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
+        if not isinstance(row, Iterable):
+            raise InputError(f"row {i} is {shown(row)}, not a text or a list of token ids; give rows as [[5, 6, 7]]")
+        return check_ids(row, vocab, f"row {i}")
+
+    def _unpadded(self, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+        if mask is not None:
+            mask = _rectangle(mask, "mask")
+            if mask.shape != ids.shape:
+                raise InputError(f"mask is {list(mask.shape)} and ids are {list(ids.shape)}")
+            return [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
+        if n := self._padding(ids):
+            raise InputError(
+                f"{n} of {ids.numel()} ids are the pad id {self.spec.ids.pad} and no mask was given; pass mask=, or "
+                "rows as lists"
+            )
+        rows: list[list[int]] = ids.tolist()
+        return rows
+
+    def _padding(self, ids: Tensor) -> int:
+        """How many ids may be padding.
+
+        Where the pad id also ends a text, a row may end (or begin) with one: padding to the longest row leaves at least
+        one row without any, so the rows are whole if all of them end alike, with no more than one.
+        """
+        pad = self.spec.ids.pad
+        if pad is None:
+            return 0
+        counted = ids[:, 1:] if pad == self.spec.ids.start else ids
+        is_pad = counted == pad
+        if pad in self.spec.ids.eos and ids.shape[1]:
+            edges = [side.int().cumprod(1).sum(1) for side in (is_pad, is_pad.flip(1))]  # runs at each end of the rows
+            if all(int(run.max()) <= 1 and int(run.min()) == int(run.max()) for run in edges):
+                return 0
+        return int(is_pad.sum())
+
+    def _files(self, inputs: Any) -> list[Any]:
+        """Frames and pixels: a path is opened, anything else is left for the input part to check."""
+        if isinstance(inputs, str | Path):
+            raise InputError(f"give a list of files or tensors, not one: [{str(inputs)!r}]")
+        if not isinstance(inputs, Sequence | Tensor):
+            raise InputError(f"rows must be a list of files or tensors, not {type(inputs).__name__}")
+        if not len(inputs):
+            raise InputError("there are no rows; give at least one file or tensor")
+        return [self._opened(row) if isinstance(row, str | Path) else row for row in inputs]
+
+    def _opened(self, path: str | Path) -> Tensor:
+        """A WAV file as one window of frames [T, M], or an image as pixels [C, H, W]."""
+        slot = self.spec.reads.embed
+        if isinstance(slot, Patches):
+            how = Preparation.of(self.side_file("preprocessor_config.json"), slot.image)
+            return torch.from_numpy(read_image(path, how))
+        assert isinstance(slot, Frames)
+        window = slot.stride * slot.position.length
+        frames = audio.log_mel(audio.padded(audio.read_wav(path), window), slot.conv1.inputs)
+        if len(frames) > window:
+            seconds = window * audio.HOP / audio.RATE
+            raise InputError(f"{path} is longer than the {seconds:g} s this model reads at once; use transcribe()")
+        return torch.from_numpy(frames)
+
+
+def check_ids(ids: Iterable[object], vocab: int, what: str) -> list[int]:
+    """`ids` as integers.  Raises InputError for anything that is no integer in `[0, vocab)`."""
+    out = []
+    for token in ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids:
+        try:
+            if isinstance(token, bool):
+                raise TypeError
+            index = operator.index(token)  # type: ignore[arg-type]  # what has no __index__ raises here
+        except TypeError:
+            raise InputError(f"{what}: {shown(token)} is no token id; ids are integers") from None
+        if not 0 <= index < vocab:
+            raise InputError(f"{what}: token id {index} is outside the vocabulary of {vocab}")
+        out.append(index)
+    return out
+
+
+def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[Any, Any]:
+    """`input_ids` and `attention_mask` of a transformers tokenizer."""
+    if "input_ids" not in output:
+        raise InputError(
+            f"a mapping must have input_ids, as a transformers tokenizer returns it, not {shown(list(output))}; give a "
+            "list of texts"
+        )
+    types = output.get("token_type_ids")
+    if types is not None and any(any(row) for row in _rows(types)):
+        raise InputError("pairs of texts (token_type_ids) cannot be read here; use classify(texts, second=...)")
+    own = output.get("attention_mask")
+    if own is not None and mask is not None:
+        raise InputError("there are two masks; give mask= or attention_mask, not both")
+    ids = output["input_ids"]
+    if isinstance(ids, Sequence):  # rows of any length: those of a tokenizer that was not asked for tensors
+        rows = _rows(ids)
+        masks = _rows(own) if own is not None else [[1] * len(row) for row in rows]
+        if [len(row) for row in rows] != [len(row) for row in masks]:
+            raise InputError("attention_mask and input_ids are of different shapes")
+        return [[t for t, keep in zip(*pair, strict=True) if keep] for pair in zip(rows, masks, strict=True)], mask
+    return ids, mask if own is None else own
+
+
+def _rows(values: Any) -> list[list[Any]]:
+    rows = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
+    if not all(isinstance(row, Sequence) for row in rows):
+        raise InputError("input_ids must hold a list of ids for each text; give the tokenizer a list of texts")
+    return [list(row) for row in rows]
+
+
+def _rectangle(ids: Any, what: str = "ids") -> Tensor:
+    """A `[B, T]` tensor of integers.  Raises InputError for anything else."""
+    try:
+        tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
+    except (TypeError, ValueError):
+        raise InputError(f"{what} must be an integer tensor [B, T] beside a mask") from None
+    if tensor.dim() != 2 or tensor.is_floating_point():
+        raise InputError(f"{what} must be an integer tensor [B, T], not {tensor.dtype} {list(tensor.shape)}")
+    return tensor
+
+
+def _strings(texts: Texts) -> Sequence[str]:
+    """Raises InputError for anything but a list of texts: places in a text need the text itself."""
+    if isinstance(texts, str | Tensor | np.ndarray | Mapping):
+        raise InputError("give a list of texts: [text]")
+    strings = [text for text in texts if isinstance(text, str)]
+    if len(strings) != len(texts):
+        raise InputError("give a list of texts: [text]")
+    return strings

@@ -1,0 +1,182 @@
+"""Plans: what may be read and edited is checked before anything runs, and is known by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from triptych.errors import ProbeError
+from triptych.model import Model
+from triptych.probe import Edit, Plan, Read, Where, add, put, zero
+from triptych.probe.content import digest
+
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]]
+PATTERN, STREAM = "blocks.0.attn.pattern", "blocks.0.resid_post"
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(tiny.decoder())
+
+
+def trace(model: Model, **how: Any) -> Any:
+    return model.trace(ROWS, **how)
+
+
+# ---------------------------------------------------------------- how a plan is given
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_one_read_and_one_edit_need_no_list(model: Model) -> None:
+    assert list(trace(model, read=PATTERN)) == list(trace(model, read=[PATTERN])) == [PATTERN]
+    assert list(trace(model, read=Read(PATTERN, heads=1))) == [PATTERN]
+    single, listed = (trace(model, read=STREAM, edit=edit) for edit in (zero(PATTERN), [zero(PATTERN)]))
+    assert torch.equal(single[STREAM][0], listed[STREAM][0])
+    for wrong in ({"read": 3}, {"read": [3]}, {"edit": PATTERN}, {"edit": [PATTERN]}, {"edit": torch.zeros(3)}):
+        with pytest.raises(ProbeError, match="must be a list of"):
+            trace(model, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"read": Read(STREAM, at=-1)}, "count from 0, so the last token of a row is at=len"),
+        ({"read": Read(STREAM, at=[0, -1])}, "count from 0"),
+        ({"read": Read(STREAM, at=slice(-2, None))}, "count from 0"),
+        ({"edit": zero(STREAM, at=slice(3, None, 0))}, "step of a slice"),
+        ({"edit": zero(STREAM, items=-1)}, "rows count from 0"),
+        ({"read": Read(PATTERN, heads=-1)}, "heads 0..5"),
+        ({"read": "blocks.99.resid_post"}, r"blocks are 0 to 1$"),
+        ({"edit": add(STREAM, torch.ones(tiny.D + 1))}, rf"shape \(25,\), and a vector there has {tiny.D} numbers"),
+        ({"edit": put("blocks.0.attn.z", torch.ones(tiny.D))}, f"has {tiny.K} numbers a head"),
+        ({"edit": add(STREAM, torch.ones(5, tiny.D))}, "does not broadcast"),
+        ({"edit": put(PATTERN, torch.ones(7, 7))}, "does not broadcast"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_selected_or_added_is_refused(model: Model, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProbeError, match=message):
+        trace(model, **how)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_positions_are_integers(model: Model) -> None:
+    with pytest.raises(ProbeError, match="integer, a slice or a list"):
+        trace(model, read=Read(STREAM, at=1.5))  # type: ignore[arg-type]
+
+
+def test_an_edit_that_changes_nothing_may_be_allowed(model: Model) -> None:
+    nothing = [Edit(STREAM, lambda x, where: x), zero(PATTERN)]
+    with pytest.raises(ProbeError, match=f"the edit at {STREAM} changed nothing.*allow_null=True"):
+        trace(model, edit=nothing)
+    assert trace(model, edit=nothing, allow_null=True).fired == {PATTERN: 2}
+    assert trace(model, edit=nothing[1:]).fired == {PATTERN: 2}
+
+
+def test_a_trace_says_what_it_holds(model: Model) -> None:
+    found = trace(model, read=[PATTERN, STREAM])
+    assert list(found.keys()) == [PATTERN, STREAM]
+    assert len(found) == 2
+    assert repr(found).splitlines() == [
+        f"Trace of 2 rows, 2 sites, {found.nbytes:,} bytes",
+        f"  {PATTERN}  [6, 8, 8], [6, 3, 3]  float32",
+        f"  {STREAM}  [8, 24], [3, 24]  float32",
+    ]
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("read", [Read(STREAM, grad=True), Read(STREAM, at=2, items=0, grad=True)], ids=str)
+def test_gradients_reach_what_was_read(model: Model, read: Read) -> None:
+    """Against a finite difference along one direction; and without any parameter that wants a gradient."""
+    for wanted in (True, False):
+        model.module.requires_grad_(wanted)
+        found = trace(model, read=read)
+        (x, *_), plain = found[STREAM], model.logits(ROWS)
+        assert all(torch.equal(a, b) for a, b in zip(found.logits, plain, strict=True))
+        score = found.logits[0][-1].square().sum()
+        score.backward(retain_graph=True)
+        gradient = x.grad.clone()
+        assert torch.equal(torch.autograd.grad(score, x)[0], gradient)
+        direction, step = torch.randn_like(x), 1e-3
+        nudged = [
+            trace(model, edit=Edit(STREAM, moved(s * direction), items=0, at=read.at)).logits[0][-1]
+            for s in (step, -step)
+        ]
+        difference = float(nudged[0].square().sum() - nudged[1].square().sum()) / (2 * step)
+        assert difference == pytest.approx(float((gradient * direction).sum()), rel=2e-2)
+    model.module.requires_grad_(True)
+    model.module.zero_grad()
+
+
+@pytest.mark.parametrize("site", [PATTERN, "blocks.1.attn.scores", "blocks.0.attn.k_ctx", "blocks.1.attn.z"])
+def test_every_kind_of_site_can_be_in_the_graph(model: Model, site: str) -> None:
+    whole, part = (trace(model, read=Read(site, heads=heads, grad=True)) for heads in (None, [0, 2]))
+    for found in (whole, part):
+        found.logits[0].logsumexp(-1).sum().backward()
+        assert found[site][0].grad.abs().sum() > 0
+    axis = 0 if site.endswith(("pattern", "scores")) else 1
+    torch.testing.assert_close(whole[site][0].grad.index_select(axis, torch.tensor([0, 2])), part[site][0].grad)
+
+
+def test_a_generation_has_no_graph(model: Model) -> None:
+    with pytest.raises(ProbeError, match="generation has no autograd graph"):
+        model.generate(ROWS, max_new_tokens=2, read=[Read(STREAM, grad=True)])
+
+
+# ---------------------------------------------------------------- provenance
+
+
+def scaled(factor: float) -> Callable[[torch.Tensor, Where], torch.Tensor]:
+    return lambda x, where: x * factor
+
+
+def moved(by: torch.Tensor) -> Callable[[torch.Tensor, Where], torch.Tensor]:
+    return lambda x, where: x + by
+
+
+def times(x: torch.Tensor, where: Where, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+def provenance(model: Model, *edits: Edit) -> str:
+    return Plan.of(model.spec, [], edits).provenance
+
+
+def test_equal_edits_are_one_provenance(model: Model) -> None:
+    vector = torch.arange(tiny.D)
+    pairs = [
+        (zero(STREAM), zero(STREAM)),
+        (add(STREAM, vector), add(STREAM, vector.clone())),
+        (Edit(STREAM, scaled(2.0)), Edit(STREAM, scaled(2.0))),
+        (Edit(STREAM, partial(times, factor=3.0)), Edit(STREAM, partial(times, factor=3.0))),
+        (zero(STREAM, at=[1, 2]), zero("blocks.0.resid_p*st", at=(1, 2))),
+    ]
+    for one, other in pairs:
+        assert provenance(model, one) == provenance(model, other) != ""
+    every = [provenance(model, one) for one, _ in pairs]
+    other = [
+        put(STREAM, vector), add(STREAM, vector + 1), Edit(STREAM, scaled(2.5)), zero(STREAM, at=1),
+        Edit(STREAM, partial(times, factor=2.0)), zero(STREAM, items=1), zero("blocks.1.resid_post"),
+    ]  # fmt: skip
+    every += [provenance(model, one) for one in other]
+    assert len(set(every)) == len(every)
+    assert provenance(model) == ""
+
+
+def test_what_has_no_content_equals_nothing() -> None:
+    class Stateful:
+        def __call__(self, x: torch.Tensor, where: Where) -> torch.Tensor:
+            return x
+
+    assert digest(Stateful()) != digest(Stateful())
+    assert digest([1, "a", None, 2.5, {"k": torch.ones(2)}]) == digest([1, "a", None, 2.5, {"k": torch.ones(2)}])
+    loop: list[Any] = [1]
+    loop.append(loop)
+    assert digest(loop) == digest(loop)
