@@ -120,7 +120,8 @@ class Engine:
 
     def restart(self, row: LiveRow, request: Request) -> LiveRow:
         """Another request in the slot of `row`, beside the same source, which is not encoded again."""
-        self._check(replace(request, source=row.request.source))
+        request = replace(request, source=row.request.source)
+        self._check(request)
         self.cache.trim(row.slot, 0)
         new = LiveRow(request, list(request.prompt), _stops(request, self.decode), row.slot)
         new.source = row.source
@@ -221,7 +222,7 @@ class Engine:
             return due, logits[last], every
         if len(last) < len(ids):  # some tokens are of prompts, whose logits nobody wants
             if not due:
-                return due, hidden, every
+                return due, hidden[:0], every
             hidden, where = hidden[last], Rows((1,) * len(due), tuple([len(row.ids) - 1 for row in due]))
             if session is not None:
                 session.items = [row.request.number for row in due]

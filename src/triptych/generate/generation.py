@@ -53,10 +53,20 @@ def generate(
 
 
 def search(
-    engine: Engine, requests: Sequence[Request], tokenizer: Tokenizer | None, *, beams: int, length_penalty: float
+    engine: Engine,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer | None,
+    *,
+    beams: int,
+    length_penalty: float = 1.0,
+    on_token: OnToken | None = None,
 ) -> list[Generation]:
-    """The best of `beams` hypotheses for each request."""
+    """The best of `beams` hypotheses for each request; `on_token` is called for its tokens after the search."""
     hypotheses = beam_search(engine, requests, beams=beams, length_penalty=length_penalty)
+    if on_token is not None:
+        for request, best in zip(requests, hypotheses, strict=True):
+            for token in best[0].tokens:
+                on_token(request.number, token)
     return [_generation(request, best[0].tokens, tokenizer) for request, best in zip(requests, hypotheses, strict=True)]
 
 

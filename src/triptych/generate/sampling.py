@@ -67,14 +67,14 @@ def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequenc
     if how.repetition_penalty != 1:
         scores = penalize(scores, rows, how.repetition_penalty)
     if how.temperature == 0:
-        return scores.argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+        return scores.argmax(dim=-1).tolist()
     temperature = max(how.temperature, torch.finfo(scores.dtype).tiny)  # below it 0 / temperature is NaN
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature  # at most 0, so that nothing overflows
     probs = torch.softmax(keep(scores, how), dim=-1)
     noise = [
         exponential(how.seed, request, len(row), probs.shape[-1]) for request, row in zip(requests, rows, strict=True)
     ]
-    return (probs / torch.stack(noise).to(probs.device)).argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+    return (probs / torch.stack(noise).to(probs.device)).argmax(dim=-1).tolist()
 
 
 def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> Tensor:
