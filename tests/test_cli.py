@@ -190,7 +190,7 @@ def test_a_traceback_only_when_asked(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    command = [sys.executable, "-m", "triptych.cli", "--help"]
+    command = [sys.executable, "-m", "triptych", "--help"]
     env = os.environ | {"PYTHONPATH": str(Path(triptych.__file__).parents[1])}
     reader, writer = os.pipe()
     os.close(reader)
@@ -223,6 +223,6 @@ def test_the_parsers_own_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("triptych.cli.describing.machine", interrupted)
+    monkeypatch.setattr("triptych.machine.use_threads", interrupted)
     assert main(["doctor"]) == 130
     assert one_error(capsys.readouterr().err) == "error: interrupted"

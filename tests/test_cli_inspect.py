@@ -19,7 +19,7 @@ from cli_models import checkpoint
 from triptych.check import paths
 from triptych.checkpoints.describe import describe, mask_text
 from triptych.cli import main
-from triptych.cli.describing import experts_in_one, numberless, ranges
+from triptych.cli.inspect import experts_in_one, numberless, ranges
 from triptych.model import load
 from triptych.spec import causal, full, same_document, window
 
@@ -167,6 +167,38 @@ def test_inspect_saves_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     html = page.read_text(encoding="utf-8")
     assert "the &lt;b&gt; mill" in html
     assert "<b> mill" not in html
+
+
+def test_inspect_saves_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "attention.PNG"
+    said(["inspect", str(checkpoint("encoder")), "the mill", "--layer", "0", "--save", str(picture)], capsys)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("argv", "endings"),
+    [
+        (["inspect", "m", "text", "--save", "out.pdf"], ".html or .htm or .png"),
+        (["explain", "--example", "L2.1", "--save", "out.png"], ".html or .htm"),
+        (["lab", "scaling", "--report", "out.png"], ".html or .htm"),
+    ],
+)
+def test_a_file_of_another_kind_is_not_written(
+    argv: list[str], endings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    assert f"{argv[-2]} {argv[-1]} must end in {endings}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("site", ["blocks.99.attn.out", "blocks.99.attn.*"])
+def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(checkpoint("encoder")), "the mill", "--site", site]) == 1
+    error = capsys.readouterr().err
+    assert "did you mean" not in error
+    assert "its blocks are 0 to 1" in error
 
 
 # ---------------------------------------------------------------- check, count, doctor

@@ -132,6 +132,52 @@ def test_reset_forgets_and_quit_ends(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert remembered != first
 
 
+def test_chat_answers_help_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, b"/help\n/exit\nhi\n")
+    out, err = said(["chat", str(checkpoint("decoder")), "--max-new-tokens", "4"], capsys)
+    assert not out
+    assert all(command in err for command in ("/help", "/reset", "/exit"))
+
+
+def test_an_unknown_command_of_chat_is_not_sent_to_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin(monkeypatch, b"/hlep\n")
+    assert main(["chat", str(checkpoint("decoder")), "--max-new-tokens", "4"]) == 1
+    assert "/hlep is not a command of chat; use one of /help, /reset, /exit" in capsys.readouterr().err
+    assert len(turns("/etc/hosts is a file\n", monkeypatch, capsys)) == 1  # a text, not a command
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_encoder_is_refused_with_the_commands_that_take_one(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin(monkeypatch, b"hi\n")
+    path = str(checkpoint("encoder"))
+    assert main([command, path, *(["hi"] if command == "generate" else [])]) == 1
+    error = f"error: {path} is an encoder, which does not generate; use triptych fill, classify or encode\n"
+    assert capsys.readouterr().err.endswith(error)
+
+
+def test_a_run_directory_opens_its_finished_model_or_its_newest_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", str(tmp_path), "Mill", *DECODER]
+    assert main(argv) == 1
+    assert "config.json" in capsys.readouterr().err
+    expected = {}
+    for name, seed in (("step-00000009", 1), ("step-00000010", 2), ("model", 3)):
+        model = load(checkpoint("decoder"))
+        torch.manual_seed(seed)
+        for parameter in model.module.parameters():
+            torch.nn.init.normal_(parameter)
+        model.save(tmp_path / name)
+        (tmp_path / "step-00000099").mkdir(exist_ok=True)  # a checkpoint without its files
+        expected[name] = model.generate(["Mill"], max_new_tokens=9)[0].ids
+        assert answered(argv, capsys)["results"][0]["ids"] == expected[name]
+    assert len({tuple(ids) for ids in expected.values()}) == 3
+
+
 def test_the_prompt_can_be_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stdin(monkeypatch, b"hi\n")
     argv = ["chat", str(checkpoint("decoder")), "--max-new-tokens", "2", "--seed", "3", "--show-prompt"]
@@ -177,6 +223,6 @@ def test_encode_lines_of_stdin_and_their_likeness(
     stdin(monkeypatch, b"the old mill\n\nthe river\n")
     out, _ = said(["encode", str(checkpoint("encoder")), "-"], capsys)
     vectors = torch.nn.functional.normalize(load(checkpoint("encoder")).encode(["the old mill", "the river"]))
-    assert "cosine of 2 × 24 vectors" in out
+    assert "cosine similarity of 2 × 24 vectors" in out
     assert out.count(f"{float(vectors[0] @ vectors[1]):.3f}") == 2
     assert out.count("1.000") == 2

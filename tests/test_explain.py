@@ -348,7 +348,7 @@ def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr("triptych.labs.walk.again.softmax", lambda s, sinks=None: s.softmax(-2))
     assert main(["explain", "--example", "L2.1"]) == 1
     out = capsys.readouterr().out
-    assert "recomputed otherwise: off by" in out
+    assert "the recomputation differs by" in out
     assert "NOT recomputed to 1e-05: Softmax" in out
 
 

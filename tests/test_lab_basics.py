@@ -17,7 +17,7 @@ from triptych.attention.request import Request
 from triptych.labs import additive_vs_dot, heads_vs_width, permutation, small, soft_vs_hard
 from triptych.labs.lab import Setup
 from triptych.nn import positions
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 
 NAMES = ("scaling", "permutation", "soft-vs-hard", "heads-vs-width", "additive-vs-dot")
@@ -48,7 +48,7 @@ def failed(name: str, seed: int = 0) -> str:
 def test_passes(name: str, seed: int) -> None:
     finding = labs.run(name, Setup(seed=seed))
     assert finding.passed, finding.verdict
-    assert isinstance(finding.sections[0], Table)
+    assert isinstance(finding.sections[0], TableSection)
     assert any(isinstance(section, Curve) for section in finding.sections)
     for section in finding.sections:
         if isinstance(section, Curve):

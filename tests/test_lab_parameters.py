@@ -14,7 +14,7 @@ from triptych import families, labs, spec
 from triptych.errors import InputError
 from triptych.labs import parameters as lab
 from triptych.labs.lab import Finding, Setup
-from triptych.page import Table
+from triptych.page import TableSection
 
 CONFIG = Path(__file__).parents[1] / "docs" / "examples" / "qwen3-4b" / "config.json"
 TINY = {
@@ -38,8 +38,8 @@ def test_it_passes_on_smollm2(smollm2_gguf: Path) -> None:
     found = labs.run("parameters", Setup(model=str(smollm2_gguf)))
     assert found.passed, found.verdict
     first, parts, _ = found.sections
-    assert isinstance(first, Table)
-    assert isinstance(parts, Table)
+    assert isinstance(first, TableSection)
+    assert isinstance(parts, TableSection)
     assert list(first.rows[0]) == ["attn.q", "H·K, D", "4096 × 2560", "576 × 576"]
     assert list(parts.rows[-1]) == ["total", "4,022,468,096", "3,243,896,960", "134,515,008"]
 
@@ -68,7 +68,7 @@ def test_it_passes_on_any_llama(tiny: Setup) -> None:
 def test_it_fails_when_groups_are_forgotten(tiny: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     right = spec.attention
 
-    def ungrouped(width: int, heads: int, **given: Any) -> spec.Attention:
+    def ungrouped(width: int, heads: int, **given: Any) -> spec.AttentionSection:
         return right(width, heads, **given | {"kv_heads": heads})
 
     monkeypatch.setattr(spec, "attention", ungrouped)

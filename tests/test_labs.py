@@ -19,7 +19,7 @@ from triptych.cli import main
 from triptych.errors import InputError
 from triptych.labs import LABS
 from triptych.labs.lab import Check, Finding, Setup
-from triptych.page import Attention, AttentionMap, Curve, Facts, Prose, Sample, Samples, Table
+from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, TableSection
 
 Run = Callable[[Setup], Finding]
 
@@ -27,10 +27,10 @@ Run = Callable[[Setup], Finding]
 def good(setup: Setup) -> Finding:
     setup.say("counting")
     sections = (
-        Table("numbers", ("n", "square"), [["2", "4"], ["3", "9"]]),
+        TableSection("numbers", ("n", "square"), [["2", "4"], ["3", "9"]]),
         Facts("facts", [("seed", str(setup.seed)), ("model", str(setup.model)), ("data", str(setup.data))]),
         Curve("a curve", "n", "n²", {"squares": [(2.0, 4.0), (3.0, 9.0)]}, {}, "xy"),
-        Attention("a map", "", [AttentionMap("decoder", 0, ["a", "b"], ["a", "b"], np.eye(2)[None])]),
+        AttentionSection("a map", "", [AttentionMap("decoder", 0, ["a", "b"], ["a", "b"], np.eye(2)[None])]),
         Samples("texts", [Sample(None, "said", "hello \x1b[31m")]),
         Prose("words", "Some words."),
     )
@@ -39,7 +39,7 @@ def good(setup: Setup) -> Finding:
 
 def bad(setup: Setup) -> Finding:
     checks = (Check("a thing that holds", 1.0, most=2.0), Check("a thing that does not", math.nan, least=0.5))
-    return Finding("Does it?", "It does not.", checks, (Table("t", ("x",), [["1"]]),))
+    return Finding("Does it?", "It does not.", checks, (TableSection("t", ("x",), [["1"]]),))
 
 
 def broken(setup: Setup) -> Finding:

@@ -17,8 +17,8 @@ import pytest
 
 from triptych.errors import InputError, TriptychError
 from triptych.page import (
-    Attention,
     AttentionMap,
+    AttentionSection,
     Chapter,
     Criterion,
     Curve,
@@ -28,9 +28,9 @@ from triptych.page import (
     Sample,
     Samples,
     Steps,
-    Table,
+    TableSection,
     Unfolding,
-    Verdict,
+    VerdictSection,
     render,
     write,
 )
@@ -58,15 +58,15 @@ def every_section(text: str, texts: list[str]) -> list:
     return [
         *(Facts(one, [(one, one)]) for one in texts),
         Prose(text, text),
-        Verdict(text, True, text, [Criterion(False, one, one, one) for one in texts]),
+        VerdictSection(text, True, text, [Criterion(False, one, one, one) for one in texts]),
         Chapter(text, text, False, [Facts(one, [(one, one)]) for one in texts]),
         Samples(text, [Sample(None, one, one) for one in texts]),
         Curve(text, text, text, {one: [(1, 2)] for one in texts}, dict.fromkeys(texts, 3)),
-        Table(text, texts, [texts]),
+        TableSection(text, texts, [texts]),
         Steps(
             text, [Unfolding(1, text, text, text, [Grid(text, text, text, texts, [(text, texts)], text, True)], text)]
         ),
-        Attention(text, text, [AttentionMap("cross", 3, texts, [*texts, text, text], pattern(2, 7, 9))]),
+        AttentionSection(text, text, [AttentionMap("cross", 3, texts, [*texts, text, text], pattern(2, 7, 9))]),
     ]
 
 
@@ -168,7 +168,7 @@ def test_weights_come_back_within_half_a_step():
 def test_layers_share_their_tokens_and_keep_their_names():
     source, target = ["a", "b", "c"], ["x", "y"]
     cross = AttentionMap("cross", 4, target, source, pattern(2, 2, 3), heads=[5, 11])
-    data = Attention("t", "", [cross, AttentionMap("encoder", 0, source, source, pattern(1, 3, 3))]).data()
+    data = AttentionSection("t", "", [cross, AttentionMap("encoder", 0, source, source, pattern(1, 3, 3))]).data()
     assert data["tokens"] == [target, source]
     first, second = data["maps"]
     weights = first.pop("weights")
@@ -198,9 +198,9 @@ def test_a_map_that_does_not_fit_is_refused(arguments, message):
 
 def test_a_layer_given_twice_is_refused():
     one = AttentionMap("decoder", 1, ["a"], ["b"], [[[1]]])
-    Attention("t", "", [one, AttentionMap("cross", 1, ["a"], ["b"], [[[1]]])])
-    with pytest.raises(InputError, match="decoder layer 1 is given twice"):
-        Attention("t", "", [one, one])
+    AttentionSection("t", "", [one, AttentionMap("cross", 1, ["a"], ["b"], [[[1]]])])
+    with pytest.raises(InputError, match="decoder layer 1 appears twice"):
+        AttentionSection("t", "", [one, one])
 
 
 def test_a_page_that_would_not_open_is_refused_before_packing():
@@ -208,9 +208,9 @@ def test_a_page_that_would_not_open_is_refused_before_packing():
     weights = np.broadcast_to(np.float32(0.5), (8, 1024, 1024))  # 16 MiB a layer
     layers = [AttentionMap("encoder", layer, tokens, tokens, weights) for layer in range(5)]
     assert 4 * 2 * weights.size == MAX_BYTES
-    Attention("t", "", layers[:4])
+    AttentionSection("t", "", layers[:4])
     with pytest.raises(InputError, match=r"5 layers of up to 8 heads x 1024 x 1024 weights take 80 MiB.*choose fewer"):
-        Attention("t", "", layers)
+        AttentionSection("t", "", layers)
 
 
 def test_samples_come_in_the_order_of_training():
@@ -238,14 +238,14 @@ def test_series_keep_the_order_they_were_given_in():
 
 def test_a_table_sets_numbers_flush_right():
     rows = [["bert", "43.1 %", "-1,204 tok/s", "3"], ["t5", "7 %", "9e-3", "none"]]
-    assert Table("t", ["name", "right", "speed", "mixed"], rows).numeric == [False, True, True, False]
+    assert TableSection("t", ["name", "right", "speed", "mixed"], rows).numeric == [False, True, True, False]
     with pytest.raises(InputError, match="row 1 has 1 cells and the header 2"):
-        Table("t", ["a", "b"], [["1", "2"], ["3"]])
+        TableSection("t", ["a", "b"], [["1", "2"], ["3"]])
 
 
 def test_a_verdict_is_more_than_a_colour():
     criteria = [Criterion(True, "a claim", "0.5", "at most 1"), Criterion(False, "another", "3", "at most 1")]
-    reader = Reader(render("t", [Verdict("came of it", False, "It means.", criteria)]))
+    reader = Reader(render("t", [VerdictSection("came of it", False, "It means.", criteria)]))
     assert reader.inside("i") == ["✗", "FAIL", "✓", "✗"]  # the badge, then the criteria
     assert [attrs["aria-label"] for tag, attrs in reader.tags if tag == "i" and "aria-label" in attrs] == [
         "met",
@@ -257,7 +257,7 @@ def test_a_verdict_is_more_than_a_colour():
 
 
 def test_chapters_are_listed_and_hold_their_sections():
-    table, curve = Table("table", ["a"], [["1"]]), Curve("curve", "x", "y", {"s": [(0, 1)]}, {})
+    table, curve = TableSection("table", ["a"], [["1"]]), Curve("curve", "x", "y", {"s": [(0, 1)]}, {})
     chapters = [Chapter("first", "about one", True, [table, curve]), Chapter("second", "about two", False, [curve])]
     reader = Reader(render("t", chapters))
     ids = {attrs["id"]: attrs["class"] for tag, attrs in reader.tags if tag == "section"}
@@ -290,12 +290,43 @@ def test_writing_replaces_the_page_whole(tmp_path: Path):
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
-    with pytest.raises(TriptychError, match=r"cannot write the page .*missing.* No such file"):
+    with pytest.raises(TriptychError, match=r"cannot write the page .*missing.* No such directory"):
         write(tmp_path / "missing" / "report.html", "text")
     (tmp_path / "taken").mkdir()
     with pytest.raises(TriptychError, match="cannot write the page"):
         write(tmp_path / "taken", "text")
     assert [item.name for item in tmp_path.iterdir()] == ["taken"]
+
+
+def interrupted_write(folder: Path, ending: str) -> subprocess.CompletedProcess[str]:
+    """A process that is stopped by `ending` when the page is on the disk but not in its place."""
+    code = f"""
+import os, pathlib, signal
+from triptych.page import write
+
+def stop(*_, **__):
+    {ending}
+
+os.replace = pathlib.Path.replace = pathlib.Path.rename = stop
+write({str(folder / "report.html")!r}, "second")
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_ctrl_c_while_a_page_is_written_leaves_the_old_page_and_nothing_else(tmp_path: Path):
+    write(tmp_path / "report.html", "first")
+    done = interrupted_write(tmp_path, "raise KeyboardInterrupt")
+    assert "KeyboardInterrupt" in done.stderr
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("report.html", "first")]
+
+
+def test_the_next_write_removes_what_a_killed_process_left(tmp_path: Path):
+    write(tmp_path / "report.html", "first")
+    done = interrupted_write(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -9
+    assert len(list(tmp_path.iterdir())) == 2
+    write(tmp_path / "report.html", "third")
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("report.html", "third")]
 
 
 def lightness(colour: str) -> float:

@@ -1,48 +1,42 @@
-"""The page in a real browser: it comes to life, says nothing on the console, and shows the numbers it was given."""
+"""The page in a real browser: its scripts run, the console stays empty, and it shows the numbers it was given."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from browser import CHROMIUM, READY, Browser
 from test_page import NASTY, Reader, every_section, pattern
 from triptych.labs.walk import worked
 from triptych.labs.walk.page import sections
-from triptych.page import Attention, AttentionMap, Chapter, Curve, Steps, Unfolding, render, write
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-sync",
-]
+from triptych.page import AttentionMap, AttentionSection, Chapter, Curve, Steps, Unfolding, render, write
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 
 
-def opened(page: Path) -> tuple[Reader, list[str]]:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+def opened(browser: Browser, page: Path) -> tuple[Reader, list[str]]:
     """The document after its scripts ran, and what they put on the console."""
-    folder = f"--user-data-dir={page.parent / 'profile'}"
-    command = [str(CHROMIUM), *QUIET, folder, "--enable-logging=stderr", "--virtual-time-budget=4000", "--dump-dom"]
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=120)
-    return Reader(done.stdout), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    tab = browser.open(page).wait()
+    return Reader(tab.html()), tab.console()
 
 
 def classes(reader: Reader) -> list[str]:
     return [attrs.get("class") or "" for _, attrs in reader.tags]
 
 
-def test_nasty_text_runs_nothing_and_breaks_nothing(tmp_path: Path):
+def test_nasty_text_runs_nothing_and_breaks_nothing(browser: Browser, tmp_path: Path):
     write(tmp_path / "page.html", render(NASTY[0], every_section(NASTY[0], NASTY)))
-    reader, console = opened(tmp_path / "page.html")
+    reader, console = opened(browser, tmp_path / "page.html")
     assert console == []
     assert "img" not in [tag for tag, _ in reader.tags]
     assert len(reader.inside("script")) == 2
@@ -50,19 +44,19 @@ def test_nasty_text_runs_nothing_and_breaks_nothing(tmp_path: Path):
     assert "heat" in classes(reader)
 
 
-def test_the_console_is_heard(tmp_path: Path):
+def test_the_console_is_read(browser: Browser, tmp_path: Path):
     html = render("t", []).replace("<body>", "<body><script>alert(1)</script><img src='https://127.0.0.1:9/x.png'>")
     write(tmp_path / "page.html", html)
-    _, console = opened(tmp_path / "page.html")
+    _, console = opened(browser, tmp_path / "page.html")
     assert sum("Content Security Policy" in line for line in console) == 2  # neither ran nor loaded
 
 
-def test_the_map_reads_out_the_weight_it_was_given(tmp_path: Path):
+def test_the_map_reads_out_the_weight_it_was_given(browser: Browser, tmp_path: Path):
     queries, keys = [f"q{t}" for t in range(5)], [f"k{s}" for s in range(7)]
     weights = pattern(3, 5, 7)
     maps = [AttentionMap("cross", layer, queries, keys, np.roll(weights, layer, axis=0)) for layer in (2, 1)]
-    write(tmp_path / "page.html", render("t", [Attention("t", "", maps)]))
-    reader, console = opened(tmp_path / "page.html")
+    write(tmp_path / "page.html", render("t", [AttentionSection("t", "", maps)]))
+    reader, console = opened(browser, tmp_path / "page.html")
     assert console == []
     thumbs = [attrs["aria-label"] for tag, attrs in reader.tags if tag == "button" and "aria-label" in attrs]
     assert thumbs == [f"layer {layer}, head {head}" for layer in (1, 2) for head in range(3)]
@@ -74,11 +68,11 @@ def test_the_map_reads_out_the_weight_it_was_given(tmp_path: Path):
     assert keys.index(key) == first[queries.index(query)].argmax()
 
 
-def test_logarithmic_axes_space_powers_evenly(tmp_path: Path):
+def test_logarithmic_axes_space_powers_evenly(browser: Browser, tmp_path: Path):
     series = {"a": [(4.0, 1e-6), (16.0, 1e-3), (64.0, 1.0), (0.0, 5.0), (16.0, -1.0)]}
     curve = Curve("t", "x", "y", series, {"never": 0.0, "one": 1.0}, "xy")
     write(tmp_path / "page.html", render("t", [Chapter("c", "", True, [curve])]))
-    reader, console = opened(tmp_path / "page.html")
+    reader, console = opened(browser, tmp_path / "page.html")
     assert console == []
     ticks = [float(str(attrs["x"])) for tag, attrs in reader.tags if tag == "text" and attrs.get("class") == "tick"]
     assert len(ticks) == 3
@@ -91,30 +85,104 @@ def test_logarithmic_axes_space_powers_evenly(tmp_path: Path):
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
 
 
-def test_steps_open_all_at_once(tmp_path: Path):
+def test_steps_open_all_at_once(browser: Browser, tmp_path: Path):
     items = [Unfolding(i, f"step {i}", "y = x", "", [], "", open=i == 1) for i in (1, 2, 3)]
     write(tmp_path / "page.html", render("t", [Steps("part", items), Steps("opened", items[:1])]))
-    reader, console = opened(tmp_path / "page.html")
+    reader, console = opened(browser, tmp_path / "page.html")
     assert console == []
     assert ["open" in attrs for tag, attrs in reader.tags if tag == "details"] == [True, False, False, True]
     assert [text for tag, text in reader.texts if tag == "button" and text.strip()][-2:] == ["Open all", "Close all"]
 
 
-def test_a_walk_in_the_browser(tmp_path: Path):
+def test_a_walk_in_the_browser(browser: Browser, tmp_path: Path):
     walk = worked("L4.12.3")
     write(tmp_path / "page.html", render(walk.title, sections(walk)))
-    reader, console = opened(tmp_path / "page.html")
+    reader, console = opened(browser, tmp_path / "page.html")
     assert console == []
     assert sum(tag == "details" for tag, _ in reader.tags) == len(walk.steps)
     assert "0.3010" in [text for tag, text in reader.texts if tag == "td"]  # the lecture's first weight
 
 
-def test_reference_lines_differ_and_carry_their_names(tmp_path: Path):
+def test_reference_lines_differ_and_carry_their_names(browser: Browser, tmp_path: Path):
     curve = Curve("c", "x", "y", {"a": [(0, 4.0), (9, 0.1)]}, {"guessing": 3.3, "nearly": 3.31})
     write(tmp_path / "page.html", render("t", [curve]))
-    reader, console = opened(tmp_path / "page.html")
+    reader, console = opened(browser, tmp_path / "page.html")
     assert console == []
     dashes = [name.removeprefix("reference ") for name in classes(reader) if name.startswith("reference dash-")]
     assert dashes == ["dash-0", "dash-1", "dash-1", "dash-0"]  # the lines, then beside the names from above
     labels = [attrs for tag, attrs in reader.tags if tag == "text" and attrs.get("class") == "reference"]
     assert float(labels[1]["y"]) - float(labels[0]["y"]) == 16
+
+
+# What a browser does that unpacks slowly: nothing is unpacked until `release()` is called.
+SLOW = """
+const unpacking = Response.prototype.arrayBuffer;
+const held = new Promise((release) => (window.release = release));
+Response.prototype.arrayBuffer = async function () { await held; return unpacking.call(this); };
+"""
+BUTTONS = '[...document.querySelectorAll("section button")].filter((one) => one.checkVisibility()).length'
+STATUS = '[...document.querySelectorAll("[role=status]")].map((one) => one.textContent).join("")'
+
+
+def two_stacks(folder: Path) -> Path:
+    tokens = ["a", "b", "c"]
+    maps = [AttentionMap(stack, 0, tokens, tokens, pattern(2, 3, 3)) for stack in ("encoder", "cross")]
+    write(folder / "page.html", render("t", [AttentionSection("t", "", maps)]))
+    return folder / "page.html"
+
+
+def test_a_page_that_still_unpacks_its_weights_says_so_and_shows_no_controls(browser: Browser, tmp_path: Path):
+    tab = browser.open(two_stacks(tmp_path), before=SLOW)
+    assert not tab.evaluate(READY)
+    assert tab.evaluate(STATUS) == "Unpacking the attention weights …"
+    assert tab.evaluate(BUTTONS) == 2  # the choice of the stack alone
+    tab.evaluate("release()")
+    tab.wait()
+    assert tab.evaluate(STATUS) == ""
+    assert tab.evaluate(BUTTONS) == 2 + 2 + 3 + 3 + 2  # and the heads, the scales, the sizes and the two files
+    assert tab.console() == []
+
+
+def test_the_stack_picked_last_is_shown_whichever_is_unpacked_first(browser: Browser, tmp_path: Path):
+    tab = browser.open(two_stacks(tmp_path), before=SLOW)
+    tab.evaluate('[...document.querySelectorAll(".choice button")][1].click()')
+    tab.evaluate("release()")
+    tab.wait()
+    assert tab.evaluate('document.querySelector(".large h3").textContent').startswith("Alignment")
+
+
+def test_weights_that_cannot_be_unpacked_are_reported_on_the_page(browser: Browser, tmp_path: Path):
+    tab = browser.open(two_stacks(tmp_path), before="delete window.DecompressionStream;").wait()
+    assert re.match("The attention weights could not be unpacked .*Open this file in a browser", tab.evaluate(STATUS))
+    assert tab.evaluate(BUTTONS) == 2
+    assert tab.console() == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_thirty_layers_lie_beside_their_map_without_a_sideways_scroll(
+    browser: Browser, tmp_path: Path, width: int, dark: bool
+):
+    tokens = ["She", "sat", "by", "the", "river", "bank"]
+    maps = [AttentionMap("decoder", layer, tokens, tokens, pattern(9, 6, 6)) for layer in range(30)]
+    write(tmp_path / "page.html", render("t", [AttentionSection("t", "", maps)]))
+    tab = browser.open(tmp_path / "page.html", width=width, dark=dark).wait()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    names = ("gallery", "heat", "reading")
+    boxes = {
+        name: tab.evaluate(f'document.querySelector(".{name}").getBoundingClientRect().toJSON()') for name in names
+    }
+    assert boxes["heat"]["width"] >= 200
+    assert tab.evaluate('getComputedStyle(document.querySelector(".gallery canvas")).imageRendering') == "pixelated"
+    if width == 1280:
+        gallery = 'document.querySelector(".gallery")'
+        assert tab.evaluate(f"{gallery}.scrollHeight - {gallery}.clientHeight") <= 0  # every layer is visible
+        assert 0 < boxes["heat"]["left"] - boxes["gallery"]["right"] < 200  # the labels of the queries between
+        assert 0 < boxes["reading"]["left"] - boxes["heat"]["right"] < 100
+
+
+def test_no_label_covers_the_map(browser: Browser, tmp_path: Path):
+    tab = browser.open(two_stacks(tmp_path)).wait()
+    covering = """[...document.querySelectorAll(".heat > *")].filter(
+      (one) => !one.matches("canvas, svg, .band") && one.getBoundingClientRect().width > 0).length"""
+    assert tab.evaluate(covering) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from triptych.errors import InputError
-from triptych.page import Attention, AttentionMap, Curve, plot
+from triptych.page import AttentionMap, AttentionSection, Curve, plot
 from triptych.page.plot import SHADES, png
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -88,8 +88,8 @@ def test_a_map_is_drawn_head_by_head(tmp_path: Path):
         AttentionMap("cross", 1, queries, keys, np.stack((sure, unsure))),
         AttentionMap("cross", 2, queries, keys, [sure]),
     ]
-    png(tmp_path / "map.png", Attention("t", "", maps))
-    png(tmp_path / "other.png", Attention("t", "", [AttentionMap("cross", 1, queries, keys, [unsure])]))
+    png(tmp_path / "map.png", AttentionSection("t", "", maps))
+    png(tmp_path / "other.png", AttentionSection("t", "", [AttentionMap("cross", 1, queries, keys, [unsure])]))
     shown, other = imread(tmp_path / "map.png"), imread(tmp_path / "other.png")
     darkest = [int(SHADES[-1][at : at + 2], 16) / 255 for at in (1, 3, 5)]
     assert np.isclose(shown[..., :3], darkest, atol=0.01).all(-1).any()

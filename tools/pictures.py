@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from triptych.labs.lab import Finding
     from triptych.model import Model
-    from triptych.page import Attention, Curve
+    from triptych.page import AttentionSection, Curve
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, RUNS = ROOT / "docs" / "pictures", ROOT / "runs"
@@ -33,14 +33,14 @@ WIDTH, MOST = 880, 60_000  # pixels, bytes
 
 def of_lab(name: str, finding: Finding) -> None:
     """Draw the plot of a lab that the documentation shows, if it shows one."""
-    from triptych.page import Attention, Curve
+    from triptych.page import AttentionSection, Curve
 
     if name in OF_LABS:
-        plots = [section for section in finding.sections if isinstance(section, Curve | Attention)]
+        plots = [section for section in finding.sections if isinstance(section, Curve | AttentionSection)]
         draw(name, plots[OF_LABS[name]])
 
 
-def draw(name: str, section: Curve | Attention) -> None:
+def draw(name: str, section: Curve | AttentionSection) -> None:
     from triptych.page.plot import png
 
     with tempfile.TemporaryDirectory() as folder:
@@ -67,11 +67,11 @@ def maps(name: str, run: str, text: str, stack: str, layer: int, heads: list[int
     import numpy as np
 
     from triptych import load
-    from triptych.page import Attention
+    from triptych.page import AttentionSection
     from triptych.page.inspect import inspect_text
 
     [found] = [one for one in inspect_text(load(RUNS / run / "model"), text, layer=layer).maps if one.stack == stack]
-    draw(name, Attention("", "", [replace(found, pattern=np.asarray(found.pattern)[heads], heads=heads)]))
+    draw(name, AttentionSection("", "", [replace(found, pattern=np.asarray(found.pattern)[heads], heads=heads)]))
 
 
 def photograph(name: str, page: str, height: int) -> None:

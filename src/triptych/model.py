@@ -16,7 +16,8 @@ from triptych import families, nn, tasks
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.checkpoints.header import BESIDE, read_header
-from triptych.checkpoints.load_weights import read_weights, to_checkpoint
+from triptych.checkpoints.load_weights import compute_dtype, read_weights, to_checkpoint, usable_device
+from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
 from triptych.generate.arguments import integer
 from triptych.media import audio
@@ -238,9 +239,24 @@ class Model:
     def encode(
         self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096
     ) -> Tensor:
-        """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given."""
+        """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given.
+
+        A checkpoint of sentence-transformers also says how many tokens of a text it reads (`max_seq_length`): the rest
+        of a text is cut off, as there.  Rows of ids are read whole.
+        """
         how = tasks.pooling(self.module, pooling, normalize)
-        return tasks.encode(self.module, self.source(texts), how, batch_tokens=batch_tokens)
+        return tasks.encode(self.module, self._sentences(texts), how, batch_tokens=batch_tokens)
+
+    def _sentences(self, texts: Texts) -> Sequence[Row]:
+        """The rows of `texts`, prepared as sentence-transformers prepares them for this checkpoint."""
+        settings = SentenceSettings.of((self.hf or {}).get(KEY, {}), f"{self.path or 'config'}: {KEY}")
+        if settings == SentenceSettings() or isinstance(texts, str | Tensor):
+            return self.source(texts)
+        if settings.do_lower_case:
+            texts = [text.lower() if isinstance(text, str) else text for text in texts]
+        around = self.inputs.words.encode("")
+        rows = zip(texts, self.ids(texts), strict=True)
+        return [settings.truncated(ids, around) if isinstance(text, str) else ids for text, ids in rows]
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
@@ -387,22 +403,25 @@ def _check_beams(sampling: running.Sampling, others: Sequence[str]) -> None:
 def load(
     path: str | Path,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
     ignore: Sequence[str] = (),
     offline: bool = False,
 ) -> Model:
     """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
 
-    Weights keep their stored dtype unless `dtype` is given; fp16 on a CPU becomes fp32, packed GGUF blocks fp32, and
-    T5's fp16 anywhere, even when asked for, bf16 or fp32 (`report.notes` says so).
+    Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  fp16 on a
+    CPU becomes fp32, packed GGUF blocks fp32, and T5's fp16 anywhere, even when it was given, bf16 or fp32
+    (`report.notes` says so).
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
-    Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
+    Raises CheckpointError, ConfigError or TextError saying what is wrong and where, InputError for a dtype or device
+    that cannot be used.
     """
+    dtype, device = compute_dtype(dtype), usable_device(device)  # before anything is read
     header = read_header(path, ignore=ignore, offline=offline)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
     tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
-    module, report = read_weights(header.spec, source, dtype, torch.device(device), ignore)
+    module, report = read_weights(header.spec, source, dtype, device, ignore)
     return Model(module, tokenizer, header.hf, header.path, report)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention.layout import FlatKeys, KeyLayout, SlotKeys
+from triptych.attention.layout import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows
 from triptych.errors import InputError, ProbeError
 
@@ -38,7 +38,7 @@ class KeyStep(Protocol):
     """One step of the layers that store their keys in the same way."""
 
     @property
-    def layout(self) -> KeyLayout:
+    def layout(self) -> PlansRows:
         """Where their keys lie once this step's are in."""
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -352,7 +352,7 @@ Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
 class CrossKeys(Protocol):
     """An encoder's output as a decoder's cross-attention layers read it."""
 
-    def layout(self, rows: Rows) -> KeyLayout:
+    def layout(self, rows: Rows) -> PlansRows:
         """Where the keys of the sources of `rows` lie."""
 
     def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]: ...

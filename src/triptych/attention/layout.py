@@ -48,6 +48,12 @@ class FlatKeys:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
+
 
 @dataclass(frozen=True, eq=False)
 class SlotKeys:
@@ -64,6 +70,12 @@ class SlotKeys:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> RowPlan:
+        """How `rows` attend to these keys; as `plan_rows`."""
+        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
 
 
 KeyLayout = FlatKeys | SlotKeys
@@ -86,6 +98,22 @@ class Heads:
     dropout: float = 0.0
     learns: bool = False
     random: torch.Generator | None = None
+
+
+@runtime_checkable
+class AttendPlan(Protocol):
+    """Attention decided: what a layer runs."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor: ...
+
+
+@runtime_checkable
+class PlansRows(Protocol):
+    """Where keys lie, from which follows how rows attend to them: `FlatKeys`, `SlotKeys`, or a symbol of both."""
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> AttendPlan: ...
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.overrides import has_torch_function_unary
 
 from triptych import ops
 from triptych.errors import InputError
@@ -53,6 +54,30 @@ def inverse_frequencies(spec: Rope, length: int | Int[Tensor, " N"] | None = Non
             return _llama3(base, spec.scaling)
         case LongRope():
             return _longrope(base, spec.scaling, length)
+
+
+def rotation(
+    spec: Rope,
+    positions: Int[Tensor, " N"],
+    length: Int[Tensor, " N"] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> ops.Rotation:
+    """The rotation of tokens at these positions, as `ops.rotate` reads it; `length` as in `rope_angles`."""
+    if has_torch_function_unary(positions):
+        of = (spec, positions, length, dtype)
+        cos, sin = (ops.record(part, positions, *of) for part in (rotation_cos, rotation_sin))
+        return ops.Rotation(cos, sin, spec.pairing)
+    return rotation_of(*rope_angles(spec, positions, length, dtype), spec.pairing)
+
+
+def rotation_cos(spec: Rope, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[N, 1, width], the cosines of `rotation`."""
+    return rotation(spec, positions, length, dtype).cos
+
+
+def rotation_sin(spec: Rope, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[N, 1, width], the sines of `rotation`, that of the first dimension of each pair negated."""
+    return rotation(spec, positions, length, dtype).sin
 
 
 def attention_factor(spec: Rope) -> float:
@@ -102,6 +127,8 @@ def alibi_slopes(heads: int) -> Float[Tensor, " H"]:
 
 def alibi_bias(heads: int, q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"]) -> Float[Tensor, "*B H T S"]:
     """`-slope[h] * |q_pos - k_pos|`, fp32: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
+    if has_torch_function_unary(q_pos):
+        return ops.record(alibi_bias, q_pos, heads, q_pos, k_pos)
     distance = (q_pos[..., :, None] - k_pos[..., None, :]).abs().float()
     return -alibi_slopes(heads).to(q_pos.device)[:, None, None] * distance[..., None, :, :]
 
@@ -111,6 +138,7 @@ def t5_bucket(
 ) -> Int[Tensor, ...]:
     """The bucket of `k_pos - q_pos` (Raffel et al. 2020): half of them exact, the rest logarithmic up to
     `max_distance` and shared beyond.  Bidirectional: the upper half for keys ahead; otherwise those share bucket 0."""
+    most = buckets
     if bidirectional:
         buckets //= 2
         ahead = (relative > 0).long() * buckets
@@ -119,9 +147,32 @@ def t5_bucket(
         ahead = torch.zeros_like(relative, dtype=torch.long)
         distance = (-relative).clamp(min=0)
     exact = buckets // 2
+    if exact < 1:
+        raise InputError(f"t5 buckets: {most} are too few to have one for a distance of its own")
+    if max_distance <= exact:
+        return _few_distances(ahead, distance, exact, buckets, max_distance)
     growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
     return ahead + torch.where(distance < exact, distance, far)
+
+
+def _few_distances(ahead: Tensor, distance: Tensor, exact: int, buckets: int, max_distance: int) -> Tensor:
+    """`t5_bucket` where even the largest distance has a bucket of its own.  The published formula then divides by a
+    logarithm of zero or less: it holds for shorter distances, and gives some longer ones a bucket, as in transformers.
+
+    Raises InputError for a distance for which it gives no bucket.
+    """
+    if max_distance == exact:
+        far = torch.full_like(distance, -(1 << 40))
+    else:
+        growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+        far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+    bucket = ahead + torch.where(distance < exact, distance, far)
+    if bool((bucket < 0).any()):
+        furthest = int(distance[bucket < 0].min())
+        problem = f"a distance of {furthest} has no bucket: {exact} have one each, and the largest is {max_distance}"
+        raise InputError(f"t5 buckets: {problem}; shorten the text")
+    return bucket
 
 
 def t5_bias(
@@ -133,6 +184,8 @@ def t5_bias(
     bidirectional: bool = True,
 ) -> Float[Tensor, "*B H T S"]:
     """The learned scalar of each head and bucket: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
+    if has_torch_function_unary(q_pos):
+        return ops.record(t5_bias, q_pos, weight, q_pos, k_pos, max_distance, bidirectional)
     relative = k_pos[..., None, :] - q_pos[..., :, None]
     bucket = t5_bucket(relative, buckets=weight.shape[0], max_distance=max_distance, bidirectional=bidirectional)
     return torch.nn.functional.embedding(bucket, weight).movedim(-1, -3)
@@ -151,6 +204,29 @@ def distance_row(distance: Int[Tensor, ...], *, span: int, max_distance: int | N
     return (distance + span).clamp(0, 2 * span - 1)
 
 
+def reached_table(
+    weight: Float[Tensor, "R D"], positions: Int[Tensor, " N"], longest: int, span: int, max_distance: int | None
+) -> Float[Tensor, "R2 D"]:
+    """The rows of `Disentangled`'s table that distances of at most `longest` reach; `positions` are those of the rows'
+    tokens."""
+    if has_torch_function_unary(positions):
+        return ops.record(reached_table, positions, weight, positions, longest, span, max_distance)
+    first, last = distance_row(torch.tensor([-longest, longest]), span=span, max_distance=max_distance).tolist()
+    return weight[first : last + 1]
+
+
+def reached_row(
+    q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"], longest: int, span: int, max_distance: int | None
+) -> Int[Tensor, "... T S"]:
+    """Where in `reached_table` a query finds each key.  Padding and empty slots may be further than `longest`; nobody
+    sees them."""
+    if has_torch_function_unary(q_pos):
+        return ops.record(reached_row, q_pos, q_pos, k_pos, longest, span, max_distance)
+    distance = (q_pos[..., :, None] - k_pos[..., None, :]).clamp(-longest, longest)
+    first = distance_row(torch.tensor([-longest], device=q_pos.device), span=span, max_distance=max_distance)
+    return distance_row(distance, span=span, max_distance=max_distance) - first
+
+
 def disentangled_bias(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B G S K"],
@@ -163,6 +239,8 @@ def disentangled_bias(
 
     A term without its vectors is left out; one must be there.
     """
+    if has_torch_function_unary(q):
+        return ops.record(disentangled_bias, q, q, k, row, pos_q, pos_k)
     shape = (*q.shape[:3], k.shape[2])
     row, shared = row[..., None, :, :].expand(shape), q.shape[1] // k.shape[1]
     terms = []

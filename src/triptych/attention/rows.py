@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import add
+from typing import ClassVar
 
 import torch
 from jaxtyping import Int
@@ -32,6 +33,7 @@ class Rows:
     past: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
     documents: Tensor | None = None
+    symbolic: ClassVar[bool] = False  # whether positions are values without numbers (`triptych.program`)
 
     starts: tuple[int, ...] = field(init=False)  # where each row begins in the flat batch
     ends: tuple[int, ...] = field(init=False)  # absolute position after each row's last token
@@ -75,6 +77,10 @@ class Rows:
     def positions(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
         """The absolute position of each token."""
         return self._labels(device)[1]
+
+    def ends_of_tokens(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+        """How long the row of each token has become."""
+        return torch.tensor(self.ends, device=device)[self.row_of(device)]
 
     def split(self, x: Tensor) -> list[Tensor]:
         """`[N, ...]` as one view per row."""

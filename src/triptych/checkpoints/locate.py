@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from triptych.checkpoints import gguf_reader, safetensors
 from triptych.checkpoints.source import Source, fault
 from triptych.errors import CheckpointError
 
+_STEP = re.compile(r"step-\d{8}")  # the checkpoints that training writes
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def model_in_run(path: Path) -> Path:
+    """The model of a run directory: its finished `model`, else its newest `step-*`; other paths are unchanged."""
+    if not path.is_dir() or (path / "config.json").exists():
+        return path
+    if (path / "model" / "config.json").is_file():
+        return path / "model"
+    steps = [step for step in path.glob("step-*") if _STEP.fullmatch(step.name) and (step / "config.json").is_file()]
+    return max(steps, default=path)
 
 
 def open_source(path: str | Path) -> Source:

@@ -1,6 +1,6 @@
-"""The command line: argument parsing and showing; every command is one call into the library.
+"""The command line: argument parsing and display; every command is one call into the library.
 
-Nothing here imports torch, rich or the library before a command runs, so that help answers at once.
+Nothing here imports torch, rich or the library before a command runs, so that help is shown at once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from triptych.cli.failure import guarded
 
-NARROW = 72  # columns under which the boxes of the help would cut off the names of options
+NARROW = 72  # columns; in a narrower terminal the boxes of the help cut off names of options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command -> its exit code: 0, 1 (failed), 2 (usage), or 128 + the signal that ended it."""
+    """Run one command -> its exit code: 0, 1 (failed), 2 (usage), or 128 + the number of the signal that ended it."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character shows a question mark
+        if hasattr(stream, "reconfigure"):  # characters that the terminal cannot encode become ?
             stream.reconfigure(errors="replace")
 
     # Read by GNU OpenMP when torch loads.  Its threads otherwise spin for milliseconds at every barrier, and one other
@@ -26,12 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # small operations fast on a quiet machine too (docs/log.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
 
     def run() -> object:
         from triptych.cli.app import app
 
         app.rich_markup_mode = None if shutil.get_terminal_size().columns < NARROW else "markdown"
-        return app(given or ["--help"], prog_name="triptych", standalone_mode=False)
+        return app(arguments or ["--help"], prog_name="triptych", standalone_mode=False)
 
     return guarded(run)

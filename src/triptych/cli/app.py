@@ -1,4 +1,4 @@
-"""The commands, in the order of the help."""
+"""The commands, in the order of the help.  Each command NAME is in cli/NAME.py."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
-from triptych.cli import converting, explaining, inspecting, labbing, labelling, running, training, transcribing
-from triptych.cli.options import LEARN, LOOK, RUN
+from triptych.cli.chat import chat
+from triptych.cli.check import check
+from triptych.cli.classify import classify
+from triptych.cli.convert import convert
+from triptych.cli.count import count
+from triptych.cli.doctor import doctor
+from triptych.cli.encode import encode
+from triptych.cli.explain import explain
+from triptych.cli.fill import fill
+from triptych.cli.generate import generate
+from triptych.cli.inspect import inspect
+from triptych.cli.lab import lab
+from triptych.cli.quickstart import quickstart
+from triptych.cli.train import train
+from triptych.cli.transcribe import transcribe
 
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="One transformer, three panels: train it, run it, look inside. MODEL is a directory, a .gguf file or "
-    "hub:org/name everywhere; every command takes --json.",
+    help="Train, run and inspect transformers. MODEL is a model directory, a run directory, a .gguf file or "
+    "hub:org/name; every command takes --json.",
 )
 
 
-def _version(asked: bool) -> bool:
-    if asked:
+def _version(requested: bool) -> bool:
+    if requested:
         print(f"triptych {__version__}")
         raise typer.Exit
-    return asked
+    return requested
 
 
 @app.callback()
@@ -32,21 +45,14 @@ def _root(
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Nothing of its own: what every command shares would stand here."""
+    """Options of `triptych` itself."""
 
 
-for _panel, _commands in {
-    LEARN: (training.quickstart, training.train),
-    RUN: (
-        running.generate,
-        running.chat,
-        running.fill,
-        running.encode,
-        labelling.classify,
-        transcribing.transcribe,
-        converting.convert,
-    ),
-    LOOK: (explaining.explain, labbing.lab, inspecting.inspect, inspecting.check, inspecting.count, inspecting.doctor),
-}.items():
+GROUPS = {
+    "Train": (quickstart, train),
+    "Run": (generate, chat, fill, encode, classify, transcribe, convert),
+    "Inspect": (explain, lab, inspect, check, count, doctor),
+}
+for _title, _commands in GROUPS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(_command)
+        app.command(rich_help_panel=_title)(_command)

@@ -1,4 +1,4 @@
-"""Arguments and options that commands share, so that one name means one thing everywhere."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated
+from typing import Annotated, Any, TypedDict
 
 import typer
 
-RUN, LOOK, LEARN = "Run", "Look inside", "Train"
-
 
 class DType(StrEnum):
-    """Names for the dtypes weights may be kept in."""
+    """The dtypes in which weights may be kept."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -23,7 +21,10 @@ class DType(StrEnum):
 
 
 ModelPath = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A directory, a .gguf file, or hub:org/name.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model directory, a run directory, a .gguf file, or hub:org/name.", show_default=False
+    ),
 ]
 Texts = Annotated[
     list[str] | None,
@@ -31,44 +32,73 @@ Texts = Annotated[
 ]
 Lines = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TEXT]...", help="Texts, or - to read stdin, one a line.", show_default=False),
+    typer.Argument(metavar="[TEXT]...", help="Texts, or - to read one per line from stdin.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
-Offline = Annotated[bool, typer.Option("--offline", help="With hub:, use what was downloaded before and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Offline = Annotated[bool, typer.Option("--offline", help="With hub:, use only files that were downloaded before.")]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option("--ignore", metavar="NAME", help="Config key or tensor pattern to give up. Repeatable."),
+    typer.Option("--ignore", metavar="NAME", help="Config key or tensor pattern to ignore. Repeatable."),
 ]
 Weights = Annotated[
     DType | None,
-    typer.Option("--dtype", help="Keep weights in this dtype instead of the stored one.", show_default=False),
+    typer.Option("--dtype", help="Dtype of the weights; by default the stored one.", show_default=False),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.")]
 
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Stop after so many.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Stop after N tokens.")]
 Temperature = Annotated[
-    float, typer.Option("--temperature", metavar="X", min=0, help="0 always takes the likeliest token.")
+    float,
+    typer.Option(
+        "--temperature", metavar="X", min=0, help="Sampling temperature; 0 always takes the most likely token."
+    ),
 ]
-TopK = Annotated[int, typer.Option("--top-k", metavar="K", min=0, help="Choose among the K likeliest; 0 is all.")]
+TopK = Annotated[
+    int, typer.Option("--top-k", metavar="K", min=0, help="Sample from the K most likely tokens; 0 means all.")
+]
 TopP = Annotated[
-    float, typer.Option("--top-p", metavar="P", min=0, max=1, help="Choose among the likeliest with this much mass.")
+    float,
+    typer.Option(
+        "--top-p",
+        metavar="P",
+        min=0,
+        max=1,
+        help="Sample from the smallest set of tokens whose probabilities sum to P.",
+    ),
 ]
 MinP = Annotated[
-    float, typer.Option("--min-p", metavar="P", min=0, max=1, help="Drop tokens under this share of the likeliest.")
+    float,
+    typer.Option(
+        "--min-p", metavar="P", min=0, max=1, help="Drop tokens less likely than P times the most likely one."
+    ),
 ]
 Penalty = Annotated[
-    float, typer.Option("--repetition-penalty", metavar="X", help="Above 1 pushes down tokens already there.")
+    float,
+    typer.Option("--repetition-penalty", metavar="X", help="Above 1 makes tokens that already occur less likely."),
 ]
-Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop before this text. Repeatable.")]
 Chunk = Annotated[
     int | None,
-    typer.Option("--chunk", metavar="N", min=1, help="Read prompts so many tokens at a time.", show_default=False),
+    typer.Option("--chunk", metavar="N", min=1, help="Process prompts N tokens at a time.", show_default=False),
 ]
+
+
+class SamplingSettings(TypedDict):
+    """The options of `generate` and `chat` as the library takes them."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """MODEL and how it is opened: what every command takes that runs one."""
+    """MODEL and the options for loading it, shared by all commands that run a model."""
 
     model: ModelPath
     dtype: Weights = None
@@ -78,16 +108,17 @@ class Checkpoint:
 
 
 def opens(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(checkpoint, *own, as_json)` as the parser is to see it: MODEL, its own, how to open, and --json."""
+    """Give `command(checkpoint, *own, as_json)` the signature that the parser reads: MODEL, its own options, those of
+    `Checkpoint`, and --json."""
     _, *own, as_json = signature(command, eval_str=True).parameters.values()
-    model, *how = signature(Checkpoint, eval_str=True).parameters.values()
+    model, *loading = signature(Checkpoint, eval_str=True).parameters.values()
 
     @wraps(command)
-    def run(**given: object) -> None:
-        checkpoint = Checkpoint(**{one.name: given.pop(one.name) for one in (model, *how)})  # type: ignore[arg-type]
-        command(checkpoint, **given)
+    def run(**arguments: Any) -> None:
+        checkpoint = Checkpoint(**{one.name: arguments.pop(one.name) for one in (model, *loading)})
+        command(checkpoint, **arguments)
 
-    shown = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (model, *own, *how, as_json)]
-    run.__annotations__ = {one.name: one.annotation for one in shown}
-    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (model, *own, *loading, as_json)]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    setattr(run, "__signature__", Signature(parameters))  # noqa: B010 - functions do not declare this attribute
     return run

@@ -1,4 +1,4 @@
-"""What a person sees: notes, tables and bars on stderr or stdout, in one calm style.  rich is imported when used."""
+"""Output of commands: results on stdout, notes and progress on stderr.  rich is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typer import BadParameter
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
-WIDE = 160  # columns, where no terminal says how many there are: nothing in a pipe should be cut
+WIDE = 160  # columns when the output is not a terminal, so that tables in a pipe are not wrapped
 
 
 def console(*, notes: bool = False) -> Console:
@@ -26,53 +29,53 @@ def console(*, notes: bool = False) -> Console:
 
 
 def note(text: str) -> None:
-    """One dim line on stderr."""
+    """A dim line on stderr."""
     console(notes=True).print(text, style="dim", soft_wrap=True)
 
 
-def result(data: Any) -> None:
-    """The result of a command as JSON on stdout."""
+def result(data: object) -> None:
+    """Print the result of a command as JSON on stdout."""
     print(json.dumps(data, ensure_ascii=False, indent=2))
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table; the columns named in `right` hold numbers.  Cells are shown as they are."""
+    """An empty table; the columns named in `right` are right-aligned."""
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold", header_style="dim")
-    return made
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", header_style="dim")
+    return table
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Names and their values."""
+    """A table of names and their values."""
     from rich.table import Table
 
-    made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(style="dim", no_wrap=True)
-    made.add_column(overflow="fold")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     for row in rows:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table
 
 
-def show(made: Table, title: str = "") -> None:
-    """A table on stdout, under a title that may be wider than it."""
+def show(table: Table, title: str = "") -> None:
+    """Print a table on stdout, under a title that may be wider than it."""
     out = console()
     if title:
         out.print(title, style="bold", soft_wrap=True)
-    out.print(made)
+    out.print(table)
 
 
 def plain(text: str) -> str:
-    """Text of a model as a terminal may show it: no control characters but line breaks and tabs."""
+    """Text that is safe on a terminal: control characters other than line breaks and tabs are replaced."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def write(text: str) -> None:
-    """Text of a model to stdout, at once; as it is into a pipe or a file, `plain` on a terminal."""
+    """Write generated text to stdout and flush; unchanged into a pipe or file, `plain` on a terminal."""
     sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -86,29 +89,35 @@ def shape(sizes: Sequence[int]) -> str:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A moving bar with the time passed, on a terminal only, while something of unknown length goes on."""
+def waiting(task: str) -> Iterator[None]:
+    """A progress bar with the elapsed time, on a terminal only, for a task of unknown length."""
     with stages() as stage:
-        stage(what)
+        stage(task)
         yield
 
 
 def counting() -> Progress:
-    """A bar over a known number of tokens, with their rate and the time left."""
+    """A progress bar over a known number of tokens, with the time left."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    show = console(notes=True)
+    notes = console(notes=True)
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=show, transient=True, disable=not show.is_terminal)
+    return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 
 @contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
-    """As `waiting`, for work that says what it is at."""
+    """As `waiting`, for a task of several stages; call the result with the name of each."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    show = console(notes=True)
+    notes = console(notes=True)
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
-    with Progress(*columns, console=show, transient=True, disable=not show.is_terminal) as bar:
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda what: bar.update(task, description=what)
+        yield lambda stage: bar.update(task, description=stage)
+
+
+def check_suffix(path: Path, suffixes: Sequence[str], option: str) -> None:
+    """Raises BadParameter unless the name of an output file ends in one of `suffixes`."""
+    if path.suffix.lower() not in suffixes:
+        raise BadParameter(f"{option} {path} must end in {' or '.join(suffixes)}")

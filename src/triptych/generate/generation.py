@@ -11,7 +11,7 @@ from triptych.generate.request import LiveRow, Request, TokenLogprobs
 from triptych.generate.stops import before_stop
 from triptych.probe import Trace
 from triptych.text import Tokenizer
-from triptych.text.detokenize import Stream
+from triptych.text.detokenize import TextStream
 
 OnToken = Callable[[int, int], None]  # (number of the request, id)
 
@@ -71,7 +71,7 @@ def search(
 
 
 def pieces(
-    engine: Engine, request: Request, detokenizer: Stream, stop: Sequence[str], on_token: OnToken | None = None
+    engine: Engine, request: Request, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None = None
 ) -> Iterator[str]:
     """The text of a request that was added to `engine`, piece by piece as it becomes certain, up to the first of the
     strings in `stop`.  Raises ProbeError for edits that had no effect."""

@@ -16,7 +16,7 @@ from triptych import nn
 from triptych.attention import additive, attend
 from triptych.errors import InputError
 from triptych.labs.lab import Check, Finding, Setup
-from triptych.page import Curve, Facts, Table
+from triptych.page import Curve, Facts, TableSection
 from triptych.spec import Additive, attention
 
 WIDTH, HIDDEN, HEADS = 64, 64, 8
@@ -33,7 +33,7 @@ def run(setup: Setup) -> Finding:
     sharp = [_entropies(size, setup.seed) for size in SIZES]
     error, refused = _mismatched(setup.seed)
     plain, gained = _parameters()
-    speed = Table(
+    speed = TableSection(
         f"Time of one call: width {WIDTH}, {HIDDEN} hidden units, one head, best of several",
         ("tokens", "dot product", "additive", "times slower", "numbers built, additive"),
         [

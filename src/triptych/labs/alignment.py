@@ -14,11 +14,11 @@ from triptych.errors import InputError
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import Points, fit
 from triptych.model import Model, create, load
-from triptych.page import Attention, AttentionMap, Curve, Section, Table
+from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
 from triptych.probe import Edit, Where
 from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
-from triptych.train.recipe import Data
+from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
@@ -67,8 +67,10 @@ def run(setup: Setup) -> Finding:
     shares += [("the diagonal", diagonal), ("a letter at random", chance)]
     seen = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
     sections: list[Section] = [
-        Table("Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in shares]),
-        Table("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in seen]),
+        TableSection(
+            "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in shares]
+        ),
+        TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in seen]),
         *subject.maps(layer, patterns[layer]),
     ]
     if losses:
@@ -131,7 +133,7 @@ class Subject:
         right = [x[:-1].argmax(-1) == torch.tensor(ids[:-1]) for x, ids in zip(logits, self.targets, strict=True)]
         return float(torch.cat(right).float().mean())
 
-    def maps(self, layer: int, pattern: list[Tensor]) -> list[Attention]:
+    def maps(self, layer: int, pattern: list[Tensor]) -> list[AttentionSection]:
         """The pair whose two spellings differ most in length: what is attended to, and what belongs together."""
         i = max(range(len(self.pairs)), key=lambda i: len(self.pairs[i][0]) - len(self.pairs[i][1]))
         source, target = (list(side) for side in self.pairs[i])
@@ -139,8 +141,8 @@ class Subject:
         truth = self.truths[i] / self.truths[i].sum(1, keepdims=True).clip(min=1)
         looks, true = (AttentionMap("cross", layer, target, source, x) for x in (weights, truth[None]))
         return [
-            Attention("Where it looks", "Rows are letters to write, columns are letters to read.", [looks]),
-            Attention("Where they come from", "The cheapest alignments of the two spellings.", [true]),
+            AttentionSection("Where it looks", "Rows are letters to write, columns are letters to read.", [looks]),
+            AttentionSection("Where they come from", "The cheapest alignments of the two spellings.", [true]),
         ]
 
 
@@ -179,7 +181,7 @@ def _costs(differ: Truth) -> NDArray[np.int64]:
 
 def _pairs(setup: Setup) -> tuple[list[Pair], list[Pair]]:
     if setup.model is not None or setup.data is not None:
-        return pairs(Data(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
+        return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
     random = np.random.default_rng(setup.seed)
     made = [_respelled(random) for _ in range(TRAINED + HELD)]
     return made[:TRAINED], made[TRAINED:]

@@ -12,7 +12,7 @@ from triptych.errors import InputError
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
-from triptych.page import Attention, AttentionMap, Curve, Table
+from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Where
 
 # What stands before the telling word, and that word; "bank" follows.
@@ -114,23 +114,23 @@ class Pair:
         found = [divmod(int(i), weights.shape[1]) for i in weights.flatten().argsort(descending=True)]
         return [(layer, head) for layer, head in found]
 
-    def table(self, heads: Sequence[Head]) -> Table:
+    def table(self, heads: Sequence[Head]) -> TableSection:
         weights, rows = self.reads(), []
         for layer, head in heads:
             elsewhere = torch.cat([p[head].diagonal(-1)[1:-1] for p in self.patterns[layer]]).mean()
             river, money = weights[layer, :, head].tolist()
             rows.append([str(layer), str(head), f"{river:.2f}", f"{money:.2f}", f"{elsewhere:.2f}"])
         header = ("layer", "head", "to 'river'", "to 'money'", "other words to the one before")
-        return Table("Weight from 'bank', where it reads the word most", header, rows)
+        return TableSection("Weight from 'bank', where it reads the word most", header, rows)
 
-    def maps(self, heads: Sequence[Head]) -> Attention:
+    def maps(self, heads: Sequence[Head]) -> AttentionSection:
         tokens = [str(i) for i in self.rows[0]] if (t := self.model.tokenizer) is None else t.tokens(self.rows[0])
         maps = []
         for layer in sorted({layer for layer, _ in heads}):
             chosen = sorted(head for at, head in heads if at == layer)
             weights = self.patterns[layer][0][chosen].float().numpy()
             maps.append(AttentionMap("decoder", layer, tokens, tokens, weights, chosen))
-        return Attention("Where they look", "Rows are queries, columns are keys; the last row is 'bank'.", maps)
+        return AttentionSection("Where they look", "Rows are queries, columns are keys; the last row is 'bank'.", maps)
 
 
 def _hide(keys: slice) -> Callable[[Tensor, Where], Tensor]:

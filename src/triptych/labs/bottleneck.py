@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import block, decoder, fit, growth, power
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 from triptych.spec import RMSNorm
 from triptych.train import Example, OptimizerSettings, Pairs, collate
 from triptych.train.objectives import final
@@ -120,13 +120,13 @@ def _gradient(module: nn.Transformer, rows: list[Example]) -> float:
     return float(table[:SYMBOLS].norm(dim=1).mean())
 
 
-def _table(found: dict[str, list[Reach]]) -> Table:
+def _table(found: dict[str, list[Reach]]) -> TableSection:
     header = ("T", *(f"{name}, {what}" for name in found for what in ("recall", "gradient before", "after")))
     rows = []
     for back, *both in zip(STEPS_BACK, *found.values(), strict=True):
         told = [(f"{reach.recall:.0%}", f"{reach.before:.1g}", f"{reach.after:.1g}") for reach in both]
         rows.append([str(back), *(cell for cells in told for cell in cells)])
-    return Table(f"The first of T + 1 tokens, asked for after T steps ({SYMBOLS} symbols)", header, rows)
+    return TableSection(f"The first of T + 1 tokens, asked for after T steps ({SYMBOLS} symbols)", header, rows)
 
 
 def _curves(found: dict[str, list[Reach]]) -> tuple[Curve, Curve]:

@@ -14,7 +14,7 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import block, decoder, growth, power
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 from triptych.spec import LayerNorm, Model, Norms, Sinusoidal, parts
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -62,7 +62,7 @@ def run(setup: Setup) -> Finding:
         Check("pre-norm: the last block's gradient goes as depth to the power", goes["pre-norm"], -0.7, -0.25),
         Check("post-norm: the last block's gradient goes as depth to the power", goes["post-norm"], -0.15, 0.35),
     )
-    table = Table(
+    table = TableSection(
         "Gradient at the first block over that at the last, before training",
         ("layers", *STACKS),
         [[str(d), *(f"{arrives[name][i]:.2g}" for name in STACKS)] for i, d in enumerate(DEPTHS)],

@@ -12,7 +12,7 @@ from triptych import numpy_transformer as by_hand
 from triptych.attention import Rows
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.numpy_transformer import Array, Config, Weights
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 from triptych.train import Batch, Optimizer, OptimizerSettings, loss
 
 CONFIG = Config(V=29, D=24, H=6, G=3, K=10, F=37, blocks=2, tied=False)
@@ -58,7 +58,9 @@ def run(setup: Setup) -> Finding:
     )
     size = f"{sum(x.size for x in w.values()):,} weights in {CONFIG.blocks} blocks, float64"
     rows = [_row(part, w, dw, errors, nudged[part]) for part in PARTS]
-    table = Table(f"The gradient by hand: {size}", ("part", "weights", "largest", "off autograd", "off nudging"), rows)
+    table = TableSection(
+        f"The gradient by hand: {size}", ("part", "weights", "largest", "off autograd", "off nudging"), rows
+    )
     steps = [(float(step), a) for step, (a, _) in enumerate(losses)], [(float(s), b) for s, (_, b) in enumerate(losses)]
     shown = (
         Curve("Slopes found by nudging, beside the gradient", "nudge", "relative error", nudged, {}, "xy"),

@@ -13,7 +13,7 @@ from triptych.count import count
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import block, decoder
 from triptych.model import Model
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 from triptych.spec import full
 
 WIDTH, TOKENS, LONG = 512, 10, 512
@@ -30,7 +30,7 @@ def run(setup: Setup) -> Finding:
         made = decoder(VOCAB, [block(WIDTH, heads, WIDTH)], mask=full())
         model = Model(nn.new(made, setup.seed))
         counted[heads], measured[heads], seconds[heads] = _counted(model), _measured(model), _seconds(model)
-    table = Table(
+    table = TableSection(
         f"One block of width {WIDTH} on {TOKENS} tokens, measured; time of a forward on {LONG}",
         ("heads", "head width", *COLUMNS, f"time for {LONG} tokens"),
         [[str(h), str(WIDTH // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"] for h in HEADS],

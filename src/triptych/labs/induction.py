@@ -12,7 +12,7 @@ from triptych import nn
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import Points, block, decoder, fit
 from triptych.model import Model
-from triptych.page import Attention, AttentionMap, Curve, Table
+from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.spec import Alibi, RMSNorm
 from triptych.train import Example, OptimizerSettings, Pairs
@@ -69,7 +69,7 @@ def run(setup: Setup) -> Finding:
         " ALiBi's: each head has a reach of its own, and each task falls to one head. Where positions are alike for"
         " all heads, as with RoPE, several learn the same, and removing one of them shows little."
     )
-    table = Table(
+    table = TableSection(
         "Heads of the two-layer model",
         ("head", "second A to after first A", "to the token before", "copied right without it"),
         [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", f"{h.without:.0%}"] for h in heads],
@@ -123,7 +123,7 @@ def _mean(diagonals: Sequence[Tensor]) -> list[float]:
     return means
 
 
-def _maps(model: Model, tests: Sequence[Example]) -> Attention:
+def _maps(model: Model, tests: Sequence[Example]) -> AttentionSection:
     shown = min(tests, key=lambda test: len(test.ids)).ids.tolist()
     trace = model.trace([shown], read=["blocks.*.attn.pattern"])
     tokens = [str(token) for token in shown]
@@ -131,4 +131,4 @@ def _maps(model: Model, tests: Sequence[Example]) -> Attention:
         AttentionMap("decoder", layer, tokens, tokens, trace[f"blocks.{layer}.attn.pattern"][0].numpy())
         for layer in (1, 0)
     ]
-    return Attention("A sequence said twice", "Rows are queries, columns are keys.", maps)
+    return AttentionSection("A sequence said twice", "Rows are queries, columns are keys.", maps)

@@ -17,7 +17,7 @@ from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.nn import Batch, empty
-from triptych.page import Curve, Facts, Table
+from triptych.page import Curve, Facts, TableSection
 
 PROMPT = "Once upon a time, in a village by the sea, there lived"
 NEW = 24  # tokens written both ways
@@ -143,7 +143,7 @@ def _lecture_bytes() -> int:
 
 def _sections(
     model: Model, lengths: Sequence[int], rows: Sequence[tuple[float, float, int]]
-) -> tuple[Table, Curve, Facts]:
+) -> tuple[TableSection, Curve, Facts]:
     counted, told = count(model.spec), []
     for n, (again, once, nbytes) in zip(lengths, rows, strict=True):
         flops = counted.prefill_flops(n) / counted.decode_flops(n - 1)
@@ -160,7 +160,7 @@ def _sections(
         (f"Qwen3-4B, {LECTURE_POSITIONS:,} positions, fp16", lecture),
     ]
     return (
-        Table("The next token after T", header, told),
+        TableSection("The next token after T", header, told),
         Curve("Seconds for the next token", "T", "s", series, {}, "xy"),
         Facts("What the cache weighs", facts),
     )

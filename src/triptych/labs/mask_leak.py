@@ -10,7 +10,7 @@ from triptych import nn
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import Points, fit
 from triptych.model import Model
-from triptych.page import Curve, Sample, Samples, Section, Table
+from triptych.page import Curve, Sample, Samples, Section, TableSection
 from triptych.spec import Mask, causal, full
 from triptych.spec import Model as Spec
 from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
@@ -101,7 +101,7 @@ def _frequencies(job: Job) -> float:
 
 def _sections(job: Job, found: dict[str, Trained], guess: float, seed: int) -> tuple[Section, ...]:
     rows = [[name, *(f"{nats:.2f}" for _, nats in trained.used.values())] for name, trained in found.items()]
-    table = Table("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
+    table = TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
     curve = Curve(
         "Loss in training",
         "step",

@@ -14,7 +14,7 @@ from triptych.errors import InputError
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
-from triptych.page import Attention, AttentionMap, Curve, Table
+from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Read, Where, put
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
@@ -139,7 +139,7 @@ def _tables(
     shuffled: list[tuple[float, float]],
     weights: list[float],
     hidden: list[float],
-) -> tuple[Table, Table]:
+) -> tuple[TableSection, TableSection]:
     by_layer = [
         [str(o.layer), f"{a:.2f}", f"{out:.3f}", f"{o.attention:.2f}", f"{o.output:.4f}"]
         for o, (a, out) in zip(others, shuffled, strict=True)
@@ -150,8 +150,10 @@ def _tables(
         for token, weight, change in zip(subject.tokens, weights, hidden, strict=True)
     ]
     return (
-        Table("How far attention and output move, 0 to 1", header, by_layer),
-        Table("From the last token, all layers", ("token", "share of attention", "output change if hidden"), by_token),
+        TableSection("How far attention and output move, 0 to 1", header, by_layer),
+        TableSection(
+            "From the last token, all layers", ("token", "share of attention", "output change if hidden"), by_token
+        ),
     )
 
 
@@ -163,7 +165,7 @@ def _curve(others: list[Other]) -> Curve:
     return Curve("The search for another pattern", "step", "distance from the original, 0 to 1", series, {})
 
 
-def _maps(subject: Subject, others: list[Other]) -> Attention:
+def _maps(subject: Subject, others: list[Other]) -> AttentionSection:
     maps = [
         AttentionMap(
             "decoder",
@@ -174,4 +176,4 @@ def _maps(subject: Subject, others: list[Other]) -> Attention:
         )
         for other in others
     ]
-    return Attention("Two patterns, one output", "The last token's attention, and one that does as well.", maps)
+    return AttentionSection("Two patterns, one output", "The last token's attention, and one that does as well.", maps)

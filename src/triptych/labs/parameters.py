@@ -15,7 +15,7 @@ from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.pretrained import decoder
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 
 Shape = tuple[int, ...]
 
@@ -93,7 +93,7 @@ def _unlike(predicted: Mapping[str, Shape], found: Mapping[str, Shape]) -> int:
     return sum(predicted.get(name) != found.get(name) for name in {*predicted, *found})
 
 
-def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> Table:
+def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> TableSection:
     letters = {
         "attn.q": "H·K, D", "attn.q_norm": "K", "attn.k": "G·K, D", "attn.k_norm": "K", "attn.v": "G·K, D",
         "attn.out": "D, H·K", "mlp.gate": "F, D", "mlp.up": "F, D", "mlp.down": "D, F",
@@ -104,13 +104,13 @@ def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> Table:
         return " × ".join(f"{n}" for n in found.get(f"decoder.blocks.0.{tensor}.weight", ())) or "none"
 
     rows = [[tensor, formula, told(shapes, tensor), told(loaded, tensor)] for tensor, formula in letters.items()]
-    return Table("The weights of block 0, [out, in]", ("tensor", "shape", "Qwen3-4B", name), rows)
+    return TableSection("The weights of block 0, [out, in]", ("tensor", "shape", "Qwen3-4B", name), rows)
 
 
-def _by_part(counts: Mapping[str, Count]) -> Table:
+def _by_part(counts: Mapping[str, Count]) -> TableSection:
     parts = [part for part in PARTS if any(c.parameters[part] for c in counts.values())]
     rows = [[part, *(f"{c.parameters[part]:,}" for c in counts.values())] for part in parts]
-    return Table("Parameters", ("part", *counts), [*rows, ["total", *(f"{c.total:,}" for c in counts.values())]])
+    return TableSection("Parameters", ("part", *counts), [*rows, ["total", *(f"{c.total:,}" for c in counts.values())]])
 
 
 def _over_hidden() -> Curve:

@@ -12,7 +12,7 @@ from triptych import nn
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import block, decoder
 from triptych.model import Model
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 from triptych.spec import Alibi, Learned, Rope, Sinusoidal, T5Buckets, causal, full
 from triptych.spec.positions import Absolute, Position
 
@@ -30,7 +30,7 @@ def run(setup: Setup) -> Finding:
         for mask in MASKS:
             model = _model(name, mask, setup.seed)
             errors[name, mask], twins[name, mask] = _errors(model, setup.seed), _twins(model, setup.seed)
-    table = Table(
+    table = TableSection(
         f"{BLOCKS} blocks on {TOKENS} tokens, fp64: how far f(shuffled x) is from shuffled f(x), relative to f(x)",
         ("positions", "bidirectional", "causal", "same token at two places, bidirectional"),
         [

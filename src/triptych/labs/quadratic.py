@@ -19,7 +19,7 @@ from triptych.count import count
 from triptych.families import read_config
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import power
-from triptych.page import Curve, Facts, Table
+from triptych.page import Curve, Facts, TableSection
 from triptych.spec import block_sparse, causal, window
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -175,13 +175,13 @@ def _counted(length: int) -> int:
 
 def _sections(
     seconds: Mapping[str, Mapping[int, float]], nbytes: Mapping[str, Mapping[int, float]]
-) -> tuple[Table, Table, Facts, Curve, Curve]:
-    def table(title: str, measured: Mapping[str, Mapping[int, float]], form: Callable[[float], str]) -> Table:
+) -> tuple[TableSection, TableSection, Facts, Curve, Curve]:
+    def table(title: str, measured: Mapping[str, Mapping[int, float]], form: Callable[[float], str]) -> TableSection:
         rows = []
         for name, way in WAYS.items():
             cells = [form(measured[name][n]) if n in measured[name] else "" for n in LENGTHS[::2]]
             rows.append([name, *cells, f"{_power(measured[name], way.fitted):.2f}"])
-        return Table(title, ("", *(f"T {n:,}" for n in LENGTHS[::2]), "power of T"), rows)
+        return TableSection(title, ("", *(f"T {n:,}" for n in LENGTHS[::2]), "power of T"), rows)
 
     def curve(title: str, unit: str, measured: Mapping[str, Mapping[int, float]]) -> Curve:
         return Curve(

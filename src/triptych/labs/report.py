@@ -80,7 +80,7 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
     for section in found:
-        if isinstance(section, page.Curve | page.Attention):
+        if isinstance(section, page.Curve | page.AttentionSection):
             drawn.append(folder / (f"{outcome.name}-{len(drawn) + 1}.png" if drawn else f"{outcome.name}.png"))
             png(drawn[-1], section)
     return drawn
@@ -114,9 +114,12 @@ def _sections(outcome: Outcome, title: str = "") -> list[page.Section]:
     """The verdict under `title`, or under the question it answers, then what it rests on."""
     finding = outcome.finding
     if finding is None:
-        return [page.Verdict("What happened", False, outcome.error, [])]
+        return [page.VerdictSection("What happened", False, outcome.error, [])]
     criteria = [page.Criterion(c.passed, c.claim, c.shown, c.criterion) for c in finding.checks]
-    return [page.Verdict(title or finding.question, finding.passed, finding.meaning, criteria), *finding.sections]
+    return [
+        page.VerdictSection(title or finding.question, finding.passed, finding.meaning, criteria),
+        *finding.sections,
+    ]
 
 
 def clock(seconds: float) -> str:

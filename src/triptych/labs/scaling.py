@@ -9,7 +9,7 @@ import torch
 from triptych.attention import attend
 from triptych.labs.lab import Check, Finding, Setup
 from triptych.labs.small import power
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS, ROWS = 64, 32
@@ -21,7 +21,7 @@ def run(setup: Setup) -> Finding:
     uniform = math.log(TOKENS)
     slope = power(WIDTHS, [variance for variance, *_ in rows])
     narrow, wide = rows[0], rows[-1]
-    table = Table(
+    table = TableSection(
         f"{TOKENS} tokens, q and k with independent unit entries",
         ("d", "variance of q·k", "entropy, no scale", "entropy, 1/√d", "gradient, no scale", "gradient, 1/√d"),
         [[str(d), *(f"{x:.4g}" for x in row)] for d, row in zip(WIDTHS, rows, strict=True)],

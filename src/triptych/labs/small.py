@@ -69,7 +69,7 @@ def fit(
     made = Optimizer(module, optimizer or OptimizerSettings())
     trainer = Trainer(module, data, made, Schedule(shape="linear"), settings)
     trainer.run()
-    return [(float(step["step"]), float(step["loss"])) for step in trainer.at.history]
+    return [(float(step.step), step.loss) for step in trainer.at.history]
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:

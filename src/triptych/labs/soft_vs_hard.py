@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triptych.attention import attend
 from triptych.labs.lab import Check, Finding, Setup
-from triptych.page import Curve, Table
+from triptych.page import Curve, TableSection
 
 ENTRIES, QUESTIONS, WIDTH, VALUES = 16, 32, 24, 20
 SHARPNESS = tuple(2.0**i for i in range(-2, 13, 2))
@@ -25,7 +25,7 @@ def run(setup: Setup) -> Finding:
     book = _Dictionary(setup.seed)
     rows = [book.measure(beta) for beta in SHARPNESS]
     learned = {beta: book.learn(beta) for beta in (SOFT, HARD)}
-    table = Table(
+    table = TableSection(
         f"{QUESTIONS} questions to a dictionary of {ENTRIES} entries",
         ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
         [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(SHARPNESS, rows, strict=True)],

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import (
+    AttendPlan,
     ContentBias,
     CrossKeys,
     Heads,
     KeyStep,
-    RowPlan,
     Rows,
-    plan_rows,
 )
 from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
@@ -39,7 +38,7 @@ class KindState(Protocol):
     @property
     def rows(self) -> Rows: ...
     @property
-    def plan(self) -> RowPlan: ...
+    def plan(self) -> AttendPlan: ...
     @property
     def rotation(self) -> ops.Rotation | None: ...
     @property
@@ -53,7 +52,7 @@ class SelfState:
     """A row attends to itself: what the cache holds of it, then its own tokens."""
 
     rows: Rows
-    plan: RowPlan
+    plan: AttendPlan
     step: KeyStep
     rotation: ops.Rotation | None
     content: Callable[[Attention], ContentBias] | None
@@ -68,7 +67,7 @@ class CrossState:
     """A row attends to an encoder's output, which each layer projects once."""
 
     rows: Rows
-    plan: RowPlan
+    plan: AttendPlan
     source: CrossKeys
     rotation: None = None
     content: None = None
@@ -100,9 +99,7 @@ class Kind(Module[parts.Kind], of=parts.Kind):
     def state(self, attn: Attention, rows: Rows, x: Tensor, step: KeyStep, random: torch.Generator | None) -> SelfState:
         """The state of the layers that are like `attn`."""
         at = UNPOSITIONED if self.position is None else self.position.prepare(rows, x, random)
-        plan = plan_rows(
-            rows, step.layout, self.spec.mask, heads_of(attn, x, random), bias=at.bias, mechanism=attn.scoring
-        )
+        plan = step.layout.plan(rows, self.spec.mask, heads_of(attn, x, random), at.bias, attn.scoring)
         return SelfState(rows, plan, step, at.rotation, at.content)
 
 
@@ -110,7 +107,7 @@ def cross_state(
     attn: Attention, rows: Rows, x: Tensor, source: CrossKeys, random: torch.Generator | None
 ) -> CrossState:
     """The state of the cross-attention layers that are like `attn`: every query sees the whole source of its row."""
-    plan = plan_rows(rows, source.layout(rows), Full(), heads_of(attn, x, random), mechanism=attn.scoring)
+    plan = source.layout(rows).plan(rows, Full(), heads_of(attn, x, random), None, attn.scoring)
     return CrossState(rows, plan, source)
 
 

@@ -18,9 +18,9 @@ from triptych.attention import ContentBias, Rows, ScoreBias
 from triptych.attention.positions import (
     alibi_bias,
     disentangled_bias,
-    distance_row,
-    rope_angles,
-    rotation_of,
+    reached_row,
+    reached_table,
+    rotation,
     sinusoidal,
     t5_bias,
 )
@@ -85,7 +85,8 @@ class Rope(Position[spec.Rope], of=spec.Rope):
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         end, exact = max(rows.ends, default=0), torch.promote_types(x.dtype, torch.float32)
-        if isinstance(self.spec.scaling, spec.LongRope) or end > TABLE or torch.compiler.is_compiling():
+        looked_up = end <= TABLE and not (rows.symbolic or torch.compiler.is_compiling())
+        if isinstance(self.spec.scaling, spec.LongRope) or not looked_up:
             return Positioned(self._computed(rows, x.device, exact))
         table = self.tables.get((self.spec, x.device, exact))
         if table is None or table.cos.shape[0] < end:
@@ -103,9 +104,8 @@ class Rope(Position[spec.Rope], of=spec.Rope):
     def _computed(self, rows: Rows, device: torch.device, exact: torch.dtype) -> ops.Rotation:
         length = None
         if isinstance(self.spec.scaling, spec.LongRope):  # its factors depend on how long the row has become
-            length = torch.tensor(rows.ends, device=device)[rows.row_of(device)]
-        cos, sin = rope_angles(self.spec, rows.positions(device), length, exact)
-        return rotation_of(cos, sin, self.spec.pairing)
+            length = rows.ends_of_tokens(device)
+        return rotation(self.spec, rows.positions(device), length, exact)
 
 
 class Alibi(Position[spec.Alibi], of=spec.Alibi):
@@ -140,16 +140,10 @@ class Disentangled(Position[spec.Disentangled], of=spec.Disentangled):
 
     def reached(self, rows: Rows) -> tuple[Tensor, ScoreBias]:
         """The part of the table [R, D] that these rows can reach, and where in it a query finds each key: [T, S]."""
-
-        def row(distance: Tensor) -> Tensor:  # padding and empty slots may be further, and nobody sees them
-            distance = distance.clamp(-longest, longest)
-            return distance_row(distance, span=self.spec.span, max_distance=self.spec.max_distance)
-
-        longest = max(rows.ends, default=1) - 1
-        first, last = row(torch.tensor([-longest, longest])).tolist()
-        table = self.weight[first : last + 1]
+        longest, span, limit = max(rows.ends, default=1) - 1, self.spec.span, self.spec.max_distance
+        table = reached_table(self.weight, rows.positions(self.device), longest, span, limit)
         table = table if self.norm is None else self.norm(table)
-        return table, lambda q_pos, k_pos: row(q_pos[..., :, None] - k_pos[..., None, :]) - first
+        return table, lambda q_pos, k_pos: reached_row(q_pos, k_pos, longest, span, limit)
 
     def vectors(self, table: Tensor, layer: Attention, random: torch.Generator | None = None) -> dict[str, Tensor]:
         """What a layer maps a table [R, D] to: `pos_k` [R, G, K] for queries to meet and `pos_q` [R, H, K] for keys,
@@ -159,7 +153,7 @@ class Disentangled(Position[spec.Disentangled], of=spec.Disentangled):
         scale = part.head_width**-0.5 if part.scale is None else part.scale
         maps = {"c2p": ("pos_k", layer.pos_k or layer.k), "p2c": ("pos_q", layer.pos_q or layer.q)}
         chosen = [maps[term] for term in self.spec.terms]
-        return {name: scale * mapped(table).unflatten(-1, (-1, part.head_width)) for name, mapped in chosen}
+        return {name: scale * mapped(table).view(table.shape[0], -1, part.head_width) for name, mapped in chosen}
 
 
 def check_context(rows: Rows, limit: int | None, what: str) -> None:

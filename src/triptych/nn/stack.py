@@ -165,7 +165,7 @@ class Stack(Module[parts.Stack], of=parts.Stack):
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
             run = block if not (self.recompute and self.training) else partial(_recomputed, block)
-            x = run(x, ctx, i, taps.at(f"blocks.{i}"))
+            x = taps.at(f"blocks.{i}").run(run, x, ctx, i)
         step.finish()
         return self.finish(x, rows, taps, random)
 

@@ -7,9 +7,11 @@ read and edit are in `triptych.probe`; they are an argument, never module state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from triptych.attention import ContentBias, RowPlan, Rows
+from triptych.attention import AttendPlan, ContentBias, Rows
 
 
 class Taps:
@@ -24,12 +26,16 @@ class Taps:
         """The taps of a sub-module, by its dotted name."""
         return self
 
+    def run(self, block: Callable[..., Tensor], x: Tensor, ctx: object, layer: int) -> Tensor:
+        """Run one block of a stack, whose taps these are."""
+        return block(x, ctx, layer, self)
+
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
         """The value to go on with at `site`; `value` is `[N, ...]` over the flat batch of `rows`."""
         return value
 
     def attend(
-        self, plan: RowPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+        self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
     ) -> Tensor:
         """Run attention as planned; k and v are all that this forward reads, the cache's included.  Taps that serve
         `k_ctx`, `v_ctx`, `scores` or `pattern` take their place here."""

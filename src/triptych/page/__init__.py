@@ -1,16 +1,15 @@
 """The one offline page: sections of plain data in, a single self-contained HTML file out.
 
-A section is a frozen dataclass (what it says), a block of `page.html` (how it reads without scripts), and, if it
-is interactive, a function in `mounts` of a `.js` file.  A new page is a new list of sections; a new kind of
-section is those three pieces.
+A section is a frozen dataclass (its content), a macro in `page.html` (its markup without scripts) and, if it is
+interactive, a function in `mounts` of a `.js` file.  A new kind of section needs those three.
 """
 
 from __future__ import annotations
 
 from .render import render, write
 from .sections import (
-    Attention,
     AttentionMap,
+    AttentionSection,
     Chapter,
     Criterion,
     Curve,
@@ -21,14 +20,14 @@ from .sections import (
     Samples,
     Section,
     Steps,
-    Table,
+    TableSection,
     Unfolding,
-    Verdict,
+    VerdictSection,
 )
 
 __all__ = [
-    "Attention",
     "AttentionMap",
+    "AttentionSection",
     "Chapter",
     "Criterion",
     "Curve",
@@ -39,9 +38,9 @@ __all__ = [
     "Samples",
     "Section",
     "Steps",
-    "Table",
+    "TableSection",
     "Unfolding",
-    "Verdict",
+    "VerdictSection",
     "render",
     "write",
 ]

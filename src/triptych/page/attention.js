@@ -1,4 +1,4 @@
-// Attention in three panels: every head small, one head large with its tokens, one row in words.
+// Attention weights: every head as a thumbnail, one head enlarged with its tokens, one row as a list.
 
 const STACKS = {
   encoder: { label: "Encoder", query: "query", key: "key", hint: "Each token of the source reads the source" },
@@ -14,7 +14,7 @@ const nameOf = (head) =>
 
 const bdi = (token) => el("bdi", { class: "token", title: token }, shown(token));
 
-// Panel one: a grid of small maps, layers down, heads across.
+// Thumbnails of all heads: layers down, heads across.
 class Gallery {
   constructor(open) {
     this.open = open;
@@ -40,7 +40,10 @@ class Gallery {
   }
 
   paint() {
-    for (const { head, canvas } of this.thumbs) head.thumbnail(canvas, 48, isDark());
+    for (const { head, canvas } of this.thumbs) {
+      head.thumbnail(canvas, 48, isDark());
+      canvas.classList.toggle("coarse", canvas.width < 32); // enlarged, so that smoothing would blur it
+    }
   }
 
   mark(head) {
@@ -50,7 +53,7 @@ class Gallery {
     }
   }
 
-  // One stop for the tab key; arrows walk the grid and open as they go.
+  // The tab key reaches only the open head; arrow keys move over the grid and open the head they reach.
   arrow(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns }[event.key];
     const from = this.thumbs.findIndex(({ thumb }) => thumb === event.target);
@@ -62,20 +65,20 @@ class Gallery {
   }
 }
 
-// Panel two: the open head, tokens on both axes, one chosen cell.
+// The enlarged head: tokens on both axes and one chosen cell.
 class Plot {
   constructor(choose) {
     this.choose = choose; // called with (t, s) when the reader points at a cell
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.marks = svg("svg", { class: "marks", preserveAspectRatio: "none", "aria-hidden": "true" });
     [this.rowBand, this.columnBand, this.cellBand] = ["row", "column", "cell"].map((name) => el("div", { class: `band ${name}` }));
-    this.tip = el("div", { class: "tip", "aria-hidden": "true" });
-    this.heat = el("div", { class: "heat", tabindex: 0, role: "application" }, this.canvas, this.marks, this.rowBand, this.columnBand, this.cellBand, this.tip);
+    this.heat = el("div", { class: "heat", tabindex: 0, role: "application" }, this.canvas, this.marks, this.rowBand, this.columnBand, this.cellBand);
     this.top = el("div", { class: "top", "aria-hidden": "true" });
     this.side = el("div", { class: "side", "aria-hidden": "true" });
     this.corner = el("div", { class: "corner" });
     this.grid = el("div", { class: "grid" }, this.corner, this.top, this.side, this.heat);
     this.node = el("div", { class: "scroll" }, this.grid);
+    this.ruler = el("div", { class: "ruler" }); // as wide as the map may become
     this.heat.addEventListener("pointermove", (event) => this.point(event));
     this.heat.addEventListener("pointerdown", (event) => this.point(event));
   }
@@ -99,11 +102,11 @@ class Plot {
   }
 
   fit() {
-    const room = this.node.clientWidth - this.side.offsetWidth - 2;
-    return clamp(Math.floor(room / this.head.keys.length), 1, 34);
+    const available = this.ruler.clientWidth - this.side.offsetWidth - 2;
+    return clamp(Math.floor(available / this.head.keys.length), 1, 44);
   }
 
-  // A row to begin with: the last that shows, and whose diagonal shows too.
+  // The row that is chosen first: the last one that is visible together with its diagonal cell.
   lastInView() {
     const across = this.node.clientWidth - this.side.offsetWidth;
     const down = this.node.clientHeight - this.top.offsetHeight;
@@ -143,11 +146,6 @@ class Plot {
     this.rowBand.style.transform = `translateY(${t * cell}px)`;
     this.columnBand.style.transform = `translateX(${s * cell}px)`;
     this.cellBand.style.transform = `translate(${s * cell}px, ${t * cell}px)`;
-    this.tip.textContent = three(this.head.at(t, s));
-    const across = this.side.offsetWidth + s * cell - this.node.scrollLeft;
-    const room = Math.min(this.node.clientWidth, this.side.offsetWidth + this.heat.offsetWidth);
-    const flip = across > room * 0.7 ? "calc(-100% - 6px)" : `${cell + 6}px`;
-    this.tip.style.transform = `translate(${s * cell}px, ${t * cell}px) translate(${flip}, ${t ? "calc(-100% - 4px)" : "2px"})`;
     for (const label of this.marked ?? []) label?.classList.remove("on");
     this.marked = [this.labels.queries[t], this.labels.keys[s]];
     for (const label of this.marked) label?.classList.add("on");
@@ -157,7 +155,7 @@ class Plot {
   }
 }
 
-// Panel three: what one query reads, most first.
+// The keys that one query reads, largest weight first.
 class Reading {
   constructor() {
     this.node = el("aside", { class: "reading", "aria-label": "The chosen row" });
@@ -183,6 +181,7 @@ class Reading {
 class AttentionView {
   constructor(section, place) {
     this.section = section;
+    this.place = place;
     this.shade = "head";
     this.cell = null;
     this.heads = {}; // stack -> its heads, unpacked when first shown
@@ -193,7 +192,7 @@ class AttentionView {
     place.append(this.build());
     this.keyboard();
     repaints.push(() => this.repaint());
-    onwidth(this.plot.node, () => this.resize());
+    onwidth(this.plot.ruler, () => this.resize());
     this.pick(this.stacks[0]);
   }
 
@@ -212,12 +211,22 @@ class AttentionView {
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),
       button("PNG", "Save this map as a picture", () => this.savePng()),
       button("JSON", "Save the tokens and weights of this map", () => this.saveJson()));
-    const large = el("div", { class: "large" }, this.title, this.readout, controls, this.plot.node,
+    const large = el("div", { class: "large" }, this.title, this.readout, controls, this.plot.ruler,
+      el("div", { class: "map" }, this.plot.node, this.reading.node),
       el("div", { class: "scale" }, el("span", {}, "0"), this.bar, this.top),
       el("p", { class: "quiet" }, `Point, tap or use the arrow keys to read a weight; [ and ] change the head. Weights are kept in steps of 1/${this.section.steps}.`));
-    this.panels = el("div", { class: "panels" }, this.gallery.node, large, this.reading.node);
+    this.status = el("p", { class: "quiet", role: "status" });
+    this.content = el("div", { class: "heads-and-map", hidden: "" }, this.gallery.node, large);
     const chooser = stacks.length > 1 ? [choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack))] : [];
-    return el("div", {}, ...chooser, this.panels);
+    return el("div", {}, ...chooser, this.status, this.content);
+  }
+
+  // Unpacking is asynchronous: until `busy` is false the section shows `text` in place of the heads and the map.
+  show(text, busy) {
+    this.place.setAttribute("aria-busy", busy);
+    this.status.textContent = text;
+    this.status.hidden = !text;
+    this.content.hidden = Boolean(text);
   }
 
   async unpacked(stack) {
@@ -231,10 +240,22 @@ class AttentionView {
 
   async pick(stack) {
     this.stack = stack;
-    this.heads[stack] ??= await this.unpacked(stack);
-    if (this.stack !== stack) return; // another was picked while this one unpacked
+    if (!this.heads[stack]) {
+      this.show("Unpacking the attention weights …", true);
+      try {
+        this.heads[stack] = await this.unpacked(stack);
+      } catch (error) {
+        if (this.stack === stack) this.show(`The attention weights could not be unpacked (${error.message}). Open this file in a browser from 2023 or later.`, false);
+        return;
+      }
+    }
+    if (this.stack !== stack) return; // another stack was picked in the meantime
+    this.show("", false);
     this.gallery.show(this.heads[stack]);
-    this.panels.classList.toggle("many", this.gallery.columns > 6);
+    // The thumbnails stand above the map instead of beside it where they are wide, or few beside a large map.
+    const { length, 0: first } = this.heads[stack];
+    const above = this.gallery.columns > 12 || (length <= 3 * this.gallery.columns && first.keys.length > 24);
+    this.content.classList.toggle("above", above);
     this.chosen = null;
     this.open(this.heads[stack][0]);
   }

@@ -1,4 +1,4 @@
-// What every section stands on: the data, element makers, the theme, and saving files.
+// Shared by the scripts of all sections: the data, functions that make elements, the theme, and saving files.
 // Text from the data only ever becomes a text node or an attribute value, never markup.
 
 const page = JSON.parse(document.getElementById("data").textContent);
@@ -46,9 +46,11 @@ function choice(name, entries, picked, pick) {
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-// Calls `act` now and whenever the width of `node` changes.  Only the width: most who ask set the height themselves.
+// Calls `act` now and whenever the width of `node` changes.  Changes of the height are ignored, because `act` itself
+// usually causes them.
 function onwidth(node, act) {
-  let width;
+  let width = node.clientWidth;
+  act();
   new ResizeObserver(() => {
     if (node.clientWidth === width) return;
     width = node.clientWidth;
@@ -56,7 +58,7 @@ function onwidth(node, act) {
   }).observe(node);
 }
 
-// Keeps arrow keys and the like for a widget: keys maps a key name to what it does.
+// Handles keys inside a widget: `keys` maps the name of a key to a function.
 function onkeys(node, keys) {
   node.addEventListener("keydown", (event) => {
     const act = event.ctrlKey || event.metaKey || event.altKey ? null : keys[event.key];

@@ -10,9 +10,9 @@ function ticks(low, high, count) {
   const raw = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-  return found.map((value) => Number(value.toPrecision(12)));
+  const values = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) values.push(i * step);
+  return values.map((value) => Number(value.toPrecision(12)));
 }
 
 // The same on a logarithmic axis: every so many powers of ten, 1-2-5 within few of them, even steps within one.
@@ -20,11 +20,11 @@ function powers(low, high, count) {
   const decades = Math.log10(high / low);
   const factors = decades * 3 <= count ? [1, 2, 5] : [1];
   const step = Math.max(1, Math.ceil(decades / count));
-  const found = [];
+  const values = [];
   for (let power = step * Math.floor(Math.log10(low) / step); power <= Math.log10(high) + 1e-9; power += step) {
-    found.push(...factors.map((factor) => Number(`${factor}e${power}`)));
+    values.push(...factors.map((factor) => Number(`${factor}e${power}`)));
   }
-  const within = found.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
+  const within = values.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
   return within.length > 1 ? within : ticks(low, high, count);
 }
 
@@ -112,19 +112,19 @@ function frame(section, box, x, y, marks, lines) {
 // The names of reference lines at their right ends: each above its line, or as near to there as the name over it
 // allows, behind a piece of the line it belongs to.
 function nameLines(picture, box, y, lines) {
-  const labels = lines.map(([title, value], index) => ({ said: `${title} · ${readable(value)}`, index, at: y(value) - 6 }));
+  const labels = lines.map(([title, value], index) => ({ name: `${title} · ${readable(value)}`, index, at: y(value) - 6 }));
   labels.sort((a, b) => a.at - b.at);
   labels.forEach((label, i) => (label.at = Math.max(label.at, i ? labels[i - 1].at + LABEL : box.top)));
   const over = labels.length ? Math.max(0, labels.at(-1).at - (box.bottom - 6)) : 0;
-  for (const { said, index, at } of labels) {
-    const text = svg("text", { class: "reference", x: box.right, y: at - over, "text-anchor": "end" }, said);
+  for (const { name, index, at } of labels) {
+    const text = svg("text", { class: "reference", x: box.right, y: at - over, "text-anchor": "end" }, name);
     picture.append(text);
     const end = box.right - text.getComputedTextLength() - 7;
     if (lines.length > 1) picture.append(svg("path", { class: "behind", d: `M${end - 30},${at - over - 4}h30` }), dashed(index, `M${end - 28},${at - over - 4}h26`));
   }
 }
 
-// The points of a line that its axes can show: a logarithm knows nothing of zero and below.
+// The points of a line that its axes can show: a logarithmic axis has no zero and no negative values.
 function plottable(line, logs) {
   const shown = logs.x ? line.filter(([x]) => x > 0) : line;
   return logs.y ? shown.map(([x, y]) => [x, y > 0 ? y : null]) : shown;
@@ -171,7 +171,7 @@ mounts.curve = (section, place) => {
     const box = { left: Math.max(46, 7 * widest + 12), right: width - 14, top: 26, bottom: height - 50 };
     const x = (value) => box.left + across.share(value) * (box.right - box.left);
     const y = (value) => box.bottom - up.share(value) * (box.bottom - box.top);
-    // On a logarithmic axis the few places where something was measured say more than round numbers.
+    // On a logarithmic axis with few measured values, mark those instead of round numbers.
     const measured = logs.x && stops.length <= MARKED ? stops : across.ticks((box.right - box.left) / 90);
     const marks = { x: spaced(measured, x, 44), y: heights };
     drawn = { x, y, box };

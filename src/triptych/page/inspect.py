@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
-from triptych.page import Attention, AttentionMap, Facts, render
+from triptych.page import AttentionMap, AttentionSection, Facts, render
 from triptych.probe import Read, sites
 from triptych.probe.plan import matrix
 from triptych.probe.sites import match
@@ -46,8 +46,8 @@ class Inspection:
         if not self.maps:
             raise InputError("a page shows attention; choose a site that ends in .pattern")
         facts = [("Model", name), ("Text", self.text)] + ([("Target", self.target)] if self.target is not None else [])
-        maps = Attention("Attention", "Rows are queries, columns are keys; each row sums to 1.", self.maps)
-        return render("Attention", [Facts("What was run", facts), maps], subtitle=name)
+        maps = AttentionSection("Attention", "Rows are queries, columns are keys; each row sums to 1.", self.maps)
+        return render("Attention", [Facts("What was run", facts), maps])
 
 
 def inspect_text(

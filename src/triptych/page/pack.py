@@ -1,8 +1,8 @@
-"""Attention weights as text: 16-bit steps, two byte planes, deflate, base64.
+"""Attention weights as text: 16-bit integers, two byte planes, deflate, base64.
 
-A weight in [0, 1] becomes round(w * 65535), so a reader sees it within 1/131070 of what the model computed.  The
+A weight in [0, 1] becomes round(w * 65535), so its error is at most 1/131070.  The
 high bytes of a head come first and the low bytes after them: most weights are small, so the first plane is nearly
-all zeros and deflate removes it, and the masked half of a causal map costs almost nothing.
+all zeros, which deflate removes, and the masked half of a causal map costs almost nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ STEPS = 65535
 """Weights are stored as whole multiples of 1/STEPS."""
 
 MAX_BYTES = 64 * 2**20
-"""Most a page may carry, counted as the two bytes a weight takes once the browser has unpacked it."""
+"""Limit of a page, at the two bytes per weight that it takes once the browser has unpacked it."""
 
 
 def packed_bytes(heads: int, queries: int, keys: int) -> int:
-    """Bytes that a [heads, queries, keys] pattern takes in the reader's memory."""
+    """Bytes that a [heads, queries, keys] pattern takes in the memory of the browser."""
     return 2 * heads * queries * keys
 
 

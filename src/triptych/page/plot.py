@@ -1,33 +1,35 @@
-"""Curves and attention maps as picture files, for those who want them outside the page (extra `plot`)."""
+"""Curves and attention maps as PNG files (extra `plot`)."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from triptych.errors import InputError
 
-from .sections import Attention, AttentionMap, Curve
+from .sections import AttentionMap, AttentionSection, Curve
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Line = Sequence[tuple[float, float]]
 
 COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
-# Grey and dashes of each reference line.
+# Colour and dashes of each reference line.
 REFERENCES = (("#777777", (5, 3)), ("#222222", (1, 2)), ("#777777", (9, 2, 2, 2)), ("#222222", (11, 4)))
-NEAR = 14  # points within which two names would meet
-SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")  # those of heat.js
-MARKED = 12  # measured places that a logarithmic axis marks, each by its own value
-READABLE = 40  # tokens along a side that can still be read
+LABEL_HEIGHT = 14  # points; closer labels would overlap
+SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")  # as in heat.js
+MOST_TICKS = 12  # measured values that a logarithmic axis marks one by one
+MOST_TOKENS = 40  # along a side; more would be illegible
 
 
-def png(path: str | os.PathLike[str], section: Curve | Attention) -> None:
-    """Draw a curve, or every head of an attention section, into a PNG without a display.
+def png(path: str | os.PathLike[str], section: Curve | AttentionSection) -> None:
+    """Draw a curve, or every head of an attention section, as a PNG; no display is needed.
 
     Raises InputError where matplotlib is not installed.
     """
@@ -62,18 +64,18 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     _scale(axes, series, curve.log)
     axes.grid(color="#e4e0d7", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    _name(axes, shown)
+    _label(axes, shown)
     if curve.series:
         axes.legend(frameon=False)
 
 
-def _name(axes: Axes, lines: Sequence[tuple[str, float]]) -> None:
-    """Reference lines by name at their right ends: above the line, or under it where another is near above."""
+def _label(axes: Axes, lines: Sequence[tuple[str, float]]) -> None:
+    """Label the reference lines at their right ends: above the line, or below it where the label above is close."""
     place = axes.get_yaxis_transform()
     above = math.inf
     for name, y in sorted(lines, key=lambda line: -line[1]):
         height = place.transform((1, y))[1]
-        under = above - height < NEAR * axes.figure.dpi / 72
+        under = above - height < LABEL_HEIGHT * axes.figure.dpi / 72
         axes.annotate(
             _plain(name), (1, y), (0, -3 if under else 2), xycoords=place, textcoords="offset points", fontsize=8,
             color="#555555", ha="right", va="top" if under else "bottom",
@@ -82,13 +84,13 @@ def _name(axes: Axes, lines: Sequence[tuple[str, float]]) -> None:
 
 
 def _plottable(points: Line, log: str) -> Line:
-    """The points that the axes can show: a logarithm knows nothing of zero and below."""
+    """The points that the axes can show: a logarithmic axis has no zero and no negative values."""
     shown = [(x, y) for x, y in points if x > 0 or "x" not in log]
     return [(x, y if y > 0 else math.nan) for x, y in shown] if "y" in log else shown
 
 
 def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
-    """Logarithmic axes, marked at round numbers, and across where something was measured if that was in few places."""
+    """Logarithmic axes with ticks at round numbers, on the x axis at the measured values where those are few."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     if "y" in log:
@@ -101,13 +103,13 @@ def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
     if "x" in log:
         axes.set_xscale("log")
         stops = sorted({x for points in series.values() for x, _ in points})
-        if len(stops) <= MARKED:
+        if len(stops) <= MOST_TICKS:
             axes.set_xticks(stops, [f"{x:,.10g}" for x in stops])
             axes.set_xticks([], minor=True)
 
 
-def _draw_maps(figure: Figure, section: Attention) -> None:
-    """A row of heads for each layer; tokens are written where there are few enough to be read."""
+def _draw_maps(figure: Figure, section: AttentionSection) -> None:
+    """A row of heads for each layer, with the tokens where they are few enough to be legible."""
     columns = max(len(one.head_names) for one in section.maps)
     side = 5.0 if columns == 1 else 2.4
     figure.set_size_inches(max(4.0, side * columns), side * len(section.maps) + 0.6)
@@ -120,16 +122,16 @@ def _draw_maps(figure: Figure, section: Attention) -> None:
     figure.suptitle(_plain(section.title))
 
 
-def _draw_head(axes: Axes, one: AttentionMap, name: int, weights: Any) -> None:
+def _draw_head(axes: Axes, one: AttentionMap, name: int, weights: npt.NDArray[np.float32]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     axes.imshow(weights, cmap=LinearSegmentedColormap.from_list("weights", SHADES), vmin=0, aspect="auto")
     axes.set_title(f"{one.stack} layer {one.layer}, head {name}", fontsize=8)
     for tokens, mark, turned in ((one.keys, axes.set_xticks, 90), (one.queries, axes.set_yticks, 0)):
-        few = len(tokens) <= READABLE
+        few = len(tokens) <= MOST_TOKENS
         mark(range(len(tokens)) if few else [], [_plain(t) for t in tokens] if few else [], rotation=turned, fontsize=6)
 
 
 def _plain(text: str) -> str:
-    """A dollar sign in a name is a dollar sign, not the start of a formula."""
+    """Escape dollar signs, which matplotlib reads as the start of a formula."""
     return text.replace("$", r"\$")

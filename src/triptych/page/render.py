@@ -1,8 +1,8 @@
-"""Sections -> one HTML file that asks nothing of a network.
+"""Sections -> one HTML file that loads nothing from a network.
 
 Text reaches the page in two ways only: through the template, which escapes it, and as JSON in an inert block, which
-the scripts read with `textContent`.  The content policy names the hashes of our own style and script, so nothing
-else on the page could run even if an escape were missed.
+the scripts read with `textContent`.  The content security policy holds the hashes of our style and script, so that
+nothing else on the page could run even if an escape were missed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from triptych.errors import TriptychError
+from triptych.errors import CheckpointError, TriptychError
 
-from .sections import Chapter, Section, told
+from .sections import Chapter, Section, section_data
 
 SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js", "start.js")
 
@@ -32,7 +32,7 @@ def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str =
     data = {
         "title": title,
         "subtitle": subtitle,
-        "sections": list(map(told, sections)),
+        "sections": list(map(section_data, sections)),
     }
     return _template().render(
         title=title,
@@ -46,21 +46,22 @@ def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str =
 
 
 def write(path: str | os.PathLike[str], html: str) -> None:
-    """Write a page beside its place and move it in, so that a reader finds the old page or the whole new one.
+    """Replace the file `path` by a page, so that a reader sees the old page or the whole new one.
 
-    Raises TriptychError when the file system refuses; nothing half-written stays.
+    Whatever ends the writing, an error, Ctrl-C or a kill, the old page stays; what a killed process left beside it is
+    removed by the next write.  Raises TriptychError when the directory is missing or the file system refuses.
     """
+    from triptych.checkpoints import atomic_write, recover  # imports torch
+
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        # A token cut inside a character may hold half a surrogate pair, which UTF-8 cannot say.
-        part.write_bytes(html.encode("utf-8", errors="replace"))
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise TriptychError(
-            f"cannot write the page {path}: {error.strerror}; free the place or choose another"
-        ) from error
+        if not path.parent.is_dir():
+            raise CheckpointError(f"{path.parent}: No such directory")
+        recover(path)
+        # A token that ends inside a character may hold half a surrogate pair, which UTF-8 cannot encode.
+        atomic_write(path, html.encode("utf-8", errors="replace"))
+    except CheckpointError as error:
+        raise TriptychError(f"cannot write the page {path}: {error}; choose another place for it") from error
 
 
 @cache
@@ -73,7 +74,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # ASCII JSON with <, >, & and ' escaped by the filter: no U+2028, and no way to close the block it stands in.
+    # ASCII JSON with <, >, & and ' escaped by the filter: no U+2028, and no way to close its script block.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": True, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("page.html"))
 

@@ -1,4 +1,4 @@
-// Bring the page to life: the tools of the header, then every section that has a script.
+// Builds the buttons of the header, then every section that has a script.
 
 const tools = document.getElementById("tools");
 mountTheme(tools);

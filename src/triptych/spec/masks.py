@@ -183,7 +183,7 @@ def _join(kind: type[And] | type[Or], a: Mask, b: Mask) -> Mask:
 
 def _lengths(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
     """One length for all rows, or one per row, as plain integers."""
-    return (index(value),) if isinstance(value, SupportsIndex) else tuple(index(length) for length in value)
+    return tuple(index(length) for length in value) if isinstance(value, Iterable) else (index(value),)
 
 
 def full() -> Mask:

@@ -1,0 +1,148 @@
+"""`triptych chat`: turns are read from stdin, answers are streamed, the history is kept in memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.failure import describe_error, print_error
+from triptych.cli.loading import check_generates, decode_stdin, load_model
+from triptych.errors import InputError, TextError
+
+if TYPE_CHECKING:
+    from triptych.model import Model
+
+Message = dict[str, str]
+COMMANDS = {
+    "/help": "list the commands",
+    "/reset": "start a new conversation",
+    "/exit": "end (also /quit or ctrl-D)",
+}
+
+
+@options.opens
+def chat(
+    checkpoint: options.Checkpoint,
+    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System message before the first turn.")] = "",
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Show the rendered prompt and its token ids.")
+    ] = False,
+    max_new_tokens: options.MaxNewTokens = 512,
+    temperature: options.Temperature = 0.7,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 0.9,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.Penalty = 1.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", metavar="N", help="The same seed gives the same answers; random if omitted; the seed is printed."
+        ),
+    ] = None,
+    stop: options.Stop = None,
+    as_json: options.Json = False,
+) -> None:
+    """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
+    model = load_model(checkpoint)
+    check_generates(model, checkpoint.model)
+    settings: options.SamplingSettings = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": random.randrange(1 << 31) if seed is None else seed,
+        "stop": tuple(stop or ()),
+    }
+    _converse(model, settings, system=system, show_prompt=show_prompt, as_json=as_json)
+
+
+def _converse(
+    model: Model, settings: options.SamplingSettings, *, system: str, show_prompt: bool, as_json: bool
+) -> None:
+    """Answer turns until stdin ends.
+
+    On a terminal an error ends the turn, elsewhere the conversation.  Raises TextError without a chat template.
+    """
+    start: list[Message] = [{"role": "system", "content": system}] if system else []
+    model.render(
+        [*start, {"role": "user", "content": "?"}]
+    )  # fails before the first turn if the template is missing or refuses system messages
+    interactive = sys.stdin.isatty()
+    screen.note(f"seed {settings['seed']}" + ("; /help lists the commands" if interactive else ""))
+    messages = list(start)
+    for line in _turns(interactive):
+        if line in ("/exit", "/quit"):
+            return
+        if line == "/reset":
+            messages = list(start)
+            screen.note("new conversation")
+            continue
+        if line.startswith("/") and line[1:].isalpha():  # "/etc/fstab is ..." is for the model
+            if line != "/help" and not interactive:
+                raise InputError(f"{line} is not a command of chat; use one of {', '.join(COMMANDS)}")
+            if line != "/help":
+                screen.note(f"{line} is not a command; the commands are:")
+            screen.note("\n".join(f"{name:8}{effect}" for name, effect in COMMANDS.items()))
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            if show_prompt:
+                _show_prompt(model, messages)
+            messages.append({"role": "assistant", "content": _answer(model, messages, settings, as_json)})
+        except (InputError, TextError) as error:
+            if not interactive:
+                raise
+            print_error(f"{describe_error(error)[1]}; /reset starts a new conversation")
+            messages.pop()
+        except KeyboardInterrupt:  # stops the answer, not the conversation
+            if not interactive:
+                raise
+            screen.write("\n")
+            messages.pop()
+
+
+def _turns(interactive: bool) -> Iterator[str]:
+    """The lines of stdin that are not blank."""
+    if interactive:
+        import readline  # noqa: F401 - gives input() its line editing and history
+
+    while True:
+        try:
+            line = input("> ") if interactive else _line()
+        except EOFError:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _line() -> str:
+    raw = sys.stdin.buffer.readline()
+    if not raw:
+        raise EOFError
+    return decode_stdin(raw)
+
+
+def _answer(model: Model, messages: list[Message], settings: options.SamplingSettings, as_json: bool) -> str:
+    pieces = []
+    for piece in model.chat(messages, **settings):
+        pieces.append(piece)
+        if not as_json:
+            screen.write(piece)
+    text = "".join(pieces)
+    screen.write(json.dumps({"role": "assistant", "content": text}, ensure_ascii=False) + "\n" if as_json else "\n")
+    return text
+
+
+def _show_prompt(model: Model, messages: list[Message]) -> None:
+    prompt = model.render(messages)
+    ids = model.ids([prompt])[0]
+    screen.note(screen.plain(prompt.text))
+    screen.note(f"{len(ids):,} ids: {' '.join(map(str, ids))}")

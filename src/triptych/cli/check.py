@@ -1,0 +1,68 @@
+"""`triptych check`: a model's fast paths against its reference path, and against transformers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+
+if TYPE_CHECKING:
+    from triptych.check import Report
+
+
+class Peer(StrEnum):
+    """The library to compare with."""
+
+    transformers = "transformers"
+    none = "none"
+
+
+def check(
+    model: options.ModelPath,
+    against: Annotated[
+        Peer | None,
+        typer.Option(
+            "--against", help="Library to compare with; by default transformers, if installed.", show_default=False
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option("--threshold", min=0, help="Largest allowed difference of log-probabilities.")
+    ] = 1e-4,
+    offline: options.Offline = False,
+    ignore: options.Ignore = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare every fast path with the reference, and the model with transformers; exit 1 if they differ."""
+    with screen.stages() as stage:
+        stage("loading torch")
+        from triptych import machine
+        from triptych.check import check as run
+
+        machine.use_threads()
+        report = run(model, against=against, threshold=threshold, offline=offline, ignore=ignore or (), progress=stage)
+    _show(report, as_json=as_json)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _show(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        screen.result(report.to_dict())
+        return
+    out = screen.console()
+    table = screen.table("check", "difference", "limit", "", "", right=["difference", "limit"])
+    for one in report.findings:
+        verdict = {True: "ok", False: "FAILED", None: ""}[one.passed]
+        limit = "" if one.limit is None else f"{one.limit:g}"
+        table.add_row(
+            one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED")
+        )
+    screen.show(table, report.model)
+    for line in report.skipped:
+        out.print(f"skipped: {line}", style="dim")
+    if report.first_difference is not None:
+        out.print(f"first difference from transformers: {report.first_difference}", style="bold")
+    out.print("passed" if report.passed else f"FAILED: over {report.threshold:g}", style="bold")

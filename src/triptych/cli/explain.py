@@ -1,0 +1,177 @@
+"""`triptych explain`: the forward pass of a text, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from triptych.labs.walk import Shown, Step, Walk
+
+INDENT, CELL, LABEL = 4, 10, 14  # columns on the screen
+PAGE = (".html", ".htm")
+BRIEF = 4  # numbers shown of a parameter
+
+
+def explain(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A model directory, a run directory, a .gguf file, or hub:org/name.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)
+    ] = None,
+    layer: Annotated[int, typer.Option("--layer", metavar="I", help="The block to explain.")] = 0,
+    head: Annotated[int, typer.Option("--head", metavar="I", help="The head to show.")] = 0,
+    row: Annotated[
+        int | None,
+        typer.Option("--row", metavar="I", help="The token to follow; by default the one that determines the output."),
+    ] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache", help="Explain one decoding step with the KV cache: what is computed and what is reused."
+        ),
+    ] = False,
+    example: Annotated[
+        str | None,
+        typer.Option("--example", metavar="NAME", help="A worked example of the lectures, for example L2.1."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the steps to an offline .html page.")
+    ] = None,
+    device: options.Device = "cpu",
+    offline: options.Offline = False,
+    ignore: options.Ignore = None,
+    as_json: options.Json = False,
+) -> None:
+    """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed."""
+    if save is not None:
+        screen.check_suffix(save, PAGE, "--save")
+    if example is not None:
+        if model is not None or cache:
+            raise typer.BadParameter("--example has its own numbers; omit MODEL, TEXT and --cache")
+        from triptych.labs.walk import worked
+
+        _show(worked(example), save=save, as_json=as_json)
+        return
+    if cache and row is not None:
+        raise typer.BadParameter("--cache follows the newest token; omit --row")
+    if model is None or text is None:
+        raise typer.BadParameter("give MODEL and TEXT, or --example NAME")
+    from triptych.cli.loading import load_model
+    from triptych.labs import walk
+
+    # In half precision the recomputation could not agree to 1e-5.
+    checkpoint = options.Checkpoint(
+        model=model, dtype=options.DType.fp32, device=device, offline=offline, ignore=ignore
+    )
+    loaded = load_model(checkpoint)
+    if cache:
+        steps = walk.explain_cache(loaded, text, layer=layer, head=head)
+    else:
+        steps = walk.explain(loaded, text, layer=layer, head=head, row=row)
+    _show(steps, save=save, as_json=as_json)
+
+
+def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:
+    """Show the steps on the screen, as JSON or as a page; exit 1 if the recomputation of a step disagrees."""
+    if save is not None:
+        from triptych.labs.walk.page import sections
+        from triptych.page import render, write
+
+        write(save, render(walk.title, sections(walk), subtitle=dict(walk.facts).get("Text", "")))
+        screen.note(f"wrote {save}; open it in a browser")
+    if as_json:
+        screen.result(walk.to_dict())
+    elif save is None:
+        _print_steps(walk)
+    if not walk.agrees:
+        raise typer.Exit(1)
+
+
+def _print_steps(walk: Walk) -> None:
+    out, part = screen.console(), ""
+    screen.show(screen.facts([(name, screen.plain(value)) for name, value in walk.facts]), walk.title)
+    for number, (step, error) in enumerate(zip(walk.steps, walk.errors, strict=True), 1):
+        if step.part != part:
+            part = step.part
+            out.print()
+            out.rule(part, align="left", style="dim")
+        _print_step(out, number, step, error)
+    out.print()
+    out.print(screen.plain(walk.outcome), style="bold")
+    out.print(walk.verdict, style="dim" if walk.agrees else "bold red")
+
+
+def _print_step(out: Console, number: int, step: Step, error: float) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from triptych.labs.walk import TOLERANCE
+
+    out.print()
+    out.print(Text.assemble((f"{number:>2}  ", "dim"), (step.title, "bold"), "   ", (step.formula, "cyan")))
+    body: list[RenderableType] = [Text(screen.plain(step.meaning), style="dim")] if step.meaning else []
+    for one in step.uses:
+        body += _matrix(out, one) if one.labels else [_brief(one)]
+    for one in step.makes:
+        body += _matrix(out, one)
+    for item in body:
+        out.print(Padding(item, (0, 0, 0, INDENT), expand=False))
+    if not error <= TOLERANCE:
+        out.print(
+            Padding(
+                Text(f"the recomputation differs by {error:.1e}", style="bold red"), (0, 0, 0, INDENT), expand=False
+            )
+        )
+
+
+def _brief(one: Shown) -> Text:
+    """A parameter in one line."""
+    from rich.text import Text
+
+    from triptych.labs.walk.steps import number
+
+    flat = one.value.flatten()
+    first = "  ".join(number(float(x)) for x in flat[:BRIEF])
+    more = f"  … {len(flat) - BRIEF:,} more" if len(flat) > BRIEF else ""
+    return Text.assemble(one.symbol, " ", (one.shape, "dim"), f"  {first}", (f"{more}   {one.name}", "dim"))
+
+
+def _matrix(out: Console, one: Shown) -> list[RenderableType]:
+    """A title, and a table of the part of a tensor that fits the screen."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from triptych.labs.walk.steps import SQUARE, name_of, number
+
+    label = min(LABEL, max((len(label) for label in one.labels), default=0))
+    part = one.excerpt(columns=max(2, min(SQUARE, (out.width - INDENT - label - 2) // CELL)))
+    table = Table(box=None, show_header=bool(one.columns), pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(width=label, no_wrap=True, overflow="ellipsis", style="dim")
+    for name in part.columns:
+        table.add_column(Text(_short(name, CELL - 2)), justify="right", min_width=CELL - 2, header_style="dim")
+    for i, (name, row) in enumerate(zip(part.rows, part.values, strict=True)):
+        if i == part.gap:
+            table.add_row("⋮")
+        cells = [number(x) for x in row]
+        table.add_row(_short(name, label), *cells, style="bold" if i == part.focus else "")
+    head = Text.assemble(name_of(one), " ", (one.shape, "dim"), ("   " + part.left_out, "dim"))
+    return [head, table]
+
+
+def _short(name: str, width: int) -> str:
+    name = screen.plain(name)
+    return name if len(name) <= width else name[: max(width - 1, 0)] + "…"

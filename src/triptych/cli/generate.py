@@ -1,0 +1,102 @@
+"""`triptych generate`: continue prompts, or run an encoder-decoder on sources."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.loading import check_generates, load_model, read_texts
+
+if TYPE_CHECKING:
+    from triptych.model import Model
+
+
+class GenerateSettings(options.SamplingSettings):
+    """Those of `chat`, and what only `generate` takes."""
+
+    decoder_prefix: str
+    chunk: int | None
+
+
+@options.opens
+def generate(
+    checkpoint: options.Checkpoint,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]...", help="Prompts, or - to read one from stdin."),
+    ] = None,
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.Penalty = 1.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")] = 0,
+    stop: options.Stop = None,
+    beams: Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 samples.")] = 0,
+    decoder_prefix: Annotated[
+        str, typer.Option("--decoder-prefix", metavar="TEXT", help="Start of an encoder-decoder's output.")
+    ] = "",
+    chunk: options.Chunk = None,
+    as_json: options.Json = False,
+) -> None:
+    """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
+    texts = read_texts(prompts, "prompt")
+    model = load_model(checkpoint)
+    check_generates(model, checkpoint.model)
+    settings: GenerateSettings = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": tuple(stop or ()),
+        "decoder_prefix": decoder_prefix,
+        "chunk": chunk,
+    }
+    if len(texts) == 1 and not beams and not as_json:
+        _stream(model, texts[0], settings)
+    else:
+        _generate_batch(model, texts, settings, beams=beams, as_json=as_json)
+
+
+def _stream(model: Model, prompt: str, settings: GenerateSettings) -> None:
+    ids: list[int] = []
+    start = time.perf_counter()
+    if sys.stdout.isatty() and model.spec.layout == "decoder":
+        screen.console().print(screen.plain(prompt), style="dim", end="", soft_wrap=True)
+    for piece in model.stream(prompt, on_token=lambda _, token: ids.append(token), **settings):
+        screen.write(piece)
+    screen.write("\n")
+    screen.note(_speed(len(ids), time.perf_counter() - start))
+
+
+def _generate_batch(model: Model, prompts: list[str], settings: GenerateSettings, *, beams: int, as_json: bool) -> None:
+    start = time.perf_counter()
+    with screen.counting() as bar:
+        task = bar.add_task("tokens", total=None if beams else settings["max_new_tokens"] * len(prompts))
+        generations = model.generate(prompts, on_token=lambda *_: bar.advance(task), beams=beams, **settings)
+    seconds = time.perf_counter() - start
+    tokens = sum(len(generation.ids) for generation in generations)
+    if as_json:
+        rows = [
+            {"prompt": prompt, "text": generation.text, "ids": generation.ids, "reason": generation.reason}
+            for prompt, generation in zip(prompts, generations, strict=True)
+        ]
+        screen.result({"results": rows, "seed": settings["seed"], "tokens": tokens, "seconds": round(seconds, 3)})
+    else:
+        for i, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
+            if len(generations) > 1:
+                screen.write(f"{'' if i == 0 else chr(10)}[{i + 1}] {prompt}\n")
+            screen.write(f"{generation.text}\n")
+    screen.note(_speed(tokens, seconds))
+
+
+def _speed(tokens: int, seconds: float) -> str:
+    return f"{tokens:,} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.1f} tokens/s"

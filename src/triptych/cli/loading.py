@@ -1,0 +1,81 @@
+"""Shared by commands: load the model, read the texts of the arguments or of stdin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from typer import BadParameter
+
+from triptych.cli.options import Checkpoint, DType
+from triptych.cli.screen import note, waiting
+from triptych.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from triptych.model import Model
+
+_TORCH = {DType.fp32: "float32", DType.fp16: "float16", DType.bf16: "bfloat16"}
+
+
+def load_model(checkpoint: Checkpoint) -> Model:
+    """Load the model, with torch on as many threads as there are usable cores."""
+    with waiting(f"loading {checkpoint.model}"):
+        from triptych import machine
+        from triptych.model import load
+
+        machine.use_threads()
+        device, dtype = machine.device(checkpoint.device), torch_dtype(checkpoint.dtype)
+        ignore, offline = checkpoint.ignore or (), checkpoint.offline
+        model = load(checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline)
+    for line in () if model.report is None else model.report.notes:
+        note(line)
+    return model
+
+
+def check_generates(model: Model, path: str) -> None:
+    """Raises InputError for an encoder, with the commands that take one."""
+    if model.spec.layout == "encoder":
+        raise InputError(f"{path} is an encoder, which does not generate; use triptych fill, classify or encode")
+
+
+def torch_dtype(dtype: DType | None) -> torch.dtype | None:
+    import torch
+
+    return None if dtype is None else getattr(torch, _TORCH[dtype])
+
+
+def read_texts(arguments: Sequence[str] | None, kind: str = "text", *, lines: bool = False) -> list[str]:
+    """The texts of the arguments; `-` is all of stdin without its last line break, or with `lines` each of its lines.
+
+    Raises BadParameter for no texts or a second `-`, InputError when stdin is empty or not UTF-8.
+    """
+    if not arguments:
+        raise BadParameter(f"no {kind} given; write it after MODEL, or - to read stdin")
+    if arguments.count("-") > 1:
+        raise BadParameter("- stands for stdin, which can be read only once")
+    texts: list[str] = []
+    for argument in arguments:
+        if argument != "-":
+            texts.append(argument)
+        elif lines:
+            texts += [line for line in _read_stdin().splitlines() if line.strip()]
+        else:
+            texts += [text] if (text := _read_stdin().removesuffix("\n").removesuffix("\r")) else []
+    if not texts:
+        raise InputError(f"stdin contains no {kind}")
+    return texts
+
+
+def _read_stdin() -> str:
+    return decode_stdin(sys.stdin.buffer.read())
+
+
+def decode_stdin(raw: bytes) -> str:
+    """Bytes of stdin as text.  Raises InputError when they are not UTF-8."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"stdin is not UTF-8 (byte {error.start}); convert it, for example with iconv") from None

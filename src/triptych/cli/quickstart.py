@@ -1,0 +1,65 @@
+"""`triptych quickstart`: train a small transformer in 90 seconds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from typer import Exit, Option
+
+from triptych.cli import options, screen
+
+
+class PanelName(StrEnum):
+    """The three panels of Triptych: the layouts of a transformer."""
+
+    decoder = "decoder"
+    encoder = "encoder"
+    encoder_decoder = "encoder-decoder"
+
+
+def quickstart(
+    panel: Annotated[PanelName, Option("--panel", help="The layout to train.")] = PanelName.decoder,
+    data: Annotated[
+        Path | None,
+        Option(
+            "--data",
+            metavar="FILE",
+            help="UTF-8 file or directory to train on instead of Shakespeare.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[float, Option("--seconds", metavar="S", min=1, help="Training time.")] = 90,
+    out: Annotated[
+        Path | None,
+        Option(
+            "--out",
+            metavar="DIR",
+            help="Output directory; by default runs/quickstart or runs/quickstart-PANEL.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train a small transformer on real text in 90 seconds, sample from it, and show its attention."""
+    from triptych.cli.training_progress import TrainingProgress
+
+    with TrainingProgress() as bar:
+        bar.say("starting")
+        from triptych import machine
+        from triptych.quickstart import run
+        from triptych.train import Interrupted
+
+        machine.use_threads()
+        try:
+            result = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
+        except Interrupted as stop:
+            screen.note(f"{stop}; continue with the same command and --resume")
+            raise Exit(128 + stop.number) from None
+    if as_json:
+        screen.result(result.to_dict())
+        return
+    title = f"{result.steps:,} steps in {result.seconds:,.0f} s. {result.held_out.sentence}"
+    screen.show(screen.facts([("model", str(result.model)), ("page", f"{result.report}, open it in a browser")]), title)

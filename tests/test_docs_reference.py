@@ -1,0 +1,92 @@
+"""The API reference lists every public name, and the page of places names code that exists."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import triptych
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = (Path(__file__).with_name("public_names.txt")).read_text("utf-8").split()
+CLASSES = ("Model", "Generation", "Read", "Edit", "Trace", "Mask")
+PLACE = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
+
+
+def symbols(path: Path) -> set[str]:
+    """Functions, classes and constants of a file, methods as `Class.method`."""
+    names = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def missing(text: str) -> list[str]:
+    """The places that a page names and that do not exist."""
+    places = PLACE.findall(text)
+    return [
+        f"{path}::{name}"
+        for path, name in places
+        if not (ROOT / path).is_file() or name not in symbols(ROOT / path)
+    ]  # fmt: skip
+
+
+def test_every_place_of_the_page_exists() -> None:
+    assert not missing((ROOT / "docs" / "where.md").read_text("utf-8"))
+
+
+def test_a_place_that_does_not_exist_is_noticed() -> None:
+    assert missing("`src/triptych/errors.py::nearest`, `src/triptych/errors.py::farthest`, `src/none.py::nearest`") == [
+        "src/triptych/errors.py::farthest",
+        "src/none.py::nearest",
+    ]
+
+
+def test_each_of_the_ten_questions_takes_at_most_two_files() -> None:
+    rows = [
+        line for line in (ROOT / "docs" / "where.md").read_text("utf-8").splitlines() if "::" in line and "|" in line
+    ]
+    assert len(rows) == 10
+    for row in rows:
+        assert 1 <= len({path for path, _ in PLACE.findall(row)}) <= 2, row
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    listed = set(re.findall(r"^::: triptych\.(\w+)$", page, re.M))
+    assert listed == set(PUBLIC) - {"__version__"}
+    assert "`triptych.__version__`" in page
+
+
+@pytest.mark.heavy
+def test_the_built_reference_has_every_method_and_works_as_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    built = (tmp_path / "api.html").read_text("utf-8")
+    anchors = set(re.findall(r'id="triptych\.([\w.]+)"', built))
+    assert set(PUBLIC) - {"__version__"} <= anchors
+    for name in CLASSES:
+        members = inspect.getmembers(getattr(triptych, name))
+        own = {one for one, value in members if not one.startswith("_") and (callable(value) or one != "__doc__")}
+        assert {f"{name}.{one}" for one in own} <= anchors, name
+    text = re.sub("<[^>]+>", "", built)
+    assert {"load(", "Generation(", "max_new_tokens: int"} <= set(
+        re.findall(r"max_new_tokens: int|load\(|Generation\(", text)
+    )
+    for page in tmp_path.rglob("*.html"):
+        for link in re.findall(r'<a [^>]*href="([^"#?]+)', page.read_text("utf-8")):
+            if not re.match(r"\w+:|/", link):
+                assert (page.parent / link).is_file(), (page.name, link)  # a directory would not open as a file
