@@ -74,6 +74,15 @@ def stepper(model: Model, prompt: Sequence[int] = PROMPT, tokens: int = 64) -> C
     This is the one place that knows how the engine is driven; `bench/decode.py` times the same step.  An engine with
     another interface goes before the lines below, which must stay for older checkouts.
     """
+    try:
+        from triptych.generate import Engine, Request
+    except ImportError:
+        pass
+    else:
+        engine = Engine(model.module)
+        engine.add(Request(prompt=prompt, max_new_tokens=tokens))
+        return engine.step
+
     from triptych.generate import Sampling, start, stream
 
     state = start(model.module, [prompt])

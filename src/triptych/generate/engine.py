@@ -187,7 +187,7 @@ class Engine:
         """The next piece of each row.  Gives the rows that are now read to their end, the logits after each of these,
         and all logits of the rows that want them."""
         ids: list[int] = []
-        lengths, past, last = [], [], []
+        lengths, past, slots, last = [], [], [], []
         due: list[LiveRow] = []
         for row in rows:
             done, end, chunk = row.cached, len(row.ids), self.chunk
@@ -198,10 +198,11 @@ class Engine:
             ids += piece
             past.append(done)
             lengths.append(len(piece))
+            slots.append(row.slot)
             if done + len(piece) == end:
                 due.append(row)
                 last.append(len(ids) - 1)
-        where = Rows(tuple(lengths), tuple(past), tuple([row.slot for row in rows]))
+        where = Rows(tuple(lengths), tuple(past), tuple(slots))
         taps = NO_TAPS
         if session is not None:
             taps, session.items = session.taps, [row.request.number for row in rows]
