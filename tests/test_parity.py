@@ -16,6 +16,7 @@ import tiny
 import triptych
 from parity import ROWS, WITHIN, largest, ours, rows_of, targets_of, theirs
 from triptych import generate as running
+from triptych import nn
 from triptych.errors import ConfigError
 from triptych.spec import LMHead
 
@@ -125,9 +126,9 @@ def test_what_a_checkpoint_says_of_its_targets_holds(beside: bool, tmp_path: Pat
 def test_token_types_reach_bert() -> None:
     model, reference = ours("bert"), references.saved("bert")[0]
     ids, types = torch.tensor(ROWS[0]), torch.tensor([i % 3 for i in range(len(ROWS[0]))])
-    ids_flat, where = running.flat(ROWS[:1], torch.device("cpu"))
+    ids_flat, where = nn.flat(ROWS[:1], torch.device("cpu"))
     with torch.no_grad():
         expected = reference(input_ids=ids[None], token_type_ids=types[None]).logits[0]
-        found = model.module(ids_flat, where, token_types=types)
+        found = model.module.logits(nn.Batch(inputs=ids_flat, rows=where, token_types=types))
         assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() <= WITHIN
-        assert (model.module(ids_flat, where) - found).abs().max() > 10 * WITHIN
+        assert (model.module.logits(nn.Batch(inputs=ids_flat, rows=where)) - found).abs().max() > 10 * WITHIN

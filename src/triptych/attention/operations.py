@@ -21,7 +21,7 @@ def _attend_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) ->
     """q against k, then the weights against v; every query against every key that a window leaves."""
     queries, heads, width = shapes["q"]
     keys = min(shapes["k"][0], attributes.get("span") or shapes["k"][0])
-    return 2 * queries * keys * heads * (width + shapes["v"][2])
+    return int(2 * queries * keys * heads * (width + shapes["v"][2]))
 
 
 def _content_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) -> int:

@@ -71,9 +71,7 @@ def _engine(case: Case, prompts: list[list[int]], chunk: int | None = None) -> E
     """An engine with a row for each prompt, beside the sources where there are any."""
     sources = [None] * len(prompts) if case.targets is None else case.rows
     engine = Engine(case.model.module, chunk=chunk)
-    engine.add(
-        *(Request(prompt=p, source=s, max_new_tokens=0) for p, s in zip(prompts, sources, strict=True))
-    )
+    engine.add(*(Request(prompt=p, source=s, max_new_tokens=0) for p, s in zip(prompts, sources, strict=True)))
     return engine
 
 

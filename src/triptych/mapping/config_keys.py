@@ -114,10 +114,11 @@ class ConfigKeys:
         """A finite number in [low, high]; an integer will do."""
         value: Float = self._typed(name, (int, float), default, "a number")
         if value is default:
-            return value
+            absent: Float = value
+            return absent
         if not math.isfinite(value) or not low <= value <= high:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
-        return float(value)
+        return value + 0.0
 
     def optional_float(
         self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf

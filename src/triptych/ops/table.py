@@ -1,8 +1,8 @@
 """The table of operations: what each computes, the shape of its result, and what it costs.
 
-A `Dim` is a number or a symbol: `N` tokens of the flat batch, `B` rows, `T` queries and `S` keys of one row, `M` tokens
-of the source, `P` patches or frames, `R` rows of a position table that a row's distances reach.  A multiply and an add are two
-FLOPs; only matrix products are counted, as everywhere in the field.
+A `Dim` is a number or a symbol: `N` tokens of the flat batch, `B` rows, `S` keys, `M` tokens of the source, `P` patches
+or frames, `R` rows of a position table that the distances of the rows reach.  A multiply and an add are two FLOPs; only
+matrix products are counted, as everywhere in the field.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Operation:
     arguments   names of the arguments of `run`, in order.
     shape       the symbolic shape of the result, from the shapes of the tensor arguments and the other arguments.
     flops       the FLOPs of its matrix products, from sizes in numbers.
-    records     whether a call is noted; one that is not gives its first argument back unchanged.
     """
 
     name: str
@@ -75,15 +74,13 @@ def _like(name: str) -> Callable[[Shapes, Attributes], Shape]:
 
 
 def _broadcast(shapes: Shapes, attributes: Attributes) -> Shape:
-    return tuple(max((tuple(shape) for shape in shapes.values()), key=len))
+    return max((tuple(shape) for shape in shapes.values()), key=lambda shape: len(shape))
 
 
 def _heads(shapes: Shapes, attributes: Attributes) -> Shape:
     """`[N, heads * width]` as `[N, heads, width]`."""
-    x, *sizes = shapes["x"][-1:], *attributes["shape"][1:]
-    heads, width = sizes
-    assert isinstance(x[0], int)
-    return shapes["x"][0], (x[0] // width if heads == -1 else heads), width
+    _, heads, width = attributes["shape"]
+    return shapes["x"][0], (shapes["x"][-1] // width if heads == -1 else heads), width
 
 
 def _linear_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) -> int:

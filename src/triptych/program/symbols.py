@@ -36,14 +36,16 @@ class Value(Tensor):
         cls, label: str, dims: ops.Shape, dtype: torch.dtype, recorder: Recorder, sample: Sequence[int] | None = None
     ) -> Value:
         size = tuple(recorder.sizes[dim] if isinstance(dim, str) else dim for dim in dims)
-        value: Value = torch.Tensor._make_wrapper_subclass(cls, sample or size, dtype=dtype, device="meta")
+        value: Value = torch.Tensor._make_wrapper_subclass(
+            cls, sample or size, dtype=dtype, device=torch.device("meta")
+        )
         value.label, value.dims, value.recorder = label, dims, recorder
         return value
 
     def __init__(self, *arguments: object, **options: object) -> None:
         """See `__new__`, which makes the tensor."""
 
-    def __repr__(self, **options: object) -> str:
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch's stub and source differ
         return f"Value({self.label} {list(self.dims)})"
 
     @classmethod
@@ -67,6 +69,8 @@ class SymbolicRows(Rows):
     """Sample rows whose positions are values."""
 
     symbolic = True
+    recorder: Recorder
+    tokens_dim: ops.Dim
 
     def __init__(self, recorder: Recorder, tokens: ops.Dim, lengths: tuple[int, ...] = LENGTHS) -> None:
         super().__init__(lengths)
@@ -124,7 +128,9 @@ class Recorder:
             own.append(Instruction(step.op, out, inputs, step.weights, step.attributes))
         self.instructions = [*before.instructions, *own]
         self.values = before.values | {renamed.get(name, name): info for name, info in self.values.items()}
-        self.inputs = dict.fromkeys(before.inputs) | self.inputs  # type: ignore[assignment]  # names alone are read
+        kept = {name: info for name, info in before.values.items() if name in before.inputs}
+        old = {name: self.value(name, info.shape, getattr(torch, info.dtype)) for name, info in kept.items()}
+        self.inputs = old | self.inputs
 
     def input(self, label: str, dims: ops.Shape, dtype: torch.dtype) -> Value:
         """A value that the entry starts from."""
