@@ -15,7 +15,6 @@ import references
 import tiny
 import triptych
 from parity import ROWS, WITHIN, largest, ours, rows_of, targets_of, theirs
-from triptych import generate as running
 from triptych import nn
 from triptych.errors import ConfigError
 from triptych.spec import LMHead
