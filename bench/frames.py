@@ -76,13 +76,12 @@ def stepper(model: Model, prompt: Sequence[int] = PROMPT, tokens: int = 64) -> C
     """
     try:
         from triptych.generate import Engine, Request
-    except ImportError:
+    except ImportError:  # an older checkout
         pass
     else:
         engine = Engine(model.module)
         engine.add(Request(prompt=prompt, max_new_tokens=tokens))
         return engine.step
-
     from triptych.generate import Sampling, start, stream
 
     state = start(model.module, [prompt])

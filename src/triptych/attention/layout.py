@@ -196,7 +196,7 @@ class KeysOf:
         return self.inner.batch(k), self.inner.batch(v)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KeysIn:
     """Keys that lie in cache slots, the first `end` places of each; neighbouring slots are a view."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
+from triptych.attention.caches import Continued
 from triptych.attention.lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
 from triptych.errors import ConfigError
@@ -197,11 +198,12 @@ class SymbolicKeys:
         return SymbolicPlan(self.recorder, self.keys, mask, heads, bias, mechanism)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SymbolicCache:
     """One `decode` serves with a cache and without: `extend` is the identity on the null cache."""
 
     recorder: Recorder
+    context: Continued | None = None
 
     def begin(self, rows: Rows, provenance: str) -> SymbolicCache:
         return self

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from triptych.nn import Stack, Transformer
 from triptych.train import objectives
 from triptych.train.data import Data, Use, micro_batches, random_numbers
-from triptych.train.dropout import global_dropout, has_dropout, seeded_dropout
+from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.nonfinite import DivergedError, first_nonfinite
 from triptych.train.objectives import Batch, Example, collate
@@ -216,24 +216,20 @@ class Trainer:
 
         Dropout draws from `seed`.
         """
-        if not self._has_dropout:
-            return sum(self._backward(batch, total, nullcontext()) for batch in batches)
-        if self.settings.compile or self.device.type != "cpu":
-            with global_dropout(seed):
-                return sum(self._backward(batch, total, nullcontext()) for batch in batches)
-        recomputed = [block for stack in self._stacks for block in stack.blocks] if self.settings.recompute else []
-        with seeded_dropout(seed, recomputed) as dropout:
-            return sum(self._backward(batch, total, dropout.backward()) for batch in batches)
+        if draws_globally(self.module) or self.settings.compile or self.device.type != "cpu":
+            with global_dropout(seed) if self._has_dropout else nullcontext():
+                return sum(self._backward(batch, total, None) for batch in batches)
+        random = torch.Generator().manual_seed(seed) if self._has_dropout else None
+        return sum(self._backward(batch, total, random) for batch in batches)
 
-    def _backward(self, batch: Batch, total: int, backward: AbstractContextManager[None]) -> float:
-        """Forward and, in the context `backward`, backward pass of one micro-batch; its loss in nats."""
+    def _backward(self, batch: Batch, total: int, random: torch.Generator | None) -> float:
+        """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
         with autocast(self.settings.precision, self.device):
-            nats, _ = objectives.loss(self.module, batch)
+            nats, _ = objectives.loss(self.module, batch, random=random)
         value = float(nats.detach())
         if not math.isfinite(value):
             raise self._diverged("the loss", [batch])
-        with backward:
-            (nats / total).backward()
+        (nats / total).backward()
         return value
 
     def _diverged(self, what: str, batches: list[Batch]) -> DivergedError:
