@@ -120,7 +120,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no-config": (_no_config, "config.json"),
     "config-not-utf8": (_broken_config, "config.json"),
     "missing-tensor": (_missing_tensor, "missing"),
-    "extra-tensor": (_extra_tensor, "nobody asked for"),
+    "extra-tensor": (_extra_tensor, "unexpected tensors"),
     "other-shape": (_other_shape, "[37, 24]"),
     "not-a-checkpoint": (_not_a_checkpoint, "notes.txt"),
     "bad-hub-name": (_bad_hub_name, "hub:org/name"),

@@ -72,4 +72,4 @@ def config(keys: ConfigKeys) -> spec.Model:
     attn = spec.attention(keys.int("hidden_size"), keys.count("num_attention_heads"), bias=True)
     without = replace(attn.k, bias=False)
     attn = replace(attn, k=without, pos_k=without, pos_q=attn.q)
-    return disentangled.model(keys, "Deberta", attn, span=disentangled.furthest(keys))
+    return disentangled.model(keys, "Deberta", attn, span=disentangled.max_distance_of(keys))

@@ -81,20 +81,20 @@ def config(keys: ConfigKeys) -> spec.Model:
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     third = keys.str("model_type") == "gemma3"
-    found = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
+    config = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
     # No key says what scores are scaled by: of each generation it is D/H in the largest model, which is told by depth.
-    largest = found["num_hidden_layers"] == (62 if third else 46)
-    share = found["hidden_size"] // found["num_attention_heads"]
-    found["query_pre_attn_scalar"] = share if largest else found["head_dim"]
-    found["sliding_window"] = keys.int("attention.sliding_window")
-    found["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
+    largest = config["num_hidden_layers"] == (62 if third else 46)
+    share = config["hidden_size"] // config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = share if largest else config["head_dim"]
+    config["sliding_window"] = keys.int("attention.sliding_window")
+    config["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
     if not third:
         cap = keys.optional_float("attn_logit_softcapping", 50.0)
-        return found | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
-    found["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
+        return config | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
+    config["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
     sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
     ropes = {"full_attention": gguf_config.rope(keys, 1e6), "sliding_attention": sliding}
-    return found | {"model_type": "gemma3_text", "rope_parameters": ropes}
+    return config | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 
 def to_gguf(model: spec.Model) -> dict[str, Any]:

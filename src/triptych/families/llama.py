@@ -104,8 +104,8 @@ def model(
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     if keys.int("expert_count", default=0, low=0):
         experts, chosen = keys.count("expert_count"), keys.count("expert_used_count")
-        found = from_gguf_as(keys, "Mixtral")
-        return found | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
+        config = from_gguf_as(keys, "Mixtral")
+        return config | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
     return from_gguf_as(keys, "Llama") | {
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
         "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),
