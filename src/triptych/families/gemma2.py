@@ -1,6 +1,6 @@
-"""Gemma 2 (2024) and the text model of Gemma 3 (2025): Gemma that norms the output of each sublayer too and alternates
-windows.  Gemma 2 caps scores and logits; Gemma 3 norms each head's q and k, and its layers with a window turn at a base
-of their own.
+"""Gemma 2 (2024) and the text model of Gemma 3 (2025): Gemma with norms on the output of each sublayer and
+alternating windows.  Gemma 2 caps scores and logits; Gemma 3 has norms on each head's q and k, and a RoPE base of its
+own for layers with a window.
 
 References: transformers `models/gemma2`, `models/gemma3`.
 """
@@ -22,9 +22,9 @@ gguf_archs = frozenset({"gemma2", "gemma3"})
 gguf_names = {"gemma3_text": "gemma3"}
 ignore = frozenset(
     {
-        "_sliding_window_pattern",  # written beside layer_types, which holds
+        "_sliding_window_pattern",  # written beside layer_types, which decides
         "cache_implementation",  # how the reference generates
-        "hidden_act", "sliding_window_size",  # old doubles of hidden_activation and sliding_window
+        "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
     }
 )  # fmt: skip
 prefix = gemma.prefix
@@ -82,7 +82,7 @@ def config(keys: ConfigKeys) -> spec.Model:
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     third = keys.str("model_type") == "gemma3"
     config = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
-    # No key says what scores are scaled by: of each generation it is D/H in the largest model, which is told by depth.
+    # No key holds the scale of scores: it is D/H in the largest model of each generation, known by its depth.
     largest = config["num_hidden_layers"] == (62 if third else 46)
     share = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = share if largest else config["head_dim"]
@@ -99,7 +99,7 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
 
 def to_gguf(model: spec.Model) -> dict[str, Any]:
     if model.family == "gemma2":
-        return {"rope.freq_base_swa": None}  # it has one base
+        return {"rope.freq_base_swa": None}  # it has only one base
     kinds = [block.attn.kind for block in model.stacks["decoder"].blocks]
     period = kinds.index("self") + 1 if "window" in kinds else 6
     return {"attention.sliding_window_pattern": period} if period != 6 else {}

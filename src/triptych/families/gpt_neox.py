@@ -23,7 +23,7 @@ ignore = frozenset(
     {
         "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
         "classifier_dropout",
-        "rope_theta", "partial_rotary_factor",  # doubles of rotary_emb_base and rotary_pct, which hold
+        "rope_theta", "partial_rotary_factor",  # duplicates of rotary_emb_base and rotary_pct, which decide
     }
 )  # fmt: skip
 prefix = "gpt_neox."

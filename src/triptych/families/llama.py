@@ -22,7 +22,7 @@ gguf_archs = frozenset({"llama"})
 ignore = frozenset(
     {
         "pretraining_tp",  # slices the matmuls of the reference, same result
-        "max_sequence_length",  # an old double of max_position_embeddings
+        "max_sequence_length",  # an old duplicate of max_position_embeddings
         "is_llama_config", "rope_interleaved",  # for the library that trained SmolLM
     }
 )  # fmt: skip
