@@ -14,6 +14,7 @@ from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.header import Header, read_header
 from triptych.spec import Linear, Model, Part
+from triptych.spec.masks import And, Mask, Or
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,11 @@ def _value(name: str, value: Any, default: Any) -> str:
     return f"{name} {value:,.0f}" if is_whole else f"{name} {value}"
 
 
-def mask_text(mask: Any) -> str:
+def mask_text(mask: Mask) -> str:
     """A mask as Python code: `causal & window(back=512)`."""
-    name = type(mask).__name__
-    if name in ("And", "Or"):
-        return (" & " if name == "And" else " | ").join(map(mask_text, mask.parts))
-    function = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    if isinstance(mask, And | Or):
+        return (" & " if isinstance(mask, And) else " | ").join(map(mask_text, mask.parts))
+    function = re.sub(r"(?<!^)(?=[A-Z])", "_", type(mask).__name__).lower()
     arguments = ", ".join(
         f"{item.name}={value}" for item in fields(mask) if (value := getattr(mask, item.name)) != item.default
     )

@@ -92,7 +92,7 @@ def recover(path: str | Path) -> None:
 
 
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """One safetensors file, streamed: a tensor at a time is brought to the CPU and made contiguous."""
+    """One safetensors file, streamed: one tensor at a time is copied to the CPU and made contiguous where needed."""
     import torch
 
     spelling = {name: ours for ours, name in DTYPES.items()}

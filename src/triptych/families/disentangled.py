@@ -23,7 +23,7 @@ def terms(keys: ConfigKeys) -> tuple[Term, ...]:
 
 
 def max_distance_of(keys: ConfigKeys) -> int:
-    """The largest distance that is told apart from longer ones."""
+    """The largest distance that differs from longer ones."""
     most = keys.int("max_relative_positions", default=-1, low=-1)
     return most if most > 0 else keys.int("max_position_embeddings")
 

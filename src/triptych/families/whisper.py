@@ -25,7 +25,7 @@ ignore = frozenset(
         "classifier_proj_size", "use_weighted_layer_sum",  # of a head these classes do not have
         "scale_embedding",  # no reference multiplies by it, whatever it says
         "median_filter_width",  # of word times read off the attention, after the forward
-        "forced_decoder_ids",  # what the decoder is given to begin with, which `transcribe` asks for by name
+        "forced_decoder_ids",  # the first tokens of the decoder, which `transcribe` chooses
     }
 )  # fmt: skip
 
