@@ -534,13 +534,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_spec_equality_is_not_vacuous() -> None:
-    """`lost` sees a number changed anywhere but in what training alone reads."""
+    """`difference` reports a number changed anywhere but in the fields that only training reads."""
     spec = read_header(references.saved("llama")[1]).spec
-    from triptych.mapping.write_gguf_metadata import lost
+    from triptych.mapping.write_gguf_metadata import difference
 
-    assert lost(spec, spec) is None
-    assert lost(spec, replace(spec, init_std=0.5)) is None
-    assert lost(spec, replace(spec, context=51)) == "context is 52, and would be read back as 51"
+    assert difference(spec, spec) is None
+    assert difference(spec, replace(spec, init_std=0.5)) is None
+    assert difference(spec, replace(spec, context=51)) == "context is 52, and would be read back as 51"
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.bin", "out.PT"])
