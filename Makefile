@@ -1,5 +1,5 @@
 # make quickstart   train a small transformer on real text, sample from it, look at its attention
-# make test         lint, types, import rules, docs and tests, in the same environment
+# make test         lint, types, import rules, docs and the short run of the tests, in the same environment
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,20 +12,32 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # One thread a worker: JOBS processes share the cores, and results do not depend on how many there are.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
-.PHONY: help quickstart test test-all lint types imports docs unit families lectures pictures format clean
+.PHONY: help quickstart test test-all test-rest durations lint types imports docs unit families lectures pictures format \
+  clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-quickstart: $(VENV)/.installed ## train, write, and show the attention (options in ARGS="--panel encoder")
+quickstart: $(VENV)/.installed ## train, sample, and show the attention (options in ARGS="--panel encoder")
 	$(BIN)/triptych quickstart $(ARGS)
 
-test: lint types imports docs unit ## everything a change must pass, under ten minutes on two cores
+test: lint types imports docs unit ## lint, types, docs and the short run of the tests: five minutes on two cores
 
-test-all: lint types imports docs $(VENV)/.installed-dev ## the same with the long tests
+test-all: lint types imports docs $(VENV)/.installed-dev ## the same with every test
 	$(PYTEST) -m ""
+
+# The tests behind docs/families.md run again, because the page is compared in a run that has all of them.
+test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out
+	$(PYTEST) -m "heavy or families"
+
+durations: $(VENV)/.installed-dev ## every test on a quiet machine; the slowest 30 into bench/test-all.txt
+	$(PYTEST) -m "" --durations=30 > bench/test-all.log
+	{ echo "The slowest tests of a whole run: pytest -m \"\" -n $(JOBS), one thread a worker, $$(date -u +%F), $$(nproc) cores,"; \
+	  $(BIN)/python -c "import platform, torch; print(f'torch {torch.__version__}, Python {platform.python_version()}.')"; \
+	  echo; sed -n '/slowest/,$$p' bench/test-all.log; } > bench/test-all.txt
+	rm bench/test-all.log
 
 lint: $(VENV)/.installed-dev ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -34,33 +46,33 @@ lint: $(VENV)/.installed-dev ## ruff: rules and format
 types: $(VENV)/.installed-dev ## mypy, strict, on src
 	$(BIN)/mypy
 
-imports: $(VENV)/.installed-dev ## import-linter: who may import whom
+imports: $(VENV)/.installed-dev ## import-linter: which package may import which
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-unit: $(VENV)/.installed-dev ## the tests alone
+unit: $(VENV)/.installed-dev ## the short run of the tests alone
 	$(PYTEST)
 
-families: $(VENV)/.installed-dev ## docs/families.md from the tests that say what each family can
-	$(PYTEST) tests/test_parity.py tests/test_families.py tests/test_families_train.py tests/test_convert.py \
-	  tests/test_probe_families.py --write-families
+families: $(VENV)/.installed-dev ## write docs/families.md from the tests of every family
+	$(PYTEST) -m families --write-families
 
-lectures: $(VENV)/.installed-dev ## run the labs that changed, record them in docs/lectures.md (all: ARGS=--again)
+lectures: $(VENV)/.installed-dev ## run the labs that changed and record them in docs/lectures.md (all: ARGS=--again)
 	$(BIN)/python tools/lectures.py $(ARGS)
 
-pictures: $(VENV)/.installed-dev ## draw the documentation's pictures anew (some: ARGS="scaling depth")
+pictures: $(VENV)/.installed-dev ## draw the pictures of the documentation (some: ARGS="scaling depth")
 	$(BIN)/python tools/pictures.py $(ARGS)
 
-format: $(VENV)/.installed-dev ## let ruff rewrite what it can
+format: $(VENV)/.installed-dev ## format the code and apply ruff's safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and built pages; runs/ stays
 	rm -rf $(VENV) site build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# The stamps make a second call quick; a changed requirement or pin installs again.
+# The empty files .installed and .installed-dev record that the environment is complete; a changed requirement or pin
+# installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[plot]'

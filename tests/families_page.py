@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import short_run
+
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
 
 # What a family must do, and the test of it that is run with each variant.
@@ -32,9 +34,10 @@ NODE = re.compile(r"(?:.*/)?(?P<file>\w+)\.py::(?P<test>\w+)\[(?P<variant>[^\]]+
 HEAD = """\
 # Families
 
-Written by `make families` from the tests that ran; `make test` fails when this page is not what it saw. A number counts
-the variants that passed - tied and untied heads, one to all key/value heads, biases, each rope scaling, each head - and
-a dash stands where there is nothing to do: an encoder does not decode, GGUF has no name for some families.
+Written by `make families` from the tests that ran; a run of all tests fails when the page differs from their results. A
+number counts the variants that passed - tied and untied heads, one to all key/value heads, biases, each rope scaling,
+each head - and a dash stands where there is nothing to do: an encoder does not decode, GGUF has no name for some
+families.
 
 | column | what was tested, each on tiny random checkpoints that transformers made |
 | --- | --- |
@@ -56,6 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SEEN] = {}
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Watch(config.stash[SEEN]), "families-watch")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if short_run.name_of(item) in COLUMNS.values():
+            item.add_marker("families")
 
 
 class _Watch:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import references
 import triptych
-from triptych import generate as running
+from triptych import nn
 from triptych.attention import Rows
 from triptych.model import Model
 from triptych.nn import Row
@@ -63,13 +63,12 @@ def theirs(name: str, row: Row, target: list[int] | None = None) -> Tensor:
 def mine(model: Model, rows: Sequence[Row], targets: list[list[int]] | None) -> list[Tensor]:
     if not headless(model):
         return model.logits(rows, targets)
-    module, cross = model.module, None
-    ids, where = module.flat(rows)
+    module, source = model.module, None
+    inputs, where = module.flat(rows)
+    if targets is not None:
+        source, (inputs, where) = (inputs, where), nn.flat(targets, CPU)
     with torch.no_grad():
-        if targets is not None:
-            cross = module.remember(module.encode(ids, where), where)
-            ids, where = running.flat(targets, CPU)
-        hidden = module.encode(ids, where) if module.decoder is None else module.decode(ids, where, cross=cross)
+        hidden = module(nn.Batch(inputs=inputs, rows=where, source=source))
     return where.split(hidden)
 
 
@@ -141,26 +140,30 @@ CHUNKS = (3, 1, 1, 4)  # longer and shorter than what a ring of four takes witho
 
 @torch.inference_mode()
 def through_the_cache(model: Model) -> list[Tensor]:
-    """`mine`, CHUNKS of each row at a time; before every step the cache is asked for its rows in reverse."""
+    """`mine`, CHUNKS of each row at a time; before every step but the first, the rows exchange their cache slots, and
+    every step runs them in another order than the one before."""
     module, targets = model.module, targets_of(model)
-    rows, cross = targets or ROWS, None
-    if targets is not None:
-        ids, where = module.flat(rows_of(model))
-        cross = module.remember(module.encode(ids, where), where)
+    rows = targets or ROWS
     assert module.decoder is not None
-    cache, order = module.decoder.cache(len(rows)), list(range(len(rows)))
+    cache, cross = module.decoder.cache(len(rows)), None
+    if targets is not None:
+        cross = module.decoder.cross_cache()
+        module(nn.Batch(source=module.flat(rows_of(model)), cross=cross))
+    slots, order = list(range(len(rows))), list(range(len(rows)))
     pieces: list[list[Tensor]] = [[] for _ in rows]
     begin, chunks = 0, cycle(CHUNKS)
     while begin < max(map(len, rows)):
         end = begin + next(chunks)
         order.reverse()
-        for held in (cache, cross):
-            if held is not None:
-                held.filter(list(reversed(range(len(rows)))))
-        parts = [rows[i][begin:end] for i in order]
-        step = Rows(tuple(map(len, parts)), cache.lengths)
+        if begin:
+            for kept in (cache, cross):
+                if kept is not None:
+                    kept.copy(slots, slots[::-1])
+            slots.reverse()
+        parts, live = [rows[i][begin:end] for i in order], tuple(slots[i] for i in order)
+        step = Rows(tuple(map(len, parts)), tuple(cache.lengths[slot] for slot in live), live)
         ids = torch.tensor([token for part in parts for token in part])
-        logits = module.logits(module.decode(ids, step, cache=cache, cross=cross), step)
+        logits = module.logits(nn.Batch(inputs=ids, rows=step, cache=cache, cross=cross))
         for i, piece in zip(order, step.split(logits), strict=True):
             pieces[i].append(piece)
         begin = end

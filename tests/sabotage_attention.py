@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
-from sabotage import change, fill, of, parity, put
-from triptych import spec
-from triptych.attention import FlatKeys, Rows, SlotKeys
+from sabotage import change, fill, of, parity, put, regroup
+from triptych import ops, spec
+from triptych.attention import EncoderOutput, FlatKeys, Heads, RowPlan, Rows, plan_rows
+from triptych.attention.caches import NullStep
 from triptych.model import Model
-from triptych.nn import attention, positions
-from triptych.spec.masks import Causal
+from triptych.nn import Taps, attention, kinds, positions
+from triptych.spec.masks import Causal, Mask
 
 # ---------------------------------------------------------------- positions
 
@@ -47,14 +49,18 @@ def rope_turns_the_whole_head(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("gpt-neox", "Rope.width")
 def rope_turns_the_end_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    turn = positions.rotate
-    patch.setattr(positions, "rotate", lambda x, *how: turn(x.roll(4, -1), *how).roll(-4, -1))
+    turn = ops.rotate
+    patch.setattr(ops, "rotate", lambda x, rotation: turn(x.roll(4, -1), rotation).roll(-4, -1))
 
 
 @parity("llama", "Rope")
 def rope_turns_backwards(model: Model, patch: pytest.MonkeyPatch) -> None:
-    turn = positions.rotate
-    patch.setattr(positions, "rotate", lambda x, cos, sin, pairing: turn(x, cos, -sin, pairing))
+    turn = ops.rotate
+
+    def backwards(x: Tensor, rotation: ops.Rotation | None) -> Tensor:
+        return turn(x, None if rotation is None else replace(rotation, sin=-rotation.sin))
+
+    patch.setattr(ops, "rotate", backwards)
 
 
 @parity("llama", "Kind.position")
@@ -162,21 +168,21 @@ def window_one_too_narrow(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("qwen2-window", "Attention.kind")
 @parity("gemma2", "Attention.kind")
 def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
-        attn = block.spec.attn
-        swapped = replace(attn, kind="self" if attn.kind == "window" else "window")
-        patch.setattr(block, "spec", replace(block.spec, attn=swapped))
+    for attn in of(model, spec.Attention):
+        patch.setattr(attn, "spec", replace(attn.spec, kind="self" if attn.spec.kind == "window" else "window"))
+    for stack in of(model, spec.Stack):
+        regroup(stack, patch)
 
 
 @parity("bert", "Attention")
 def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
-    attend = attention.attend_rows
+    plan = kinds.plan_rows
 
-    def as_one(q: Tensor, keys: FlatKeys, rows: Rows, **options: Any) -> Tensor:
+    def as_one(rows: Rows, keys: FlatKeys, mask: Mask, heads: Heads, **options: Any) -> RowPlan:
         one = Rows((rows.total,))
-        return attend(q, FlatKeys(keys.k, keys.v, one), one, **options)
+        return plan(one, FlatKeys(one), mask, heads, **options)
 
-    patch.setattr(attention, "attend_rows", as_one)
+    patch.setattr(kinds, "plan_rows", as_one)
 
 
 # ---------------------------------------------------------------- attention
@@ -185,15 +191,15 @@ def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("llama", "Attention.kv_heads")
 def wrong_head_grouping(model: Model, patch: pytest.MonkeyPatch) -> None:
     """Head h reads group h % G instead of h * G // H."""
-    attend = attention.attend_rows
+    run = RowPlan.run
 
-    def interleaved(q: Tensor, keys: FlatKeys, rows: Rows, **options: Any) -> Tensor:
-        groups = keys.k.shape[1]
+    def interleaved(self: RowPlan, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        groups = k.shape[1]
         together = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
-        z = attend(together, keys, rows, **options)
+        z = run(self, together, k, v, *rest)
         return z.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
-    patch.setattr(attention, "attend_rows", interleaved)
+    patch.setattr(RowPlan, "run", interleaved)
 
 
 @parity("llama", "Attention.scale")
@@ -262,16 +268,11 @@ def query_norm_after_the_rotation(model: Model, patch: pytest.MonkeyPatch) -> No
 def _after_rotation(attn: Any, norm: Any, patch: pytest.MonkeyPatch) -> None:
     forward = attn.forward
 
-    def late(x: Tensor, view: Any, taps: Any) -> Tensor:
-        turn, turned = view.rotate, []
+    class Late(Taps):
+        def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
+            return norm(value) if site == "q_rot" else value
 
-        def rotate(x: Tensor) -> Tensor:
-            turned.append(x)
-            return norm(turn(x)) if len(turned) == 1 else turn(x)  # the queries turn first
-
-        return forward(x, replace(view, rotate=rotate), taps)
-
-    patch.setattr(attn, "forward", late)
+    patch.setattr(attn, "forward", lambda x, state, layer, taps: forward(x, state, layer, Late()))
 
 
 @parity("llama", "Attention")
@@ -288,32 +289,35 @@ def cross_attention_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 def _without_cross(block: Any) -> Callable[..., Tensor]:
     def forward(x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
-        x = x + block.attn(block.attn_norm.pre(x), ctx.own(block.spec.attn.kind, layer), taps)
-        return x + block.mlp(block.mlp_norm.pre(x), ctx.rows, taps)
+        x = x + block.attn(block.attn_norm.pre(x), ctx.own[layer], layer, taps)
+        return x + block.mlp(block.mlp_norm.pre(x), ctx, taps)
 
     return forward
 
 
 @parity("t5", "Block.cross")
 def cross_attention_reads_self_keys(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def own(self: Any, attn: Any, x: Tensor, taps: Any) -> FlatKeys:
-        return FlatKeys(*attn.project(x, self.rows, taps), self.rows)
+    def own(attn: Any, rows: Rows, x: Tensor, source: Any, random: Any) -> kinds.SelfState:
+        plan = plan_rows(rows, FlatKeys(rows), spec.full(), kinds.heads_of(attn, x, random))
+        return kinds.SelfState(rows, plan, NullStep(FlatKeys(rows)), None, None)
 
-    patch.setattr(attention.CrossView, "keys", own)
+    patch.setattr("triptych.nn.stack.cross_state", own)
 
 
 @parity("t5", "Block.cross")
 def cross_attention_reads_the_next_row_s_source(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def neighbour(self: Any, attn: Any, x: Tensor, taps: Any) -> SlotKeys:
-        lengths = (self.held.lengths[-1], *self.held.lengths[:-1])
-        return SlotKeys(self.held.k.roll(1, 0), self.held.v.roll(1, 0), lengths)
+    def neighbour(memory: Tensor, rows: Rows) -> EncoderOutput:
+        sources = rows.split(memory)
+        turned = [sources[-1], *sources[:-1]]
+        return EncoderOutput(torch.cat(turned), Rows(tuple(map(len, turned))))
 
-    patch.setattr(attention.CrossView, "keys", neighbour)
+    patch.setattr("triptych.nn.model.EncoderOutput", neighbour)
 
 
 @parity("t5", "Block.cross")
 def cross_attention_sees_the_padding(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def all_of_it(self: Any, attn: Any, x: Tensor, taps: Any) -> SlotKeys:
-        return replace(self.held, lengths=(max(self.held.lengths),) * len(self.held.lengths))
+    def padded(memory: Tensor, rows: Rows) -> EncoderOutput:
+        filled = torch.nn.utils.rnn.pad_sequence(rows.split(memory), batch_first=True)
+        return EncoderOutput(filled.flatten(0, 1), Rows((rows.longest,) * len(rows)))
 
-    patch.setattr(attention.CrossView, "keys", all_of_it)
+    patch.setattr("triptych.nn.model.EncoderOutput", padded)

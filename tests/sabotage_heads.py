@@ -180,24 +180,24 @@ def labels_of_tokens_without_their_transform(model: Model, patch: pytest.MonkeyP
 @parity("bert-spans", "SpanHead")
 def ends_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = head_parts.SpanHead.forward
-    patch.setattr(head_parts.SpanHead, "forward", lambda self, x, rows: forward(self, x, rows).flip(-1))
+    patch.setattr(head_parts.SpanHead, "forward", lambda self, x, *rest: forward(self, x, *rest).flip(-1))
 
 
 @parity("electra", "ReplacedHead")
 def replaced_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.ReplacedHead, "forward", lambda self, x, rows: self.proj(x))
+    patch.setattr(head_parts.ReplacedHead, "forward", lambda self, x, rows, random: self.proj(x))
 
 
 @parity("bert-tokens", "TokenHead")
 def token_head_reads_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows: self.classes(x.roll(-1, 0)))
+    patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows, random: self.classes(x.roll(-1, 0)))
 
 
 @parity("bert-pooler", "Pooling.dense", "Pooling.act:tanh")
 def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
     pool = head_parts.Pooling.forward
 
-    def bare(self: Any, x: Tensor, rows: Rows) -> Tensor:
+    def bare(self: Any, x: Tensor, rows: Rows, random: None = None) -> Tensor:
         return self.dense(x[list(rows.starts)]) if self.spec.mode == "dense" else pool(self, x, rows)
 
     patch.setattr(head_parts.Pooling, "forward", bare)
@@ -205,4 +205,4 @@ def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("bert-no-pooler", "Pooling.mode:mean")
 def mean_over_the_whole_batch(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.Pooling, "forward", lambda self, x, rows: x.mean(0).expand(len(rows), -1))
+    patch.setattr(head_parts.Pooling, "forward", lambda self, x, rows, random=None: x.mean(0).expand(len(rows), -1))

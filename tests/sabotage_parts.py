@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Identity, ModuleList, Parameter
 
 import triptych
-from sabotage import Break, change, fill, of, parity, put
+from sabotage import Break, change, fill, of, parity, put, regroup
 from triptych import families, spec
 from triptych.mapping.tensor_ops import ByHead, RopePermute
 from triptych.mapping.tensor_plan import TensorLoad
@@ -257,7 +257,7 @@ def _signs(score: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 @parity("qwen3-moe", "MoE")
 def outputs_of_experts_go_to_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = linear.MoE.forward
-    patch.setattr(linear.MoE, "forward", lambda self, x, rows, taps: forward(self, x, rows, taps).roll(1, 0))
+    patch.setattr(linear.MoE, "forward", lambda self, x, ctx, taps: forward(self, x, ctx, taps).roll(1, 0))
 
 
 def _missing_bias(place: str) -> Break:
@@ -284,8 +284,8 @@ def square_matrix_not_transposed(model: Model, patch: pytest.MonkeyPatch) -> Non
 @parity("llama", "Block", "Block.mlp")
 def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> None:
     def parallel(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
-        seen = self.attn(self.attn_norm.pre(x), ctx.own(self.spec.attn.kind, layer), taps)
-        return x + seen + self.mlp(self.mlp_norm.pre(x), ctx.rows, taps)
+        seen = self.attn(self.attn_norm.pre(x), ctx.own[layer], layer, taps)
+        return x + seen + self.mlp(self.mlp_norm.pre(x), ctx, taps)
 
     patch.setattr(stack.Block, "forward", parallel)
 
@@ -295,8 +295,8 @@ def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> No
 def attention_and_mlp_in_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
     def in_turn(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
         seen = self.attn_norm.pre(self.norm(x))
-        x = x + self.attn(seen, ctx.own(self.spec.attn.kind, layer), taps)
-        return x + self.mlp(self.mlp_norm.pre(self.norm(x)), ctx.rows, taps)
+        x = x + self.attn(seen, ctx.own[layer], layer, taps)
+        return x + self.mlp(self.mlp_norm.pre(self.norm(x)), ctx, taps)
 
     patch.setattr(stack.ParallelBlock, "forward", in_turn)
 
@@ -320,6 +320,7 @@ def the_mlp_reads_the_stream_itself(model: Model, patch: pytest.MonkeyPatch) -> 
 def blocks_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
     for stacked in of(model, spec.Stack):
         fill(stacked, patch, "blocks", ModuleList(reversed(stacked.blocks)))
+        regroup(stacked, patch)
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sabotage import change, fill, of, parity, put
 from triptych import spec
 from triptych.attention import Rows, disentangled_bias, distance_row
 from triptych.model import Model
-from triptych.nn import positions, stack
+from triptych.nn import Context, positions, stack
 
 Places = dict[str, Tensor]
 
@@ -159,15 +160,15 @@ def branch_beside_the_second_block(model: Model, patch: pytest.MonkeyPatch) -> N
 @parity("deberta-v2-conv", "Branch")
 def branch_reads_what_the_block_made(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = stack.Branch.forward
-    patch.setattr(stack.Branch, "forward", lambda self, x, made, rows, taps: forward(self, made, made, rows, taps))
+    patch.setattr(stack.Branch, "forward", lambda self, x, made, ctx, taps: forward(self, made, made, ctx, taps))
 
 
 @parity("deberta-v2-conv", "Branch")
 def branch_sees_the_next_row(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = stack.Branch.forward
 
-    def joined(self: Any, x: Tensor, made: Tensor, rows: Rows, taps: Any) -> Tensor:
-        return forward(self, x, made, Rows((rows.total,)), taps)
+    def joined(self: Any, x: Tensor, made: Tensor, ctx: Context, taps: Any) -> Tensor:
+        return forward(self, x, made, replace(ctx, rows=Rows((ctx.rows.total,))), taps)
 
     patch.setattr(stack.Branch, "forward", joined)
 

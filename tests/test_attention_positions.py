@@ -209,6 +209,25 @@ def test_t5_buckets_are_those_of_transformers(bidirectional, buckets, furthest):
     assert not torch.equal(other, theirs)
 
 
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 16), (32, 8), (16, 4), (32, 5), (8, 4), (64, 16)])
+def test_t5_buckets_without_far_ones_are_those_of_transformers_or_refused(bidirectional, buckets, furthest):
+    """Where even the largest distance has a bucket of its own, the formula divides by the logarithm of 1 or less."""
+    refused = 0
+    for relative in torch.arange(-80, 81):
+        theirs = T5Attention._relative_position_bucket(relative, bidirectional, buckets, furthest)
+        if theirs < 0:  # no row of the embedding: transformers raises an IndexError
+            refused += 1
+            with pytest.raises(InputError, match=f"a distance of {abs(int(relative))} has no bucket"):
+                t5_bucket(relative, buckets=buckets, max_distance=furthest, bidirectional=bidirectional)
+        else:
+            made = t5_bucket(relative, buckets=buckets, max_distance=furthest, bidirectional=bidirectional)
+            assert int(made) == int(theirs), int(relative)
+    assert refused or bidirectional
+    with pytest.raises(InputError, match="1 are too few"):
+        t5_bucket(torch.tensor([3]), buckets=1, max_distance=16, bidirectional=bidirectional)
+
+
 def test_t5_bias_reads_the_bucket_of_key_minus_query():
     weight = torch.randn(32, 5)
     q_pos, k_pos = torch.tensor([7, 1]), torch.tensor([0, 9, 40])

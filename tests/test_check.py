@@ -17,7 +17,7 @@ from cli_models import checkpoint
 from triptych import nn
 from triptych.check import Finding, Layer, Report, apart, case, check, paths, peer
 from triptych.errors import ConfigError, InputError
-from triptych.generate import State
+from triptych.generate import Engine
 from triptych.model import Model, load
 from triptych.probe.session import ProbeTaps
 from triptych.spec import full
@@ -111,15 +111,15 @@ def test_a_decoder_that_sees_the_future() -> None:
 
 
 def shifted(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def advance(self: State, chunk: int | None = None) -> torch.Tensor:
-        scores = real(self, chunk)
-        return scores if chunk else scores + torch.linspace(0.0, 0.1, scores.shape[-1])
+    def logits(self: Engine, *rest: Any) -> torch.Tensor:
+        scores = real(self, *rest)
+        return scores if self.chunk == 5 else scores + torch.linspace(0.0, 0.1, scores.shape[-1])
 
-    return advance
+    return logits
 
 
 def test_a_cache_that_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "advance", shifted(State.advance))
+    monkeypatch.setattr(Engine, "logits", shifted(Engine.logits))
     assert failed(check(checkpoint("decoder"), against="none")) == CACHED - {"a changed last token leaves the past"}
 
 

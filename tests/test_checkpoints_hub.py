@@ -244,3 +244,18 @@ def test_shards_are_chosen_with_their_index() -> None:
     others = ["consolidated.safetensors", "adapter_model.safetensors", "x/model.safetensors", "a/b/config.json"]
     index = "model.safetensors.index.json"
     assert set(choose(HubName("o/n"), [*shards, *others, index])) == {*shards, index}
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("gpt2", "hub:openai-community/gpt2"),
+        ("bert-base-uncased", "hub:google-bert/bert-base-uncased"),
+        ("distilbert-base-cased", "hub:distilbert/distilbert-base-cased"),
+    ],
+)
+def test_a_name_without_its_organization_gets_it_as_a_hint(name: str, full: str) -> None:
+    with pytest.raises(FetchError, match=rf"'hub:{name}' is not hub:org/name.*; did you mean {full}\?"):
+        local_path(f"hub:{name}")
+    with pytest.raises(FetchError, match=r"file\.gguf$"):
+        local_path("hub:unheard-of")

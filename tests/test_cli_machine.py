@@ -68,10 +68,9 @@ def test_a_system_that_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("3", 3), ("", 6), ("0", 6), ("many", 6)])
-def test_threads(asked: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_quotas", lambda root: iter(()))
+def test_threads(asked: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert machine.threads() == expected
+    assert machine.threads(root(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(("name", "says"), [("gpu", "not one of"), ("meta", "not one of"), ("cuda:99", "cuda:99")])

@@ -14,6 +14,7 @@ from triptych.cli import main
 from triptych.cli.training_progress import TrainingProgress, summary
 from triptych.errors import TextError
 from triptych.model import load
+from triptych.quickstart.panels import HeldOutResult
 from triptych.train import Event
 
 RECIPE = """
@@ -149,38 +150,32 @@ def test_samples_keep_to_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a\N{REPLACEMENT CHARACTER}[31mb" in capsys.readouterr().err
 
 
-def test_quickstart_hands_over_what_was_asked(
+def test_quickstart_passes_its_options_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: dict[str, Any] = {}
+    options_of_run: dict[str, Any] = {}
 
-    class Verdict:
-        said = "1.55 nats a character"
+    held_out = HeldOutResult("nats", 1.55, "uniform", 4.2, "1.55 nats a character")
+    result = quickstart.Result("encoder", tmp_path / "model", tmp_path / "report.html", 7, 1.0, held_out, [])
 
-    class Result:
-        steps, seconds, verdict, model, report = 7, 1.0, Verdict(), tmp_path / "model", tmp_path / "report.html"
-
-        def to_dict(self) -> dict[str, Any]:
-            return {"steps": self.steps}
-
-    def run(**options: Any) -> Result:
-        given.update(options)
+    def run(**options: Any) -> quickstart.Result:
+        options_of_run.update(options)
         options["watch"].say("reading")
-        return Result()
+        return result
 
     monkeypatch.setattr(quickstart, "run", run)
     argv = ["quickstart", "--panel", "encoder", "--data", str(tmp_path), "--seconds", "3", "--out", "here", "--resume"]
     out, err = said(argv, capsys)
-    assert {name: given[name] for name in ("panel", "data", "seconds", "out", "resume")} == {
+    assert {name: options_of_run[name] for name in ("panel", "data", "seconds", "out", "resume")} == {
         "panel": "encoder", "data": tmp_path, "seconds": 3.0, "out": Path("here"), "resume": True,
     }  # fmt: skip
     assert "7 steps in 1 s. 1.55 nats a character" in out
     assert "report.html" in out
     assert "reading" in err
-    assert answered(argv, capsys) == {"steps": 7}
+    assert answered(argv, capsys) == result.to_dict()
 
 
-def test_a_quickstart_that_cannot_start_takes_nothing_away(tmp_path: Path) -> None:
+def test_a_quickstart_that_cannot_start_deletes_nothing(tmp_path: Path) -> None:
     finished = tmp_path / "run"
     (finished / "checkpoints").mkdir(parents=True)
     (finished / "report.html").write_text("kept")

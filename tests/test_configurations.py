@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 import configurations
+import tiny
 import triptych
 import wild
 from configurations import FAMILIES, draw
 from parity import ROWS, WITHIN
 from triptych import families
-from triptych import generate as running
 from triptych.errors import CheckpointError, InputError, TriptychError
 
 SHORT, LONG = 2, 30  # seeds a family
@@ -52,16 +52,14 @@ def compare(config: dict[str, Any], seed: int, path: Path) -> None:
     expected = [scores(reference, row) for row in ROWS]
     assert max(map(apart, model.logits(ROWS), expected)) <= WITHIN
 
-    state = running.start(model.module, [row[:5] for row in ROWS])
-    with torch.inference_mode():
-        for step in range(4):
-            found = state.advance(chunk=3)
-            if step in (0, 3):
-                assert max(apart(x, scores(reference, row)[-1]) for x, row in zip(found, state.rows, strict=True)) <= (
-                    WITHIN
-                )
-            for row, x in zip(state.rows, found, strict=True):
-                row.append(int(x.argmax()))
+    engine = tiny.engine(model.module, [row[:5] for row in ROWS], chunk=3)
+    for step in range(4):
+        found = engine.logits()
+        if step in (0, 3):
+            gaps = [apart(x, scores(reference, live.ids)[-1]) for x, live in zip(found, engine.rows, strict=True)]
+            assert max(gaps) <= WITHIN
+        for live, x in zip(engine.rows, found, strict=True):
+            live.ids.append(int(x.argmax()))
 
     model.save(path / "out")
     mixture = {"experts_implementation": "eager"} if "num_experts_per_tok" in config else {}

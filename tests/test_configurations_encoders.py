@@ -19,7 +19,7 @@ from torch import Tensor
 import triptych
 from hub_encoders import HUB
 from random_encoders import ABSENT, FAMILIES, Drawn, draw
-from triptych import families
+from triptych import families, nn
 from triptych.attention import Rows
 from triptych.errors import ConfigError
 from triptych.model import Model
@@ -149,26 +149,25 @@ class Asked:
         module = model.module
         if self.labels:
             return head_outputs(module, [Encoded(row, [0] * len(row), [], []) for row in self.rows])
-        source, where = module.flat(self.floats or self.rows)
+        inputs, where = module.flat(self.floats or self.rows)
         if module.decoder is not None:
-            cross = module.remember(module.encode(source, where), where)
-            ids, where = flat(self.targets, CPU)
-            return scored(model, module.decode(ids, where, cross=cross), where)
+            source, (ids, where) = (inputs, where), flat(self.targets, CPU)
+            return scored(model, module(nn.Batch(inputs=ids, rows=where, source=source)), where)
         types = None if self.types is None else torch.tensor([kind for row in self.types for kind in row])
-        return scored(model, module.encode(source, where, token_types=types), where)
+        return scored(model, module(nn.Batch(inputs=inputs, rows=where, token_types=types)), where)
 
     def cached(self, model: Model) -> list[Tensor]:
         """`ours`, a few tokens of each target at a time."""
         module = model.module
         assert module.decoder is not None
-        source, where = module.flat(self.floats or self.rows)
-        cross, cache = module.remember(module.encode(source, where), where), module.decoder.cache(len(LENGTHS))
+        cross, cache = module.decoder.cross_cache(), module.decoder.cache(len(LENGTHS))
+        module(nn.Batch(source=module.flat(self.floats or self.rows), cross=cross))
         pieces: list[list[Tensor]] = [[] for _ in self.targets]
         for begin, end in ((0, 2), (2, 3), (3, 4), (4, 7), (7, 9)):
             parts = [row[begin:end] for row in self.targets]
-            step = Rows(tuple(map(len, parts)), cache.lengths)
-            ids = torch.tensor([token for part in parts for token in part])
-            hidden = module.decode(ids, step, cache=cache, cross=cross)
+            step = Rows(tuple(map(len, parts)), tuple(cache.lengths))
+            ids = torch.tensor([token for part in parts for token in part], dtype=torch.long)
+            hidden = module(nn.Batch(inputs=ids, rows=step, cache=cache, cross=cross))
             for piece, new in zip(pieces, step.split(hidden), strict=True):
                 piece.append(new)
         rows = [torch.cat(piece) for piece in pieces]
@@ -180,7 +179,7 @@ def scored(model: Model, hidden: Tensor, where: Rows) -> list[Tensor]:
     head = model.spec.head
     if head is None or isinstance(head, Pooling):
         return list(where.split(hidden))
-    said = model.module.logits(hidden, where)
+    said = model.module.unembed(hidden, where)
     if isinstance(head, ReplacedHead):
         said = said[:, 0]
     return list(said) if isinstance(head, ClassHead) else list(where.split(said))

@@ -4,6 +4,7 @@ against themselves."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -30,6 +31,10 @@ from triptych.model import Model, create, load
 from triptych.text import DECODER, Tokenizer, bpe_tokenizer, from_gguf, to_gguf
 
 IDS = [3, 7, 1, 22, 9, 30, 5, 11, 17, 40, 2, 8]
+SMALL = {
+    "model_type": "llama", "vocab_size": 43, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
 
 # ---------------------------------------------------------------- blocks
 
@@ -382,7 +387,7 @@ def test_what_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
         convert(source, tmp_path / "hf", to="gguf", force=True)
     with pytest.raises(InputError, match="is a file, and hf is not"):
         convert(source, tmp_path / "x.gguf", to="hf", force=True)
-    with pytest.raises(InputError, match="dtype 'q8_0' is none that hf is written in; use one of f32, f16, bf16"):
+    with pytest.raises(InputError, match="an HF directory cannot store 'q8_0'; use one of f32, f16, bf16"):
         convert(source, tmp_path / "new", dtype="q8_0")
 
 
@@ -536,3 +541,25 @@ def test_spec_equality_is_not_vacuous() -> None:
     assert lost(spec, spec) is None
     assert lost(spec, replace(spec, init_std=0.5)) is None
     assert lost(spec, replace(spec, context=51)) == "context is 52, and would be read back as 51"
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.bin", "out.PT"])
+def test_a_directory_is_not_named_like_a_weights_file(name: str, tmp_path: Path) -> None:
+    create(SMALL).save(tmp_path / "m")
+    with pytest.raises(InputError, match=r"an HF checkpoint is a directory, not a \.\w+ file; name a directory, for"):
+        convert(tmp_path / "m", tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert convert(tmp_path / "m", tmp_path / "out").format == "hf"
+
+
+def test_weights_that_were_unpacked_are_said_to_have_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    create(SMALL).save(tmp_path / "m")
+    assert convert(tmp_path / "m", tmp_path / "packed.gguf", dtype="q8_0").notes == ()
+    grown = r"0 MiB of packed weights became 0 MiB of float32; --dtype bf16 .* writes half of it"
+    for out in ("plain", "plain.gguf"):
+        (note,) = convert(tmp_path / "packed.gguf", tmp_path / out).notes
+        assert re.fullmatch(grown, note)
+    assert convert(tmp_path / "packed.gguf", tmp_path / "named", dtype="f32").notes == ()  # it was asked for
+    assert convert(tmp_path / "packed.gguf", tmp_path / "half", dtype="bf16").notes == ()
+    assert main(["convert", str(tmp_path / "packed.gguf"), str(tmp_path / "shown")]) == 0
+    assert "--dtype bf16" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import torch
 import references
 import tiny
 from cli_models import CONTEXT, checkpoint
-from triptych.attention import positions
+from triptych import ops
 from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
@@ -116,8 +116,12 @@ def test_one_printed_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) ->
 
 
 def test_a_forward_that_turns_the_wrong_way_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, right = reference("llama"), positions.rotate
-    monkeypatch.setattr("triptych.nn.positions.rotate", lambda x, cos, sin, pairing: right(x, cos, -sin, pairing))
+    model, right = reference("llama"), ops.rotate
+
+    def backwards(x: torch.Tensor, rotation: ops.Rotation) -> torch.Tensor:
+        return right(x, replace(rotation, sin=-rotation.sin))
+
+    monkeypatch.setattr(ops, "rotate", backwards)
     walk = explain(model, IDS)
     assert [step.title for step, error in zip(walk.steps, walk.errors, strict=True) if error > TOLERANCE] == [
         "Rotation"
@@ -251,8 +255,11 @@ def test_a_cached_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) -> No
 def test_an_example_comes_to_the_lecture_s_figures(name: str) -> None:
     walk = worked(name)
     assert walk.agrees, (walk.verdict, walk.errors)
-    printed = [i for i, step in enumerate(walk.steps) if step.part == "The lecture's figures"]
-    assert printed or name in ("L2.example-2", "L2.example-3", "L2.2", "L4.shapes", "L4.9")  # those have shapes only
+    printed = [i for i, step in enumerate(walk.steps) if step.part in ("The lecture's figures", "Reference figures")]
+    shapes = {"L0.2", "L2.example-2", "L2.2", "L4.6", "L4.14", "L4.15", "L4.shapes"}
+    assert printed or name in shapes | {"L0.3", "L2.example-3", "L4.9"}  # recomputed, with no figures beside them
+    own = [step.part == "The lecture's figures" for step in walk.steps if walk.steps.index(step) in printed]
+    assert not any(own) or name not in {"L4.11", "L4.12.3", "L0.softmax", "L1.sat", "L1.tie"}  # not the lecture's
     for i in printed:
         assert not changed(walk, i, "makes", 0).agrees
 

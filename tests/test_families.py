@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gguf
@@ -154,7 +157,7 @@ def test_an_absent_special_token_is_the_reference_s(name: str) -> None:
 
 def test_every_type_with_special_tokens_is_compared() -> None:
     tried = {stored(name)[0]["model_type"] for name in references.VARIANTS}
-    assert tried >= {name for module in families.modules() for name in module.hf_types} - {"triptych"}
+    assert tried >= {name for family in families.all_families() for name in family.hf_types} - {"triptych"}
 
 
 SIZES = {
@@ -251,7 +254,7 @@ def test_where_the_original_length_is_written() -> None:
         ({"rope_type": "mystery"}, "'mystery' is not one of"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "'beta' .* is not understood"),
         ({"rope_type": "linear"}, "needs the key 'factor'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "rotates whole heads in this family"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.4}, "of this family rotates whole heads"),
     ],
 )
 def test_rope_refusals(rope: dict[str, Any], message: str) -> None:
@@ -407,7 +410,7 @@ def arch_of(header: dict[str, Any]) -> str:
 
 
 def test_every_architecture_that_a_family_reads_has_a_header() -> None:
-    read = {arch for module in families.modules() for arch in getattr(module, "gguf_archs", ())}
+    read = {arch for family in families.all_families() for arch in family.gguf_archs}
     assert read == {arch_of(header) for header in HEADERS.values()}
 
 
@@ -517,13 +520,33 @@ def test_gguf_scalings() -> None:
 
 
 def test_discovery_finds_each_type_once() -> None:
-    types = [name for module in families.modules() for name in module.hf_types]
+    types = [name for family in families.all_families() for name in family.hf_types]
     assert len(types) == len(set(types))
     assert {"gpt2", "llama", "mistral", "qwen2", "qwen3", "bert", "t5", "triptych"} <= set(types)
     assert families.find("qwen3") is families.find_gguf("qwen3")
-    for module in families.modules():
-        assert all(families.find(name) is module for name in module.hf_types)
-        assert all(families.find_gguf(name) is module for name in getattr(module, "gguf_archs", ()))
+    for family in families.all_families():
+        assert all(families.find(name) is family for name in family.hf_types)
+        assert all(families.find_gguf(name) is family for name in family.gguf_archs)
+
+
+def test_a_family_file_defines_nothing_that_is_not_read() -> None:
+    """A misspelt optional name would be silently without effect.  beartype checks the types of those that are read."""
+    read = {one.name for one in fields(families.Family)} | {"TYPE_CHECKING"}
+    for family in families.all_families():
+        module = import_module(f"triptych.families.{family.name}")
+        tree = ast.parse(Path(str(module.__file__)).read_text())
+        plain = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+                 if isinstance(target, ast.Name)}  # fmt: skip
+        assert {name for name in plain if not name.startswith("_") and not name.isupper()} <= read, family.name
+        assert (family.from_gguf is not None) == bool(family.gguf_archs), family.name
+
+
+def test_an_incomplete_family_file_is_refused() -> None:
+    module = ModuleType("triptych.families.half")
+    assert families.Family.of(module) is None
+    module.hf_types = frozenset({"half"})
+    with pytest.raises(TypeError, match=r"triptych.families.half defines hf_types and lacks config, weights"):
+        families.Family.of(module)
 
 
 def test_a_family_fits_two_screens() -> None:

@@ -11,24 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from triptych import generate as running
 from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.count import count
 from triptych.errors import InputError
+from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import sites
 
+CPU = torch.device("cpu")
 VARIANTS = [(p, m) for p in tiny.POSITIONS for m in tiny.MASKS]
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
 rows_of = st.lists(st.lists(st.integers(0, tiny.V - 1), min_size=1, max_size=13), min_size=1, max_size=4)
 
 
 def logits(module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None = None) -> list[torch.Tensor]:
-    ids, where = running.flat(rows, torch.device("cpu"))
-    held = None if source is None else running.flat(source, torch.device("cpu"))
+    ids, where = nn.flat(rows, CPU)
+    read = None if source is None else nn.flat(source, CPU)
     with torch.inference_mode():
-        return list(module(ids, where, source=held).split(list(where.lengths)))
+        return where.split(module.logits(nn.Batch(inputs=ids, rows=where, source=read)))
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor], within: float = 1e-4) -> bool:
@@ -39,14 +40,18 @@ def cached(
     module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None, chunk: int
 ) -> list[torch.Tensor]:
     """Every position's logits, `chunk` tokens of each row at a time through a cache."""
-    state = running.start(module, rows, sources=source)
+    engine, sources = Engine(module, chunk=chunk), [None] * len(rows) if source is None else source
     found: list[list[torch.Tensor]] = [[] for _ in rows]
-    with torch.inference_mode():
-        for begin in range(0, max(map(len, rows)), chunk):
-            parts = [row[begin : begin + chunk] for row in rows]
-            hidden, where = state._run(parts)
-            for i, piece in enumerate(module.logits(hidden, where).split(list(where.lengths))):
-                found[i].append(piece)
+    engine.add(
+        *(
+            Request(prompt=row, source=read, max_new_tokens=1, number=i, all_logits=True)
+            for i, (row, read) in enumerate(zip(rows, sources, strict=True))
+        )
+    )
+    while engine.rows:
+        for output in engine.step():
+            assert output.logits is not None
+            found[output.row.request.number].append(output.logits)
     return [torch.cat(pieces) for pieces in found]
 
 
@@ -122,13 +127,12 @@ def test_sources_of_a_batch_do_not_meet() -> None:
 
 def test_dropped_and_repeated_rows_go_on_as_they_were() -> None:
     module = tiny.decoder("rope", "window")
-    state = running.start(module, ROWS)
-    with torch.inference_mode():
-        state.advance()
-        state.keep([2, 0, 0])
-        for row, token in zip(state.rows, [11, 12, 13], strict=True):
-            row.append(token)
-        found = state.advance()
+    engine = tiny.engine(module, ROWS)
+    engine.logits()
+    rows = engine.reorder([engine.rows[2], engine.rows[0], engine.rows[0]])
+    for row, token in zip(rows, [11, 12, 13], strict=True):
+        row.ids.append(token)
+    found = engine.logits()
     expected = [logits(module, [row])[0][-1:] for row in ([*ROWS[2], 11], [*ROWS[0], 12], [*ROWS[0], 13])]
     assert same(list(found.split(1)), expected)
 
@@ -146,14 +150,14 @@ def test_ties_share_storage() -> None:
 @pytest.mark.parametrize("position", ["rope", "t5", "alibi"])
 def test_recompute_gives_the_same_gradients(position: str) -> None:
     module, rows = tiny.decoder(position, blocks=3), ROWS
-    ids, where = running.flat(rows, torch.device("cpu"))
+    ids, where = nn.flat(rows, CPU)
     grads = []
     for recompute in (False, True):
         module.train()
         assert module.decoder is not None
         module.decoder.recompute = recompute
         module.zero_grad()
-        module(ids, where).logsumexp(-1).sum().backward()
+        module.logits(nn.Batch(inputs=ids, rows=where)).logsumexp(-1).sum().backward()
         grads.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
     assert grads[0].keys() == grads[1].keys() == module.spec.shapes().keys()
     assert all(torch.allclose(grads[0][name], grads[1][name], atol=1e-6) for name in grads[0])
@@ -162,16 +166,15 @@ def test_recompute_gives_the_same_gradients(position: str) -> None:
 def test_a_row_past_the_positions_is_refused() -> None:
     with pytest.raises(InputError, match="65 positions and the model has 64"):
         logits(tiny.decoder(), [[1] * 65])
-    state = running.start(tiny.decoder(), [[1] * 60])
     with pytest.raises(InputError, match="the model has 64"):
-        list(running.stream(state, max_new_tokens=5, sampling=running.Sampling()))
+        Engine(tiny.decoder()).add(Request(prompt=[1] * 60, max_new_tokens=5))
 
 
 def test_empty_batches_and_rows_are_refused() -> None:
     with pytest.raises(InputError, match="row 1 is empty"):
         logits(tiny.decoder(), [[1], []])
     with pytest.raises(InputError, match="prompt 0 is empty"):
-        running.start(tiny.decoder(), [[]])
+        Request(prompt=[])
 
 
 def test_post_norm_residuals_scale_with_depth() -> None:

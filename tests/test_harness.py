@@ -1,12 +1,16 @@
-"""The test run itself: it cannot reach the network, and it checks signatures."""
+"""The test run: it cannot reach the network, it checks annotations, and its short run has cases of every family."""
 
 from __future__ import annotations
 
+import ast
 import socket
+from pathlib import Path
 
 import jaxtyping
 import pytest
 
+import families_page
+import short_run
 import triptych
 
 
@@ -29,3 +33,32 @@ def test_signatures_are_checked() -> None:
 
 def test_signatures_are_not_checked_on_request(unchecked: None) -> None:
     assert triptych.window(2.5) == triptych.window(2.5)  # type: ignore[arg-type]
+
+
+def parametrized(name: str) -> bool:
+    """Whether the test `test_file::test_function` exists and is parametrized."""
+    file, function = name.split("::")
+    tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text(encoding="utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    return any("parametrize" in ast.unparse(decorator) for decorator in found.decorator_list)
+
+
+@pytest.mark.parametrize("name", short_run.TABLE)
+def test_the_short_run_lists_tests_that_exist(name: str) -> None:
+    assert parametrized(name) or short_run.TABLE[name] == 0
+
+
+def test_the_short_run_keeps_evenly_spaced_cases() -> None:
+    assert short_run.evenly(10, 4) == {0, 3, 6, 9}
+    assert short_run.evenly(10, 1) == {0}
+    assert short_run.evenly(3, 7) == {0, 1, 2}
+    assert short_run.evenly(5, 0) == set()
+
+
+def test_the_short_run_has_every_family() -> None:
+    import references
+
+    classes = {config for config, *_ in references.VARIANTS.values()}
+    for name in families_page.COLUMNS.values():
+        assert short_run.TABLE.get(name, "family") == "family"
+    assert len(classes) > 25

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from PIL import Image
 import references
 import triptych
 from triptych.errors import ConfigError, InputError
+from triptych.media.audio import read_wav
 from triptych.media.image import Preparation, read_image
 from triptych.text import word_tokenizer
 
@@ -90,7 +94,9 @@ def test_what_a_config_leaves_out_is_vit_s() -> None:
     for bad in ({"size": "big"}, {"size": -1}, {"size": {"height": 3, "width": 0}}, {"image_std": [1, 0, 1]},
                 {"image_mean": [1]}, {"resample": 9}, {"size": {"shortest_edge": 9}}, {"image_mean": "x"},
                 {"size": 9, "do_center_crop": True}, {"size": 8, "crop_size": [9, 8], "do_center_crop": True},
-                {"rescale_factor": 1e400}, {"image_mean": float("nan")}, {"size": 10**30}):  # fmt: skip
+                {"rescale_factor": 1e400},
+                {"image_std": 1e-320}, {"image_std": 1e-30}, {"rescale_factor": 1e300},
+                {"image_mean": float("nan")}, {"size": 10**30}):  # fmt: skip
         with pytest.raises(ConfigError, match="preprocessor_config"):
             Preparation.of(bad, (32, 32))
 
@@ -109,6 +115,91 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(head))
     with pytest.raises(InputError):
         read_image(path, how)
+
+
+def png(width: int, height: int, rows: int, *, interlaced: bool = False) -> bytes:
+    """A grey PNG of this size, with the pixels of its first `rows` rows alone (of an interlaced one, all or none)."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    grid = [(0, 8, 0, 8), (4, 8, 0, 8), (0, 4, 4, 8), (2, 4, 0, 4), (0, 2, 2, 4), (1, 2, 0, 2), (0, 1, 1, 2)]
+    row = b"\0" + bytes(width)
+    if interlaced:
+        sizes = [(-(-(width - x) // dx), -(-(height - y) // dy)) for x, dx, y, dy in grid]
+        pixels = b"".join((b"\0" + bytes(w)) * h for w, h in sizes if w > 0 and h > 0)[: None if rows else 0]
+    else:
+        pixels = b"".join(row for _ in range(rows))
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, int(interlaced))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(pixels))
+            + chunk(b"IEND", b""))  # fmt: skip
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(("width", "height"), [(10, 100), (1, 1), (3, 2), (9, 9)])
+def test_a_png_with_fewer_rows_than_its_header_gives_is_refused(
+    width: int, height: int, interlaced: bool, tmp_path: Path
+) -> None:
+    path, small = tmp_path / "a.png", Preparation(height=8, width=8)
+    path.write_bytes(png(width, height, height, interlaced=interlaced))
+    assert read_image(path, small).shape == (3, 8, 8)
+    path.write_bytes(png(width, height, 0 if interlaced else height * 5 // 100, interlaced=interlaced))
+    with pytest.raises(InputError, match=r"cut short|truncated"):
+        read_image(path, small)
+
+
+def test_a_png_with_5_of_100_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(10, 100, 5))
+    with pytest.raises(InputError, match="fewer rows of pixels than its header gives"):
+        read_image(tmp_path / "a.png", Preparation(height=8, width=8))
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [((1, 10_000), "resizing it to 224 x 2240000 takes 501,760,000 pixels"), ((100_000, 1), "takes 5,017,600,000")],
+)
+def test_a_thin_image_is_refused_before_it_is_resized(size: tuple[int, int], problem: str, tmp_path: Path) -> None:
+    crop = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+    Image.new("L", size).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match=problem) as refused:
+        read_image(tmp_path / "a.png", Preparation.of(crop, (224, 224)))
+    assert "\n" not in str(refused.value)
+    Image.new("L", (10, 200)).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png", Preparation.of(crop, (224, 224))).shape == (3, 224, 224)
+
+
+def test_what_lies_between_the_two_passes_of_resizing_is_bounded_too(tmp_path: Path) -> None:
+    """1 x 100,000 to 4,096 x 4,096 passes through 4,096 x 100,000."""
+    Image.new("L", (1, 100_000)).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match="takes 409,600,000 pixels"):
+        read_image(tmp_path / "a.png", Preparation(height=4096, width=4096))
+
+
+def test_pillow_s_own_limit_warns_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow warns above its limit and refuses above its double; warnings are errors in these tests."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2_000)
+    Image.new("1", (50, 60)).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png", Preparation(height=8, width=8)).shape == (3, 8, 8)
+    monkeypatch.setattr("triptych.media.image.MAX_PIXELS", 2_999)
+    with pytest.raises(InputError, match="50 x 60 pixels are more than 2,999"):
+        read_image(tmp_path / "a.png", Preparation(height=8, width=8))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(10 << 30)
+    problems = {"pipe": "is a pipe or a device", "loop": "cannot be read", "zeros": "is a pipe or a device",
+                ".": "is a directory", "absent": "No such file", "sparse": "10,737,418,240 bytes",
+                "a\0b": "is not a path"}  # fmt: skip
+    for name, problem in problems.items():
+        for read in (lambda path: read_image(path, Preparation(height=8, width=8)), read_wav):
+            with pytest.raises(InputError, match=problem) as refused:
+                read(tmp_path / name)
+            assert "\n" not in str(refused.value)
 
 
 def test_a_file_is_read_as_its_pixels(tmp_path: Path) -> None:

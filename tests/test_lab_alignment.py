@@ -36,23 +36,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_passes(small: None) -> None:
-    found = run("alignment")
-    assert found.passed, found.verdict
+    result = run("alignment")
+    assert result.passed, result.verdict
 
 
 def test_fails_when_values_stand_beside_other_keys(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder finds its letters all the same, but what it attends to is no longer where they are."""
     fill = CrossCache.fill
     monkeypatch.setattr(CrossCache, "fill", lambda self, layer, k, v, rows: fill(self, layer, k, v.roll(2, 0), rows))
-    found = run("alignment")
-    assert HITS in {check.claim for check in found.checks if not check.passed}, found.verdict
+    result = run("alignment")
+    assert HITS in {check.claim for check in result.checks if not check.passed}, result.verdict
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(5))
 def test_passes_at_full_size(seed: int) -> None:
-    found = run("alignment", Setup(seed=seed))
-    assert found.passed, found.verdict
+    result = run("alignment", Setup(seed=seed))
+    assert result.passed, result.verdict
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_passes_at_full_size(seed: int) -> None:
     ],
 )
 def test_the_cheapest_alignments(source: str, target: str, true: set[tuple[int, int]]) -> None:
-    found = cheapest(source, target)
-    assert found.shape == (len(target), len(source))
-    assert {(int(t), int(s)) for t, s in zip(*np.nonzero(found), strict=True)} == true
+    result = cheapest(source, target)
+    assert result.shape == (len(target), len(source))
+    assert {(int(t), int(s)) for t, s in zip(*np.nonzero(result), strict=True)} == true
 
 
 def test_a_decoder_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

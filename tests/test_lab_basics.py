@@ -30,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # one of them hands the dot p
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(additive_vs_dot, "LENGTHS", (32, 256))
     monkeypatch.setattr(heads_vs_width, "LONG", 32)
+    monkeypatch.setattr(
+        heads_vs_width, "_read_places", lambda heads, places, seed: min(1.0, (1 + heads) / (1 + len(places)))
+    )
     monkeypatch.setattr(permutation, "BLOCKS", 2)
     monkeypatch.setattr(permutation, "SITES", ("embed", "blocks.0.resid_post", "blocks.1.resid_post"))
     monkeypatch.setattr(soft_vs_hard, "STEPS", 60)
@@ -63,7 +66,7 @@ def test_passes_with_other_seeds_at_full_size(name: str, seed: int, monkeypatch:
     assert labs.run(name, Setup(seed=seed)).passed
 
 
-def test_the_same_seed_finds_the_same() -> None:
+def test_the_same_seed_gives_the_same_result() -> None:
     first, again, other = (labs.run("permutation", Setup(seed=seed)).to_dict() for seed in (2, 2, 4))
     assert first == again
     assert first["checks"] != other["checks"]
@@ -86,8 +89,20 @@ def unscaled(request: Request) -> Request:
 def test_scaling_without_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "prepare", altered(unscaled))
     claims = failed("scaling")
-    assert "with 1/√d" in claims
-    assert "without scale" not in claims
+    assert "entropy at d 2048 with 1/√d" in claims
+    assert "median gradient with 1/√d" in claims
+    assert "below 0.01 at d 2048, with 1/√d" in claims
+    assert "d 2048 without scale, nats" not in claims
+
+
+def test_scaling_by_d_instead_of_its_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entropy alone does not notice: even weights have the entropy that it asks for."""
+
+    def too_small(request: Request) -> Request:
+        return request if request.scale == 1.0 else replace(request, scale=1 / request.q.shape[-1])
+
+    monkeypatch.setattr(dispatch, "prepare", altered(too_small))
+    assert failed("scaling") == "median gradient with 1/√d, d 2048 over d 4"
 
 
 def test_soft_vs_hard_without_the_sharpness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +163,9 @@ def test_additive_vs_dot_without_the_tanh(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(mechanisms.AdditiveOver, "_run", flat)
     claims = failed("additive-vs-dot")
-    assert "against its formula" in claims
-    assert "additive, nats" in claims
+    assert "distance from its formula" in claims
+    assert "over its limit" in claims
+    assert "over that at 64, additive" in claims
 
 
 def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,5 +174,20 @@ def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(additive_vs_dot, "additive", dot)
     claims = failed("additive-vs-dot")
-    assert "over dot product, time" in claims
+    assert "memory at 256 tokens, additive over dot product" in claims
     assert "additive, nats" in claims
+
+
+def test_one_head_cannot_read_four_places_and_can_read_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(heads_vs_width, "STEPS", 120)
+    read = heads_vs_width._read_places
+    assert read(1, (3,), 0) > 0.9
+    assert read(4, (1, 2, 3, 4), 0) > read(1, (1, 2, 3, 4), 0) + 0.1
+
+
+def test_heads_vs_width_when_one_head_reads_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads_vs_width, "_read_places", lambda heads, places, seed: 1.0)
+    assert failed("heads-vs-width") == "four places read right by four heads, less by one"
+    monkeypatch.setattr(heads_vs_width, "_read_places", lambda heads, places, seed: 1.0 if heads > 1 else 0.3)
+    assert failed("heads-vs-width") == "control: one place read right by one head"

@@ -11,9 +11,9 @@ from torch import Tensor
 import triptych
 from triptych import nn
 from triptych.attention import FullCache, Rows
-from triptych.generate import State
+from triptych.generate import Engine
 from triptych.labs import kv_cache, run
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 from triptych.text import byte_tokenizer
 
 SHAPE = {
@@ -45,13 +45,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "_seconds", seconds)
 
 
-def failed(found: Finding) -> set[str]:
-    return {check.claim for check in found.checks if not check.passed}
+def failed(result: LabResult) -> set[str]:
+    return {check.claim for check in result.checks if not check.passed}
 
 
 def test_passes(small: None) -> None:
-    found = run("kv-cache")
-    assert found.passed, found.verdict
+    result = run("kv-cache")
+    assert result.passed, result.verdict
 
 
 def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +65,14 @@ def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: py
 
 
 def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    advance = State.advance
+    logits = Engine.logits
 
-    def forgetful(self: State, chunk: int | None = None) -> Tensor:
-        self.cache.trim([0] * len(self.rows))
-        return advance(self, chunk)
+    def forgetful(self: Engine) -> Tensor:
+        for row in self.rows:
+            self.trim(row, 0)
+        return logits(self)
 
-    monkeypatch.setattr(State, "advance", forgetful)
+    monkeypatch.setattr(Engine, "logits", forgetful)
     assert failed(run("kv-cache")) == {"speed-up of one token at 128", "speed-up at 128 over that at 64"}
 
 
@@ -85,5 +86,5 @@ def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch:
 
 @pytest.mark.heavy
 def test_passes_on_smollm2(smollm2_gguf: Any, unchecked: None) -> None:
-    found = run("kv-cache", Setup(model=str(smollm2_gguf)))
-    assert found.passed, found.verdict
+    result = run("kv-cache", Setup(model=str(smollm2_gguf)))
+    assert result.passed, result.verdict

@@ -13,7 +13,7 @@ import triptych
 from triptych import families, labs, spec
 from triptych.errors import InputError
 from triptych.labs import parameters as lab
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 from triptych.page import TableSection
 
 CONFIG = Path(__file__).parents[1] / "docs" / "examples" / "qwen3-4b" / "config.json"
@@ -30,14 +30,16 @@ def tiny(tmp_path: Path) -> Setup:
     return Setup(model=str(tmp_path / "tiny"))
 
 
-def failed(found: Finding) -> set[int]:
-    return {i for i, check in enumerate(found.checks) if not check.passed}
+def failed(result: LabResult) -> set[int]:
+    return {i for i, check in enumerate(result.checks) if not check.passed}
 
 
 def test_it_passes_on_smollm2(smollm2_gguf: Path) -> None:
-    found = labs.run("parameters", Setup(model=str(smollm2_gguf)))
-    assert found.passed, found.verdict
-    first, parts, _ = found.sections
+    result = labs.run("parameters", Setup(model=str(smollm2_gguf)))
+    assert result.passed, result.verdict
+    first, keys, parts, _ = result.sections
+    assert isinstance(keys, TableSection)
+    assert ["rope_theta", "base of RoPE's frequencies", "1,000,000"] in [list(row) for row in keys.rows]
     assert isinstance(first, TableSection)
     assert isinstance(parts, TableSection)
     assert list(first.rows[0]) == ["attn.q", "H·K, D", "4096 × 2560", "576 × 576"]
@@ -68,8 +70,8 @@ def test_it_passes_on_any_llama(tiny: Setup) -> None:
 def test_it_fails_when_groups_are_forgotten(tiny: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     right = spec.attention
 
-    def ungrouped(width: int, heads: int, **given: Any) -> spec.AttentionSection:
-        return right(width, heads, **given | {"kv_heads": heads})
+    def ungrouped(width: int, heads: int, **options: Any) -> spec.Attention:
+        return right(width, heads, **options | {"kv_heads": heads})
 
     monkeypatch.setattr(spec, "attention", ungrouped)
     with pytest.raises(
@@ -82,7 +84,7 @@ def test_it_fails_when_groups_are_forgotten(tiny: Setup, monkeypatch: pytest.Mon
 
 def test_it_fails_when_a_tied_head_is_counted(tiny: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     right = families.read_config
-    monkeypatch.setattr(families, "read_config", lambda hf, **given: replace(right(hf, **given), ties={}))
+    monkeypatch.setattr(families, "read_config", lambda hf, **options: replace(right(hf, **options), ties={}))
     assert failed(labs.run("parameters", tiny)) >= {TOTAL, EXERCISE}
 
 
@@ -90,9 +92,9 @@ def test_it_fails_when_a_tensor_has_another_shape(tiny: Setup, monkeypatch: pyte
     model = triptych.create(TINY)
     model.hf = TINY | {"intermediate_size": 38}
     monkeypatch.setattr(lab, "decoder", lambda setup: model)
-    found = labs.run("parameters", tiny)
-    assert failed(found) == {LOADED}
-    assert found.checks[LOADED].measured == 2 * 3  # gate, up and down of each block
+    result = labs.run("parameters", tiny)
+    assert failed(result) == {LOADED}
+    assert result.checks[LOADED].measured == 2 * 3  # gate, up and down of each block
 
 
 def test_another_architecture_is_refused() -> None:

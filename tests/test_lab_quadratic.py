@@ -1,9 +1,10 @@
-"""`lab quadratic`, with arithmetic in place of seconds: passes, and fails when a path saves nothing."""
+"""`lab quadratic`, with FLOPs in place of seconds: passes, and fails when a path saves nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.attention import dispatch, linear
 from triptych.labs import quadratic, run
-from triptych.spec import causal
+from triptych.labs.memory import peak_bytes
+from triptych.spec import causal, window
 
 
-def _flops(call: Callable[..., Any], given: Any) -> float:
-    """Of the matrix products alone, the fused kernel's of all pairs."""
+def _flops(call: Callable[..., Any], inputs: Any) -> float:
+    """Of the matrix products alone, the fused kernel's for all pairs."""
 
     def fused(q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> int:
         return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
 
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     with FlopCounterMode(display=False, custom_mapping={kernel: fused}) as counted:
-        call(*given)
+        call(*inputs)
     return counted.get_total_flops()
 
 
@@ -31,9 +33,11 @@ def _flops(call: Callable[..., Any], given: Any) -> float:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quadratic, "_seconds", _flops)
     monkeypatch.setattr(quadratic, "REPEATS", 1)
-    monkeypatch.setattr(quadratic, "LENGTHS", (512, 1024))
-    ways = {name: replace(way, fitted=(512, 1024)) for name, way in quadratic.WAYS.items()}
-    monkeypatch.setattr(quadratic, "WAYS", ways)
+    for name, value in {"LENGTHS": (32, 64, 512, 1024), "SHORT": (32, 64), "LONG": (512, 1024), "LAYER": 128}.items():
+        monkeypatch.setattr(quadratic, name, value)
+    shorter = {name: replace(one, fitted=(512, 1024)) for name, one in quadratic.MECHANISMS.items()}
+    monkeypatch.setattr(quadratic, "MECHANISMS", shorter)
+    monkeypatch.setattr(quadratic, "RESIDENT", 4096)
 
 
 def failed() -> set[str]:
@@ -41,8 +45,8 @@ def failed() -> set[str]:
 
 
 def test_passes(small: None) -> None:
-    found = run("quadratic")
-    assert found.passed, found.verdict
+    result = run("quadratic")
+    assert result.passed, result.verdict
 
 
 def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -60,26 +64,40 @@ def test_fails_when_a_sparse_path_is_not_taken(
 
 def test_fails_when_the_fused_kernel_is_not(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.flash, "cannot", lambda request: ["broken"])
-    assert "fused: bytes grow as T to the power" in failed()
+    claims = failed()
+    if Path("/proc/self/clear_refs").exists():
+        assert "fused: memory of the process at 4,096 tokens, over one score matrix" in claims
+
+
+def test_fails_when_full_attention_leaves_pairs_out(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(quadratic.MECHANISMS["full"], call=quadratic.MECHANISMS["window of 128"].call)
+    monkeypatch.setattr(quadratic, "MECHANISMS", {**quadratic.MECHANISMS, "full": broken})
+    assert {"full: seconds grow as T to the power", "full: bytes grow as T to the power"} <= failed()
+
+
+def test_fails_when_the_layer_attends_within_a_window(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    windowed = quadratic.decoder
+    monkeypatch.setattr(quadratic, "decoder", lambda *parts: windowed(*parts, mask=causal() & window(8)))
+    assert "the layer less its matmuls, 512 to 1,024 tokens: the same" in failed()
 
 
 def test_fails_when_the_fast_paths_forget_the_scale(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     forget = dispatch.run
     monkeypatch.setattr(dispatch, "run", lambda request, path="auto": forget(replace(request, scale=1.0), path))
-    assert "greatest difference between ways that are exact" in failed()
+    assert "largest difference between mechanisms that are exact" in failed()
 
 
 def test_linear_attention_never_holds_a_matrix_of_pairs() -> None:
     """Not even of booleans: narrow heads, so that one would show."""
     sizes = []
     for length in (1024, 2048):
-        given = tuple(torch.randn(1, 1, length, 4) for _ in range(3))
-        sizes.append(quadratic.peak(lambda q, k, v: linear(q, k, v, mask=causal()), given))
+        inputs = tuple(torch.randn(1, 1, length, 4) for _ in range(3))
+        sizes.append(peak_bytes(lambda q, k, v: linear(q, k, v, mask=causal()), inputs))
     assert sizes[1] <= 2.05 * sizes[0]
 
 
 def test_peak_is_of_what_lives_at_one_time() -> None:
-    given = (torch.ones(1, 1, 250, 1),) * 3
+    inputs = (torch.ones(1, 1, 250, 1),) * 3
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         a = q + 1  # 1,000 bytes
@@ -87,7 +105,7 @@ def test_peak_is_of_what_lives_at_one_time() -> None:
         del a
         return b[:1].sum() + k[:, :, :1]  # a view is nothing, two scalars after a is gone
 
-    assert quadratic.peak(call, given) == 4000
+    assert peak_bytes(call, inputs) == 4000
 
 
 @pytest.mark.heavy
@@ -95,5 +113,5 @@ def test_peak_is_of_what_lives_at_one_time() -> None:
 def test_passes_at_full_size(seed: int, unchecked: None) -> None:
     from triptych.labs.lab import Setup
 
-    found = run("quadratic", Setup(seed=seed))
-    assert found.passed, found.verdict
+    result = run("quadratic", Setup(seed=seed))
+    assert result.passed, result.verdict

@@ -18,14 +18,14 @@ from triptych import labs
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.labs import LABS
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, TableSection
 
-Run = Callable[[Setup], Finding]
+Run = Callable[[Setup], LabResult]
 
 
-def good(setup: Setup) -> Finding:
-    setup.say("counting")
+def good(setup: Setup) -> LabResult:
+    setup.progress("counting")
     sections = (
         TableSection("numbers", ("n", "square"), [["2", "4"], ["3", "9"]]),
         Facts("facts", [("seed", str(setup.seed)), ("model", str(setup.model)), ("data", str(setup.data))]),
@@ -34,15 +34,15 @@ def good(setup: Setup) -> Finding:
         Samples("texts", [Sample(None, "said", "hello \x1b[31m")]),
         Prose("words", "Some words."),
     )
-    return Finding("Are squares square?", "They are.", (Check("two squared", 4.0, 4.0, 4.0),), sections)
+    return LabResult("Are squares square?", "They are.", (Check("two squared", 4.0, 4.0, 4.0),), sections)
 
 
-def bad(setup: Setup) -> Finding:
+def bad(setup: Setup) -> LabResult:
     checks = (Check("a thing that holds", 1.0, most=2.0), Check("a thing that does not", math.nan, least=0.5))
-    return Finding("Does it?", "It does not.", checks, (TableSection("t", ("x",), [["1"]]),))
+    return LabResult("Does it?", "It does not.", checks, (TableSection("t", ("x",), [["1"]]),))
 
 
-def broken(setup: Setup) -> Finding:
+def broken(setup: Setup) -> LabResult:
     raise InputError("the text is empty; give another")
 
 
@@ -130,11 +130,11 @@ def test_one_lab_as_json(catalogue: Callable[..., None], capsys: pytest.CaptureF
     catalogue(worse=bad)
     assert main(["lab", "worse", "--json"]) == 1
     out, err = capsys.readouterr()
-    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert (told["name"], told["passed"], told["plots"]) == ("worse", False, [])
-    assert [check["passed"] for check in told["checks"]] == [True, False]
-    assert [check["measured"] for check in told["checks"]] == [1.0, None]
-    assert told["sections"][0]["rows"] == [["1"]]
+    result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (result["name"], result["passed"], result["plots"]) == ("worse", False, [])
+    assert [check["passed"] for check in result["checks"]] == [True, False]
+    assert [check["measured"] for check in result["checks"]] == [1.0, None]
+    assert result["sections"][0]["rows"] == [["1"]]
     assert "error" not in err
 
 
@@ -169,21 +169,21 @@ def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: pytes
 def test_a_bug_in_one_lab_does_not_lose_the_others(
     error: Exception, line: str, catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def buggy(setup: Setup) -> Finding:
+    def buggy(setup: Setup) -> LabResult:
         raise error
 
     catalogue(before=good, buggy=buggy, after=good)
     assert main(["lab", "all", "--report", "labs.html", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["passed"]) for one in told] == [("before", True), ("buggy", False), ("after", True)]
-    assert told[1]["verdict"] == f"FAIL: {line}"
+    result = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["passed"]) for one in result] == [("before", True), ("buggy", False), ("after", True)]
+    assert result[1]["verdict"] == f"FAIL: {line}"
     chapters = Reader(Path("labs.html").read_text(encoding="utf-8")).sections()
     assert [one["passed"] for one in chapters] == [True, False, True]
     assert chapters[1]["sections"][0]["meaning"] == line
 
 
 def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    def stopped(setup: Setup) -> Finding:
+    def stopped(setup: Setup) -> LabResult:
         raise KeyboardInterrupt
 
     catalogue(before=good, stopped=stopped, after=bad)
@@ -194,8 +194,8 @@ def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: p
 def test_all_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     catalogue(squares=good, again=good)
     assert main(["lab", "all", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["passed"]) for one in told] == [("squares", True), ("again", True)]
+    result = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["passed"]) for one in result] == [("squares", True), ("again", True)]
 
 
 def test_without_matplotlib_there_are_tables_and_a_note(

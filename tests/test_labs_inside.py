@@ -1,5 +1,5 @@
-"""`lab bank` and `lab not-explanation` on SmolLM2: each passes, and fails when attention, or an edit of it, does
-nothing."""
+"""`lab bank`, `lab head-roles` and `lab not-explanation` on SmolLM2: each passes, and fails when what it claims is
+broken."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import tiny
 import triptych
 from triptych.attention import reference
 from triptych.errors import InputError
-from triptych.labs import bank, not_explanation, run
-from triptych.labs.lab import Finding, Setup
+from triptych.labs import bank, head_roles, not_explanation, run
+from triptych.labs.lab import LabResult, Setup
 from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
+
+LABS = (bank, head_roles, not_explanation)
 
 
 @pytest.fixture(scope="module")
@@ -28,74 +31,124 @@ def smollm2(smollm2_gguf: Path) -> Model:
 @pytest.fixture
 def loaded(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
     """One copy for all, and a search of a few long steps."""
-    for lab in (bank, not_explanation):
+    for lab in LABS:
         monkeypatch.setattr(lab, "decoder", lambda setup: smollm2)
-    monkeypatch.setattr(not_explanation, "STEPS", 8)
-    monkeypatch.setattr(not_explanation, "SHUFFLES", 1)
+    monkeypatch.setattr(not_explanation, "STEPS", 12)
+    monkeypatch.setattr(not_explanation, "RATE", 0.6)
 
 
-def failed(found: Finding) -> set[str]:
-    return {check.claim for check in found.checks if not check.passed}
+def failed(result: LabResult) -> set[str]:
+    return {check.claim for check in result.checks if not check.passed}
 
 
-def deafen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an edit makes of scores and patterns is looked at and not used."""
+def ignore_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edits of scores and patterns are called, and their results not used."""
     finish = reference.finish
 
-    def deaf(scores: Tensor, request: Any, hook: Any = None) -> Tensor:
+    def unedited(scores: Tensor, request: Any, hook: Any = None) -> Tensor:
         if hook is not None:
             hook("pattern", reference.pattern_of(hook("scores", scores)))
         return finish(scores, request)
 
-    monkeypatch.setattr(reference, "finish", deaf)
+    monkeypatch.setattr(reference, "finish", unedited)
 
 
 def test_bank_passes(loaded: None) -> None:
-    found = run("bank")
-    assert found.passed, found.verdict
+    result = run("bank")
+    assert result.passed, result.verdict
+
+
+def test_bank_names_the_head_of_l0_5(smollm2: Model) -> None:
+    pair = bank.SentencePair(smollm2, bank.RIVER, bank.MONEY)
+    content = pair.content()
+    assert content.head == (4, 2)
+    river, money = pair.weights()[4, :, 2].tolist()
+    assert (river, money, content.elsewhere) == pytest.approx((0.93, 0.69, 0.10), abs=0.005)
 
 
 def test_bank_fails_when_attention_adds_nothing(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = attention.Attention.forward
-    monkeypatch.setattr(attention.Attention, "forward", lambda self, x, view, taps: 0 * forward(self, x, view, taps))
+    monkeypatch.setattr(attention.Attention, "forward", lambda self, *inputs: 0 * forward(self, *inputs))
     assert "lowest cosine in a later layer" in failed(run("bank"))
 
 
-def test_bank_fails_when_edits_are_not_heard(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    deafen(monkeypatch)
-    gone = {
-        "share of the parting left when 'bank' cannot see 'river' or 'money'",
-        "parting left if the sentences differ in no other word",
-        "share left without 12 other heads, less that without the readers",
+def test_bank_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignore_edits(monkeypatch)
+    assert failed(run("bank")) == {
+        "share of the separation left when 'bank' cannot see 'river' or 'money'",
+        "separation left if the sentences differ in no other word",
+        "share left without the 12 strongest readers of the first third of the layers",
     }
-    assert failed(run("bank")) == gone
+
+
+def test_bank_fails_when_later_heads_do_it_too(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with the early readers in the place of the later ones it does not pass."""
+    readers = bank.SentencePair.readers
+    monkeypatch.setattr(bank.SentencePair, "readers", lambda pair: (readers(pair)[0],) * 2)
+    assert failed(run("bank")) == {"control: share left without the 12 strongest readers of the other layers"}
+
+
+def test_head_roles_passes(loaded: None) -> None:
+    result = run("head-roles")
+    assert result.passed, result.verdict
+    roles, unread, _ = (section for section in result.sections)
+    scores = {role: (int(layer), int(head), float(score)) for role, layer, head, score, *_ in roles.rows}
+    assert scores["the token before"] == (16, 0, pytest.approx(0.67, abs=0.02))
+    assert scores["punctuation"] == (1, 1, pytest.approx(0.61, abs=0.02))
+    assert scores["the first token"] == (18, 8, pytest.approx(1.0, abs=0.01))
+    [[layer, head, distance]] = unread.rows
+    assert (int(layer), int(head), float(distance)) == (7, 6, pytest.approx(0.74, abs=0.02))
+
+
+def test_head_roles_fails_on_random_weights(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
+    """The best of 270 heads that have learned nothing is no head with a role."""
+    untrained = Model(triptych.nn.new(smollm2.spec, 3), smollm2.tokenizer)
+    monkeypatch.setattr(head_roles, "decoder", lambda setup: untrained)
+    roles = ("the token before", "punctuation", "the first token", "the token itself")
+    claims = failed(run("head-roles"))
+    assert all(any(claim.startswith(role) for claim in claims) for role in roles)
 
 
 def test_not_explanation_passes(loaded: None) -> None:
-    found = run("not-explanation")
-    assert found.passed, found.verdict
+    result = run("not-explanation")
+    assert result.passed, result.verdict
 
 
-def test_not_explanation_fails_when_edits_are_not_heard(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = not_explanation.Other  # a search finds no gradient where nothing is heard
-    monkeypatch.setattr(
-        not_explanation, "_search", lambda subject, layer, _: other(layer, subject.patterns[layer], 0.7, 0.0, [])
+def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(  # a search without edits finds no gradient
+        not_explanation, "_search", lambda last, random: (not_explanation.Replacement(last.patterns, 0.7, 0.0), [])
     )
-    deafen(monkeypatch)
-    assert "output change under uniform attention in every layer" in failed(run("not-explanation"))
+    ignore_edits(monkeypatch)
+    assert "control: output change under the shuffled patterns in all layers" in failed(run("not-explanation"))
 
 
-@pytest.mark.parametrize("name", ["bank", "not-explanation"])
+def test_not_explanation_fails_when_the_alternative_is_a_shuffle(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns that are as far away, and were not searched, change the output."""
+    shuffled = not_explanation._shuffled
+    monkeypatch.setattr(not_explanation, "_search", lambda last, random: (shuffled(last, 0.6, random), []))
+    assert failed(run("not-explanation")) == {"output change under the alternative in all layers (0 to 1)"}
+
+
+@pytest.mark.parametrize("name", ["bank", "head-roles", "not-explanation"])
 def test_an_encoder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for lab in (bank, not_explanation):
+    for lab in LABS:
         monkeypatch.setattr(lab, "decoder", lambda setup: Model(tiny.encoder(), byte_tokenizer()))
     with pytest.raises(InputError, match="decoder"):
         run(name)
 
 
+def test_ideal_patterns_read_what_they_are_named_after() -> None:
+    ideals = head_roles._ideals(torch.tensor([False, False, True, False]))
+    assert ideals["the token before"].argmax(-1).tolist() == [0, 0, 1, 2]
+    assert ideals["punctuation"].argmax(-1).tolist() == [0, 0, 2, 2]
+    assert ideals["the first token"].argmax(-1).tolist() == [0, 0, 0, 0]
+    assert ideals["the token itself"].argmax(-1).tolist() == [0, 1, 2, 3]
+    assert ideals[head_roles.EVEN][2].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ["bank", "not-explanation"])
+@pytest.mark.parametrize("name", ["bank", "head-roles", "not-explanation"])
 def test_passes_at_full_size(name: str, seed: int, smollm2_gguf: Path, unchecked: None) -> None:
-    found = run(name, Setup(seed=seed, model=str(smollm2_gguf)))
-    assert found.passed, found.verdict
+    result = run(name, Setup(seed=seed, model=str(smollm2_gguf)))
+    assert result.passed, result.verdict

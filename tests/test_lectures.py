@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ from torch.testing import assert_close
 
 import tiny
 from triptych import families, nn, spec
-from triptych.attention import Rows
+from triptych.attention import Rows, attend
 from triptych.count import Count, count
 from triptych.model import Model
 from triptych.probe import Trace
+from triptych.train import Example, collate
 
 HERE = Path(__file__).parent
 FILES = ("test_lectures.py", "test_lectures_attention.py", "test_count.py")
@@ -64,12 +66,18 @@ CORRECTIONS: dict[str, tuple[str, ...]] = {
     "L1: LayerNorm divides by sqrt(var + eps), not by (std + eps)": ("test_layer_norm_adds_eps_under_the_root",),
     "'All use the same formula': T5 has no 1/sqrt(d)": ("test_t5_does_not_scale_its_scores",),
     "L1: GPT-2's MLP has biases; its base has D 768, 1024 is medium": ("test_gpt2_as_published",),
-    "'F about 2.7 D (Llama, Qwen)': Qwen3-4B 3.8, Llama-3-8B 3.5, only Llama-1/2-7B 2.69": (
+    "'F about 2.7 D (Llama, Qwen)': Qwen3-4B 3.8, Llama-3-8B 3.5; Llama-1 and the smaller Llama-2 2.69 to 2.7": (
         "test_how_wide_mlps_are_beside_their_models",
     ),
     "L1: the mask may come before the scale, a finite bias may not": (
         "test_the_mask_may_come_before_or_after_the_scale_but_a_bias_may_not",
     ),
+    "L0 9.2: BERT and BART are post-norm": ("test_bert_and_bart_are_post_norm",),
+    "L0 3: attention may normalize, Qwen3's does": ("test_qwen3_normalizes_queries_and_keys",),
+    "L0 2.5: d_v need not be d_k": ("test_values_may_be_narrower_than_keys",),
+    "L4 12.5: GPT and BERT differ in more than the mask": ("test_gpt_and_bert_differ_in_more_than_the_mask",),
+    "L1: generation reads what training does not show": ("test_generation_reads_what_training_does_not_show",),
+    "L4 12.10: SwiGLU's MLP is 8/3 d wide at equal parameters": ("test_swiglu_at_equal_parameters_is_narrower",),
 }
 
 
@@ -81,7 +89,7 @@ def names_in(name: str) -> set[str]:
 def test_every_example_and_every_correction_has_a_test() -> None:
     there = set().union(*map(names_in, FILES))
     assert list(EXAMPLES) == list(range(1, 14))
-    assert len(CORRECTIONS) == 12
+    assert len(CORRECTIONS) == 18
     for what, names in (EXAMPLES | CORRECTIONS).items():
         assert names, what
         assert set(names) <= there, what
@@ -270,9 +278,93 @@ def test_how_wide_mlps_are_beside_their_models() -> None:
     llama3 = published(**LLAMA, **context, vocab_size=128_256, intermediate_size=14_336, num_key_value_heads=8)
     assert (llama2.total, llama3.total) == (6_738_415_616, 8_030_261_248)
     assert (ratio(llama2), ratio(llama3)) == (2.6875, 3.5)
+    larger = {13: (5120, 13_824), 33: (6656, 17_920), 65: (8192, 22_016)}  # Llama-1; Llama-2 has the first of them too
+    assert [hidden / width for width, hidden in larger.values()] == pytest.approx([2.7, 2.692, 2.6875], abs=1e-3)
+    assert 28_672 / 8192 == 3.5  # Llama-2 70B
     assert 9728 / 2560 == 3.8  # Qwen3-4B, whose shapes are held in test_count
 
 
 def ratio(model: Count) -> float:
     hidden, width = model.spec.shapes()["decoder.blocks.0.mlp.up.weight"]
     return hidden / width
+
+
+# ---------------------------------------------------------------- what families do not share
+
+
+BERT = {"model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 37, "max_position_embeddings": 32}  # fmt: skip
+BART = {"model_type": "bart", "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
+        "max_position_embeddings": 32}  # fmt: skip
+SMALL_GPT2 = {**GPT2, "n_embd": 24, "n_layer": 2, "n_head": 4}
+SMALL_LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "intermediate_size": 37, "max_position_embeddings": 32}  # fmt: skip
+QWEN3 = {**SMALL_LLAMA, "model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 2}
+
+
+def blocks(hf: dict[str, object]) -> list[spec.Block]:
+    return [part for _, part in families.read_config(hf).walk() if isinstance(part, spec.Block)]
+
+
+def test_bert_and_bart_are_post_norm() -> None:
+    """L0 9.2 says that pre-norm is what real models use."""
+    for hf in (BERT, BART):
+        assert all(one.attn_norm.post is not None and one.attn_norm.pre is None for one in blocks(hf))
+    for hf in (SMALL_GPT2, SMALL_LLAMA):
+        assert all(one.attn_norm.pre is not None and one.attn_norm.post is None for one in blocks(hf))
+
+
+def test_qwen3_normalizes_queries_and_keys() -> None:
+    """L0 3 says that attention does not normalize; its own example does."""
+    model = Model(nn.new(families.read_config(QWEN3), seed=1))
+    trace = model.trace([[3, 14, 15]], read=["blocks.0.attn.q", "blocks.0.attn.q_rot"])
+    q, after = trace["blocks.0.attn.q"][0], trace["blocks.0.attn.q_rot"][0]
+    mean_square = q.square().mean(-1, keepdim=True)
+    assert_close(after.square().mean(-1, keepdim=True), torch.ones_like(mean_square), atol=1e-2, rtol=0)
+    assert (mean_square - 1).abs().max() > 0.1
+    assert not any("q_norm" in name for name in families.read_config(SMALL_LLAMA).shapes())
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    """L0 2.5 says that all models have d_v = d_k.  Here are the widths of DeepSeek-V2's latent attention."""
+    q, k, v = torch.randn(1, 2, 5, 192), torch.randn(1, 2, 5, 192), torch.randn(1, 2, 5, 128)
+    assert attend(q, k, v).shape == (1, 2, 5, 128)
+
+
+def test_gpt_and_bert_differ_in_more_than_the_mask() -> None:
+    """L4 12.5 says that the mask is the only difference."""
+    bert, gpt = families.read_config(BERT), families.read_config(SMALL_GPT2)
+    assert bert.encoder is not None
+    assert gpt.decoder is not None
+    assert (bert.encoder.embed.token_types, gpt.decoder.embed.token_types) == (2, 0)
+    assert bert.encoder.final_norm is None
+    assert gpt.decoder.final_norm is not None
+    assert type(bert.head) is not type(gpt.head)
+    assert (blocks(BERT)[0].attn_norm.pre is None) != (blocks(SMALL_GPT2)[0].attn_norm.pre is None)
+
+
+def test_generation_reads_what_training_does_not_show() -> None:
+    """L1 says there is no shift between them.  Teacher forcing reads the data after a wrong prediction, generation
+    reads the wrong prediction, and what follows differs."""
+    model, row, start = Model(tiny.decoder()), [7, 4, 19, 11, 30, 2, 23, 9], 3
+    ids = np.array(row, np.int32)
+    read_in_training = collate([Example(ids[:-1], ids[1:], np.ones(len(row) - 1, bool))]).ids.tolist()
+    forced = [int(logits.argmax()) for logits in model.logits([row])[0][start - 1 :]]
+    assert forced[0] != row[start]  # the prediction is wrong, and training reads the right token all the same
+    assert read_in_training[start] == row[start]
+    (written,) = model.generate([row[:start]], max_new_tokens=len(forced))
+    assert written.ids[0] == forced[0]
+    assert list(written.ids[1:]) != forced[1:]
+
+
+def test_swiglu_at_equal_parameters_is_narrower() -> None:
+    """L4 12.10 gives it the 4 d of a plain MLP."""
+    width = 96
+
+    def parameters(part: spec.Part) -> int:
+        return sum(p.numel() for p in nn.build(part).parameters())
+
+    plain = parameters(spec.mlp(width, 4 * width, "gelu"))
+    assert parameters(spec.glu(width, 8 * width // 3, "silu")) == plain
+    assert parameters(spec.glu(width, 4 * width, "silu")) == 1.5 * plain

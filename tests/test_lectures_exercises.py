@@ -7,7 +7,6 @@ lab or written answer belongs to which exercise.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from torch.testing import assert_close
 
 from triptych import nn, spec
 from triptych.attention import attend, attention_pattern, attention_scores
-from triptych.model import Model, load
+from triptych.model import Model
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -128,69 +127,3 @@ def test_l4_14_shapes_at_every_step() -> None:
         **dict.fromkeys(("scores", "pattern"), (8, 16, 16)),
         "out": (16, 512),
     }
-
-
-# ---------------------------------------------------------------- heads of a pretrained model
-
-STORY = (
-    "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
-    "boy; now the water was low, and the fish were gone."
-)
-
-
-@pytest.fixture(scope="module")
-def patterns(smollm2_gguf: Path) -> tuple[list[Tensor], Tensor]:
-    """(the pattern [H, T, T] of each layer on the story, which tokens [T] are a comma, a semicolon or a stop)"""
-    model = load(smollm2_gguf)
-    trace = model.trace([STORY], read=["blocks.*.attn.pattern"])
-    assert model.tokenizer is not None
-    marks = [token in {",", ";", "."} for token in model.tokenizer.tokens(model.ids([STORY])[0])]
-    return [trace[site][0] for site in trace], torch.tensor(marks)
-
-
-def best(scores: list[Tensor]) -> tuple[int, int, float]:
-    """(layer, head, score) of the highest."""
-    found = torch.stack(scores)
-    layer, head = divmod(int(found.argmax()), found.shape[1])
-    return layer, head, found[layer, head].item()
-
-
-def uniform(patterns: list[Tensor]) -> list[Tensor]:
-    """Patterns that look at all they may alike: what a score is worth that nobody aims at."""
-    blank = torch.zeros(patterns[0].shape[1], 2)
-    return [attention_pattern(blank, blank, mask=spec.causal())[None]]
-
-
-def before(patterns: list[Tensor]) -> list[Tensor]:
-    """For each layer [H]: the mean weight that a token, the second aside, gives the one before it."""
-    return [pattern.diagonal(-1, 1, 2)[:, 1:].mean(-1) for pattern in patterns]
-
-
-def on(patterns: list[Tensor], keys: Tensor) -> list[Tensor]:
-    """For each layer [H]: the mean weight that tokens after the first of `keys` give to them together."""
-    start = int(keys.nonzero()[0]) + 1
-    return [pattern[:, start:, keys].sum(-1).mean(-1) for pattern in patterns]
-
-
-def test_l4_17_a_head_for_the_token_before(patterns: tuple[list[Tensor], Tensor]) -> None:
-    weights, _ = patterns
-    layer, head, score = best(before(weights))
-    assert (layer, head) == (16, 0)
-    assert score == pytest.approx(0.69, abs=0.02)
-    assert best(before(uniform(weights)))[2] < 0.1
-
-
-def test_l4_17_a_head_for_punctuation(patterns: tuple[list[Tensor], Tensor]) -> None:
-    weights, marks = patterns
-    layer, head, score = best(on(weights, marks))
-    assert (layer, head) == (1, 1)
-    assert score == pytest.approx(0.61, abs=0.02)
-    assert best(on(uniform(weights), marks))[2] < 0.2
-
-
-def test_l0_5_a_head_that_cannot_be_read(patterns: tuple[list[Tensor], Tensor]) -> None:
-    """It gives the first token all its weight, whatever the text says: there is nothing to see in its map."""
-    weights, _ = patterns
-    layer, head, score = best([pattern[:, 1:, 0].mean(-1) for pattern in weights])
-    assert (layer, head) == (18, 8)
-    assert score > 0.99

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from triptych import spec
 from triptych.attention import Rows
 from triptych.count import count
-from triptych.nn import NO_TAPS, build
+from triptych.nn import NO_TAPS, Context, build
 
 D, F, E, TOP, N = 6, 9, 5, 3, 7
 
@@ -23,7 +23,7 @@ def made(*, normalize: bool = False, seed: int = 0) -> torch.nn.Module:
 
 
 def ours(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return module(x, Rows((len(x),)), NO_TAPS)
+    return module(x, Context(Rows((len(x),)), own=(), cross=()), NO_TAPS)
 
 
 def by_hand(module: torch.nn.Module, x: torch.Tensor, normalize: bool) -> torch.Tensor:

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import references
+import tiny
 import triptych
 from parity import ROWS, WITHIN, largest, ours, rows_of, targets_of, theirs
-from triptych import generate as running
+from triptych import nn
 from triptych.errors import ConfigError
 from triptych.spec import LMHead
 
@@ -33,15 +34,14 @@ def test_cached_generation_is_the_reference(name: str) -> None:
     targets = targets_of(model)
     rows = [row[:5] for row in (targets or ROWS)]
     sources = rows_of(model)
-    state = running.start(model.module, rows, sources=sources if targets else None)
-    with torch.inference_mode():
-        for step in range(6):
-            logits = state.advance(chunk=3)
-            for i, row in enumerate(state.rows):
-                expected = theirs(name, sources[i], row) if targets else theirs(name, row)
-                gap = (logits[i].log_softmax(-1) - expected[-1].log_softmax(-1)).abs().max()
-                assert gap <= WITHIN, (step, i)
-                row.append(int(logits[i].argmax()))
+    engine = tiny.engine(model.module, rows, sources if targets else None, chunk=3)
+    for step in range(6):
+        logits = engine.logits()
+        for i, live in enumerate(engine.rows):
+            expected = theirs(name, sources[i], live.ids) if targets else theirs(name, live.ids)
+            gap = (logits[i].log_softmax(-1) - expected[-1].log_softmax(-1)).abs().max()
+            assert gap <= WITHIN, (step, i)
+            live.ids.append(int(logits[i].argmax()))
 
 
 @pytest.mark.parametrize("name", ["llama-longrope", "phi3-long"])
@@ -50,16 +50,16 @@ def test_rows_that_outgrow_the_first_factors_of_longrope(name: str, chunk: int |
     """All of such a row is turned by the second ones, so what was cached under the first is of no use."""
     rows = [row[:12] for row in (ROWS[0], ROWS[0][::-1], ROWS[2])]
     rows[1] += [9, 8]
-    state, outgrown = running.start(ours(name).module, rows), 13
-    with torch.inference_mode():
-        for step in range(5):
-            logits = state.advance(chunk)
-            for i, row in enumerate(state.rows):
-                expected = theirs(name, row)[-1]
-                assert (logits[i].log_softmax(-1) - expected.log_softmax(-1)).abs().max() <= WITHIN, (step, i)
-                row.append(int(logits[i].argmax()))
-    assert [len(row) - 5 > outgrown for row in state.rows] == [False, True, False]  # before, from the start, never
-    assert [len(row) > outgrown for row in state.rows] == [True, True, False]
+    engine, outgrown = tiny.engine(ours(name).module, rows, chunk=chunk), 13
+    for step in range(5):
+        logits = engine.logits()
+        for i, live in enumerate(engine.rows):
+            expected = theirs(name, live.ids)[-1]
+            assert (logits[i].log_softmax(-1) - expected.log_softmax(-1)).abs().max() <= WITHIN, (step, i)
+            live.ids.append(int(logits[i].argmax()))
+    lengths = [len(live.ids) for live in engine.rows]
+    assert [n - 5 > outgrown for n in lengths] == [False, True, False]  # before, from the start, never
+    assert [n > outgrown for n in lengths] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", references.VARIANTS)
@@ -125,9 +125,9 @@ def test_what_a_checkpoint_says_of_its_targets_holds(beside: bool, tmp_path: Pat
 def test_token_types_reach_bert() -> None:
     model, reference = ours("bert"), references.saved("bert")[0]
     ids, types = torch.tensor(ROWS[0]), torch.tensor([i % 3 for i in range(len(ROWS[0]))])
-    ids_flat, where = running.flat(ROWS[:1], torch.device("cpu"))
+    ids_flat, where = nn.flat(ROWS[:1], torch.device("cpu"))
     with torch.no_grad():
         expected = reference(input_ids=ids[None], token_type_ids=types[None]).logits[0]
-        found = model.module(ids_flat, where, token_types=types)
+        found = model.module.logits(nn.Batch(inputs=ids_flat, rows=where, token_types=types))
         assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max() <= WITHIN
-        assert (model.module(ids_flat, where) - found).abs().max() > 10 * WITHIN
+        assert (model.module.logits(nn.Batch(inputs=ids_flat, rows=where)) - found).abs().max() > 10 * WITHIN

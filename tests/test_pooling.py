@@ -11,7 +11,7 @@ import torch
 
 import references
 import triptych
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "river", "bank", "she", "sat", "##s", "by", "the"]
 TEXTS = ["she sat by the river banks", "a bank", "the the the she sat"]
@@ -94,3 +94,61 @@ def test_a_class_whose_head_was_left_behind(tmp_path: Path) -> None:
     (path / "modules.json").unlink()
     with pytest.raises(CheckpointError, match="missing"):
         triptych.load(path)
+
+
+LONG = ["a bank " * 40, "b", "c d " * 9]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("length", [7, None])
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(length: int | None, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer, models
+
+    words = models.Transformer(str(encoder(tmp_path / "bert")), max_seq_length=length)
+    pooling = models.Pooling(words.get_word_embedding_dimension(), pooling_mode="mean")
+    theirs = SentenceTransformer(modules=[words, pooling], device="cpu")
+    theirs.save(str(tmp_path / "sentences"))
+    expected = torch.from_numpy(theirs.encode(LONG))
+    if length is not None:  # as its versions before 5 wrote it
+        own = tmp_path / "sentences" / "sentence_bert_config.json"
+        own.write_text(json.dumps({"max_seq_length": length, "do_lower_case": False}))
+    model = triptych.load(tmp_path / "sentences")
+    assert (model.encode(LONG) - expected).abs().max() <= 1e-4
+    model.save(tmp_path / "ours")
+    assert torch.equal(triptych.load(tmp_path / "ours").encode(LONG), model.encode(LONG))
+    ids = model.ids(LONG)
+    assert len(ids[0]) > 52 == model.spec.context
+    with pytest.raises(InputError, match="row 0 needs 82 positions"):  # ids are read whole
+        model.encode(ids)
+    (tmp_path / "sentences" / "modules.json").unlink()
+    (tmp_path / "sentences" / "sentence_bert_config.json").unlink()
+    with pytest.raises(InputError, match="row 0 needs 82 positions"):  # as is a text by an ordinary encoder
+        triptych.load(tmp_path / "sentences").encode(LONG)
+
+
+@pytest.mark.weights
+def test_four_hundred_words_are_embedded_as_sentence_transformers_does(minilm_dir: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    text = [" ".join(f"word{i} and" for i in range(200))]
+    expected = torch.from_numpy(SentenceTransformer(str(minilm_dir), device="cpu").encode(text))
+    assert (triptych.load(minilm_dir).encode(text) - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("settings", [{"max_seq_length": 2}, {"max_seq_length": "x"}, {"do_lower_case": 1},
+    {"max_seq_length": True}])  # fmt: skip
+def test_bad_sentence_settings_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    (encoder(tmp_path / "m") / "sentence_bert_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"sentence_bert_config\.json: "):
+        triptych.load(tmp_path / "m").encode(["a"])
+
+
+def test_lower_case_is_made_before_the_tokenizer(tmp_path: Path) -> None:
+    path = encoder(tmp_path / "m")
+    cased = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (path / "tokenizer_config.json").write_text(json.dumps(cased))
+    plain = triptych.load(path).encode(["A b"])
+    (path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    lower = triptych.load(path).encode(["A b"])
+    assert torch.equal(lower, triptych.load(path).encode(["a b"]))
+    assert not torch.equal(lower, plain)

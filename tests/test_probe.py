@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
-from triptych import generate as running
 from triptych import nn
 from triptych.attention import Rows, attend_reference, disentangled_bias
 from triptych.errors import ProbeError
@@ -32,12 +32,13 @@ MODELS = {
 def run(
     module: nn.Transformer, plan: Plan | None, rows: list[list[int]] = ROWS
 ) -> tuple[list[torch.Tensor], Session | None]:
-    ids, where = running.flat(rows, CPU)
-    source = running.flat(SOURCES[: len(rows)], CPU) if module.spec.layout == "encoder-decoder" else None
+    ids, where = nn.flat(rows, CPU)
+    source = nn.flat(SOURCES[: len(rows)], CPU) if module.spec.layout == "encoder-decoder" else None
     session = None if plan is None else Session(plan)
+    taps = nn.NO_TAPS if session is None else session.taps
     with torch.inference_mode():
-        out = module(ids, where, source=source, taps=nn.NO_TAPS if session is None else session.taps)
-    return list(out.split(list(where.lengths))), session
+        out = module.logits(nn.Batch(inputs=ids, rows=where, source=source, taps=taps))
+    return where.split(out), session
 
 
 def traced(module: nn.Transformer, *read: Read | str, edit: tuple[Edit, ...] = ()) -> Trace:
@@ -84,6 +85,7 @@ def test_every_site_is_alive(name: str) -> None:
         assert not all(torch.equal(a, b) for a, b in zip(trace.logits, plain, strict=True)), site
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_satisfy_their_equations(name: str) -> None:
     module = MODELS[name]()
@@ -128,15 +130,14 @@ def generated(
     """Greedy rows, the logits that chose each new token, and the trace of a cached generation."""
     session = Session(plan)
     sources = SOURCES[: len(rows)] if module.spec.layout == "encoder-decoder" else None
-    state = running.start(module, rows, sources=sources, session=session)
+    engine = tiny.engine(module, rows, sources, probe=session)
     chosen: list[list[torch.Tensor]] = [[] for _ in rows]
-    with torch.inference_mode():
-        for _ in range(new):
-            out = state.advance()
-            for i, token in enumerate(out.argmax(-1).tolist()):
-                chosen[i].append(out[i])
-                state.rows[i].append(token)
-    return state.rows, [torch.stack(c) for c in chosen], session.close()
+    for _ in range(new):
+        out = engine.logits()
+        for i, token in enumerate(out.argmax(-1).tolist()):
+            chosen[i].append(out[i])
+            engine.rows[i].ids.append(token)
+    return [row.ids for row in engine.rows], [torch.stack(c) for c in chosen], session.close()
 
 
 STEER = torch.linspace(-1, 1, tiny.D)
@@ -286,15 +287,19 @@ def test_the_stack_name_may_be_given_where_there_is_one() -> None:
 def test_keys_written_under_edits_are_not_read_without_them() -> None:
     module = tiny.decoder()
     session = Session(Plan.of(module.spec, [], [zero("blocks.0.attn.z")]))
-    state = running.start(module, ROWS, session=session)
-    with torch.inference_mode():
-        state.advance()
-        assert state.cache.provenance == session.plan.provenance != ""
-        state.session = None
-        for row in state.rows:
-            row.append(1)
-        with pytest.raises(ProbeError, match="written under edits"):
-            state.advance()
+    engine = tiny.engine(module, ROWS, probe=session)
+    engine.logits()
+    again = Session(Plan.of(module.spec, [], [zero("blocks.0.attn.z")]))  # the same edits in other objects
+    for probe, message in ((again, None), (Session(Plan.of(module.spec, ["logits"])), "written under edits")):
+        for row in engine.rows:
+            row.ids.append(1)
+            row.request = replace(row.request, probe=probe)
+        engine.regroup()
+        if message is None:
+            engine.logits()
+        else:
+            with pytest.raises(ProbeError, match=message):
+                engine.logits()
 
 
 @pytest.mark.parametrize("site", ["q", "q_rot", "k", "k_rot", "k_ctx"])

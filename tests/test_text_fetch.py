@@ -133,3 +133,25 @@ def test_a_bomb_leaves_nothing_behind(tmp_path: Path) -> None:
     assert unpack(archive, lambda _: True, limit=101).is_dir()
     with pytest.raises(FetchError, match="none of the files"):
         unpack(archive, lambda _: False, limit=100, into=tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["p.zip", "p.whl", "p.tar.gz"])
+def test_a_truncated_archive_is_said_to_be(name: str, tmp_path: Path) -> None:
+    whole, content = tmp_path / ("whole" + name), os.urandom(4000)
+    if name.endswith(".gz"):
+        _tar(whole, {"a.txt": content})
+    else:
+        with zipfile.ZipFile(whole, "w") as made:
+            made.writestr("a.txt", content)
+    archive = tmp_path / name
+    for size in (0, 10, 2000):
+        archive.write_bytes(whole.read_bytes()[:size])
+        with pytest.raises(FetchError, match=rf"{name} is damaged or truncated \(.*\); delete it, then run again"):
+            unpack(archive, lambda _: True, limit=9999)
+    if not name.endswith(".gz"):  # a tar has no checksum of its contents; packages are checked by their SHA-256
+        damaged = bytearray(whole.read_bytes())
+        damaged[1500] ^= 0xFF
+        archive.write_bytes(damaged)
+        with pytest.raises(FetchError, match="is damaged or truncated"):
+            unpack(archive, lambda _: True, limit=9999)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, whole.name])

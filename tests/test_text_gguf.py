@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 import test_text_vocabulary as files
 from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import TextError
-from triptych.text import bpe_tokenizer, from_directory, from_gguf, sentencepiece, to_gguf
+from triptych.text import bpe_tokenizer, from_directory, from_gguf, sentencepiece_file, to_gguf
 from triptych.text.splits import SPLITS
 
 CORPUS = [
@@ -149,7 +149,7 @@ def test_frames_and_stops() -> None:
         ({"model": None}, "'missing'"),
         ({"tokens": None}, "no tokenizer.ggml.tokens"),
         ({"token_type": [1, 1]}, "2 entries for 270"),
-        ({"merges": ["a b c"]}, "'a b c', which is no pair"),
+        ({"merges": ["a b c"]}, "'a b c', which is not a pair"),
         ({"merges": ["a zz"]}, "do not fit together"),
         ({"bos_token_id": 270}, "bos_token_id is 270, but there are 270"),
         ({"tokens": ["a", "a"], "token_type": None}, "'a' twice"),
@@ -225,7 +225,7 @@ def test_sentencepiece_options() -> None:
 
 def _unigram(model: bytes, **changes: Any) -> dict[str, Any]:
     """A SentencePiece file as converters put it into GGUF: with rows for no token, which score -10000."""
-    read = sentencepiece.parse(model)
+    read = sentencepiece_file.parse(model)
     spare = [("[PAD0]", -10000.0, 5), ("[PAD1]", -10000.0, 5)]
     tokens, scores, kinds = zip(*((p.text, p.score, p.kind) for p in read.pieces), *spare, strict=True)
     fields = {"model": "t5", "tokens": list(tokens), "scores": list(scores), "token_type": list(kinds),
@@ -279,7 +279,7 @@ def test_unknown_characters_cost_what_the_lowest_piece_does_and_ten_more() -> No
     ("changes", "message"),
     [
         ({"scores": [0.0]}, "scores has 1 entries"),
-        ({"precompiled_charsmap": [9, 0, 0, 0, 1]}, "precompiled_charsmap: its table of replacements says"),
+        ({"precompiled_charsmap": [9, 0, 0, 0, 1]}, "precompiled_charsmap: its table of replacements should have"),
         ({"precompiled_charsmap": ["a"]}, "precompiled_charsmap"),
         ({"unknown_token_id": 10**6}, "unknown_token_id is 1000000, but there are"),
     ],
@@ -300,8 +300,8 @@ def test_unigram_finds_its_unknown_by_type() -> None:
 
 # -- there and back ---------------------------------------------------------------------------------------------------
 
-#: What GGUF has no words for.
-UNTOLD = {"Bert no Chinese", "GPT2 prefix", "DebertaV2", "DebertaV2 lower", "Llama plain", "Whisper", "MBart",
+#: What GGUF cannot describe.
+UNSUPPORTED = {"Bert no Chinese", "GPT2 prefix", "DebertaV2", "DebertaV2 lower", "Llama plain", "Whisper", "MBart",
           "MBart50"}  # fmt: skip
 
 
@@ -309,8 +309,8 @@ UNTOLD = {"Bert no Chinese", "GPT2 prefix", "DebertaV2", "DebertaV2 lower", "Lla
 def test_a_tokenizer_comes_back_from_gguf(case: str, tmp_path: Path) -> None:
     name, contents, config = files.CASES[case]
     ours = from_directory(files.written(tmp_path, contents(), {"tokenizer_class": f"{name}Tokenizer", **config}))
-    if case in UNTOLD:
-        with pytest.raises(TextError, match="GGUF cannot tell this tokenizer"):
+    if case in UNSUPPORTED:
+        with pytest.raises(TextError, match="GGUF cannot describe this tokenizer"):
             to_gguf(ours, ours.vocab_size)
         return
     again = from_gguf(to_gguf(ours, ours.vocab_size + 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from triptych.header import read_header
@@ -29,6 +30,7 @@ from triptych.text import (
     bpe_tokenizer,
     byte_tokenizer,
     character_tokenizer,
+    corpus_cuts,
     from_directory,
     limits,
     word_tokenizer,
@@ -264,26 +266,72 @@ def test_spaces_are_taken_back_as_transformers_does(tmp_path: Path) -> None:
         assert (ours.decode(ids) != made.decode(ids)) == cleaned
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_corpus_has_the_ids_of_its_text(name: str, monkeypatch) -> None:
-    made = MADE[name]
-    text = (ROMEO + "\n\n".join(NASTY)) * 3  # more pieces than are encoded at once
-    whole = made.encode(text, special=False)
-    monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
+def marking_tokenizer() -> Tokenizer:
+    """As Llama's: a mark before each text, spaces as marks, no split into words."""
+    pieces = ["<unk>", "▁", *sorted(set(ROMEO) - {" ", "\n"}), "th", "▁th", "▁the", "▁s", "un", "is"]
+    merges = [("t", "h"), ("▁", "th"), ("▁th", "e"), ("▁", "s"), ("u", "n"), ("i", "s")]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return Tokenizer(backend)
+
+
+def longest_encoded(made: Tokenizer, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]:
+    """The ids of a corpus, and the characters of the longest string that was encoded for them."""
+    lengths: list[int] = []
+    rows = Tokenizer._rows
+
+    def counted(self: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:
+        lengths.extend(map(len, texts))
+        return rows(self, texts, special)
+
+    monkeypatch.setattr(Tokenizer, "_rows", counted)
     ids = made.encode_corpus(text)
     assert ids.dtype == np.int32
-    assert ids.tolist() == whole
+    return ids.tolist(), max(lengths)
+
+
+@pytest.mark.parametrize("lines", ["lines", "one line"])
+@pytest.mark.parametrize("name", [*MADE, "marks"])
+def test_a_corpus_has_the_ids_of_its_text(name: str, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = marking_tokenizer() if name == "marks" else MADE[name]
+    text = (ROMEO + "\n\n".join(NASTY)) * 3 if lines == "lines" else ROMEO.replace("\n", " ") * 20
+    whole = made.encode(text, special=False)
+    monkeypatch.setattr(corpus_cuts, "PART", 300)
+    monkeypatch.setattr("triptych.text.tokenizer._CHARACTERS_AT_ONCE", 1000)
+    ids, longest = longest_encoded(made, text, monkeypatch)
+    assert ids == whole
+    assert longest < 1200 < len(text)
     assert made.encode_corpus("").size == 0
 
 
-def test_a_vocabulary_that_marks_the_start_of_a_text_is_never_cut(monkeypatch) -> None:
-    vocab = {char: index for index, char in enumerate(sorted({*ROMEO, "▁"} - {" "}))}
-    backend = Backend(models.BPE(vocab=vocab, merges=[]))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    made = Tokenizer(backend)
-    monkeypatch.setattr("triptych.text.tokenizer._CUT_EVERY", 37)
-    assert made.encode_corpus(ROMEO).tolist() == made.encode(ROMEO)
+def test_a_tokenizer_of_single_characters_is_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "acgt" * 5000
+    monkeypatch.setattr(corpus_cuts, "PART", 100)
+    for made in (byte_tokenizer(), character_tokenizer(text)):
+        ids, longest = longest_encoded(made, text, monkeypatch)
+        assert ids == made.encode(text, special=False)
+        assert longest <= 2 * 200 + 1
+
+
+def test_a_text_without_a_place_to_cut_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a run of one letter may be cut depends on where it began, so it is not."""
+    made = bpe_tokenizer(["aaaaaaaa " * 9], 262)
+    monkeypatch.setattr(corpus_cuts, "PART", 100)
+    assert made.encode_corpus("a" * 1001).tolist() == made.encode("a" * 1001)
+    monkeypatch.setattr(corpus_cuts, "MAX_UNCUT", 1000)
+    with pytest.raises(TextError, match="1,011 characters from character 100 on without a place to cut") as refused:
+        made.encode_corpus("so it is\n" + "a b c d " * 12 + "so it" + "a" * 1001)
+    assert "\n" not in str(refused.value)
+
+
+def test_long_lines_are_counted_as_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ROMEO.replace("\n", " ")
+    whole = [bpe_tokenizer([text], 300).files(), word_tokenizer([text], 90).files()]
+    monkeypatch.setattr(corpus_cuts, "PART", 50)
+    assert max(map(len, corpus_cuts.words_together(text))) < 70
+    assert "".join(corpus_cuts.words_together(text)) == text
+    assert [bpe_tokenizer([text], 300).files(), word_tokenizer([text], 90).files()] == whole
 
 
 # -- directories ------------------------------------------------------------------------------------------------------
@@ -323,7 +371,7 @@ def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
     assert template.source == "file"
     config["added_tokens_decoder"] = {"300": {"content": "<end>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(TextError, match=r"'<end>' the id 300, its vocabulary gives it 258"):
+    with pytest.raises(TextError, match=r"'<end>' the id 300, the vocabulary 258"):
         from_directory(tmp_path)
 
 
@@ -342,6 +390,44 @@ def test_what_cannot_be_opened_is_named(tmp_path) -> None:
         byte_tokenizer().encode("\ud800")
 
 
+SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+              "added_tokens.json", "chat_template.jinja")  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_what_stands_in_place_of_a_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    file = tmp_path / name
+
+    def sparse() -> None:
+        with file.open("wb") as stream:
+            stream.truncate(10 << 30)
+
+    ways = {"is a pipe or a device": lambda: os.mkfifo(file), "is a directory": file.mkdir,
+            "a pipe or a device": lambda: file.symlink_to("/dev/zero"), "symbolic links": lambda: file.symlink_to(name),
+            "No such file": lambda: file.symlink_to("nothing"), "10,737,418,240 bytes": sparse}  # fmt: skip
+    for problem, place in ways.items():
+        file.unlink(missing_ok=True)
+        place()
+        with pytest.raises(TextError, match=problem) as refused:
+            from_directory(tmp_path)
+        assert str(file) in str(refused.value)
+        assert "\n" not in str(refused.value)
+        if file.is_dir():
+            file.rmdir()
+
+
+@pytest.mark.parametrize("token", [5, True, [], {}, {"lstrip": True}, {"content": 5}, ["<s>"]])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_special_token_that_is_not_a_text_is_refused(token: object, file: str, tmp_path: Path) -> None:
+    byte_tokenizer().save(tmp_path)
+    (tmp_path / file).write_text(json.dumps({"bos_token": token}))
+    with pytest.raises(TextError, match=r"bos_token is .*, not a token; write its text") as refused:
+        from_directory(tmp_path)
+    assert str(tmp_path) in str(refused.value)
+
+
 def test_text_needs_no_torch() -> None:
     code = "import sys, triptych.text.shakespeare, triptych.text.corpus; sys.exit('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False)
@@ -352,12 +438,12 @@ def test_text_needs_no_torch() -> None:
     ("part", "content", "says"),
     [
         ("model", {"type": "WordPiece", "vocab": {"a": 2**31}, "unk_token": "a", "continuing_subword_prefix": "##",
-                   "max_input_chars_per_word": 9}, "no whole number below"),
+                   "max_input_chars_per_word": 9}, "not an integer below"),
         ("added_tokens", [{"id": 2**32 - 1, "content": "x", "single_word": False, "lstrip": False, "rstrip": False,
-                           "normalized": False, "special": True}], "no whole number below"),
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "says it has 4294967295 bytes"),
+                           "normalized": False, "special": True}], "not an integer below"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "should have 4294967295 bytes"),
         ("normalizer", {"type": "Sequence", "normalizers": [
-            {"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}, "says it has 4294967295 bytes"),
+            {"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}, "should have 4294967295 bytes"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("spelled", [False, True])

@@ -19,7 +19,7 @@ import transformers
 from triptych.checkpoints.header import read_header
 from triptych.errors import TextError
 from triptych.text import bpe_tokenizer, from_directory, has_tokenizer
-from triptych.text import sentencepiece as ours
+from triptych.text import sentencepiece_file as ours
 
 CORPUS = [
     "the sun and the moon, and the old mill by the river; it's 12 o'clock",
@@ -190,7 +190,7 @@ def test_marian_language_codes_are_tokens(tmp_path: Path) -> None:
 
 def test_the_class_may_be_told_by_the_model(tmp_path: Path) -> None:
     path = written(tmp_path, {"spiece.model": trained("unigram", **T5)}, {})
-    with pytest.raises(TextError, match=r"how a nameless tokenizer cuts text is not known here; known are T5, "):
+    with pytest.raises(TextError, match=r"the tokenizer class \'\' is not supported; supported are T5, "):
         from_directory(path)
     (path / "config.json").write_text('{"model_type": "mt5"}')
     assert from_directory(path).encode("the sun")[-1] == 1
@@ -312,11 +312,11 @@ def test_a_table_that_leads_out_of_itself_is_refused() -> None:
     units[first] ^= 1 << 30
     changed = sound[:4] + units.tobytes() + sound[4 + size :]
     broken = {
-        "leads out of itself": changed,
-        "begins nowhere": sound[: 4 + size],
-        "says it has": (1 << 31).to_bytes(4, "little") + sound[4:],
-        "it has 0 bytes": bytes(4) + sound[4:],
-        "of -1": b"abc",
+        "points outside itself": changed,
+        "begins outside it": sound[: 4 + size],
+        "should have 2147483648 bytes": (1 << 31).to_bytes(4, "little") + sound[4:],
+        "should have 0 bytes": bytes(4) + sound[4:],
+        "-1 are left": b"abc",
     }
     for says, table in broken.items():
         with pytest.raises(Exception, match=says):
@@ -334,13 +334,14 @@ UNFIT: dict[str, tuple[str, dict[str, bytes], str]] = {
     "a list": ("GPT2", {"vocab.json": b"[]", "merges.txt": b""}, "holds a JSON list"),
     "no JSON": ("GPT2", {"vocab.json": b"{", "merges.txt": b""}, "is not JSON"),
     "a bomb": ("GPT2", {"vocab.json": b"[" * 200_000, "merges.txt": b""}, "is not JSON"),
-    "a merge of one": ("GPT2", {"vocab.json": b'{"a": 0}', "merges.txt": b"a\n"}, "'a' is no pair"),
-    "a merge into nothing": ("GPT2", {"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"a b\n"}, "'a b' is no pair"),
+    "a merge of one": ("GPT2", {"vocab.json": b'{"a": 0}', "merges.txt": b"a\n"}, "'a' is not a pair"),
+    "a merge into nothing": (
+        "GPT2", {"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"a b\n"}, "'a b' is not a pair"),
     "no UTF-8": ("Bert", {"vocab.txt": b"\xff\n"}, "is not UTF-8"),
     "no unknown": ("Bert", {"vocab.txt": b"[CLS]\n[SEP]\n"}, r"has no '\[UNK\]'"),
-    "an unknown class": ("Bird", {"vocab.txt": b"[CLS]\n"}, "how a Bird tokenizer cuts text is not known here"),
+    "an unknown class": ("Bird", {"vocab.txt": b"[CLS]\n"}, "the tokenizer class 'Bird' is not supported"),
     "no separator": ("Roberta", {"vocab.json": b'{"a": 0}', "merges.txt": b""}, "has no '</s>'"),
-    "Marian without numbers": ("Marian", {"source.spm": SOUND}, "vocab.json is not there"),
+    "Marian without numbers": ("Marian", {"source.spm": SOUND}, "vocab.json is missing"),
     "Marian without unknown": ("Marian", {"source.spm": SOUND, "vocab.json": b'{"a": 0}'}, "has no '<unk>'"),
 }  # fmt: skip
 

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
-from triptych import nn
+from triptych import nn, ops
 from triptych.errors import ConfigError, InputError
 from triptych.families import read_config
 from triptych.train import (
     CausalText,
     DivergedError,
     Event,
+    Example,
     HeldOut,
-    Hide,
     MaskedText,
     Optimizer,
     OptimizerSettings,
     Pairs,
     RunSettings,
     Schedule,
+    TokenMasking,
     Trainer,
     causal,
     collate,
@@ -31,6 +36,8 @@ from triptych.train import (
     loss,
     show_batch,
 )
+from triptych.train.data import micro_batches
+from triptych.train.dropout import has_dropout
 from triptych.train.optim import roles
 from triptych.train.precision import autocast
 
@@ -48,7 +55,7 @@ T5 = {
     "model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 8, "num_heads": 3, "num_layers": 2, "vocab_size": V,
     "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
-HIDE = Hide(mask=4, vocab=V, special=frozenset(range(5)), rate=0.3)
+MASKING = TokenMasking(mask=4, vocab=V, special=frozenset(range(5)), rate=0.3)
 
 
 def make(hf: dict[str, Any], seed: int = 3) -> nn.Transformer:
@@ -77,7 +84,7 @@ def copied_rows() -> CausalText:
 
 def one_letter() -> MaskedText:
     """Documents of one letter each, so a hidden one is known from its neighbours."""
-    return MaskedText.of([[letter] * 400 for letter in range(5, V)], 12, HIDE, before=[2], after=[3])
+    return MaskedText.of([[letter] * 400 for letter in range(5, V)], 12, MASKING, before=[2], after=[3])
 
 
 def copied_pairs() -> Pairs:
@@ -118,32 +125,70 @@ class Rows8:
         return np.concatenate([example.targets for example in self.draw(0, 0, 8)])
 
 
-def gradients(accumulate: int, divide_by_batch: bool = False) -> dict[str, torch.Tensor]:
+class KeepsGradients(Optimizer):
+    """An optimizer that neither clips nor updates, and keeps the gradients of its last step."""
+
+    gradients: dict[str, torch.Tensor]
+
+    def clip(self) -> float:
+        return 0.0
+
+    def step(self, factor: float) -> None:
+        self.gradients = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
+
+
+def gradients(data: Any, accumulate: int) -> dict[str, torch.Tensor]:
+    """The gradients of one step of `data`."""
     module = make(LLAMA)
-    run = trainer(module, Rows8(), steps=1, accumulate=accumulate)
-    found: dict[str, torch.Tensor] = {}
-    run.optimizer.step = lambda factor: found.update(  # type: ignore[method-assign]
-        {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-    )
-    run.optimizer.clip = lambda: 0.0  # type: ignore[method-assign]
-    if divide_by_batch:  # the control: the mean of the batches' means, which is what everybody gets wrong
-        run._backward = lambda batch, total: mean_of_means(module, batch, accumulate)  # type: ignore[method-assign]
-    run.step()
-    return found
+    optimizer = KeepsGradients(module, OptimizerSettings())
+    run = RunSettings(steps=1, rows=8, length=12, precision="fp32", accumulate=accumulate)
+    Trainer(module, data, optimizer, Schedule(), run).step()
+    return optimizer.gradients
 
 
-def mean_of_means(module: nn.Transformer, batch: Any, parts: int) -> float:
-    nats, count = loss(module, batch)
-    (nats / count / parts).backward()
-    return nats.item()
+def mean_of_means(examples: Sequence[Example], parts: int) -> dict[str, torch.Tensor]:
+    """The common mistake: the mean of the micro-batches' means."""
+    module = make(LLAMA)
+    for part in micro_batches(examples, parts):
+        nats, count = loss(module, collate(part))
+        (nats / count / parts).backward()
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
 def test_accumulation_is_exact_over_ragged_rows() -> None:
-    whole, parts, wrong = gradients(1), gradients(8), gradients(8, divide_by_batch=True)
+    whole, parts, wrong = gradients(Rows8(), 1), gradients(Rows8(), 8), mean_of_means(Rows8().draw(0, 0, 8), 8)
     assert whole.keys() == parts.keys() == wrong.keys()
     largest = max((whole[name] - parts[name]).abs().max().item() for name in whole)
     assert largest < 1e-6
     assert max((whole[name] - wrong[name]).abs().max().item() for name in whole) > 1e-3
+
+
+class PartlyTrained(Rows8):
+    """`Rows8`, of which only the rows `trained` have trained tokens."""
+
+    def __init__(self, trained: set[int]) -> None:
+        self.trained = trained
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        examples = super().draw(seed, step, rows)
+        return [replace(e, trained=e.trained & (i in self.trained)) for i, e in enumerate(examples)]
+
+
+def test_a_micro_batch_without_a_trained_token_adds_nothing() -> None:
+    data = PartlyTrained({1, 5})
+    whole, parts = gradients(data, 1), gradients(data, 8)
+    assert whole.keys() == parts.keys()
+    assert max((whole[name] - parts[name]).abs().max().item() for name in whole) < 1e-6
+    wrong = mean_of_means([data.draw(0, 0, 8)[i] for i in (1, 5)], 2)  # the control: a mean for each micro-batch
+    assert max((whole[name] - wrong[name]).abs().max().item() for name in whole) > 1e-3
+
+
+def test_a_step_without_a_trained_token_is_an_error() -> None:
+    with pytest.raises(InputError, match="a batch of 8 rows and 51 tokens has no trained token"):
+        gradients(PartlyTrained(set()), 4)
+
+
+# ---------------------------------------------------------------- random numbers
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
@@ -163,16 +208,94 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+DROPOUT_KEYS = {"attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout_rate"}
+DROPOUT = {
+    "decoder": ({**LLAMA, "attention_dropout": 0.2}, copied_rows()),
+    "encoder": ({**BERT, "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.1}, one_letter()),
+    "encoder-decoder": ({**T5, "dropout_rate": 0.2}, copied_pairs()),
+}
+
+
+def draw_elsewhere() -> None:
+    """Another thread draws from torch's global generator."""
+    thread = threading.Thread(target=lambda: torch.rand(100))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("layout", DROPOUT)
+def test_another_thread_that_draws_changes_nothing(layout: str) -> None:
+    hf, data = DROPOUT[layout]
+
+    def weights(disturbed: bool) -> list[torch.Tensor]:
+        module = make(hf)
+        if disturbed:
+            for part in module.modules():
+                part.register_forward_pre_hook(lambda *_: draw_elsewhere())
+        trainer(module, data, steps=2, accumulate=2).run()
+        return [p.detach() for p in module.parameters()]
+
+    undisturbed = weights(False)
+    assert all(map(torch.equal, undisturbed, weights(True)))
+    trainer(without := make({**hf, **dict.fromkeys(hf.keys() & DROPOUT_KEYS, 0.0)}), data, steps=2, accumulate=2).run()
+    assert not all(map(torch.equal, undisturbed, without.parameters()))  # the control: dropout took part
+
+
+def test_training_changes_no_number_another_thread_draws() -> None:
+    hf, data = DROPOUT["encoder-decoder"]
+    module = make(hf)
+    states: list[torch.Tensor] = []
+    module.register_forward_pre_hook(lambda *_: states.append(torch.get_rng_state()))
+    for block in module.get_submodule("decoder.blocks").children():
+        block.register_forward_hook(lambda *_: states.append(torch.get_rng_state()))
+    trainer(module, data, steps=2).run()
+    assert len(states) >= 4
+    assert all(torch.equal(state, torch.get_rng_state()) for state in states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.9])
+def test_a_generator_draws_what_torch_draws(p: float, dtype: torch.dtype) -> None:
+    x = torch.randn(37, 129, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    random = torch.Generator().manual_seed(5)
+    ours = [ops.dropout(x, p, True, random), ops.dropout(x, p, True, random), ops.dropout(x, p, False, random)]
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        expected = [F.dropout(x, p), torch.nn.Dropout(p)(x), F.dropout(x, p, training=False)]
+    assert all(map(torch.equal, ours, expected))
+
+
+def test_models_with_dropout_are_recognized() -> None:
+    assert all(has_dropout(make(hf)) for hf, _ in DROPOUT.values())
+    assert not any(has_dropout(make(hf)) for hf in (LLAMA, BERT, T5))
+    module = make(LLAMA)
+    module.add_module("adapter", torch.nn.Dropout(0.1))
+    assert has_dropout(module)
+
+
+@pytest.mark.parametrize("layout", DROPOUT)
+def test_recomputed_blocks_draw_the_same_dropout_again(layout: str) -> None:
+    hf, data = DROPOUT[layout]
+
+    def weights(recompute: bool) -> list[torch.Tensor]:
+        module = make(hf)
+        trainer(module, data, steps=2, accumulate=2, recompute=recompute).run()
+        return [p.detach() for p in module.parameters()]
+
+    for plain, again in zip(weights(False), weights(True), strict=True):
+        torch.testing.assert_close(plain, again)
+
+
 # ---------------------------------------------------------------- optimizer
 
 
 def test_roles_come_from_the_tree() -> None:
-    found = roles(read_config(T5))
-    assert found["encoder.blocks.0.attn.q.weight"] == "matrix"
-    assert found["decoder.blocks.1.cross.out.weight"] == "matrix"
-    assert found["encoder.embed.tokens.weight"] == "other"  # the tied head with it
-    assert found["encoder.kinds.self.position.weight"] == "other"  # two-dimensional and no matrix
-    assert "head.proj.weight" not in found
+    t5 = roles(read_config(T5))
+    assert t5["encoder.blocks.0.attn.q.weight"] == "matrix"
+    assert t5["decoder.blocks.1.cross.out.weight"] == "matrix"
+    assert t5["encoder.embed.tokens.weight"] == "other"  # the tied head with it
+    assert t5["encoder.kinds.self.position.weight"] == "other"  # two-dimensional and no matrix
+    assert "head.proj.weight" not in t5
     assert roles(read_config(LLAMA))["head.proj.weight"] == "head"
     bert = roles(read_config(BERT))
     assert bert["encoder.blocks.0.attn.q.bias"] == "other"
@@ -247,7 +370,7 @@ def test_a_time_budget_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_evaluation_counts_nats_characters_and_right_answers() -> None:
     module = make(LLAMA)
-    held = HeldOut.of(Rows8(), Rows8(), tokens=16, text="x" * 100)  # type: ignore[arg-type]
+    held = HeldOut.of(Rows8(), Rows8(), tokens=16, text="x" * 100)
     assert len(held.batches) > 2
     score = evaluate(module, held)
     nats, count = loss(module, collate([causal(row) for row in RAGGED]))
@@ -260,12 +383,14 @@ def test_evaluation_counts_nats_characters_and_right_answers() -> None:
 
 
 def test_a_float64_model_is_scored_in_float64_and_a_bf16_one_in_fp32() -> None:
-    held = HeldOut.of(Rows8(), Rows8(), tokens=16)  # type: ignore[arg-type]
+    held = HeldOut.of(Rows8(), Rows8(), tokens=16)
 
     def nats(module: nn.Transformer, exact: torch.dtype) -> float:
         with torch.no_grad():
-            told = [(module(batch.ids, batch.rows).to(exact), batch.targets) for batch in held.batches]
-        return sum(float(-x.log_softmax(-1).gather(-1, y[:, None]).sum()) for x, y in told)
+            forwards = [nn.Batch(inputs=batch.ids, rows=batch.rows) for batch in held.batches]
+            logits = [module.logits(x).to(exact) for x in forwards]
+        pairs = zip(logits, held.batches, strict=True)
+        return sum(float(F.cross_entropy(x, batch.targets, reduction="sum")) for x, batch in pairs)
 
     double = make(LLAMA).double()
     assert evaluate(double, held).nats == pytest.approx(nats(double, torch.float64), rel=1e-13)
@@ -275,7 +400,7 @@ def test_a_float64_model_is_scored_in_float64_and_a_bf16_one_in_fp32() -> None:
 
 
 def test_evaluation_happens_at_shares_of_the_run() -> None:
-    held = HeldOut.of(Rows8(), Rows8(), tokens=16)  # type: ignore[arg-type]
+    held = HeldOut.of(Rows8(), Rows8(), tokens=16)
     run = trainer(make(LLAMA), Rows8(), steps=10, held=held, evaluate_every=0.25)
     events: list[Event] = []
     run.on_step = events.append
@@ -341,18 +466,20 @@ def test_a_batch_can_be_read() -> None:
     assert [token.token for token in row.tokens] == ["t", "o", "␣", "b"]
     assert [token.target for token in row.tokens] == ["o", "␣", "b", "e"]
     assert row.trained == 4
-    hidden = show_batch([Hide(7, 256, frozenset())(tokenizer.encode("to be"), np.random.default_rng(0))], tokenizer)[0]
+    hidden = show_batch(
+        [TokenMasking(7, 256, frozenset())(tokenizer.encode("to be"), np.random.default_rng(0))], tokenizer
+    )[0]
     assert hidden.trained == 1
 
 
 def test_a_run_keeps_to_its_threads() -> None:
-    before, seen = torch.get_num_threads(), []
+    before, threads = torch.get_num_threads(), []
     try:
         torch.set_num_threads(2)
-        made = trainer(make(LLAMA), copied_rows(), 2, length=9, threads=1)
-        made.on_step = lambda _: seen.append(torch.get_num_threads())
-        made.run()
-        assert seen == [1, 1]
+        run = trainer(make(LLAMA), copied_rows(), 2, length=9, threads=1)
+        run.on_step = lambda _: threads.append(torch.get_num_threads())
+        run.run()
+        assert threads == [1, 1]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -42,8 +42,8 @@ def changed(**sections: Any) -> dict[str, Any]:
         (changed(run={"rows": "many"}), r"run\.rows = 'many': input should be a valid integer"),
         (changed(run={"steps": None}), r"run needs an end; give run\.steps"),
         (changed(objective={"name": "clm"}), r"objective\.name = 'clm': input should be 'causal', 'masked'"),
-        (changed(tokenizer=None), r"give one of them"),
-        (changed(model={"path": "somewhere"}), r"give one of them"),
+        (changed(tokenizer=None), r"give one of the two"),
+        (changed(model={"path": "somewhere"}), r"give one of the two"),
         ({"run": {"rows": 3}}, r"model is missing; data is missing; objective is missing; run\.length is missing"),
     ],
 )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
+
 import pytest
+import torch
 
 import cli_models
 import tiny
 from triptych import generate as running
 from triptych.errors import TextError
-from triptych.generate.writing import before_stop
+from triptych.generate.stops import StopDetector, before_stop
 from triptych.model import Model, load
+from triptych.text import DECODER, byte_tokenizer, word_tokenizer
 
+WORDS = ["the old mill stands, where the river bends.", "the ship came in on the evening tide!"]
 HOW = {"max_new_tokens": 32, "temperature": 1.0, "top_k": 40}
 SEEDS = range(5)  # of random bytes: texts with half characters in them, at their ends too
 
@@ -50,11 +56,65 @@ def test_a_stop_string_is_left_out_of_the_text_and_of_every_piece(model: Model, 
     assert "".join(pieces(model, seed, ("not there", stop))) == cut.text
 
 
-def test_a_row_that_ends_keeps_its_half_character(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def scripted(script: Sequence[int], prompt: int) -> running.Rule:
+    """A rule under which a row says `script` after its first `prompt` ids."""
+
+    def rule(logits: torch.Tensor, row: Sequence[int]) -> torch.Tensor:
+        return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor([script[len(row) - prompt]]), 0.0)
+
+    return rule
+
+
+def test_a_row_that_ends_keeps_its_half_character(model: Model) -> None:
     script = [*b"Mill", 0xC3, model.end_ids[0]]  # the first of the two bytes of a letter, and no second
-    monkeypatch.setattr("triptych.generate.writing.stream", lambda *_, **__: iter([[(0, token)] for token in script]))
-    assert written(model, 0).text == "".join(pieces(model, 0)) == "Mill\N{REPLACEMENT CHARACTER}"
-    assert written(model, 0).reason == "end"
+    rules = [scripted(script, len(model.ids(["Mill"])[0]))]
+    (found,) = model.generate(["Mill"], rules=rules)
+    assert found.text == "".join(model.stream("Mill", rules=rules)) == "Mill\N{REPLACEMENT CHARACTER}"
+    assert (found.ids, found.reason) == (script, "end")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_the_newest_ids_find_every_stop_string(kind: str) -> None:
+    """Against decoding all ids each time, on random texts with half characters and joined words in them."""
+    tokenizer = byte_tokenizer(DECODER) if kind == "bytes" else word_tokenizer(WORDS, 90)
+    random, found = Random(0), 0
+    for _ in range(60):
+        ids = random.choices(range(tokenizer.vocab_size), k=120)
+        if kind == "bytes":
+            ids = [i for char in random.choices("aé–🙂 .", k=60) for i in char.encode()]
+            ids[random.randrange(len(ids))] = 0xC3
+        text = tokenizer.decode(ids)
+        at = random.randrange(len(text) - 4)
+        stop = [text[at : at + random.randrange(1, 5)], "never there"]
+        detector = StopDetector(stop, tokenizer.decode)
+        for n, token in enumerate(ids, 1):
+            expected = before_stop(tokenizer.decode(ids[:n]), stop) is not None
+            assert detector.put(token) is expected, (stop, n)
+            if expected:
+                found += 1
+                break
+        else:
+            pytest.fail("the stop string is in the text")
+    assert found == 60
+
+
+def test_a_stop_string_costs_the_same_at_every_token() -> None:
+    tokenizer, decoded = byte_tokenizer(DECODER), 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return tokenizer.decode(ids)
+
+    work = []
+    detector = StopDetector(["never there"], decode)
+    for _ in range(4):
+        begun = decoded
+        for token in b"the old mill stands" * 20:
+            detector.put(token)
+        work.append((decoded - begun) / 380)
+    assert max(work[1:]) < 1.2 * work[1]
+    assert max(work) < 100  # ids decoded for each id, of a stop string of 11 characters
 
 
 def test_the_first_of_several_stop_strings_counts() -> None:
@@ -74,6 +134,7 @@ def test_without_a_tokenizer_there_is_no_text_to_stop_at() -> None:
 
 
 def test_a_run_holds_no_graph_of_its_encoder() -> None:
-    state = running.start(tiny.encoder_decoder(), [[0], [0]], sources=[[3, 1, 4], [1, 5]])
-    assert state.cross is not None
-    assert not any(keys.k.requires_grad or keys.v.requires_grad for keys in state.cross.held.values())
+    engine = tiny.engine(tiny.encoder_decoder(), [[0], [0]], [[3, 1, 4], [1, 5]])
+    assert not engine.logits().requires_grad
+    assert engine.cross is not None
+    assert not any(store.k.requires_grad or store.v.requires_grad for store in engine.cross.stores)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from triptych import nn
+from triptych.generate import Engine, Request
+from triptych.nn import Row
+from triptych.probe import Session
 from triptych.spec import (
     Additive,
     Alibi,
@@ -88,6 +93,25 @@ def decoder(
     stack = Stack(embed=_embed(part), kinds=kinds, blocks=made, final_norm=norm)
     head = LMHead(proj=Linear(inputs=D, outputs=V))
     return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
+
+
+def engine(
+    module: nn.Transformer,
+    rows: Sequence[Sequence[int]],
+    sources: Sequence[Row] | None = None,
+    chunk: int | None = None,
+    probe: Session | None = None,
+) -> Engine:
+    """An engine with these rows, for `logits`: their ids are appended by the test."""
+    made = Engine(module, chunk=chunk)
+    every = [None] * len(rows) if sources is None else sources
+    made.add(
+        *(
+            Request(prompt=row, source=source, max_new_tokens=0, number=i, probe=probe)
+            for i, (row, source) in enumerate(zip(rows, every, strict=True))
+        )
+    )
+    return made
 
 
 def mixture(seed: int = 0) -> nn.Transformer:

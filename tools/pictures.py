@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triptych.labs.lab import Finding
+    from triptych.labs.lab import LabResult
     from triptych.model import Model
     from triptych.page import AttentionSection, Curve
 
@@ -31,7 +31,7 @@ SENTENCE, GAP = "She sat by the river bank", "The king is [MASK] , long live the
 WIDTH, MOST = 880, 60_000  # pixels, bytes
 
 
-def of_lab(name: str, finding: Finding) -> None:
+def of_lab(name: str, finding: LabResult) -> None:
     """Draw the plot of a lab that the documentation shows, if it shows one."""
     from triptych.page import AttentionSection, Curve
 

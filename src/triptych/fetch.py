@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -10,12 +11,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from triptych.errors import FetchError
+from triptych.errors import FetchError, said
 
 _CHUNK = 1 << 20
+_DAMAGE = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
 
 
 def cache_directory() -> Path:
@@ -78,18 +81,22 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
     Members keep their paths, and each is there whole or not at all.  What is there already, of an earlier call that may
     have wanted others, is taken as it is.
 
-    Raises FetchError if a wanted member leaves the directory, if they pass `limit` bytes in all, or if none is wanted.
+    Raises FetchError if the archive is damaged, if a wanted member leaves the directory, if they pass `limit` bytes in
+    all, or if none is wanted.
     """
     into = into or archive.with_name(archive.name + ".files")
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
         fresh: dict[Path, Path] = {}  # what is missing -> where it waits until all of it is found fit
         wanted = written = 0
-        for name, read in _members(archive, keep):
-            wanted += 1
-            if not (target := _inside(into, name, archive)).is_file():
-                fresh[target] = _inside(Path(scratch), name, archive)
-                written += _copy(read, fresh[target], limit - written, archive)
+        try:
+            for name, read in _members(archive, keep):
+                wanted += 1
+                if not (target := _inside(into, name, archive)).is_file():
+                    fresh[target] = _inside(Path(scratch), name, archive)
+                    written += _copy(read, fresh[target], limit - written, archive)
+        except _DAMAGE as error:
+            raise FetchError(f"{archive} is damaged or truncated ({said(error)}); delete it, then run again") from None
         if not wanted:
             raise FetchError(f"{archive} holds none of the files that were looked for")
         for target, file in fresh.items():

@@ -84,10 +84,10 @@ def cores(root: Path = ROOT) -> Cores:
     return Cores(max(1, usable), online, bound, quota)
 
 
-def threads() -> int:
+def threads(root: Path = ROOT) -> int:
     """How many threads arithmetic should use: `OMP_NUM_THREADS` where it is set, else one a usable core."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else cores().usable
+    return int(asked) if asked.isdecimal() and int(asked) else cores(root).usable
 
 
 def use_threads() -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from triptych import families, nn, tasks
 from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.checkpoints.header import BESIDE, read_header
-from triptych.checkpoints.load_weights import read_weights, to_checkpoint
+from triptych.checkpoints.load_weights import compute_dtype, read_weights, to_checkpoint, usable_device
+from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
+from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace
@@ -86,9 +89,17 @@ class Model:
         *,
         mask: Tensor | None = None,
         target_mask: Tensor | None = None,
+        edit: Edits = (),
+        allow_null: bool = False,
     ) -> list[Tensor]:
-        """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows."""
-        return self._forward(rows, target, mask, target_mask, nn.NO_TAPS)
+        """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows.
+
+        The result carries no graph.  Raises ProbeError for edits as `trace`.
+        """
+        session = Session(Plan.of(self.spec, (), edit), allow_null=allow_null)
+        logits = self._forward(rows, target, mask, target_mask, session.taps)
+        session.close()
+        return logits
 
     def trace(
         self,
@@ -127,71 +138,124 @@ class Model:
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         seed: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         decoder_prefix: str | Sequence[int] = (),
         beams: int = 0,
         length_penalty: float = 1.0,
         chunk: int | None = None,
+        rules: Sequence[running.Rule] = (),
+        logprobs: int | None = None,
         read: Reads = (),
         edit: Edits = (),
+        max_bytes: int = 1 << 30,
         allow_null: bool = False,
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[running.Generation]:
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
 
-        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  `beams` above 0
-        searches instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called
-        for every token as it comes.  Raises InputError for an empty or over-long prompt.
+        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  `rules` change
+        the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
+        log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
+        instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for every
+        token as it comes.  Raises InputError for an empty or over-long prompt, for settings out of range and for those
+        that do not go together; ProbeError for reads of more than `max_bytes` and as `trace`.
         """
-        plan = Plan.of(self.spec, read, edit)
-        if plan.wants_grad:
-            raise ProbeError("grad=True needs trace(); a generation has no autograd graph")
-        session = Session(plan, allow_null=allow_null) if read or edit else None
-        writing = self._writing(prompts, decoder_prefix, stop, session)
-        if beams:
-            return writing.searched(beams, max_new_tokens=max_new_tokens, length_penalty=length_penalty)
-        how = running.Sampling(
+        sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed,
         )  # fmt: skip
-        return writing.whole(how, max_new_tokens=max_new_tokens, chunk=chunk, on_token=on_token)
+        if integer("beams", beams, 0):
+            single = {"read": read, "edit": edit, "logprobs": logprobs, "on_token": on_token}
+            _check_beams(sampling, [name for name, value in single.items() if not (value is None or value == ())])
+        elif length_penalty != 1:
+            raise InputError("length_penalty is for beams; give beams= too")
+        plan = Plan.of(self.spec, read, edit)
+        requests = self._requests(
+            prompts, decoder_prefix, plan, allow_null, sampling=sampling, max_new_tokens=max_new_tokens,
+            stop=running.stop_strings(stop), rules=rules, logprobs=logprobs,
+        )  # fmt: skip
+        sources = [self.module.length(request.source) for request in requests if request.source is not None]
+        lengths = [len(request.prompt) + max_new_tokens for request in requests]
+        plan.check_bytes(lengths, sources, max_bytes, new=max_new_tokens)
+        engine = self._engine(chunk, stop)
+        if beams:
+            return running.search(engine, requests, self.tokenizer, beams=beams, length_penalty=length_penalty)
+        return running.generate(engine, requests, self.tokenizer, on_token=on_token)
 
     def stream(
         self,
         prompt: str | RenderedPrompt | Sequence[int] | Tensor,
         *,
         max_new_tokens: int = 64,
-        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
         decoder_prefix: str | Sequence[int] = (),
         chunk: int | None = None,
+        rules: Sequence[running.Rule] = (),
+        edit: Edits = (),
+        allow_null: bool = False,
         on_token: Callable[[int, int], None] | None = None,
-        **sampling: Any,
     ) -> Iterator[str]:
         """The text of one generation, piece by piece as it becomes certain; options as in `generate`."""
-        detokenizer, how = self.inputs.words.stream(), running.Sampling(**sampling)
-        writing = self._writing([prompt], decoder_prefix, stop)
-        return writing.pieces(detokenizer, how, max_new_tokens=max_new_tokens, chunk=chunk, on_token=on_token)
+        detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
+        sampling = running.Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed,
+        )  # fmt: skip
+        (request,) = self._requests(
+            [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null, sampling=sampling,
+            max_new_tokens=max_new_tokens, rules=rules,
+        )  # fmt: skip
+        engine = self._engine(chunk, ())
+        engine.add(request)  # what cannot be run is refused before the first piece
+        return running.pieces(engine, request, detokenizer, ends, on_token)
 
-    def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
-        """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`.
+    def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
+        """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`, options as in `stream`.
 
-        Raises TextError when the model has no chat template.
+        Raises TextError when the model has no chat template, InputError for anything but messages.
         """
         return self.stream(self.render(messages), **options)
 
-    def render(self, messages: Sequence[dict[str, str]]) -> RenderedPrompt:
-        """The prompt the chat template makes of `messages`, with the assistant's turn opened."""
+    def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
+        """The prompt that the chat template renders of `messages`, with the assistant's turn opened."""
         template = self.inputs.words.chat
         if template is None:
             raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
-        return template.render(list(messages), add_generation_prompt=True)
+        listed: object = messages
+        if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+            raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
+        for message in messages:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
+        return template.render([dict(message) for message in messages], add_generation_prompt=True)
 
     def encode(
         self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096
     ) -> Tensor:
-        """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given."""
+        """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given.
+
+        A checkpoint of sentence-transformers also says how many tokens of a text it reads (`max_seq_length`): the rest
+        of a text is cut off, as there.  Rows of ids are read whole.
+        """
         how = tasks.pooling(self.module, pooling, normalize)
-        return tasks.encode(self.module, self.source(texts), how, batch_tokens=batch_tokens)
+        return tasks.encode(self.module, self._sentences(texts), how, batch_tokens=batch_tokens)
+
+    def _sentences(self, texts: Texts) -> Sequence[Row]:
+        """The rows of `texts`, prepared as sentence-transformers prepares them for this checkpoint."""
+        settings = SentenceSettings.of((self.hf or {}).get(KEY, {}), f"{self.path or 'config'}: {KEY}")
+        if settings == SentenceSettings() or isinstance(texts, str | Tensor):
+            return self.source(texts)
+        if settings.do_lower_case:
+            texts = [text.lower() if isinstance(text, str) else text for text in texts]
+        around = self.inputs.words.encode("")
+        rows = zip(texts, self.ids(texts), strict=True)
+        return [settings.truncated(ids, around) if isinstance(text, str) else ids for text, ids in rows]
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
@@ -299,38 +363,64 @@ class Model:
             raise ConfigError(f"{self.path or 'config'}: {name} must be token ids, not {shown(value)}")
         return [word[0] for word in words if len(word) == 1 and 0 <= word[0] < self.spec.vocab]
 
-    def _writing(
-        self, prompts: Texts, prefix: str | Sequence[int], stop: Sequence[str], session: Session | None = None
-    ) -> running.Writing:
-        """A run that has seen nothing yet, with what it takes to make text of it."""
-        tokenizer = self.inputs.words if stop else self.tokenizer
+    def _requests(
+        self, prompts: Texts, prefix: str | Sequence[int], plan: Plan, allow_null: bool, **settings: Any
+    ) -> list[running.Request]:
+        """A request for each prompt, under one plan of reads and edits."""
+        if plan.wants_grad:
+            raise ProbeError("grad=True needs trace(); a generation has no autograd graph")
         if self.spec.layout == "encoder-decoder":
             prefix = prefix or self._config_ids("forced_bos_token_id")  # mBART's target language
         rows, sources = self.inputs.prompts(prompts, prefix)
         never = self._config_ids("bad_words_ids")  # Marian's padding
-        state = running.start(self.module, rows, sources=sources, session=session, never=never)
-        return running.Writing(state, tokenizer, self.end_ids, tuple(stop))
+        rules = settings.pop("rules")
+        if not isinstance(rules, Sequence):
+            raise InputError(f"rules must be a list of functions, not {type(rules).__name__}")
+        session = Session(plan, allow_null=allow_null) if plan.reads or plan.edits else None
+        return [
+            running.Request(
+                prompt=row, source=None if sources is None else sources[i], ends=self.end_ids, number=i, probe=session,
+                rules=[*([running.forbid(never)] if never else []), *rules], **settings,
+            )
+            for i, row in enumerate(rows)
+        ]  # fmt: skip
+
+    def _engine(self, chunk: int | None, stop: str | Sequence[str]) -> running.Engine:
+        return running.Engine(self.module, decode=self.inputs.words.decode if stop else None, chunk=chunk)
+
+
+MESSAGES = 'a list of {"role": ..., "content": ...}'
+
+
+def _check_beams(sampling: running.Sampling, others: Sequence[str]) -> None:
+    """Raise InputError for settings that a search for the likeliest text has no use for."""
+    drawn = [field.name for field in fields(sampling) if getattr(sampling, field.name) != field.default]
+    for name in (*drawn, *others):
+        raise InputError(f"beams and {name} do not go together: a search draws nothing, and may drop what it has run")
 
 
 def load(
     path: str | Path,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
     ignore: Sequence[str] = (),
     offline: bool = False,
 ) -> Model:
     """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
 
-    Weights keep their stored dtype unless `dtype` is given; fp16 on a CPU becomes fp32, packed GGUF blocks fp32, and
-    T5's fp16 anywhere, even when asked for, bf16 or fp32 (`report.notes` says so).
+    Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  fp16 on a
+    CPU becomes fp32, packed GGUF blocks fp32, and T5's fp16 anywhere, even when it was given, bf16 or fp32
+    (`report.notes` says so).
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
-    Raises CheckpointError, ConfigError or TextError saying what is wrong and where.
+    Raises CheckpointError, ConfigError or TextError saying what is wrong and where, InputError for a dtype or device
+    that cannot be used.
     """
+    dtype, device = compute_dtype(dtype), usable_device(device)  # before anything is read
     header = read_header(path, ignore=ignore, offline=offline)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
     tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
-    module, report = read_weights(header.spec, source, dtype, torch.device(device), ignore)
+    module, report = read_weights(header.spec, source, dtype, device, ignore)
     return Model(module, tokenizer, header.hf, header.path, report)
 
 

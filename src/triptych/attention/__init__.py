@@ -1,5 +1,6 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
+from triptych.attention import operations as _operations  # noqa: F401  # registers in the table
 from triptych.attention.caches import (
     NULL_CACHE,
     Cache,
@@ -14,6 +15,7 @@ from triptych.attention.caches import (
 )
 from triptych.attention.dispatch import KERNELS, attend, why
 from triptych.attention.layout import (
+    AttendPlan,
     ContentBias,
     FlatKeys,
     Heads,
@@ -45,7 +47,7 @@ from triptych.attention.request import Request, prepare
 from triptych.attention.rows import Rows
 
 __all__ = [
-    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "Cache", "CacheStep", "CachedLayer",
+    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "AttendPlan", "Cache", "CacheStep", "CachedLayer",
     "ContentBias", "CrossCache", "CrossKeys", "EncoderOutput", "FlatKeys", "Heads", "Hook", "KVCache",
     "KeyLayout", "KeyStep", "Mechanism", "NullCache", "Request", "RowHook", "RowPlan", "Rows", "ScoreBias",
     "SlotKeys", "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attend_rows",

@@ -58,8 +58,11 @@ def plan(request: Request) -> Runner:
     return partial(_run, inside, folding.plan(request, blocks, cut, gathered))
 
 
-def _run(inside: slice, run: Runner, *tensors: Tensor | None) -> Tensor:
-    return run(*tensors)[:, :, inside]  # type: ignore[arg-type]  # the arguments of a Runner, passed on
+def _run(
+    inside: slice, run: Runner, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    """Without the queries that fill the last block."""
+    return run(q, k, v, bias, sinks)[:, :, inside]
 
 
 def _candidates(request: Request, pattern: BlockSparse) -> Tensor:

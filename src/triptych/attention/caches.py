@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention.layout import FlatKeys, KeyLayout, SlotKeys
+from triptych.attention.layout import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows
 from triptych.errors import InputError, ProbeError
 
@@ -38,7 +38,7 @@ class KeyStep(Protocol):
     """One step of the layers that store their keys in the same way."""
 
     @property
-    def layout(self) -> KeyLayout:
+    def layout(self) -> PlansRows:
         """Where their keys lie once this step's are in."""
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,8 +46,18 @@ class KeyStep(Protocol):
 
 
 @runtime_checkable
+class Continued(Protocol):
+    """What a stack decided for a step; kept with it, since the next step of the same rows changes little of it."""
+
+    def moved_on(self, rows: Rows, x: Tensor) -> bool: ...
+
+
+@runtime_checkable
 class CacheStep(Protocol):
-    """One forward's use of a cache."""
+    """One forward's use of a cache.  `context` is what the stack decided in the step before, where that was one token
+    of each of the same rows; None elsewhere."""
+
+    context: Continued | None
 
     def of(self, layer: int) -> KeyStep: ...
 
@@ -72,9 +82,10 @@ class NullCache:
 NULL_CACHE = NullCache()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class NullStep:
     layout: FlatKeys
+    context: Continued | None = None
 
     def of(self, layer: int) -> NullStep:
         return self
@@ -228,6 +239,7 @@ class Cache:
         self.provenance: list[str] = []  # identifies the edits that each slot was written under
         self.reached: list[int] = []  # the most tokens each slot ever held since it was empty
         self.free_slots: list[int] = []
+        self.last: _Step | None = None  # to go on from, as long as nothing else changed the slots
         self.add(slots)
 
     @property
@@ -237,6 +249,7 @@ class Cache:
 
     def add(self, count: int = 1) -> list[int]:
         """`count` empty slots, freed ones first."""
+        self.last = None
         reused, self.free_slots = self.free_slots[:count], self.free_slots[count:]
         new = range(len(self.lengths), len(self.lengths) + count - len(reused))
         for numbers in (self.lengths, self.reached):
@@ -248,6 +261,7 @@ class Cache:
 
     def free(self, slots: Sequence[int]) -> None:
         """Forget what these slots hold; `add` may give them out again.  Raises InputError for one that is free."""
+        self.last = None
         for slot in slots:
             if slot in self.free_slots or not 0 <= slot < len(self.lengths):
                 raise InputError(f"slot {slot} is not in use; this cache has {len(self.lengths)} slots")
@@ -263,6 +277,12 @@ class Cache:
 
         Raises InputError when they do not, ProbeError under other edits than before.
         """
+        last = self.last
+        if last is not None and last.counted and last.rows.longest == 1 == rows.longest:
+            same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
+            if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
+                last.rows, last.counted = rows, False
+                return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
                 raise InputError(f"a row lives in slot {slot}, but the cache has {len(self.lengths)} slots")
@@ -275,7 +295,8 @@ class Cache:
                 )
         if len(set(rows.slots)) != len(rows.slots):
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
-        return _Step(self, rows, provenance)
+        self.last = _Step(self, rows, provenance)
+        return self.last
 
     def room(self, end: int) -> None:
         """Make room for `end` tokens in every full layer."""
@@ -300,6 +321,7 @@ class Cache:
     def trim(self, slot: int, length: int) -> None:
         """Forget a slot's tokens from `length` on.  Raises InputError as `check_trim`."""
         self.check_trim(slot, length)
+        self.last = None
         self.lengths[slot] = length
         if not length:
             self.reached[slot] = 0
@@ -309,6 +331,7 @@ class Cache:
         moved = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
         if not moved:
             return
+        self.last = None
         take, put = zip(*moved, strict=True)
         for store in self.stores:
             store.copy(take, put)
@@ -323,6 +346,8 @@ class _Step:
     def __init__(self, cache: Cache, rows: Rows, provenance: str) -> None:
         self.cache, self.rows, self.provenance = cache, rows, provenance
         self.fresh = not any(rows.past)
+        self.context: Continued | None = None
+        self.counted = False
         self.steps: dict[int | None, KeyStep] = {}
         cache.room(max(rows.ends, default=0))
 
@@ -340,8 +365,10 @@ class _Step:
         cache = self.cache
         for slot, end in zip(self.rows.slots, self.rows.ends, strict=True):
             cache.lengths[slot] = end
-            cache.reached[slot] = max(cache.reached[slot], end)
+            if end > cache.reached[slot]:
+                cache.reached[slot] = end
             cache.provenance[slot] = self.provenance
+        self.counted = True
 
 
 Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
@@ -352,7 +379,7 @@ Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
 class CrossKeys(Protocol):
     """An encoder's output as a decoder's cross-attention layers read it."""
 
-    def layout(self, rows: Rows) -> KeyLayout:
+    def layout(self, rows: Rows) -> PlansRows:
         """Where the keys of the sources of `rows` lie."""
 
     def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]: ...

@@ -68,7 +68,14 @@ def _one_query(
 ) -> Tensor:
     """One query a row: the heads of a group stand side by side as queries, so that each key is read once."""
     together = (request.rows, request.groups, request.heads // request.groups, request.width)
-    out = _sdpa(request, False, visible, q.reshape(together), k, v, None, None)
+    out = F.scaled_dot_product_attention(
+        q.reshape(together),
+        k if k.stride(3) == 1 else k.contiguous(),
+        v if v.stride(3) == 1 else v.contiguous(),
+        attn_mask=visible,
+        scale=request.scale,
+        dropout_p=request.dropout,
+    )
     return out.reshape(request.rows, request.heads, 1, request.width)
 
 

@@ -101,6 +101,22 @@ class Heads:
 
 
 @runtime_checkable
+class AttendPlan(Protocol):
+    """Attention decided: what a layer runs."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor: ...
+
+
+@runtime_checkable
+class PlansRows(Protocol):
+    """Where keys lie, from which follows how rows attend to them: `FlatKeys`, `SlotKeys`, or a symbol of both."""
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> AttendPlan: ...
+
+
+@runtime_checkable
 class Batching(Protocol):
     """How some rows of the flat batch become `[B, H, T, K]` and back."""
 
@@ -180,7 +196,7 @@ class KeysOf:
         return self.inner.batch(k), self.inner.batch(v)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KeysIn:
     """Keys that lie in cache slots, the first `end` places of each; neighbouring slots are a view."""
 

@@ -58,8 +58,11 @@ def plan(request: Request) -> Runner:
     return partial(_run, request.queries, folding.plan(request, blocks, cut, banded))
 
 
-def _run(queries: int, run: Runner, *tensors: Tensor | None) -> Tensor:
-    return run(*tensors)[:, :, :queries]  # type: ignore[arg-type]  # the arguments of a Runner, passed on
+def _run(
+    queries: int, run: Runner, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    """Without the queries that fill the last block."""
+    return run(q, k, v, bias, sinks)[:, :, :queries]
 
 
 def _block(queries: int, back: int, ahead: int) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from triptych import generate as running
 from triptych.check.case import Case, apart, headless, mixture
+from triptych.generate import Engine, Request
 from triptych.model import Model, load
 from triptych.probe import Plan, Session, sites
 
@@ -42,15 +42,15 @@ def cached(case: Case) -> None:
     if case.model.spec.decoder is None or headless(case.model):
         return
     steps = min(len(row) for row in case.decoded) // 2
-    state = _begin(case, [row[:-steps] for row in case.decoded])
+    engine = _engine(case, [row[:-steps] for row in case.decoded])
     given: list[list[Tensor]] = [[] for _ in case.decoded]
     with torch.inference_mode():
         for step in range(steps + 1):
-            for scores, told in zip(given, state.advance(), strict=True):
+            for scores, told in zip(given, engine.logits(), strict=True):
                 scores.append(told)
             if step < steps:
-                for row, whole in zip(state.rows, case.decoded, strict=True):
-                    row.append(whole[len(row)])
+                for row, whole in zip(engine.rows, case.decoded, strict=True):
+                    row.ids.append(whole[len(row.ids)])
     cached = [torch.log_softmax(torch.stack(row).double(), dim=-1) for row in given]
     plain = [x[-steps - 1 :] for x in case.run()]
     case.found("cached = uncached", apart(cached, plain), case.threshold, f"{steps} steps")
@@ -62,14 +62,17 @@ def chunked(case: Case) -> None:
         return
     with torch.inference_mode():
         whole, parts = (
-            torch.log_softmax(_begin(case, case.decoded).advance(chunk).double(), dim=-1) for chunk in (None, 5)
+            torch.log_softmax(_engine(case, case.decoded, chunk).logits().double(), dim=-1) for chunk in (None, 5)
         )
     case.found("prefill in chunks = in one", apart([parts], [whole]), case.threshold, "chunks of 5")
 
 
-def _begin(case: Case, prompts: list[list[int]]) -> running.State:
-    sources = None if case.targets is None else case.rows
-    return running.start(case.model.module, prompts, sources=sources)
+def _engine(case: Case, prompts: list[list[int]], chunk: int | None = None) -> Engine:
+    """An engine with a row for each prompt, beside the sources where there are any."""
+    sources = [None] * len(prompts) if case.targets is None else case.rows
+    engine = Engine(case.model.module, chunk=chunk)
+    engine.add(*(Request(prompt=p, source=s, max_new_tokens=0) for p, s in zip(prompts, sources, strict=True)))
+    return engine
 
 
 def reading(case: Case) -> None:

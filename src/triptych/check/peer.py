@@ -118,7 +118,8 @@ def _their(peer: Any, row: Row, target: list[int] | None) -> Any:
 def _their_output(theirs: Any, model: Model) -> Tensor:
     """[1, T, ...] in the form of ours."""
     if headless(model):
-        return theirs["last_hidden_state"]  # type: ignore[no-any-return]
+        hidden: Tensor = theirs["last_hidden_state"]
+        return hidden
     if isinstance(model.spec.head, SpanHead):
         return torch.stack((theirs["start_logits"], theirs["end_logits"]), dim=-1)
     logits = theirs["logits"]

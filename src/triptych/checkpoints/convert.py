@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from triptych import families, text
-from triptych.checkpoints import open_source, recover, write_directory
+from triptych.checkpoints import Source, open_source, recover, write_directory
 from triptych.checkpoints.gguf_blocks import WRITABLE
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import BESIDE, Header, read_header
 from triptych.checkpoints.load_weights import StoredParameters
+from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.errors import InputError
 from triptych.mapping.gguf_types import TYPES
@@ -84,7 +85,11 @@ def convert(
 def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
     known = [*PLAIN, *(QUANTIZED if to == "gguf" else ())]
     if dtype is not None and dtype not in known:
-        raise InputError(f"dtype {dtype!r} is none that {to} is written in; use one of {', '.join(known)}")
+        what = "an HF directory" if to == "hf" else "a GGUF file"
+        raise InputError(f"{what} cannot store {dtype!r}; use one of {', '.join(known)}")
+    if to == "hf" and path.suffix.lower() in (".safetensors", *PICKLES):
+        problem = f"{path}: an HF checkpoint is a directory, not a {path.suffix} file"
+        raise InputError(f"{problem}; name a directory, for example {path.with_suffix('')}")
     if path.exists() and (to == "gguf") == path.is_dir():
         raise InputError(
             f"{path} is a {'directory' if path.is_dir() else 'file'}, and {to} is not; choose another name"
@@ -112,7 +117,18 @@ def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str])
     config.pop("torch_dtype", None)  # its old name
     write_directory(path, tensors(), config, _texts(header))
     nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return Conversion(str(path), "hf", header.spec.family, nbytes, dict(written))
+    notes = () if dtype else _growth(nbytes, source, wanted)
+    return Conversion(str(path), "hf", header.spec.family, nbytes, dict(written), notes)
+
+
+def _growth(nbytes: int, source: Source, written: torch.dtype) -> tuple[str, ...]:
+    """A note where unpacking made the files much larger than what was read, which nobody asked for by name."""
+    stored = sum(info.nbytes for info in source.infos.values())
+    if nbytes <= 1.5 * stored:
+        return ()
+    name = str(written).removeprefix("torch.")
+    smaller = "; --dtype bf16 (dtype='bf16') writes half of it" if written == torch.float32 else ""
+    return (f"{stored / 2**20:,.0f} MiB of packed weights became {nbytes / 2**20:,.0f} MiB of {name}{smaller}",)
 
 
 def _texts(header: Header) -> dict[str, bytes]:
@@ -152,6 +168,7 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
             "how some texts are cut is told in keys of our own: other readers cut those apart, mostly around spaces",
         )
     nbytes = write_gguf(path, metadata | tokenizer, entries)
+    notes += () if dtype else _growth(nbytes, source, PLAIN[wanted])
     tensors = dict(Counter(entry.kind for entry in entries))
     return Conversion(str(path), "gguf", spec.family, nbytes, tensors, notes)
 

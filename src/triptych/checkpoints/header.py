@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING, Any, Literal
 from triptych import families
 from triptych.checkpoints import Source, local_path, open_source, read_json
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
-from triptych.errors import CheckpointError, TextError, shown
+from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
+from triptych.checkpoints.source import check_text_size, file_size
+from triptych.errors import CheckpointError, TextError, said, shown
 from triptych.spec import Model, Pooling
 
 if TYPE_CHECKING:
     from triptych.text import Tokenizer
 
 
-# How a checkpoint is used, which no config says: it travels with the weights.
+#: Files that say how a checkpoint is used, which its config does not: they are copied when it is saved or converted.
 BESIDE = ("generation_config.json", "preprocessor_config.json")
+#: Every other file that may stand beside the weights.
+_SIDE_FILES = (
+    "added_tokens.json", "chat_template.jinja", "merges.txt", "modules.json", "sentence_bert_config.json",
+    "sentencepiece.bpe.model", "source.spm",
+    "special_tokens_map.json", "spiece.model", "spm.model", "target.spm", "tokenizer.json", "tokenizer.model",
+    "tokenizer_config.json", "vocab.json", "vocab.txt", "1_Pooling/config.json",
+)  # fmt: skip
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -64,6 +73,12 @@ def read_header(
     Raises CheckpointError, ConfigError or FetchError naming what is missing or not understood.
     """
     where = local_path(path, offline, weights)
+    try:
+        where.stat()
+    except FileNotFoundError:
+        pass  # `open_source` says what was expected there
+    except (OSError, ValueError) as error:  # a name too long or with a zero byte, a loop of links, no permission
+        raise CheckpointError(f"{shown(str(where))} cannot be opened ({said(error)})") from None
     if where.is_dir() or (where.suffix == ".json" and where.is_file()):
         return _with_config(where, ignore)
     source = open_source(where)
@@ -79,7 +94,8 @@ def read_header(
 
 
 def _with_config(where: Path, ignore: Collection[str]) -> Header:
-    """Of a directory, or of a `config.json` that stands for itself."""
+    """Of a directory, or of a `config.json` alone."""
+    _check_side_files(where if where.is_dir() else where.parent)
     config = where / "config.json" if where.is_dir() else where
     hf = read_json(config)
     packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
@@ -96,7 +112,17 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
         pooled.head, Pooling
     ):  # written back with the model, which has no other file for it
         hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
+    settings = SentenceSettings.of_directory(where, spec.context) if where.is_dir() else None
+    if settings is not None and isinstance(spec.head, Pooling):
+        hf = {**hf, KEY: settings.to_dict()}
     return Header(where, pooled, hf, source)
+
+
+def _check_side_files(directory: Path) -> None:
+    """Raise CheckpointError for a side file that is there and cannot be read: it must not count as absent."""
+    for name in (*BESIDE, *_SIDE_FILES):
+        file = directory / name
+        check_text_size(file, file_size(file))
 
 
 def _headless(spec: Model, stored: Collection[str]) -> bool:

@@ -23,6 +23,11 @@ _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
 _NAME = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?(?::(?P<file>.+\.gguf))?", re.ASCII
 )
+# Who owns the models that had no organization in their names: beginning of the name -> organization.
+_OWNERS = {
+    "gpt2": "openai-community", "openai-gpt": "openai-community", "bert-": "google-bert", "roberta-": "FacebookAI",
+    "xlm-": "FacebookAI", "distil": "distilbert", "t5-": "google-t5", "albert-": "albert",
+}  # fmt: skip
 _TEXTS = (".json", ".txt", ".model", ".spm", ".jinja")
 
 
@@ -42,8 +47,15 @@ def parse_name(text: str) -> HubName:
     """Take `text`, with or without its `hub:`, apart; `FetchError` when it is not a well-formed name."""
     match = _NAME.fullmatch(text.removeprefix(PREFIX))
     if match is None or len(text) > 400 or (match["file"] and not _is_safe(match["file"])):
-        raise FetchError(f"{shown(text)} is not hub:org/name, hub:org/name@revision or hub:org/name:file.gguf")
+        problem = f"{shown(text)} is not hub:org/name, hub:org/name@revision or hub:org/name:file.gguf"
+        raise FetchError(problem + _with_organization(text.removeprefix(PREFIX)))
     return HubName(match["repo"], match["revision"], match["file"])
+
+
+def _with_organization(name: str) -> str:
+    """The full name of a model that used to be known on the hub without an organization, as a hint."""
+    owner = next((owner for start, owner in _OWNERS.items() if name.startswith(start)), None)
+    return f"; did you mean {PREFIX}{owner}/{name}?" if owner and re.fullmatch(_PART, name) else ""
 
 
 def local_path(model: str | Path, offline: bool = False, weights: bool = True) -> Path:

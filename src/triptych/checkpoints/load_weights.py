@@ -11,7 +11,7 @@ from torch import Tensor
 from triptych import families
 from triptych.checkpoints import LoadedTensor, LoadReport, Source
 from triptych.checkpoints.gguf_reader import GGUFSource
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, InputError, nearest, said, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import Transformer, assign, empty, finish
 from triptych.nn.inputs import Table
@@ -19,11 +19,49 @@ from triptych.nn.linear import Linear
 from triptych.nn.weights import PackedWeight, dense
 from triptych.spec import Model
 
+#: What `dtype=` may be called.
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32, "fp32": torch.float32, "f32": torch.float32,
+    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
+    "float16": torch.float16, "fp16": torch.float16, "f16": torch.float16,
+    "float64": torch.float64,
+}  # fmt: skip
+_STORED_FLOATS = ("F64", "F32", "F16", "BF16")
+_NOT_FLOATS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
+
+
+def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype to load weights in, from torch's object or its name; None keeps the stored one.
+
+    Raises InputError for anything that no model computes in.
+    """
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
+        return dtype
+    if isinstance(dtype, str) and (name := dtype.removeprefix("torch.")) in DTYPES:
+        return DTYPES[name]
+    text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    raise InputError(f"dtype {shown(text)} is not one of float32, bfloat16, float16, float64{nearest(text, DTYPES)}")
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device called `device`.  Raises InputError where torch knows no such device or cannot use it here."""
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device {shown(str(device))} is not known to torch; use 'cpu', or 'cuda' for a GPU") from None
+    if where.type == "meta":
+        raise InputError("device 'meta' holds no numbers; use 'cpu', or 'cuda' for a GPU")
+    try:
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {shown(str(device))} cannot be used here ({said(error)}); use device='cpu'") from None
+    return where
+
 
 def read_weights(
     spec: Model,
     source: Source,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str = "cpu",
     ignore: Sequence[str] = (),
     *,
@@ -34,9 +72,10 @@ def read_weights(
     Plain tensors in their stored dtype are private views of the mapped file: no copy until somebody writes to them.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
     packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).
-    Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie.
+    Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
+    and InputError for a dtype or a device that cannot be used.
     """
-    device = torch.device(device)
+    dtype, device = compute_dtype(dtype), usable_device(device)
     plan = _checked_plan(spec, source, ignore)
     module, loaded, notes = empty(spec), [], set()
     instead = _instead_of_fp16(spec, device)
@@ -51,6 +90,9 @@ def read_weights(
                 stored = stored.to(instead)
                 name = str(instead).removeprefix("torch.")
                 notes.add(f"{spec.family} overflows fp16, so its weights are loaded in {name}")
+            if stored.dtype not in DTYPES.values():
+                problem = f"{step.source} is stored as {info.dtype}, in which nothing is computed"
+                raise CheckpointError(f"{info.file}: {problem}; load with dtype='bfloat16'")
             weights = step.to_ours(stored)
         op = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
         for name, weight in weights.items():
@@ -77,7 +119,7 @@ def _packed(
 
 
 def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorPlan:
-    """How `source` fills `spec`, with every shape as the spec has it."""
+    """How `source` fills `spec`, with every shape as the spec has it and every tensor of floating-point numbers."""
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
     for step in plan.loads:
@@ -86,12 +128,17 @@ def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorP
             raise CheckpointError(
                 f"{info.file}: {step.source} is {list(info.shape)}, the config asks for {list(step.source_shape)}"
             )
+        if info.dtype in _NOT_FLOATS:
+            raise CheckpointError(
+                f"{info.file}: {step.source} is stored as {info.dtype}, and weights are floating-point numbers "
+                f"({', '.join(_STORED_FLOATS)} or a packed type)"
+            )
     return plan
 
 
 def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
     """What to keep the weights of a family in that overflows fp16; None for the others."""
-    if not getattr(families.find(spec.family), "overflows_fp16", False):
+    if not families.find(spec.family).overflows_fp16:
         return None
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
@@ -146,7 +193,8 @@ class StoredParameters(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         step = self._steps[name]
-        return step.to_ours(self._source.read(step.source, self._dtype))[name]  # type: ignore[no-any-return]
+        weights: dict[str, Tensor] = step.to_ours(self._source.read(step.source, self._dtype))
+        return weights[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from triptych.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     import torch
+
+
+MAX_TEXT = 1 << 28  # bytes of a JSON or text file
+MAX_NAME = 255  # bytes of a file's name, the limit of most file systems
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,30 @@ def fault(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{path}: {problem}")
 
 
+def file_size(path: Path) -> int | None:
+    """Bytes of the regular file at `path`; None where there is nothing.
+
+    Raises CheckpointError for whatever else is there: opening a pipe would wait for ever, a device has no end, and a
+    directory or a link that leads nowhere must not count as absent.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise fault(path, "is a link to a file that does not exist") from None
+        return None
+    except OSError as error:  # a loop of links, no permission, a name that is too long
+        raise fault(path, f"cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise fault(path, "is a directory, not a file" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
+    return status.st_size
+
+
 def map_file(path: Path) -> mmap.mmap:
     """The bytes of a regular file, mapped copy-on-write; `CheckpointError` when there is nothing to map."""
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
-            raise fault(path, "is not a regular file" if path.exists() else "no such file")
+        if file_size(path) is None:
+            raise fault(path, "no such file")
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except ValueError:
@@ -96,7 +120,8 @@ def view(data: mmap.mmap, info: TensorInfo, dtype: torch.dtype, shape: tuple[int
 
 def is_plain_name(name: str) -> bool:
     """Whether `name` can only be a visible file in the directory it is joined to."""
-    return bool(name) and name.isprintable() and not name.startswith(".") and not set(name) & set('/\\:*?"<>|')
+    short = len(name.encode(errors="surrogatepass")) <= MAX_NAME
+    return len(name) > 0 and short and name.isprintable() and name[0] != "." and not set(name) & set('/\\:*?"<>|')
 
 
 def json_object(raw: bytes, path: Path) -> dict[str, Any]:
@@ -127,4 +152,11 @@ def json_object(raw: bytes, path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in the file `path`, read as strictly as `json_object`."""
+    check_text_size(path, file_size(path))
     return json_object(bytes(map_file(path)), path)
+
+
+def check_text_size(path: Path, size: int | None) -> None:
+    """Raise CheckpointError for a text or JSON file too large to be one: it would be read into memory whole."""
+    if size is not None and size > MAX_TEXT:
+        raise fault(path, f"is {size:,} bytes long; no config or tokenizer is longer than {MAX_TEXT:,}")

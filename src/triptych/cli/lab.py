@@ -15,7 +15,7 @@ from triptych.cli import options, screen
 
 if TYPE_CHECKING:
     from triptych import page
-    from triptych.labs.report import Outcome
+    from triptych.labs.report import LabRun
 
 ALL = "all"
 PAGE = (".html", ".htm")
@@ -79,7 +79,7 @@ def _run(
     for folder in ([out] if draws else []) + ([report.parent] if report is not None else []):
         folder.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after
 
-    outcomes: list[Outcome] = []
+    outcomes: list[LabRun] = []
     plots: dict[str, list[Path]] = {}
     with _progress(len(names)) as (say, done):
         say("loading torch")
@@ -88,7 +88,7 @@ def _run(
         from triptych.labs.lab import Setup
 
         machine.use_threads()
-        setup = Setup(seed=seed, say=say, model=model, data=data)
+        setup = Setup(seed=seed, progress=say, model=model, data=data)
         for outcome in reporting.attempts(names, setup) if name == ALL else [reporting.timed(name, setup)]:
             outcomes.append(outcome)
             plots[outcome.name] = reporting.draw(outcome, out) if draws else []
@@ -109,7 +109,7 @@ def _run(
 
 
 @contextmanager
-def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[Outcome], None]]]:
+def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[LabRun], None]]]:
     """A progress bar -> (a function that names the current task, one that reports a finished lab)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -124,7 +124,7 @@ def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[Outc
             if not notes.is_terminal:
                 screen.note(text)
 
-        def done(outcome: Outcome) -> None:
+        def done(outcome: LabRun) -> None:
             bar.advance(task)
             if labs > 1:
                 bar.console.print(
@@ -134,8 +134,8 @@ def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[Outc
         yield say, done
 
 
-def _show_one(outcome: Outcome, plots: Sequence[Path], report: Path | None) -> None:
-    finding = outcome.finding
+def _show_one(outcome: LabRun, plots: Sequence[Path], report: Path | None) -> None:
+    finding = outcome.result
     assert finding is not None
     out = screen.console()
     out.print(finding.question, style="bold", soft_wrap=True)
@@ -178,7 +178,7 @@ def _show_section(section: page.Section) -> None:
     screen.console().print()
 
 
-def _show_all(outcomes: Sequence[Outcome], report: Path | None) -> None:
+def _show_all(outcomes: Sequence[LabRun], report: Path | None) -> None:
     from triptych.labs.report import summary
 
     table = screen.table("lab", "", "seconds", "reason", right=("seconds",))

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Exit, Option
 
 from triptych.cli import options, screen
 
@@ -50,11 +50,16 @@ def quickstart(
         bar.say("starting")
         from triptych import machine
         from triptych.quickstart import run
+        from triptych.train import Interrupted
 
         machine.use_threads()
-        result = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
+        try:
+            result = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
+        except Interrupted as stop:
+            screen.note(f"{stop}; continue with the same command and --resume")
+            raise Exit(128 + stop.number) from None
     if as_json:
         screen.result(result.to_dict())
         return
-    title = f"{result.steps:,} steps in {result.seconds:,.0f} s. {result.verdict.said}"
+    title = f"{result.steps:,} steps in {result.seconds:,.0f} s. {result.held_out.sentence}"
     screen.show(screen.facts([("model", str(result.model)), ("page", f"{result.report}, open it in a browser")]), title)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Exit, Option
 
 from triptych.cli import options, screen
 from triptych.cli.training_progress import TrainingProgress, held_out
@@ -51,22 +51,21 @@ def train(
     """Train a model from a recipe."""
     if resume and (show_batch or verify_resume):
         raise BadParameter("--resume continues a run; --show-batch and --verify-resume start one")
-    changes = [*(changes or ()), *([f"run.out={str(out)!r}"] if out is not None else [])]
     if show_batch:
-        _show_batch(recipe, changes, as_json=as_json)
+        _show_batch(recipe, changes or (), as_json=as_json)
     elif verify_resume is not None:
-        _verify_resume(recipe, changes, verify_resume, as_json=as_json)
+        _verify_resume(recipe, changes or (), verify_resume, as_json=as_json)
     else:
-        _train(recipe, changes, resume=resume, as_json=as_json)
+        _train(recipe, changes or (), out, resume=resume, as_json=as_json)
 
 
-def _train(path: Path, changes: Sequence[str], *, resume: bool, as_json: bool) -> None:
-    """Run the recipe to its end, or resume the run under its `run.out`."""
+def _train(path: Path, changes: Sequence[str], out: Path | None, *, resume: bool, as_json: bool) -> None:
+    """Run the recipe to its end, or resume the run under its `run.out`, which `out` replaces."""
     from triptych import machine
-    from triptych.train import prepare, read_recipe
+    from triptych.train import Interrupted, prepare, read_recipe
 
     machine.use_threads()
-    recipe = read_recipe(path, changes)
+    recipe = read_recipe(path, changes, {} if out is None else {"run.out": str(out)})
     with TrainingProgress() as bar:
         bar.say("reading the data")
         job = _resumed(recipe, changes) if resume else prepare(recipe)
@@ -78,7 +77,11 @@ def _train(path: Path, changes: Sequence[str], *, resume: bool, as_json: bool) -
             last[:] = [event]
             bar.step(event)
 
-        job.run(on_step=step, on_sample=lambda trainer: _sample(job, trainer, bar))
+        try:
+            job.run(on_step=step, on_sample=lambda trainer: _sample(job, trainer, bar))
+        except Interrupted as stop:
+            screen.note(f"{stop}; continue with the same command and --resume")
+            raise Exit(128 + stop.number) from None
     _done(job, last, as_json=as_json)
 
 
@@ -87,7 +90,7 @@ def _resumed(recipe: Recipe, changes: Sequence[str]) -> Job:
 
     if recipe.run.out is None:
         raise ConfigError("--resume needs to know which run: give --out DIR, or run.out in the recipe")
-    return resume(recipe.run.out, [change for change in changes if not change.startswith("run.out=")])
+    return resume(recipe.run.out, changes)
 
 
 def _sample(job: Job, trainer: Trainer, bar: TrainingProgress) -> None:

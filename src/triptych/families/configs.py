@@ -33,14 +33,14 @@ def read_config(
         raise ConfigError(f"{where}: must be a JSON object")
     hf = text_config(hf, where, ignore)
     family = find(ConfigKeys(hf, where).str("model_type"), where)
-    keys = ConfigKeys({**getattr(family, "ids", {}), **hf}, where, stored)
+    keys = ConfigKeys({**family.ids, **hf}, where, stored)
     try:
-        spec: Model = family.config(keys)
+        spec = family.config(keys)
     except ConfigError as error:  # a part's own complaint does not know the file
         raise (error if str(error).startswith(where) else keys.error(str(error))) from None
     if isinstance(spec.head, Pooling):
         spec = replace(spec, head=pooling(keys, spec.head))
-    keys.finish({*ignore, *getattr(family, "ignore", ())})
+    keys.finish({*ignore, *family.ignore})
     return spec
 
 
@@ -62,6 +62,7 @@ def read_gguf(
     if not isinstance(arch, str):
         raise ConfigError(f"{where}: general.architecture must be a string, not {shown(arch)}")
     family = find_gguf(arch, where)
+    assert family.from_gguf is not None, f"{family.name} names GGUF architectures and has no from_gguf"
     keys = ConfigKeys(read_gguf_metadata.under(metadata, arch, shapes, read), where, shapes)
     vocab = keys.int("vocab_size")
     config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
@@ -78,7 +79,7 @@ def write_gguf(model: Model) -> tuple[dict[str, Any], write_gguf_metadata.Tensor
     """
     family = find(model.family)
     arch = gguf_name(model)
-    more = family.to_gguf(model) if hasattr(family, "to_gguf") else {}
+    more = {} if family.to_gguf is None else family.to_gguf(model)
     keys, tensors = write_gguf_metadata.header(model, arch, more)
     metadata = {"general.architecture": arch} | keys
     shapes: dict[str, tuple[int, ...]] = {load.source: load.source_shape for load in save_plan(model, "gguf")}

@@ -1,61 +1,65 @@
-"""Which family file answers to a name.
+"""Finds the family that reads a `model_type` or a GGUF architecture.
 
-Files whose names are like the one asked for are looked into first, and the search ends at the one that has it: reading
-one config costs the import of one family or a few, not of all.
+Files are imported in the order of how much their names resemble the one that is looked for, and the search ends at the
+one that reads it: opening one config costs the import of one family or a few, not of all.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from difflib import SequenceMatcher
 from functools import cache
 from importlib import import_module
-from types import ModuleType
 
 from triptych.errors import CheckpointError, ConfigError, nearest, shown
+from triptych.families.family import Family
 from triptych.spec import Model
 
 
-def modules() -> tuple[ModuleType, ...]:
-    """Every family file of this package."""
-    return tuple(_nearest_first(""))
+def all_families() -> tuple[Family, ...]:
+    """The family of every family file in this package."""
+    return tuple(_by_resemblance(""))
 
 
-def find(model_type: str, where: str = "config.json") -> ModuleType:
+def find(model_type: str, where: str = "config.json") -> Family:
     """The family that reads HF configs of this `model_type`.  Raises ConfigError with the nearest name."""
-    return _find(model_type, "hf_types", f"{where}: model_type")
+    return _find(model_type, lambda family: family.hf_types, f"{where}: model_type")
 
 
-def find_gguf(arch: str, where: str = "GGUF") -> ModuleType:
+def find_gguf(arch: str, where: str = "GGUF") -> Family:
     """The family that reads GGUF files of this architecture.  Raises ConfigError with the nearest name."""
-    return _find(arch, "gguf_archs", f"{where}: architecture")
+    return _find(arch, lambda family: family.gguf_archs, f"{where}: architecture")
 
 
 def gguf_name(model: Model) -> str:
     """What GGUF calls the architecture of `model`.  Raises CheckpointError where it has no name for it."""
     family = find(model.family)
-    if hasattr(family, "gguf_arch"):
-        return str(family.gguf_arch(model))
-    names: dict[str, str] = getattr(family, "gguf_names", {})
-    if model.family not in names and model.family not in getattr(family, "gguf_archs", ()):
+    if family.gguf_arch is not None:
+        return family.gguf_arch(model)
+    if model.family not in family.gguf_names and model.family not in family.gguf_archs:
         raise CheckpointError(f"GGUF has no names for models of family {model.family!r}; convert it to hf")
-    return names.get(model.family, model.family)
+    return family.gguf_names.get(model.family, model.family)
 
 
-def _find(name: str, attribute: str, what: str) -> ModuleType:
-    for module in _nearest_first(name):
-        if name in getattr(module, attribute, ()):
-            return module
-    known = {key for module in modules() for key in getattr(module, attribute, ())}
+def _find(name: str, names: Callable[[Family], Collection[str]], what: str) -> Family:
+    for family in _by_resemblance(name):
+        if name in names(family):
+            return family
+    known = {one for family in all_families() for one in names(family)}
     raise ConfigError(f"{what} {shown(name)} is not one of {', '.join(sorted(known))}{nearest(name, known)}")
 
 
-def _nearest_first(name: str) -> Iterator[ModuleType]:
+def _by_resemblance(name: str) -> Iterator[Family]:
     for file in sorted(_files(), key=lambda file: -SequenceMatcher(None, file, name).ratio()):
-        module = import_module(f"triptych.families.{file}")
-        if hasattr(module, "hf_types"):  # the others are what families share
-            yield module
+        family = _family(file)
+        if family is not None:
+            yield family
+
+
+@cache
+def _family(file: str) -> Family | None:
+    return Family.of(import_module(f"triptych.families.{file}"))
 
 
 @cache

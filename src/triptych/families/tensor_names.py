@@ -30,7 +30,7 @@ def plan(
     `load(..., ignore=[...])`; those match no tensor.
     """
     family = find(spec.family)
-    endings: dict[str, str] = getattr(family, "renames", {})
+    endings = family.renames
 
     def rename(name: str) -> str:
         name = text_name(name) if kind == "hf" else name
@@ -43,7 +43,7 @@ def plan(
         family.weights + (_DIVISORS if kind == "gguf" else ()),
         kind,
         stored,
-        prefix=getattr(family, "prefix", "") if kind == "hf" else "",
+        prefix=family.prefix if kind == "hf" else "",
         rename=rename,
         ignored=beside(stored) | asked,
         where=where,
@@ -53,5 +53,5 @@ def plan(
 def save_plan(spec: Model, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
     """The name and the operations under which each parameter of `spec` is written; see `mapping.tensor_plan`."""
     family = find(spec.family)
-    prefix = getattr(family, "prefix", "") if kind == "hf" else ""
-    return plans.save_plan(spec, family.weights, kind, prefix=prefix, unprefixed=getattr(family, "unprefixed", ()))
+    prefix = family.prefix if kind == "hf" else ""
+    return plans.save_plan(spec, family.weights, kind, prefix=prefix, unprefixed=family.unprefixed)

@@ -1,9 +1,15 @@
-"""Generation: requests, sampling, cached decoding and beams."""
+"""Generation: requests, sampling, the engine that runs them, beams."""
 
 from triptych.generate.beam import Beam, beam_search
-from triptych.generate.engine import State, start, stream
+from triptych.generate.engine import Engine
+from triptych.generate.generation import Generation, generate, pieces, search
+from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
+from triptych.generate.rules import Rule, forbid
 from triptych.generate.sampling import Sampling, sample
-from triptych.generate.writing import Generation, Writing
+from triptych.generate.stops import stop_strings
 from triptych.nn import flat
 
-__all__ = ["Beam", "Generation", "Sampling", "State", "Writing", "beam_search", "flat", "sample", "start", "stream"]
+__all__ = [
+    "Beam", "Engine", "Generation", "LiveRow", "Output", "Request", "Rule", "Sampling", "TokenLogprobs", "beam_search",
+    "flat", "forbid", "generate", "pieces", "sample", "search", "stop_strings",
+]  # fmt: skip

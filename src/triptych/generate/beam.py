@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from triptych.errors import InputError
-from triptych.generate.engine import State
+from triptych.generate.arguments import integer, number
+from triptych.generate.engine import Engine
+from triptych.generate.request import LiveRow, Request
+from triptych.generate.rules import apply_rules
+from triptych.generate.sampling import check_finite
+
+PENALTIES = 10.0  # length penalties are in [-10, 10]; beyond it, powers of a length overflow
 
 
 @dataclass(frozen=True)
@@ -25,64 +31,91 @@ class Beam:
 
 @torch.inference_mode()
 def beam_search(
-    state: State, *, beams: int, max_new_tokens: int, eos: Sequence[int], length_penalty: float = 1.0
+    engine: Engine, requests: Sequence[Request], *, beams: int, length_penalty: float = 1.0
 ) -> list[list[Beam]]:
-    """For each row of `state`, up to `beams` hypotheses, best first.
+    """For each request, up to `beams` hypotheses, best first.
 
-    Ends for a row once it has `beams` finished ones and no live one can still beat the worst of them.
+    Of a request its prompt, source, limit, end ids and rules count.  The search for a request ends once it has `beams`
+    finished hypotheses and no live one, were it to end now, would score better than the worst of them; with a length
+    penalty above 0 a longer one might still have (as in transformers' default).
+
+    Raises InputError for settings out of range and for logits that are not finite.
     """
-    if beams < 1:
-        raise InputError(f"beams={beams} must be at least 1")
-    n = len(state.rows)
-    prompts = [len(row) for row in state.rows]
-    done: list[list[Beam]] = [[] for _ in range(n)]
-    scores = [[0.0] for _ in range(n)]  # live beams of each row
-    owner = list(range(n))  # live state row -> request
-    for step in range(max_new_tokens):
-        logp = torch.log_softmax(state.advance().float(), dim=-1)  # [live, V]
-        vocab = logp.shape[-1]
-        keep: list[int] = []
-        tokens: list[int] = []
-        next_scores: list[list[float]] = [[] for _ in range(n)]
-        next_owner: list[int] = []
-        for request in dict.fromkeys(owner):
-            mine = [i for i, o in enumerate(owner) if o == request]
-            total = logp[mine] + torch.tensor(scores[request], device=logp.device)[:, None]
-            width = min(beams * (1 + len(eos)), total.numel())
-            best, where = total.flatten().topk(width)
-            live = 0
-            for value, flat in zip(best.tolist(), where.tolist(), strict=True):
-                parent, token = mine[flat // vocab], flat % vocab
-                grown = [*state.rows[parent][prompts[request] :], token]
-                if token in eos:
-                    done[request].append(Beam(grown, value))
-                elif live < beams:
-                    live += 1
-                    keep.append(parent)
-                    tokens.append(token)
-                    next_scores[request].append(value)
-                    next_owner.append(request)
-            done[request] = sorted(done[request], key=lambda b: -b.score(length_penalty))[:beams]
-            if (
-                len(done[request]) == beams
-                and live
-                and _settled(done[request], next_scores[request], step + 1, length_penalty)
-            ):
-                cut = len(keep) - live
-                del keep[cut:], tokens[cut:], next_owner[cut:]
-                next_scores[request] = []
-        scores, owner = next_scores, next_owner
-        if not keep:
+    integer("beams", beams, 1)
+    length_penalty = number("length_penalty", length_penalty, -PENALTIES, PENALTIES, f"in [{-PENALTIES}, {PENALTIES}]")
+    searches = [_Search(request, beams, length_penalty) for request in requests]
+    live = [(i, row) for i, row in enumerate(engine.add(*requests))]
+    for step in range(max((request.max_new_tokens for request in requests), default=0)):
+        if not live:
             break
-        state.keep(keep)
-        for row, token in zip(state.rows, tokens, strict=True):
-            row.append(token)
-    for i, request in enumerate(owner):  # those the length limit cut short
-        j = sum(1 for o in owner[:i] if o == request)
-        done[request].append(Beam(state.rows[i][prompts[request] :], scores[request][j]))
-    return [sorted(row, key=lambda b: -b.score(length_penalty))[:beams] for row in done]
+        logits = engine.logits()
+        check_finite(logits)
+        scores = torch.stack([_ruled(row, x) for (_, row), x in zip(live, logits, strict=True)])
+        logprobs = torch.log_softmax(scores, dim=-1)  # [live, V]
+        parents: list[LiveRow] = []
+        tokens: list[int] = []
+        owners: list[int] = []
+        for i in dict.fromkeys(owner for owner, _ in live):
+            mine = [at for at, (owner, _) in enumerate(live) if owner == i]
+            grown = searches[i].extend([live[at][1] for at in mine], logprobs[mine], step + 1)
+            for parent, token in grown:
+                parents.append(parent)
+                tokens.append(token)
+                owners.append(i)
+        rows = engine.reorder(parents)
+        for row, token in zip(rows, tokens, strict=True):
+            row.ids.append(token)
+        live = list(zip(owners, rows, strict=True))
+    engine.free([row for _, row in live])
+    return [search.best() for search in searches]
 
 
-def _settled(done: list[Beam], live: list[float], length: int, length_penalty: float) -> bool:
-    """No live hypothesis, were it to end now, beats the worst finished one (exact when the penalty is 0)."""
-    return done[-1].score(length_penalty) >= Beam([0] * length, max(live)).score(length_penalty)
+def _ruled(row: LiveRow, logits: Tensor) -> Tensor:
+    return apply_rules(row.request.rules, logits, row.ids) if row.request.rules else logits.float()
+
+
+class _Search:
+    """The hypotheses of one request: the finished ones, and the sums of log-probabilities of the live ones."""
+
+    def __init__(self, request: Request, beams: int, length_penalty: float) -> None:
+        self.request, self.beams, self.length_penalty = request, beams, length_penalty
+        self.finished: list[Beam] = []
+        self.live: list[Beam] = [Beam([], 0.0)]
+
+    def extend(self, rows: Sequence[LiveRow], logprobs: Tensor, length: int) -> list[tuple[LiveRow, int]]:
+        """One more token: the rows to go on from, and the token of each; none where the search has ended.
+
+        logprobs   [live, V] of the rows, which are those of the live hypotheses.
+        """
+        vocab, ends = logprobs.shape[-1], self.request.ends
+        total = logprobs + torch.tensor([beam.logprob for beam in self.live], device=logprobs.device)[:, None]
+        best, where = total.flatten().topk(min(self.beams * (1 + len(ends)), total.numel()))
+        grown: list[tuple[LiveRow, int]] = []
+        live: list[Beam] = []
+        for value, flat in zip(best.tolist(), where.tolist(), strict=True):
+            parent, token = rows[flat // vocab], flat % vocab
+            beam = Beam([*self.live[flat // vocab].tokens, token], value)
+            if token in ends:
+                self.finished.append(beam)
+            elif len(live) < self.beams:
+                live.append(beam)
+                grown.append((parent, token))
+        self.finished = self._sorted(self.finished)[: self.beams]
+        if len(self.finished) == self.beams and live and self._settled(live, length):
+            live, grown = [], []
+        self.live = live
+        if length >= self.request.max_new_tokens:
+            grown = []
+        return grown
+
+    def best(self) -> list[Beam]:
+        """The best hypotheses, those that the length limit cut short among them."""
+        return self._sorted([*self.finished, *self.live])[: self.beams]
+
+    def _sorted(self, beams: Sequence[Beam]) -> list[Beam]:
+        return sorted(beams, key=lambda beam: -beam.score(self.length_penalty))
+
+    def _settled(self, live: Sequence[Beam], length: int) -> bool:
+        """No live hypothesis, were it to end now, would beat the worst finished one."""
+        longest = Beam([0] * length, max(beam.logprob for beam in live))
+        return self.finished[-1].score(self.length_penalty) >= longest.score(self.length_penalty)

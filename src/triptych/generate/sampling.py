@@ -1,12 +1,13 @@
 """From logits to the next token.
 
-Order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a pure function of
-(seed, request, absolute position), so batching, chunking and finished neighbours never change a sample.
+Order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a function of
+(seed, request, absolute position) alone, so batching, chunking and finished neighbours never change a sample.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
+from triptych.generate.arguments import integer, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,8 @@ class Sampling:
     top-p: the smallest set of tokens with that much probability (Holtzman et al. 2020).  min-p: tokens with at least
     that share of the likeliest one's probability (Nguyen et al. 2024).  Repetition penalty: logits of tokens already
     in the row divided by it when positive, multiplied when negative (Keskar et al. 2019).
+
+    Raises InputError for a setting of another type or out of range.
     """
 
     temperature: float = 0.0
@@ -33,30 +37,40 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = {
-            "temperature": 0 <= self.temperature < float("inf"),
-            "top_k": self.top_k >= 0,
-            "top_p": 0 < self.top_p <= 1,
-            "min_p": 0 <= self.min_p <= 1,
-            "repetition_penalty": 0 < self.repetition_penalty < float("inf"),
-        }
-        allowed = {"temperature": ">= 0", "top_k": ">= 0", "top_p": "in (0, 1]", "min_p": "in [0, 1]"}
-        for name, good in checks.items():
-            if not good:
-                raise InputError(f"{name}={getattr(self, name)} must be {allowed.get(name, '> 0')}")
+        tiny, huge = sys.float_info.min, sys.float_info.max
+        self.__dict__.update(
+            temperature=number("temperature", self.temperature, 0, huge, ">= 0"),
+            top_k=integer("top_k", self.top_k, 0),
+            top_p=number("top_p", self.top_p, tiny, 1, "in (0, 1]"),
+            min_p=number("min_p", self.min_p, 0, 1, "in [0, 1]"),
+            repetition_penalty=number("repetition_penalty", self.repetition_penalty, tiny, huge, "> 0"),
+            seed=integer("seed", self.seed),
+        )
+
+
+def check_finite(logits: Tensor) -> None:
+    """Raise InputError where a row of `[B, V]` holds NaN or inf, or nothing but -inf."""
+    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+        raise InputError("the model gave logits that are not finite; its weights or its dtype are broken")
 
 
 def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
-    """The next token of each row: `logits` [B, V], `rows` the ids so far, `requests` each row's number in the batch
-    it was asked in.  Raises InputError for logits that are not finite."""
+    """The next token of each row: `logits` [B, V], `rows` the ids so far, `requests` the number of each row's request.
+
+    Raises InputError for logits that are not finite.
+    """
+    check_finite(logits)
+    if how.temperature == 0 and how.repetition_penalty == 1:
+        tokens: list[int] = logits.argmax(dim=-1).tolist()
+        return tokens
     scores = logits.float()
-    if not bool(torch.isfinite(scores.amax(dim=-1)).all()):
-        raise InputError("the model gave logits that are not finite; its weights or its dtype are broken")
-    if how.repetition_penalty != 1.0:
+    if how.repetition_penalty != 1:
         scores = penalize(scores, rows, how.repetition_penalty)
     if how.temperature == 0:
         return scores.argmax(dim=-1).tolist()
-    probs = torch.softmax(keep(scores / how.temperature, how), dim=-1)
+    temperature = max(how.temperature, torch.finfo(scores.dtype).tiny)  # below it 0 / temperature is NaN
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature  # at most 0, so that nothing overflows
+    probs = torch.softmax(keep(scores, how), dim=-1)
     noise = [
         exponential(how.seed, request, len(row), probs.shape[-1]) for request, row in zip(requests, rows, strict=True)
     ]
@@ -64,12 +78,14 @@ def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequenc
 
 
 def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> Tensor:
-    """[B, V] with the logits of each row's own tokens pushed down."""
+    """[B, V] with the logits of each row's own tokens lowered.  Raises InputError where they overflow."""
     scores = scores.clone()
     for b, row in enumerate(rows):
         seen = torch.tensor(sorted(set(row)), device=scores.device)
         value = scores[b, seen]
         scores[b, seen] = torch.where(value > 0, value / penalty, value * penalty)
+    if not bool(torch.isfinite(scores.amax(dim=-1)).all()):
+        raise InputError(f"repetition_penalty={penalty} makes the scores overflow; choose a value nearer to 1")
     return scores
 
 

@@ -1,4 +1,4 @@
-"""The lectures' experiments: each a table, a plot and a verdict, in under a minute on two cores.
+"""The lectures' experiments: each a table, a plot and a verdict, in about a minute on two cores.
 
 `LABS` lists them without importing one; a lab's file has its name, with `_` for `-`.
 """
@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING
 from triptych.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from triptych.labs.lab import Finding, Setup
+    from triptych.labs.lab import LabResult, Setup
 
 LABS = {
     "scaling": "why scores are divided by √d: variance, entropy and gradient over d",
-    "permutation": "attention without positions does not know the order of its input",
-    "mask-leak": "a decoder trained without its mask cheats, and cannot write",
-    "kv-cache": "the cache changes no token and saves the work of the past",
-    "quadratic": "what T tokens cost: full, fused, window, block-sparse, linear, grouped",
-    "additive-vs-dot": "Bahdanau's score beside the dot product: speed, parameters, widths",
-    "soft-vs-hard": "sharpened without end, attention is a dictionary lookup",
-    "heads-vs-width": "H heads of width D/H cost what one head of width D costs",
-    "bottleneck": "a recurrent state forgets the first token; attention looks it up",
+    "permutation": "attention without positions does not depend on the order of its input",
+    "mask-leak": "a decoder trained without its mask copies the answer, and cannot write",
+    "kv-cache": "the cache changes no token and saves recomputing the past",
+    "quadratic": "the cost of T tokens: full, fused, window, block-sparse, linear, grouped",
+    "additive-vs-dot": "Bahdanau's score beside the dot product: memory, parameters, widths, sharpness",
+    "soft-vs-hard": "at high sharpness, attention is a dictionary lookup",
+    "heads-vs-width": "H heads of width D/H cost what one head of width D costs, and read H places",
+    "bottleneck": "a sequence through one fixed vector against attention, over its length",
     "depth": "gradients through 2 to 64 layers: pre-norm, post-norm, no residual",
-    "induction": "two layers learn A B ... A -> B; the head that does it, found and removed",
+    "induction": "two layers learn A B ... A -> B; the heads that do it, identified and removed",
     "alignment": "cross-attention of a spelling model beside the true alignment",
-    "bank": "river bank and money bank: which heads read the context, and the vectors parting",
-    "not-explanation": "patterns that look different and say the same; ablation beside them",
+    "bank": "river bank and money bank: the heads that read the context, and the two vectors",
+    "head-roles": "heads of a pretrained model: token before, punctuation, first token, none",
+    "not-explanation": "different attention patterns that give the same output; ablation beside them",
     "parameters": "a real config's shapes, predicted from the arithmetic and loaded",
     "gradients": "a backward written by hand beside autograd's",
 }
@@ -40,13 +41,13 @@ def known(name: str) -> str:
     return name
 
 
-def run(name: str, setup: Setup | None = None) -> Finding:
+def run(name: str, setup: Setup | None = None) -> LabResult:
     """Run one lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
     module = f"triptych.labs.{known(name).replace('-', '_')}"
     from triptych.labs.lab import Setup
 
-    found: Finding = import_module(module).run(setup or Setup())
-    return found
+    result: LabResult = import_module(module).run(setup or Setup())
+    return result
 
 
 __all__ = ["LABS", "known", "run"]

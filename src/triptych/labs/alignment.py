@@ -1,4 +1,8 @@
-"""Does cross-attention find which letter comes from which? (Bahdanau et al. 2015; lectures L0 3.3, L4 exercise 15)"""
+"""Does cross-attention align letters with the ones they come from?  (Bahdanau et al. 2015; lecture L4 exercise 15)
+
+The claim is false if the strongest weights meet the true alignment no more often than the diagonal does, or if hiding
+the aligned letters costs no more than hiding as many others (the control).
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import Points, fit
 from triptych.model import Model, create, load
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
 from triptych.probe import Edit, Where
 from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
-from triptych.train.recipe import Data
+from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
@@ -36,16 +40,16 @@ STEPS, ROWS = 260, 96
 Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
     train, held = _pairs(setup)
     model, losses = _model(setup, train)
-    setup.say(f"comparing its cross-attention with the alignment of {len(held)} pairs")
-    subject = Subject(model, held)
+    setup.progress(f"comparing its cross-attention with the alignment of {len(held)} pairs")
+    subject = HeldOutPairs(model, held)
     patterns = subject.patterns()
-    found = [subject.hits(pattern) for pattern in patterns]  # a layer's heads, then their mean
-    layer = max(range(len(found)), key=lambda i: found[i][-1])
-    hits, diagonal, chance = found[layer][-1], subject.share(subject.straight), subject.chance()
+    shares = [subject.hits(pattern) for pattern in patterns]  # for each layer its heads, then their mean
+    layer = max(range(len(shares)), key=lambda i: shares[i][-1])
+    hits, diagonal, chance = shares[layer][-1], subject.share(subject.straight), subject.chance()
     moved = subject.hits(patterns[layer], moved=True)[-1]
     sees_all, not_partners, not_others = (
         subject.right(at) for at in (None, subject.truths, subject.others(setup.seed))
@@ -57,29 +61,31 @@ def run(setup: Setup) -> Finding:
         Check("letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4),
     )
     meaning = (
-        "Nobody told the decoder which letters belong together; it was given pairs of words and the loss. To write a"
-        " letter it learned to look at the one it comes from, wherever insertions have pushed that: the strongest"
-        " weights draw the alignment. And it uses what it looks at: hide the partners, and the letters are lost; hide"
-        " as many others, and hardly one is. A weight is not always on the letter itself, for the encoder has told"
-        " each letter about its neighbours."
+        "The decoder was trained on pairs of words, without their alignment. To write a letter it learned to attend to"
+        " the one it comes from, wherever insertions have moved that: the strongest weights follow the alignment. And"
+        " it uses what it attends to: with the aligned letters hidden the right letters are lost, with as many others"
+        " hidden hardly any. The strongest weight is not always on the letter itself, because the encoder's vector of"
+        " a letter also depends on its neighbours."
     )
-    shares = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(found[layer][:-1]))]
-    shares += [("the diagonal", diagonal), ("a letter at random", chance)]
-    seen = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
+    rows = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(shares[layer][:-1]))]
+    rows += [("the diagonal", diagonal), ("a letter at random", chance)]
+    visible = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
     sections: list[Section] = [
         TableSection(
-            "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in shares]
+            "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]
         ),
-        TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in seen]),
+        TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in visible]),
         *subject.maps(layer, patterns[layer]),
     ]
     if losses:
         sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
-    return Finding("Does cross-attention find which letter comes from which?", meaning, checks, tuple(sections))
+    return LabResult(
+        "Does cross-attention align letters with the ones they come from?", meaning, checks, tuple(sections)
+    )
 
 
-class Subject:
-    """A spelling model before pairs it was not trained on; its decoder reads the target as if it had written it."""
+class HeldOutPairs:
+    """A spelling model and pairs it was not trained on; its decoder reads the right target (teacher forcing)."""
 
     def __init__(self, model: Model, held: Sequence[Pair]) -> None:
         start = model.spec.ids.start
@@ -87,7 +93,7 @@ class Subject:
         self.sources, self.targets = (model.ids([pair[side] for pair in held]) for side in (0, 1))
         lengths = [(len(a) - 1, len(b) - 1) for a, b in zip(self.sources, self.targets, strict=True)]
         if start is None or lengths != [(len(a), len(b)) for a, b in held]:
-            raise InputError("this lab follows letters: give an encoder-decoder whose tokens are letters and one end")
+            raise InputError("this lab needs an encoder-decoder whose tokens are letters and one end token")
         self.read = [[start, *ids[:-1]] for ids in self.targets]
         self.truths = [cheapest(source, target) for source, target in held]
         self.straight = [_straight(truth) for truth in self.truths]
@@ -99,7 +105,7 @@ class Subject:
 
     def hits(self, pattern: list[Tensor], moved: bool = False) -> list[float]:
         """The share of letters whose strongest weight is on a true partner: each head's, then that of their mean.
-        Of those alone whose partner has `moved` from their own place, if so asked."""
+        With `moved`, only of letters that have no partner at their own place."""
         peaks = [_peaks(weights, truth) for weights, truth in zip(pattern, self.truths, strict=True)]
         return [self.share(head, moved) for head in zip(*peaks, strict=True)]
 
@@ -156,7 +162,7 @@ def _straight(truth: Truth) -> NDArray[np.bool_]:
 def _peaks(weights: Tensor, truth: Truth) -> list[NDArray[np.bool_]]:
     """For each head and for their mean, for each letter: is the strongest weight on a true partner?"""
     every = torch.cat([weights, weights.mean(0, keepdim=True)])[:, : len(truth)]
-    with_end = np.pad(truth, ((0, 0), (0, 1)))  # the end is nobody's partner
+    with_end = np.pad(truth, ((0, 0), (0, 1)))  # the end token is the partner of no letter
     return list(with_end[np.arange(len(truth)), every.argmax(-1).numpy()])
 
 
@@ -181,10 +187,10 @@ def _costs(differ: Truth) -> NDArray[np.int64]:
 
 def _pairs(setup: Setup) -> tuple[list[Pair], list[Pair]]:
     if setup.model is not None or setup.data is not None:
-        return pairs(Data(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
+        return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
     random = np.random.default_rng(setup.seed)
-    made = [_respelled(random) for _ in range(TRAINED + HELD)]
-    return made[:TRAINED], made[TRAINED:]
+    drawn = [_respelled(random) for _ in range(TRAINED + HELD)]
+    return drawn[:TRAINED], drawn[TRAINED:]
 
 
 def _respelled(random: np.random.Generator) -> Pair:
@@ -199,13 +205,13 @@ def _respelled(random: np.random.Generator) -> Pair:
 def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, Points]:
     """The one that was named, or one trained now, and its losses."""
     if setup.model is not None:
-        setup.say(f"loading {setup.model}")
+        setup.progress(f"loading {setup.model}")
         return load(setup.model), []
     tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
     start = tokenizer.pad_id
     ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
     model = create(MODEL | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
-    setup.say(f"training a spelling model for {STEPS} steps")
+    setup.progress(f"training a spelling model for {STEPS} steps")
     assert start is not None
     data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
     losses = fit(model.module, data, rows=ROWS, length=LONGEST, steps=STEPS, seed=setup.seed, optimizer=OPTIMIZER)

@@ -1,82 +1,119 @@
-"""How does one word come to mean two things? (lectures L0 exercise 5 and L4 12.2: "She sat by the river bank")"""
+"""How does one word get two meanings?  (Lecture L0 5.1 and its exercise 5: "She sat by the river bank")
+
+The claim, that attention from 'bank' to the word before it separates the two vectors, is false if they separate as far
+with that link cut, or stay together with another link cut.  That a few early heads do it is false if cutting as many
+heads that read the word as strongly in later layers has the same effect.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Where
 
-# What stands before the telling word, and that word; "bank" follows.
+# The words before the one that decides the sense, and that word; "bank" follows.
 RIVER, MONEY, ALMOST = ("She sat by the", "river"), ("She went to the", "money"), ("She sat by the", "money")
 SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
 LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They robbed the bank")
-READERS, SHOWN = 12, 8  # heads cut off together; of them, in the table and as maps
+READERS, SHOWN = 12, 8  # heads cut together; of them, in the table and as maps
 
 Head = tuple[int, int]  # layer, head
 Lines = list[float]  # one number a layer, the embedding first
 
 
-def run(setup: Setup) -> Finding:
+@dataclass(frozen=True)
+class Content:
+    """A head that reads 'river' and 'money' from 'bank' by their meaning: its mean weight there, and the mean weight
+    that other words give to the word before them."""
+
+    head: Head
+    weight: float
+    elsewhere: float
+
+
+def run(setup: Setup) -> LabResult:
     """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
     model = decoder(setup)
-    setup.say("comparing the two vectors of 'bank', layer by layer")
-    pair = Pair(model, RIVER, MONEY)
-    readers = pair.readers()
+    setup.progress("comparing the two vectors of 'bank', layer by layer")
+    pair = SentencePair(model, RIVER, MONEY)
+    early, late = pair.readers()
     whole, word, before = pair.cosines(), pair.cosines(pair.cut()), pair.cosines(pair.cut(back=1))
-    few, chance = pair.cosines(pair.cut(readers[:READERS])), pair.cosines(pair.cut(_others(readers, setup.seed)))
-    least = Pair(model, RIVER, ALMOST)
-    alike, apart = _senses(model)
+    few, control = pair.cosines(pair.cut(early)), pair.cosines(pair.cut(late))
+    least = SentencePair(model, RIVER, ALMOST)
+    same, other = _senses(model)
+    content = pair.content()
 
     def left(cosines: Lines) -> float:
-        """The share of the parting that is still there."""
-        parted = sum(1 - x for x in whole)
-        return sum(1 - x for x in cosines) / parted if parted else math.nan
+        """The share of the separation that remains."""
+        separation = sum(1 - x for x in whole)
+        return sum(1 - x for x in cosines) / separation if separation else math.nan
 
     deep = slice(len(whole) // 4, None)
     checks = (
         Check("cosine of the two 'bank's as they enter", whole[0], least=1 - 1e-6),
         Check("lowest cosine in a later layer", min(whole), most=0.9),
-        Check("share of the parting left when 'bank' cannot see 'river' or 'money'", left(word), most=0.3),
-        Check("share left when it cannot see the word before instead", left(before), least=0.7),
-        Check("parting left if the sentences differ in no other word", 1 - min(least.cosines(least.cut())), most=1e-4),
+        Check("share of the separation left when 'bank' cannot see 'river' or 'money'", left(word), most=0.3),
+        Check("control: share left when it cannot see the word before instead", left(before), least=0.7),
         Check(
-            f"share left without {READERS} other heads, less that without the readers", left(chance) - left(few), 0.2
+            "separation left if the sentences differ in no other word", 1 - min(least.cosines(least.cut())), most=1e-4
         ),
-        Check("cosine within a sense, less that between senses", _mean(alike[deep]) - _mean(apart[deep]), 0.02),
+        Check(
+            f"share left without the {READERS} strongest readers of the first third of the layers", left(few), most=0.6
+        ),
+        Check(
+            f"control: share left without the {READERS} strongest readers of the other layers", left(control), least=0.8
+        ),
+        Check(
+            "weight that those give the word, over that of the early ones",
+            pair.mean(late) / pair.mean(early),
+            least=0.6,
+        ),
+        Check("cosine within a sense, less that between senses", _mean(same[deep]) - _mean(other[deep]), 0.02),
+        Check(
+            f"layer {content.head[0]} head {content.head[1]}: weight to 'river' and 'money', mean",
+            content.weight,
+            least=0.6,
+        ),
+        Check("the same head: weight of other words to the one before", content.elsewhere, most=0.25),
     )
     meaning = (
         "One token enters as one vector, whatever stands around it. Attention moves what 'river' or 'money' say into"
         " 'bank', in a few heads of the early layers, and from there on the two vectors differ; banks of one sense are"
-        " nearer to each other than to those of the other. That attention does it is not read off the weights but"
-        " tested: with this one link cut the vectors stay together, with another cut they do not. Many of the heads"
-        " that read the word read whatever comes just before (last column), and do not choose it for its meaning."
+        " nearer to each other than to those of the other. Cutting tests that: with this one link cut the vectors stay"
+        f" together, with another link cut they do not. Without the {READERS} strongest readers of the first third of"
+        f" the layers {left(few):.0%} of the separation is left; without as many later heads that read the word about"
+        f" as strongly, {left(control):.0%}. Most readers read whatever stands just before them (last column). Layer"
+        f" {content.head[0]} head {content.head[1]} does not: it gives the deciding word {content.weight:.2f} and the"
+        f" word before any other token {content.elsewhere:.2f}."
     )
-    parting = {
+    lines = {
         "as it is": whole,
         "'bank' cannot see 'river' or 'money'": word,
-        f"{READERS} heads that read it cannot": few,
+        f"{READERS} early heads that read it cannot": few,
+        f"{READERS} later heads that read it cannot": control,
         "'bank' cannot see 'the'": before,
     }
     sections = (
-        pair.table(readers[:SHOWN]),
-        _curve("The two vectors of 'bank'", parting),
-        _curve("Six sentences that end in 'bank', means", {"of one sense": alike, "of two senses": apart}),
-        pair.maps(readers[:SHOWN]),
+        pair.table(early[:SHOWN]),
+        _curve("The two vectors of 'bank'", lines),
+        _curve("Six sentences that end in 'bank', means", {"of one sense": same, "of two senses": other}),
+        pair.maps(early[:SHOWN]),
     )
-    return Finding("How does one word come to mean two things?", meaning, checks, sections)
+    return LabResult("How does one word get two meanings?", meaning, checks, sections)
 
 
-class Pair:
-    """Two sentences that end in the same token, in one model, and what attends to what in them."""
+class SentencePair:
+    """Two sentences that end in the same token, and one model's attention in them."""
 
     def __init__(self, model: Model, *sentences: tuple[str, str]) -> None:
         self.model, self.rows = model, model.ids([f"{start} {word} bank" for start, word in sentences])
@@ -91,7 +128,7 @@ class Pair:
         return _cosines(*_last(self.model, self.rows, edit))
 
     def cut(self, heads: Sequence[Head] | None = None, back: int = 0) -> list[Edit]:
-        """No attention from 'bank' to the telling word, or to what stands `back` tokens before it, in these heads."""
+        """No attention from 'bank' to the deciding word, or to the token `back` before it, in these heads or in all."""
         edits = []
         for layer in range(len(self.patterns)):
             chosen = None if heads is None else [head for at, head in heads if at == layer]
@@ -100,26 +137,43 @@ class Pair:
                 edits.append(Edit(f"blocks.{layer}.attn.scores", hide, row, word.stop, chosen))
         return edits
 
-    def reads(self) -> Tensor:
-        """`[L, 2, H]`: the weight 'bank' gives the telling word of each sentence."""
+    def weights(self) -> Tensor:
+        """`[L, 2, H]`: the weight 'bank' gives the deciding word of each sentence."""
         both = [
             [p[:, -1, w.start : w.stop].sum(-1) for p, w in zip(layer, self.words, strict=True)]
             for layer in self.patterns
         ]
         return torch.stack([torch.stack(layer) for layer in both])
 
-    def readers(self) -> list[Head]:
-        """Every head, those that read the word most first."""
-        weights = self.reads().mean(1)
-        found = [divmod(int(i), weights.shape[1]) for i in weights.flatten().argsort(descending=True)]
-        return [(layer, head) for layer, head in found]
+    def elsewhere(self) -> Tensor:
+        """`[L, H]`: the mean weight that the tokens before the deciding word give the token before them."""
+        layers = [torch.cat([p.diagonal(-1, 1, 2)[:, 1:-1] for p in layer], -1).mean(-1) for layer in self.patterns]
+        return torch.stack(layers)
+
+    def readers(self) -> tuple[list[Head], list[Head]]:
+        """The `READERS` heads with the largest weight on the word, in the first third of the layers and in the rest."""
+        weights = self.weights().mean(1)
+        order = [divmod(int(i), weights.shape[1]) for i in weights.flatten().argsort(descending=True)]
+        third = len(self.patterns) // 3
+        early, late = ([at for at in order if (at[0] < third) == first][:READERS] for first in (True, False))
+        return early, late
+
+    def mean(self, heads: Sequence[Head]) -> float:
+        """The mean weight of these heads on the word."""
+        weights = self.weights().mean(1)
+        return _mean([float(weights[head]) for head in heads])
+
+    def content(self) -> Content:
+        """The head whose weight on the deciding word exceeds most its weight on the previous token elsewhere."""
+        weights, elsewhere = self.weights().amin(1), self.elsewhere()
+        layer, head = divmod(int((weights - elsewhere).argmax()), weights.shape[1])
+        return Content((layer, head), self.mean([(layer, head)]), float(elsewhere[layer, head]))
 
     def table(self, heads: Sequence[Head]) -> TableSection:
-        weights, rows = self.reads(), []
+        weights, elsewhere, rows = self.weights(), self.elsewhere(), []
         for layer, head in heads:
-            elsewhere = torch.cat([p[head].diagonal(-1)[1:-1] for p in self.patterns[layer]]).mean()
             river, money = weights[layer, :, head].tolist()
-            rows.append([str(layer), str(head), f"{river:.2f}", f"{money:.2f}", f"{elsewhere:.2f}"])
+            rows.append([str(layer), str(head), f"{river:.2f}", f"{money:.2f}", f"{elsewhere[layer, head]:.2f}"])
         header = ("layer", "head", "to 'river'", "to 'money'", "other words to the one before")
         return TableSection("Weight from 'bank', where it reads the word most", header, rows)
 
@@ -142,30 +196,25 @@ def _hide(keys: slice) -> Callable[[Tensor, Where], Tensor]:
     return hidden
 
 
-def _others(readers: Sequence[Head], seed: int) -> list[Head]:
-    rest = readers[READERS:]
-    return [rest[i] for i in torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:READERS]]
-
-
 def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()) -> list[Tensor]:
-    """For each row `[L + 1, D]`: the last token's vector as it enters the first block and leaves each."""
+    """For each row `[L + 1, D]`: the last token's vector as it enters the first block and leaves each block."""
     trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"], edit=edit)
     return [torch.stack([trace[site][row][-1] for site in trace]).double() for row in range(len(rows))]
 
 
 def _cosines(a: Tensor, b: Tensor) -> Lines:
-    found: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
-    return found
+    cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
+    return cosines
 
 
 def _senses(model: Model) -> tuple[Lines, Lines]:
-    """By layer the mean cosine of two 'bank's of one sense, and of different ones."""
+    """By layer, the mean cosine of two 'bank's of one sense, and of two of different senses."""
     last = _last(model, model.ids([*SHORES, *LENDERS]))
     shores, lenders = last[: len(SHORES)], last[len(SHORES) :]
     same = [_cosines(a, b) for side in (shores, lenders) for i, a in enumerate(side) for b in side[:i]]
     other = [_cosines(a, b) for a in shores for b in lenders]
-    alike, apart = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, other))
-    return alike, apart
+    within, between = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, other))
+    return within, between
 
 
 def _curve(title: str, lines: dict[str, Lines]) -> Curve:

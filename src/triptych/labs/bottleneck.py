@@ -1,140 +1,179 @@
-"""A recurrent state against looking back (Bengio et al. 1994; Bahdanau et al. 2015; lectures L0 and L1)."""
+"""A sequence through one fixed vector, and attention over all of it (Cho et al. 2014; Bahdanau et al. 2015; lectures L0
+and L1).
+
+A recurrent encoder-decoder copies sequences.  The claim is false if its fixed vector copies long ones as well as short
+ones, if a wider vector does not carry more, or if attention, added to the narrowest vector, loses letters at any length
+too.  That a far state gets no gradient is false if the gradient through a GRU does not shrink by a factor each step.
+"""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from triptych import nn
-from triptych.labs.lab import Check, Finding, Setup
-from triptych.labs.small import block, decoder, fit, growth, power
+from triptych.attention import attend
+from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.small import growth, power
 from triptych.page import Curve, TableSection
-from triptych.spec import RMSNorm
-from triptych.train import Example, OptimizerSettings, Pairs, collate
-from triptych.train.objectives import final
 
-STEPS_BACK = (16, 32, 64, 128, 256, 512)
-FAR = 3  # of these, the last: where one key among T is small beside the rest
-SYMBOLS = 8  # 0 to 7 are to be kept, 8 is a blank, 9 asks
-WIDTH, STEPS = 48, 120
-RATES = {"GRU": 1e-2, "attention": 5e-3}  # what each learns best at, of a few that were tried
-
-
-class Recurrent(torch.nn.Module):
-    """A gated recurrent unit (Cho et al. 2014) where a block would stand: rows of one length, [N, D] -> [N, D]."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gru = torch.nn.GRU(width, width, batch_first=True)
-
-    def forward(self, x: Tensor, ctx: nn.Context, layer: int, taps: nn.Taps) -> Tensor:
-        states: Tensor = self.gru(x.unflatten(0, (len(ctx.rows), -1)))[0]
-        return states.flatten(0, 1)
+SYMBOLS, WIDTH = 20, 64  # sequences of distinct symbols; width of embeddings and states
+LENGTHS = (1, 2, 4, 8, 12, 16)
+NARROW, WIDE = 4, 64  # numbers in the fixed vector
+STEPS, ROWS, TESTED, RATE, WARMUP = 400, 64, 256, 5e-3, 20
+BACK = (16, 32, 64, 128, 256, 512)  # steps back, of the gradient
+DRAWS = 8
 
 
 @dataclass(frozen=True)
-class Reach:
-    """One model at one distance: the gradient of its answer before and after training, and the share answered right."""
+class Kind:
+    """How the decoder learns what the source is: a vector of `code` numbers, and attention over its states or not."""
 
-    before: float
-    after: float
-    recall: float
+    code: int
+    attention: bool
 
 
-def run(setup: Setup) -> Finding:
-    """One symbol, T - 1 blanks, a question: a GRU and an attention block of as many parameters, trained for each T."""
-    found: dict[str, list[Reach]] = {name: [] for name in RATES}
-    for back in STEPS_BACK:
-        for name in found:
-            setup.say(f"{name}, {back} steps back: training {STEPS} steps")
-            found[name].append(_measure(name, back, setup.seed))
-    recurrent, looking = found.values()
-    sizes = [
-        sum(p.numel() for p in _made(name, setup.seed).get_submodule("decoder.blocks").parameters()) for name in found
-    ]
-    each = math.exp(growth(STEPS_BACK, [reach.before for reach in recurrent]))
-    far = power(STEPS_BACK[-FAR:], [reach.before for reach in looking[-FAR:]])
+KINDS = {
+    f"vector of {NARROW}": Kind(NARROW, attention=False),
+    f"vector of {WIDE}": Kind(WIDE, attention=False),
+    "attention": Kind(NARROW, attention=True),
+}
+
+
+class Copier(nn.Module):
+    """A GRU encoder and a GRU decoder.  The last state of the source, mapped to `code` numbers, starts the decoder and
+    is part of each of its inputs; with attention its states also query all states of the source (Luong et al. 2015).
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(SYMBOLS + 1, WIDTH)  # the last one starts the target
+        self.encoder = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.code, self.first_state = nn.Linear(WIDTH, kind.code), nn.Linear(kind.code, WIDTH)
+        self.decoder = nn.GRU(WIDTH + kind.code, WIDTH, batch_first=True)
+        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(2 * WIDTH if kind.attention else WIDTH, SYMBOLS)
+
+    def forward(self, source: Tensor) -> Tensor:
+        """`[B, T]` -> logits `[B, T, SYMBOLS]` of a copy, the right symbols before each one given."""
+        states, last = self.encoder(self.embed(source))
+        code = self.code(last[0]).tanh()
+        begin = torch.full_like(source[:, :1], SYMBOLS)
+        written = self.embed(torch.cat([begin, source[:, :-1]], 1))
+        inputs = torch.cat([written, code[:, None].expand(-1, source.shape[1], -1)], -1)
+        own, _ = self.decoder(inputs, self.first_state(code).tanh()[None])
+        if self.kind.attention:
+            read = attend(self.query(own)[:, None], self.key(states)[:, None], states[:, None])[:, 0]
+            own = torch.cat([own, read], -1)
+        logits: Tensor = self.head(own)
+        return logits
+
+
+def run(setup: Setup) -> LabResult:
+    """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
+    right: dict[str, list[float]] = {}
+    sizes: dict[str, int] = {}
+    for name, kind in KINDS.items():
+        setup.progress(f"{name}: training {STEPS} steps")
+        right[name], sizes[name] = _train(kind, setup.seed)
+    setup.progress("gradients through untrained states")
+    through, looked = ([_gradient(name, back, setup.seed) for back in BACK] for name in ("GRU", "attention"))
+    each, falls = math.exp(growth(BACK, through)), power(BACK[-3:], looked[-3:])
+    narrow, wide, attention = right.values()
+    middle = LENGTHS.index(4)
     checks = (
-        Check("parameters of the GRU over those of the attention block", sizes[0] / sizes[1], 0.95, 1.05),
-        Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
+        Check(f"vector of {NARROW}: symbols right at length {LENGTHS[0]}", narrow[0], least=0.95),
+        Check(f"vector of {NARROW}: symbols right at length {LENGTHS[-1]}", narrow[-1], most=0.5),
+        Check(f"vector of {WIDE}: symbols right at length 4, less of {NARROW}", wide[middle] - narrow[middle], 0.15),
+        Check(f"vector of {WIDE}: symbols right at length {LENGTHS[-1]}", wide[-1], most=0.8),
+        Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
         Check(
-            f"attention, untrained: the gradient from T {STEPS_BACK[-FAR]} on goes as T to the power", far, -1.2, -0.8
+            f"parameters, attention over vector of {WIDE}", sizes["attention"] / sizes[f"vector of {WIDE}"], most=1.0
         ),
-        Check(f"GRU: recall after {STEPS_BACK[0]} steps", recurrent[0].recall, least=0.9),
-        Check(f"GRU: recall after {STEPS_BACK[-1]} steps", recurrent[-1].recall, most=0.5),
-        Check("attention: recall, the worst over all T", min(reach.recall for reach in looking), least=0.9),
+        Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
+        Check(f"attention, untrained: the gradient from T {BACK[-3]} on goes as T to the power", falls, -1.2, -0.8),
     )
     meaning = (
-        "What the GRU knows of the first symbol has to pass through its state at every step, and every step multiplies"
-        f" the gradient by about {each:.2f}: from far away nothing is left to learn from, and in {STEPS} training steps"
-        " it learns nothing. Attention reaches back in one step: its gradient is the weight of one place among T, about"
-        " 1/T before training, and learning raises it. A GRU is not unable: its gates can hold a symbol for as long as"
-        " it likes, and with more training it reaches further than here. It has to find that out with a gradient that"
-        " shrinks exponentially."
+        f"A vector of {NARROW} numbers copies one symbol and loses more the longer the source is:"
+        f" {narrow[middle]:.0%} of 4, {narrow[-1]:.0%} of {LENGTHS[-1]}. Trained alike, {WIDE} numbers carry"
+        f" {wide[middle]:.0%} of 4 symbols and {wide[-1]:.0%} of {LENGTHS[-1]}: what does not fit is lost, and more"
+        " training was not given to either. With attention the narrow vector is enough at every length, because the"
+        " decoder reads the source's states instead. Learning to keep something in a recurrent state is hard as well:"
+        f" before training each step leaves {each:.2f} of the gradient, while attention reaches any place in one step"
+        " and its gradient is the weight of one place among T. A GRU can hold more with more width and training; the"
+        " limits here are those of these sizes."
     )
-    return Finding("What does a recurrent state remember?", meaning, checks, (_table(found), *_curves(found)))
+    return LabResult("What does a fixed vector hold?", meaning, checks, _sections(right, sizes, through, looked))
 
 
-def _made(name: str, seed: int) -> nn.Transformer:
-    """One block between embedding and head.  Attention has no positions: the symbol is known by what it is."""
-    spec = decoder(SYMBOLS + 2, [block(WIDTH, 1, WIDTH)], final_norm=RMSNorm(width=WIDTH))
-    module = nn.new(spec, seed)
-    if name == "GRU":
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            module.get_submodule("decoder.blocks").register_module("0", Recurrent(WIDTH))
-    return module
-
-
-def _measure(name: str, back: int, seed: int) -> Reach:
-    module = _made(name, seed)
-    rows = [_row(symbol, back) for symbol in range(SYMBOLS)]  # all there are: a step trains on each of them
-    before, settings = _gradient(module, rows), OptimizerSettings(name="adamw", lr=RATES[name], weight_decay=0.0)
-    fit(module, Pairs(tuple(rows)), rows=SYMBOLS, length=back + 1, steps=STEPS, seed=seed, optimizer=settings)
-    batch = collate(rows)
+def _train(kind: Kind, seed: int) -> tuple[list[float], int]:
+    """(share of symbols right at each length, parameters)"""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Copier(kind)
+    optimizer = torch.optim.Adam(model.parameters(), RATE)
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / WARMUP) * (1 - step / STEPS)
+        source = _sources(int(torch.randint(1, LENGTHS[-1] + 1, (1,), generator=noise)), ROWS, noise)
+        loss = F.cross_entropy(model(source).flatten(0, 1), source.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
     with torch.no_grad():
-        answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
-    return Reach(before, _gradient(module, rows), float((answers == batch.targets).float().mean()))
+        tests = [_sources(length, TESTED, noise) for length in LENGTHS]
+        right = [float((model(source).argmax(-1) == source).float().mean()) for source in tests]
+    return right, sum(p.numel() for p in model.parameters())
 
 
-def _row(symbol: int, back: int) -> Example:
-    """`symbol`, blanks, and at place `back` the question, where alone something is predicted."""
-    ids = np.full(back + 1, SYMBOLS, dtype=np.int32)
-    ids[0], ids[-1] = symbol, SYMBOLS + 1
-    return Example(ids, np.full_like(ids, symbol), np.arange(back + 1) == back)
+def _sources(length: int, rows: int, noise: torch.Generator) -> Tensor:
+    """`[rows, length]` of distinct symbols, so that the previous symbol says where in the source the next one is."""
+    return torch.rand(rows, SYMBOLS, generator=noise).argsort(1)[:, :length]
 
 
-def _gradient(module: nn.Transformer, rows: list[Example]) -> float:
-    """Mean norm of the gradient of the right answer's logit with respect to the first token's embedding."""
-    exact, batch = copy.deepcopy(module).double(), collate(rows)  # fp32 would round the smallest to 0
-    logits = exact.unembed(final(exact, batch), batch.rows)
-    answers = logits.gather(1, batch.targets[:, None]).sum()
-    # A symbol comes in one row and there once: its row of the table is that row's first embedding.
-    (table,) = torch.autograd.grad(answers, exact.get_parameter("decoder.embed.tokens.weight"))
-    return float(table[:SYMBOLS].norm(dim=1).mean())
+def _gradient(name: str, back: int, seed: int) -> float:
+    """Norm of the gradient of the last of `back + 1` outputs with respect to the first input: geometric mean over
+    draws of weights and inputs, in fp64, since fp32 would round the smallest to 0."""
+    logs = []
+    for draw in range(DRAWS):
+        noise = torch.Generator().manual_seed(seed * DRAWS + draw)
+        x = torch.randn(1, back + 1, WIDTH, generator=noise, dtype=torch.float64, requires_grad=True)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed * DRAWS + draw)
+            gru, query, key = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        if name == "GRU":
+            out = gru.double()(x)[0]
+        else:
+            out = attend(query.double()(x)[:, None], key.double()(x)[:, None], x[:, None])[:, 0]
+        (gradient,) = torch.autograd.grad(out[0, -1].sum(), x)
+        logs.append(math.log(float(gradient[0, 0].norm())))
+    return math.exp(sum(logs) / DRAWS)
 
 
-def _table(found: dict[str, list[Reach]]) -> TableSection:
-    header = ("T", *(f"{name}, {what}" for name in found for what in ("recall", "gradient before", "after")))
-    rows = []
-    for back, *both in zip(STEPS_BACK, *found.values(), strict=True):
-        told = [(f"{reach.recall:.0%}", f"{reach.before:.1g}", f"{reach.after:.1g}") for reach in both]
-        rows.append([str(back), *(cell for cells in told for cell in cells)])
-    return TableSection(f"The first of T + 1 tokens, asked for after T steps ({SYMBOLS} symbols)", header, rows)
-
-
-def _curves(found: dict[str, list[Reach]]) -> tuple[Curve, Curve]:
-    def lines(of: Callable[[Reach], float]) -> dict[str, list[tuple[float, float]]]:
-        return {n: [(float(t), of(r)) for t, r in zip(STEPS_BACK, rs, strict=True)] for n, rs in found.items()}
-
-    recall = Curve(
-        "Recall of the first token", "T", "share right", lines(lambda r: r.recall), {"chance": 1 / SYMBOLS}, "x"
+def _sections(
+    right: dict[str, list[float]], sizes: dict[str, int], through: list[float], looked: list[float]
+) -> tuple[TableSection, TableSection, Curve, Curve]:
+    rows = [[name, f"{sizes[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
+    copied = TableSection("Symbols copied right", ("model", "parameters", *(f"length {n}" for n in LENGTHS)), rows)
+    steps = TableSection(
+        "Gradient of the last output at the first input, before training",
+        ("steps back", "GRU", "attention"),
+        [[str(n), f"{a:.1g}", f"{b:.1g}"] for n, a, b in zip(BACK, through, looked, strict=True)],
     )
-    title = "Gradient of the answer at the first token, before training"
-    return recall, Curve(title, "T", "norm", lines(lambda r: r.before), {}, "xy")
+    quality = {name: [(float(n), x) for n, x in zip(LENGTHS, line, strict=True)] for name, line in right.items()}
+    reach = {
+        name: [(float(n), x) for n, x in zip(BACK, line, strict=True)]
+        for name, line in (("GRU", through), ("attention", looked))
+    }
+    return (
+        copied,
+        steps,
+        Curve("Symbols copied right", "length of the source", "share", quality, {"chance": 1 / SYMBOLS}, ""),
+        Curve("Gradient of the last output at the first input", "steps back", "norm", reach, {}, "xy"),
+    )

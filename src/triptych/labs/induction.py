@@ -1,4 +1,9 @@
-"""Induction: A B ... A -> B, by two layers of attention alone (Elhage et al. 2021; Olsson et al. 2022; L4.8)."""
+"""Induction: A B ... A -> B, by two layers of attention alone (Elhage et al. 2021; Olsson et al. 2022; L4.8).
+
+The claim is false if one layer copies as well as two, if removing the head with the highest induction score leaves the
+copying, or if removing another one ends it as well (the control).  That the head below supplies the previous token is
+false if the head of layer 0 whose removal ends the copying does not attend to the token before most.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import Points, block, decoder, fit
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
@@ -18,19 +24,21 @@ from triptych.spec import Alibi, RMSNorm
 from triptych.train import Example, OptimizerSettings, Pairs
 
 WIDTH, HEADS, VOCAB = 48, 3, 48
-SHORTEST, LONGEST = 12, 32  # of a sequence that is then said again
+SHORTEST, LONGEST = 12, 32  # of a sequence that is then repeated
+OFFSETS = 8  # places back among which the one a head reads most is searched
 STEPS, ROWS, TESTED = 400, 32, 32
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One head: how much the second A draws from the token after the first A, how much each token from the one before
-    it, and the share copied right with this head's output set to 0."""
+    """One head: the weight of the second A on the token after the first A, of each token on the one before it, how
+    many places back it reads most, and the share copied right with this head's output set to 0."""
 
     layer: int
     head: int
     induction: float
     previous: float
+    most: int
     without: float
 
     @property
@@ -38,21 +46,23 @@ class Head:
         return f"layer {self.layer} head {self.head}"
 
 
-def run(setup: Setup) -> Finding:
-    """Random sequences, each said twice: one layer and two layers of attention learn the second saying."""
+def run(setup: Setup) -> LabResult:
+    """Random sequences, each repeated once: one layer and two layers of attention learn the repetition."""
     noise = np.random.default_rng(setup.seed)
     data = Pairs(tuple(_repeated(noise) for _ in range(STEPS * ROWS)))
     tests = [_repeated(noise) for _ in range(TESTED)]
     models, losses = {}, {}
     for layers in (1, 2):
-        setup.say(f"training {layers} layer{'s' * (layers > 1)}: {STEPS} steps")
+        setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {STEPS} steps")
         models[layers], losses[f"layers: {layers}"] = _train(layers, data, setup.seed)
     shallow, copied = (_copied(model, tests) for model in models.values())
-    setup.say("removing heads, one at a time")
+    setup.progress("removing heads, one at a time")
     heads = _heads(models[2], tests)
     best = max(heads, key=lambda head: head.induction)
     others = [head.without for head in heads if head.layer == best.layer and head is not best]
-    below = min((head for head in heads if head.layer == 0), key=lambda head: head.without)
+    first = [head for head in heads if head.layer == 0]
+    below = min(first, key=lambda head: head.without)
+    beside = [head for head in first if head is not below]
     checks = (
         Check("copied right by two layers", copied, least=0.8),
         Check("copied right by one layer", shallow, most=0.3),
@@ -60,30 +70,46 @@ def run(setup: Setup) -> Finding:
         Check("copied right without it", best.without, most=0.25),
         Check("copied right without another head of its layer, the worst", min(others), least=0.5),
         Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
+        Check(f"places back that {below.name} reads most", below.most, 1, 1),
+        Check(
+            "its weight on the token before, over the most of the other heads of layer 0",
+            below.previous / max(head.previous for head in beside),
+            least=1.5,
+        ),
+        Check(
+            "copied right without another head of layer 0, the best", max(head.without for head in beside), least=0.5
+        ),
     )
     meaning = (
-        "Which token follows which differs from row to row, so only the row itself can tell. Two layers learn to look"
-        f" it up: in {best.name} the second A draws from the place after the first A, and says what stands there. It"
-        f" finds that place because {below.name} has written there which token came before: without that head nothing"
-        " is copied either, and one layer, which has no layer below to do it, copies next to nothing. Positions are"
-        " ALiBi's: each head has a reach of its own, and each task falls to one head. Where positions are alike for"
-        " all heads, as with RoPE, several learn the same, and removing one of them shows little."
+        "Which token follows which differs from row to row, so it can be learned from the row alone. Two layers learn"
+        f" to look it up: in {best.name} the second A attends to the place after the first A and copies the token"
+        f" there. That place can be recognized because {below.name} reads recent tokens, the one before most"
+        f" ({below.previous:.2f} of its weight): without that head nothing is copied either, and one layer, which has"
+        " no layer below it, copies next to nothing. Positions are ALiBi's: each head has a range of its own, and each"
+        " task falls to one head. Where positions are alike for all heads, as with RoPE, several learn the same, and"
+        " removing one of them shows little."
     )
     table = TableSection(
         "Heads of the two-layer model",
-        ("head", "second A to after first A", "to the token before", "copied right without it"),
-        [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", f"{h.without:.0%}"] for h in heads],
+        (
+            "head",
+            "second A to after first A",
+            "to the token before",
+            "places back read most",
+            "copied right without it",
+        ),
+        [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads],
     )
-    curve = Curve("Loss on the second saying", "step", "nats per token", losses, {"guessing": float(np.log(VOCAB))})
-    return Finding(
-        "How does a model copy what it has seen once?", meaning, checks, (table, curve, _maps(models[2], tests))
+    curve = Curve("Loss on the repetition", "step", "nats per token", losses, {"guessing": float(np.log(VOCAB))})
+    return LabResult(
+        "How does a model copy what it has read once?", meaning, checks, (table, curve, _maps(models[2], tests))
     )
 
 
 def _repeated(noise: np.random.Generator) -> Example:
-    """A sequence of distinct tokens twice over, trained where it can be known: from the second token said again.
+    """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
 
-    Its length varies, so that no fixed distance leads back to the first saying."""
+    Its length varies, so that no fixed distance leads back to the first occurrence."""
     once = noise.choice(VOCAB, int(noise.integers(SHORTEST, LONGEST + 1)), replace=False).astype(np.int32)
     twice = np.concatenate([once, once])
     return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > len(once))
@@ -106,20 +132,21 @@ def _copied(model: Model, tests: Sequence[Example], edit: Sequence[Edit] = ()) -
 
 def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
     trace = model.trace([test.ids.tolist() for test in tests], read=["blocks.*.attn.pattern"])
-    found = []
+    heads = []
     for layer in (0, 1):
         patterns = trace[f"blocks.{layer}.attn.pattern"]  # [H, T, T] a row, T one less than twice the length
         copying = _mean([pattern.diagonal(1 - (pattern.shape[-1] + 1) // 2, 1, 2)[:, 1:] for pattern in patterns])
-        before = _mean([pattern.diagonal(-1, 1, 2) for pattern in patterns])
+        back = [_mean([pattern.diagonal(-n, 1, 2)[:, OFFSETS:] for pattern in patterns]) for n in range(OFFSETS)]
         for head in range(HEADS):
             without = _copied(model, tests, [zero(f"blocks.{layer}.attn.z", heads=[head])])
-            found.append(Head(layer, head, copying[head], before[head], without))
-    return found
+            most = max(range(OFFSETS), key=lambda n: back[n][head])
+            heads.append(Head(layer, head, copying[head], back[1][head], most, without))
+    return heads
 
 
 def _mean(diagonals: Sequence[Tensor]) -> list[float]:
     """Over the places of each row, then over rows: one number a head."""
-    means: list[float] = sum(diagonal.mean(-1) for diagonal in diagonals).div(len(diagonals)).tolist()  # type: ignore[union-attr]
+    means: list[float] = torch.stack([diagonal.mean(-1) for diagonal in diagonals]).mean(0).tolist()
     return means
 
 
@@ -131,4 +158,4 @@ def _maps(model: Model, tests: Sequence[Example]) -> AttentionSection:
         AttentionMap("decoder", layer, tokens, tokens, trace[f"blocks.{layer}.attn.pattern"][0].numpy())
         for layer in (1, 0)
     ]
-    return AttentionSection("A sequence said twice", "Rows are queries, columns are keys.", maps)
+    return AttentionSection("A sequence and its repetition", "Rows are queries, columns are keys.", maps)

@@ -1,4 +1,8 @@
-"""What does the KV cache change, and what does it save? (lectures L0 2.9, L2 4 and L4 exercise 18)"""
+"""What does the KV cache change, and what does it save?  (Lectures L0 2.9 and L4 exercise 18)
+
+The claim is false if a token or, beyond rounding, a logit differs with the cache, if the time of one more token does
+not fall, and the more so the longer the text, or if the cache takes other bytes than the formula says.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from triptych.attention import Rows
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
-from triptych.generate import State, start
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.generate import Engine, Request
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.nn import Batch, empty
@@ -34,15 +38,15 @@ LECTURE_POSITIONS, LECTURE_BYTES = 4096, 603_979_776
 
 
 @torch.inference_mode()
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """The same tokens with a cache and by computing everything again; seconds and bytes over the length."""
     model = decoder(setup)
     if model.spec.layout != "decoder":
-        raise InputError(f"this lab writes on from a prompt: give a decoder, not an {model.spec.layout}")
+        raise InputError(f"this lab continues a prompt: it needs a decoder, not an {model.spec.layout}")
     (prompt,) = model.ids([PROMPT])
-    setup.say(f"writing {NEW} tokens with the cache, and again without")
+    setup.progress(f"writing {NEW} tokens with the cache, and again without")
     (cached, with_cache), (plain, without) = _write(prompt, _Cached(model)), _write(prompt, _Recomputed(model))
-    setup.say(f"timing one more token after {', '.join(map(str, LENGTHS))}")
+    setup.progress(f"timing one more token after {', '.join(map(str, LENGTHS))}")
     lengths = [n for n in LENGTHS if model.spec.context is None or n <= model.spec.context]
     text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
     rows = [_measure(model, text[:n]) for n in lengths]
@@ -63,7 +67,7 @@ def run(setup: Setup) -> Finding:
         " every weight for one row of use and waits for memory. The price is memory that grows with T: layers x"
         " key/value heads x (key + value width) numbers a token."
     )
-    return Finding(
+    return LabResult(
         "What does the KV cache change, and what does it save?", meaning, checks, _sections(model, lengths, rows)
     )
 
@@ -73,13 +77,13 @@ class _Cached:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.state: State | None = None
+        self.engine = Engine(model.module)
 
     def __call__(self, row: Sequence[int]) -> Tensor:
-        if self.state is None:
-            self.state = start(self.model.module, [row])
-        self.state.rows[0] = list(row)
-        return self.state.advance()[0]
+        if not self.engine.rows:
+            self.engine.add(Request(prompt=row, max_new_tokens=0))
+        self.engine.rows[0].ids = list(row)
+        return self.engine.logits()[0]
 
 
 class _Recomputed:
@@ -107,11 +111,10 @@ def _measure(model: Model, row: Sequence[int]) -> tuple[float, float, int]:
     """(seconds for the logits after `row` computed again, the same with all but its last token cached, cache bytes)"""
     cached, again, times = _Cached(model), _Recomputed(model), []
     cached(row)
-    assert cached.state is not None
-    cache = cached.state.cache
-    nbytes = cache.nbytes
+    (live,) = cached.engine.rows
+    nbytes = cached.engine.cache.nbytes
     for _ in range(REPEATS):
-        cache.trim(0, len(row) - 1)
+        cached.engine.trim(live, len(row) - 1)
         times.append((_seconds(lambda: again(row)), _seconds(lambda: cached(row))))
     return min(a for a, _ in times), min(c for _, c in times), nbytes
 
@@ -145,11 +148,11 @@ def _lecture_bytes() -> int:
 def _sections(
     model: Model, lengths: Sequence[int], rows: Sequence[tuple[float, float, int]]
 ) -> tuple[TableSection, Curve, Facts]:
-    counted, told = count(model.spec), []
+    counted, cells = count(model.spec), []
     for n, (again, once, nbytes) in zip(lengths, rows, strict=True):
         flops = counted.prefill_flops(n) / counted.decode_flops(n - 1)
         times = [f"{again * 1e3:,.0f} ms", f"{once * 1e3:,.0f} ms", f"{again / once:.1f}"]
-        told.append([str(n), *times, f"{flops:.0f}", f"{nbytes / 2**20:.1f} MiB"])
+        cells.append([str(n), *times, f"{flops:.0f}", f"{nbytes / 2**20:.1f} MiB"])
     header = ("T", "all again", "with the cache", "times faster", "times fewer FLOPs", "cache")
     series = {
         name: [(float(n), row[column]) for n, row in zip(lengths, rows, strict=True)]
@@ -161,7 +164,7 @@ def _sections(
         (f"Qwen3-4B, {LECTURE_POSITIONS:,} positions, fp16", lecture),
     ]
     return (
-        TableSection("The next token after T", header, told),
+        TableSection("The next token after T", header, cells),
         Curve("Seconds for the next token", "T", "s", series, {}, "xy"),
-        Facts("What the cache weighs", facts),
+        Facts("Size of the cache", facts),
     )

@@ -1,7 +1,7 @@
-"""What an experiment is: a question, what was measured, and a verdict with the criterion that decided it.
+"""The types of a lab: its settings, its criteria with what was measured, and its result.
 
-Each lab is one file beside this one, with one function `run(setup) -> Finding`.  It runs the library's own parts -
-`attend`, the modules, the training loop - so that breaking one of them turns its lab to FAIL.
+Each lab is one file beside this one, with one function `run(setup) -> LabResult`.  It runs the library's own parts -
+`attend`, the modules, the training loop - so that breaking one of them makes its lab FAIL.
 """
 
 from __future__ import annotations
@@ -14,22 +14,26 @@ from typing import Any
 from triptych.page import Section
 
 
+def _no_progress(text: str) -> None:
+    """The default of `Setup.progress`: shows nothing."""
+
+
 @dataclass(frozen=True)
 class Setup:
-    """What a lab is run with.  `model` replaces the checkpoint it would use, `data` the text it would train on;
-    `say` is told what is being done, for whoever waits."""
+    """Settings of a run.  `model` replaces the checkpoint a lab would use, `data` the text it would train on;
+    `progress` is called with a line of text whenever a new part of the work begins."""
 
     seed: int = 0
     model: str | None = None
     data: str | None = None
-    say: Callable[[str], None] = lambda what: None
+    progress: Callable[[str], None] = _no_progress
 
 
 @dataclass(frozen=True)
 class Check:
     """One criterion: `claim` in words, the number measured for it, and the bounds it must lie in.
 
-    A bound that is None is open.  A measured NaN lies in no bounds.
+    A bound of None is open.  A measured NaN fails every criterion.
     """
 
     claim: str
@@ -56,19 +60,19 @@ class Check:
 
     @property
     def shown(self) -> str:
-        """What was measured, as a person reads it."""
+        """The measured number as it is printed."""
         return number(self.measured)
 
 
 def number(x: float) -> str:
-    """Whole numbers whole, others to four digits."""
+    """Integers in full, other numbers to four significant digits."""
     return f"{x:,.0f}" if float(x).is_integer() and abs(x) < 1e15 else f"{x:.4g}"
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
-    """What came of a lab.  `sections` are tables, curves and maps in the order in which they are read; `meaning` says
-    in a few sentences what the numbers show."""
+class LabResult:
+    """The result of a lab.  `sections` are its tables, curves and maps in reading order; `meaning` says in a few
+    sentences what the numbers show."""
 
     question: str
     meaning: str
@@ -81,13 +85,13 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """One line: PASS or FAIL, and the criteria that decided it - the failed ones where there are any."""
+        """One line: PASS or FAIL, then the failed criteria, or all of them where none failed."""
         deciding = [check for check in self.checks if not check.passed] or list(self.checks)
-        said = "; ".join(f"{check.claim}: {check.shown} ({check.criterion})" for check in deciding)
-        return f"{'PASS' if self.passed else 'FAIL'}: {said}"
+        reasons = "; ".join(f"{check.claim}: {check.shown} ({check.criterion})" for check in deciding)
+        return f"{'PASS' if self.passed else 'FAIL'}: {reasons}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON, which knows no NaN and no infinity: a measurement of those is None."""
+        """Plain values for JSON.  JSON has no NaN and no infinity: a measurement of those is None."""
         checks = [
             {
                 "claim": c.claim,
@@ -98,8 +102,8 @@ class Finding:
             }
             for c in self.checks
         ]
-        told = [{"kind": section.kind, "title": section.title, **section.data()} for section in self.sections]
+        sections = [{"kind": section.kind, "title": section.title, **section.data()} for section in self.sections]
         return {"passed": self.passed, "question": self.question, "meaning": self.meaning} | {
             "checks": checks,
-            "sections": told,
+            "sections": sections,
         }

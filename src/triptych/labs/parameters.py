@@ -1,7 +1,7 @@
 """Which tensors does a config ask for, and how many numbers is that?  (Lecture L0, exercises 6 and 8.)
 
-The arithmetic is written out here once more, from the numbers of a config alone, so that it can be held against what
-the library makes of the same config and against what a real checkpoint holds.
+The shapes are computed here from the numbers of a config alone, independently of the library.  The claim is false if
+one of them differs from what the library builds from the same config, or from a tensor of a real checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.page import Curve, TableSection
 
@@ -23,16 +23,22 @@ Shape = tuple[int, ...]
 QWEN3_4B: Mapping[str, Any] = {
     "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936,
-    "tie_word_embeddings": True, "max_position_embeddings": 40960,
+    "tie_word_embeddings": True, "max_position_embeddings": 40960, "rope_theta": 1_000_000,
 }  # fmt: skip
 PUBLISHED = 4_022_468_096
 # What L0 exercise 6 counts: a narrower MLP, heads of D/H, none of them grouped, and no norms.
 EXERCISE = {**QWEN3_4B, "intermediate_size": 6912, "head_dim": 80, "num_key_value_heads": 32}
 EXERCISE_TOTAL = 3_243_704_320
 HIDDEN = (2048, 4096, 6912, 8192, 9728, 12288)
+KEYS = {  # what each key of the config is called here
+    "hidden_size": "D, model width", "num_hidden_layers": "layers", "num_attention_heads": "H, heads",
+    "num_key_value_heads": "G, key/value heads", "head_dim": "K, head width", "intermediate_size": "F, MLP width",
+    "vocab_size": "V, vocabulary", "tie_word_embeddings": "head and embedding share one matrix",
+    "max_position_embeddings": "longest context", "rope_theta": "base of RoPE's frequencies",
+}  # fmt: skip
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
     qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
     without_norms = exercise.total - exercise.parameters["norms"]
@@ -61,10 +67,15 @@ def run(setup: Setup) -> Finding:
     )
     sections = (
         _first_block(qwen, loaded, name),
+        TableSection(
+            "The config of Qwen3-4B",
+            ("key", "meaning", "value"),
+            [[key, KEYS[key], f"{QWEN3_4B[key]:,}"] for key in KEYS],
+        ),
         _by_part({"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}),
         _over_hidden(),
     )
-    return Finding("Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections)
+    return LabResult("Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections)
 
 
 def predict(hf: Mapping[str, Any]) -> dict[str, Shape]:
@@ -88,9 +99,9 @@ def predict(hf: Mapping[str, Any]) -> dict[str, Shape]:
     return outside | {f"decoder.blocks.{i}.{name}.weight": shape for i in layers for name, shape in block.items()}
 
 
-def _unlike(predicted: Mapping[str, Shape], found: Mapping[str, Shape]) -> int:
+def _unlike(predicted: Mapping[str, Shape], actual: Mapping[str, Shape]) -> int:
     """How many tensors only one of them has, or both in different shapes."""
-    return sum(predicted.get(name) != found.get(name) for name in {*predicted, *found})
+    return sum(predicted.get(name) != actual.get(name) for name in {*predicted, *actual})
 
 
 def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> TableSection:
@@ -100,10 +111,10 @@ def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> TableSe
     }  # fmt: skip
     shapes = qwen.spec.shapes()
 
-    def told(found: Mapping[str, Shape], tensor: str) -> str:
-        return " × ".join(f"{n}" for n in found.get(f"decoder.blocks.0.{tensor}.weight", ())) or "none"
+    def text(shapes: Mapping[str, Shape], tensor: str) -> str:
+        return " × ".join(f"{n}" for n in shapes.get(f"decoder.blocks.0.{tensor}.weight", ())) or "none"
 
-    rows = [[tensor, formula, told(shapes, tensor), told(loaded, tensor)] for tensor, formula in letters.items()]
+    rows = [[tensor, formula, text(shapes, tensor), text(loaded, tensor)] for tensor, formula in letters.items()]
     return TableSection("The weights of block 0, [out, in]", ("tensor", "shape", "Qwen3-4B", name), rows)
 
 

@@ -1,7 +1,8 @@
 """Does attention know the order of its input?  (Lectures L0 exercise 7, L4 exercise 12; Vaswani et al. 2017, 3.5)
 
 Without positions and without a mask, attention is equivariant: shuffle the input and the outputs are shuffled alike.
-It is not invariant, as is often said, and under a causal mask it is neither.
+It is not invariant, as is often stated, and under a causal mask it is neither.  The claim is false if the permuted
+outputs differ by more than rounding, or do not differ with a causal mask or a position part (the controls).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from triptych import nn
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import block, decoder
 from triptych.model import Model
 from triptych.page import Curve, TableSection
@@ -23,7 +24,7 @@ SITES = ("embed", *(f"blocks.{i}.resid_post" for i in range(BLOCKS)))
 TWINS = (5, 17)  # places that hold the same token
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
     errors, twins = {}, {}
     for name in _parts(causal=False):
@@ -40,7 +41,7 @@ def run(setup: Setup) -> Finding:
     )
     shown = [(NONE, "bidirectional"), (NONE, "causal"), ("sinusoidal", "bidirectional"), ("RoPE", "bidirectional")]
     curve = Curve(
-        "Order found out, block by block",
+        "Permutation error after each block",
         "blocks passed",
         "relative error of permutation",
         # 1e-17 stands for an exact 0, which a logarithm cannot show
@@ -48,16 +49,16 @@ def run(setup: Setup) -> Finding:
         {"fp64 rounding": torch.finfo(torch.float64).eps},
         "y",
     )
-    return Finding("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
+    return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
 
 
 MEANING = (
     "Without positions a bidirectional transformer treats its input as a set: shuffle the tokens and the same vectors"
     " come out, shuffled alike, up to rounding. The outputs move, so this is equivariance, not invariance. Two equal"
-    " tokens in one row then get equal vectors. Any position part tells them apart - sinusoids and tables already at"
+    " tokens in one row then get equal vectors. Any position part makes them differ - sinusoids and tables already at"
     " the input, RoPE, ALiBi and T5's buckets from the first attention on. So does a causal mask alone, since the t-th"
-    " token sees t tokens: a decoder without positions is not blind to order. Random weights show what can be told"
-    " apart, not what a trained model makes of it."
+    " token sees t tokens: a decoder without positions depends on order. Random weights show what can be"
+    " distinguished, not what a trained model does with it."
 )
 
 
@@ -96,20 +97,20 @@ def _model(name: str, mask: str, seed: int) -> Model:
     absolute = part if isinstance(part, Learned | Sinusoidal) else None
     inside = None if isinstance(part, Learned | Sinusoidal) else part
     blocks = [block(WIDTH, HEADS, 2 * WIDTH)] * BLOCKS
-    made = decoder(TOKENS, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
-    return Model(nn.new(made, seed, torch.float64))
+    spec = decoder(TOKENS, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
+    return Model(nn.new(spec, seed, torch.float64))
 
 
 def _errors(model: Model, seed: int) -> list[float]:
     """After the embedding and each block: the largest |f(x[order]) - f(x)[order]|, over the spread of f(x)."""
     order = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(seed))
-    # Every token comes once, so that none is taken for another.
+    # Every token occurs once, so that a permutation of tokens is one of places.
     straight, shuffled = (model.trace([ids.tolist()], read=SITES) for ids in (torch.arange(TOKENS), order))
-    found = []
+    errors = []
     for site in SITES:
         out = straight[site][0]
-        found.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
-    return found
+        errors.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
+    return errors
 
 
 def _twins(model: Model, seed: int) -> float:

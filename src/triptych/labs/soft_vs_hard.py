@@ -1,7 +1,8 @@
 """Is attention a dictionary lookup, and why a soft one?  (Lectures L0 2.1, L4 exercise 1; Graves et al. 2014)
 
 softmax(β q·k) v: at β = 0 the mean of all values, as β grows the value of the best key and of no other.  Between the
-two, the answer has a gradient in the question, and so a network can learn what to ask.
+two, the answer has a gradient in the query, and so a network can learn the query.  The claim is false if the answer at
+large β differs from the dictionary's, or if descent on the query succeeds at large β too, or fails at small β.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend
-from triptych.labs.lab import Check, Finding, Setup
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.page import Curve, TableSection
 
 ENTRIES, QUESTIONS, WIDTH, VALUES = 16, 32, 24, 20
@@ -20,7 +21,7 @@ SHARPNESS = tuple(2.0**i for i in range(-2, 13, 2))
 SOFT, HARD, STEPS, RATE = 4.0, 4096.0, 400, 0.3
 
 
-def run(setup: Setup) -> Finding:
+def run(setup: Setup) -> LabResult:
     """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
     book = _Dictionary(setup.seed)
     rows = [book.measure(beta) for beta in SHARPNESS]
@@ -59,7 +60,7 @@ def run(setup: Setup) -> Finding:
         Check(f"at β {SOFT:g}, loss after learning over before", learned[SOFT][-1] / learned[SOFT][0], most=0.05),
         Check(f"at β {HARD:g}, the same", learned[HARD][-1] / learned[HARD][0], least=0.95),
     )
-    return Finding("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
+    return LabResult("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
 
 
 MEANING = (
@@ -72,7 +73,7 @@ MEANING = (
 
 
 class _Dictionary:
-    """Keys of unit length, values, and for every question the key it was made from by adding noise.  fp64."""
+    """Keys of unit length, values, and questions that are keys plus noise, each with the key it came from.  fp64."""
 
     def __init__(self, seed: int) -> None:
         noise = torch.Generator().manual_seed(seed)
@@ -86,7 +87,7 @@ class _Dictionary:
         self.questions = self.keys[self.wanted] + 0.05 * draw(QUESTIONS, WIDTH)
         self.start = self.keys[0]  # learning begins with the question for another entry, the furthest from its goal
         self.goal = int((self.keys @ self.start).argmin())
-        # A plain dictionary, to be asked by name.
+        # A Python dictionary with the same entries.
         self.plain = dict(enumerate(self.values))
         self.answers = torch.stack([self.plain[int(name)] for name in self.wanted])
 

@@ -36,8 +36,8 @@ METADATA = frozenset(
     output_hidden_states output_past output_scores pad_token_id prefix problem_type remove_invalid_values
     repetition_penalty return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
-    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
-    unsloth_version use_bfloat16 use_cache xla_device
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version triptych_sentences typical_p
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
     """.split()  # noqa: SIM905 - sixty words on eight lines
 )
 
@@ -97,10 +97,10 @@ class ConfigKeys:
 
     def int(self, name: Str, default: Any = REQUIRED, low: Int = 1, high: Int = SIZE) -> Int:
         """An integer in [low, high]; a boolean is not an integer."""
-        value = self._typed(name, int, default, "an integer")
+        value: Int = self._typed(name, int, default, "an integer")
         if value is not default and not low <= value <= high:
             raise self.error(f"{name} must be between {low} and {high}, not {value}")
-        return value  # type: ignore[no-any-return]
+        return value
 
     def optional_int(self, name: Str, default: Int | None = None, low: Int = 1, high: Int = SIZE) -> Int | None:
         """An integer, None when null, `default` when absent."""
@@ -112,12 +112,13 @@ class ConfigKeys:
 
     def float(self, name: Str, default: Any = REQUIRED, low: Float = 0.0, high: Float = math.inf) -> Float:
         """A finite number in [low, high]; an integer will do."""
-        value = self._typed(name, (int, float), default, "a number")
+        value: Float = self._typed(name, (int, float), default, "a number")
         if value is default:
-            return default  # type: ignore[no-any-return]
+            absent: Float = value
+            return absent
         if not math.isfinite(value) or not low <= value <= high:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
-        return float(value)
+        return value + 0.0
 
     def optional_float(
         self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf
@@ -130,10 +131,12 @@ class ConfigKeys:
         return self.float(name, default, high=1.0)
 
     def bool(self, name: Str, default: Any = REQUIRED) -> Bool:
-        return self._typed(name, bool, default, "true or false")  # type: ignore[no-any-return]
+        value: Bool = self._typed(name, bool, default, "true or false")
+        return value
 
     def str(self, name: Str, default: Any = REQUIRED) -> Str:
-        return self._typed(name, str, default, "a string")  # type: ignore[no-any-return]
+        value: Str = self._typed(name, str, default, "a string")
+        return value
 
     def floats(self, name: Str, default: Any = REQUIRED) -> tuple[Float, ...]:
         """A list of finite numbers above zero."""

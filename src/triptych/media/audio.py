@@ -1,4 +1,4 @@
-"""Sound to what a model of it reads: WAV files, resampling, and Whisper's log-mel frames.  Needs no torch."""
+"""WAV files, resampling, and the log-mel frames that Whisper reads.  Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,45 +11,54 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from triptych.errors import InputError
+from triptych.files import read_regular
 
 Samples = NDArray[np.float32]
+"""Mono sound `[T]`, nominally in [-1, 1]."""
 
-RATE = 16_000  # samples a second that Whisper hears
-HOP, WINDOW = 160, 400  # samples from one frame to the next, and under one
-SLOWEST, FASTEST = 1_000, 1_000_000  # samples a second of any real recording
-PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
-_ZEROS, _BETA, _ROLL = 32, 12.0, 0.96  # of the resampler's kernel: zero crossings a side, Kaiser's beta, pass band
-_BLOCK = 4096  # frames transformed at a time
+RATE = 16_000  # Whisper's samples per second
+HOP, WINDOW = 160, 400  # samples between the starts of two frames, and samples in one frame
+MIN_RATE, MAX_RATE = 1_000, 1_000_000  # samples per second
+MAX_BYTES = 1 << 31  # of a file
+MAX_SAMPLE = 1e6  # of floating-point samples; beyond it later computations overflow
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # format tags
+_ZEROS, _BETA, _ROLL = 32, 12.0, 0.96  # the resampler's kernel: zero crossings per side, Kaiser's beta, pass band
+_BLOCK = 4096  # frames per Fourier transform
 
 
 def read_wav(path: str | Path, rate: int = RATE) -> Samples:
-    """The sound of a WAV file, `[T]` in [-1, 1] at `rate`: channels averaged, resampled.
+    """The sound of a WAV file: `[T]`, nominally in [-1, 1], at `rate` samples per second, channels averaged.
 
-    PCM of 8, 16, 24 and 32 bits and floats of 32 and 64.  Raises InputError for a file that is cut short, says
-    another length than it has, or is packed in another way.
+    Reads PCM of 8, 16, 24 and 32 bits and floats of 32 and 64 bits.
+
+    Raises InputError for a path that is not a regular file, and for a file that is cut short, whose header contradicts
+    its length, or that holds another encoding or samples that are not numbers below a million.
     """
     path = Path(path)
-    raw = path.read_bytes()
-    form, data = _chunks(raw, path)
-    kind, channels, found, _, align, bits = struct.unpack_from("<HHIIHH", form)
-    if kind == EXTENSIBLE and len(form) >= 26:
-        kind = int.from_bytes(form[24:26], "little")  # the first bytes of its GUID
-    if not 1 <= channels <= 256 or not SLOWEST <= found <= FASTEST:
-        raise InputError(f"{path}: {channels} channels at {found} samples a second is no recording")
-    if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
-        raise InputError(f"{path}: encoding {kind} of {bits} bits is not PCM or float; convert it to 16-bit PCM")
+    raw = read_regular(path, MAX_BYTES, InputError)
+    header, data = _chunks(raw, path)
+    encoding, channels, stored_rate, _, align, bits = struct.unpack_from("<HHIIHH", header)
+    if encoding == EXTENSIBLE and len(header) >= 26:
+        encoding = int.from_bytes(header[24:26], "little")  # the first two bytes of the sub-format GUID
+    if not 1 <= channels <= 256 or not MIN_RATE <= stored_rate <= MAX_RATE:
+        raise InputError(
+            f"{path}: {channels} channels at {stored_rate} samples per second; 1 to 256 channels at {MIN_RATE:,} to "
+            f"{MAX_RATE:,} can be read"
+        )
+    if (encoding, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
+        raise InputError(f"{path}: encoding {encoding} of {bits} bits is not PCM or float; convert it to 16-bit PCM")
     if align != channels * bits // 8 or len(data) % align:
         raise InputError(f"{path}: {len(data)} bytes of sound are not whole blocks of {channels} x {bits} bits")
     if not len(data):
-        raise InputError(f"{path}: holds no sound")
-    sound = _numbers(data, kind, bits).reshape(-1, channels).mean(axis=1, dtype=np.float64)
-    if not np.isfinite(sound).all():
-        raise InputError(f"{path}: its samples are not all finite numbers")
-    return resample(sound.astype(np.float32), found, rate)
+        raise InputError(f"{path}: has no samples")
+    samples = _decoded(data, encoding, bits).reshape(-1, channels)
+    if not (np.abs(samples) <= MAX_SAMPLE).all():  # False for NaN too
+        raise InputError(f"{path}: its samples are not all finite numbers in [-1, 1]; write it again as 16-bit PCM")
+    return resample(samples.mean(axis=1, dtype=np.float64).astype(np.float32), stored_rate, rate)
 
 
 def _chunks(raw: bytes, path: Path) -> tuple[bytes, bytes]:
-    """The chunks `fmt ` and `data` of a RIFF file."""
+    """The contents of the chunks `fmt ` and `data` of a RIFF file."""
     if raw[8:12] != b"WAVE" or raw[:4] not in (b"RIFF", b"RIFX", b"RF64", b"BW64"):
         raise InputError(f"{path}: is not a WAV file; convert it to one, of 16-bit PCM")
     if raw[:4] != b"RIFF":
@@ -57,28 +66,29 @@ def _chunks(raw: bytes, path: Path) -> tuple[bytes, bytes]:
     end = 8 + int.from_bytes(raw[4:8], "little")
     if end > len(raw):
         raise InputError(
-            f"{path}: says it is {end:,} bytes long and is {len(raw):,}; it was cut short or streamed: write it again"
+            f"{path}: its header gives {end:,} bytes, and it has {len(raw):,}; it was cut short or streamed: write it "
+            "again"
         )
-    found: dict[bytes, bytes] = {}
+    chunks: dict[bytes, bytes] = {}
     at = 12
-    while at + 8 <= end and b"data" not in found:
+    while at + 8 <= end and b"data" not in chunks:
         name, size = raw[at : at + 4], int.from_bytes(raw[at + 4 : at + 8], "little")
         if at + 8 + size > end:
-            raise InputError(f"{path}: its chunk {name!r} says {size:,} bytes, {end - at - 8:,} are left")
-        found[name] = raw[at + 8 : at + 8 + size]
+            raise InputError(f"{path}: its chunk {name!r} should have {size:,} bytes, and {end - at - 8:,} are left")
+        chunks[name] = raw[at + 8 : at + 8 + size]
         at += 8 + size + size % 2
-    if len(found.get(b"fmt ", b"")) < 16 or b"data" not in found:
-        raise InputError(f"{path}: has no sound, or nothing that says how it is written")
-    return found[b"fmt "], found[b"data"]
+    if len(chunks.get(b"fmt ", b"")) < 16 or b"data" not in chunks:
+        raise InputError(f"{path}: lacks a chunk 'fmt ' or 'data'; write it again")
+    return chunks[b"fmt "], chunks[b"data"]
 
 
-def _numbers(data: bytes, kind: int, bits: int) -> NDArray[np.floating]:
-    """Samples in [-1, 1]; 8-bit ones are unsigned, wider ones are not."""
-    if kind == FLOAT:
+def _decoded(data: bytes, encoding: int, bits: int) -> NDArray[np.floating]:
+    """Samples as numbers, PCM scaled to [-1, 1].  PCM of 8 bits is unsigned, wider PCM is signed."""
+    if encoding == FLOAT:
         return np.frombuffer(data, f"<f{bits // 8}")
     if bits == 8:
         return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
-    if bits == 24:  # as the upper three bytes of 32
+    if bits == 24:  # widened: the upper three bytes of a 32-bit integer
         wide = np.zeros((len(data) // 3, 4), np.uint8)
         wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
         data, bits = wide.tobytes(), 32
@@ -86,14 +96,16 @@ def _numbers(data: bytes, kind: int, bits: int) -> NDArray[np.floating]:
 
 
 def resample(sound: Samples, old: int, new: int) -> Samples:
-    """`[T] -> [ceil(T * new / old)]` by a windowed sinc (Kaiser's window), one filter for each phase between samples.
+    """`sound` [T] at `old` samples per second -> [ceil(T * new / old)] at `new` samples per second.
 
-    Flat to 0.9 of the lower of the two Nyquist frequencies, and under -90 dB from that frequency on.
+    Interpolation with a sinc under a Kaiser window (Smith, "Digital Audio Resampling"), one filter for each phase
+    between two samples.  The response is flat to 0.9 of the lower of the two Nyquist frequencies, and below -90 dB from
+    that frequency on.
     """
     if old == new:
         return sound
     up, down = new // math.gcd(new, old), old // math.gcd(new, old)
-    cut = _ROLL * min(1.0, up / down)  # of the old Nyquist frequency
+    cut = _ROLL * min(1.0, up / down)  # cutoff as a fraction of the old Nyquist frequency
     half = math.ceil(_ZEROS / cut)
     padded = np.pad(sound.astype(np.float64), (half, half + 1))
     windows = sliding_window_view(padded, 2 * half + 1)
@@ -108,31 +120,36 @@ def resample(sound: Samples, old: int, new: int) -> Samples:
 
 
 def padded(sound: Samples, frames: int) -> Samples:
-    """With silence up to so many frames at the end, where it is shorter."""
+    """`sound` [T] with zeros at its end up to the length of `frames` frames; unchanged where it is as long already."""
     return np.pad(sound, (0, max(0, frames * HOP - len(sound))))
 
 
 def log_mel(sound: Samples, mels: int = 80) -> Samples:
-    """Whisper's features (Radford et al. 2022): `[T]` at 16 kHz -> `[T // 160, mels]`.
+    """Whisper's features (Radford et al. 2022): `[T]` at 16 kHz -> `[T // 160, mels]`, about in [-1, 1].
 
-    Power of a 25 ms Hann window every 10 ms, summed by Slaney's mel filters, as log10, no more than 8 below its
-    largest, and brought to about [-1, 1].  Raises InputError for less than a window of sound.
+    The power spectrum under a Hann window of 25 ms every 10 ms, summed by Slaney's mel filters, as log10, limited from
+    below to 8 under its maximum, then shifted and scaled: `(x + 4) / 4`.
+
+    Raises InputError for less sound than one window.
     """
     if len(sound) < WINDOW:
         raise InputError(f"{len(sound)} samples are less than one window of {WINDOW}; pad with silence")
     frames = sliding_window_view(np.pad(sound, WINDOW // 2, mode="reflect"), WINDOW)[::HOP][: len(sound) // HOP]
     hann = np.hanning(WINDOW + 1)[:-1]
     filters = mel_filters(mels)
-    found: Samples = np.empty((len(frames), mels), np.float32)
+    logs: Samples = np.empty((len(frames), mels), np.float32)
     for at in range(0, len(frames), _BLOCK):
         power = np.abs(np.fft.rfft(frames[at : at + _BLOCK] * hann)) ** 2
-        found[at : at + _BLOCK] = np.log10(np.maximum(power @ filters, 1e-10))
-    return np.asarray((np.maximum(found, found.max() - 8) + 4) / 4, np.float32)
+        logs[at : at + _BLOCK] = np.log10(np.maximum(power @ filters, 1e-10))
+    return np.asarray((np.maximum(logs, logs.max() - 8) + 4) / 4, np.float32)
 
 
 def mel_filters(mels: int, rate: int = RATE, window: int = WINDOW) -> NDArray[np.float64]:
-    """`[window // 2 + 1, mels]`: triangles of equal area, their corners evenly spaced in mel up to the Nyquist
-    frequency.  Slaney 1998: linear to 1 kHz at 3 mel for 200 Hz, then 27 mel for each factor of 6.4."""
+    """Weights `[window // 2 + 1, mels]` that sum the bins of a Fourier transform into mel bands.
+
+    Triangles of equal area whose corners are evenly spaced in mel from 0 to the Nyquist frequency (Slaney 1998,
+    Auditory Toolbox): linear up to 1 kHz, 3 mel for 200 Hz, then 27 mel for each factor of 6.4.
+    """
     top = _mel(rate / 2)
     corners = _hertz(np.linspace(0, top, mels + 2))
     bins = np.linspace(0, rate / 2, window // 2 + 1)[:, None]
@@ -141,7 +158,7 @@ def mel_filters(mels: int, rate: int = RATE, window: int = WINDOW) -> NDArray[np
     return np.maximum(0, np.minimum(rising, falling)) * 2 / (corners[2:] - corners[:-2])
 
 
-_LINEAR, _KNEE = 200 / 3, 1000.0  # hertz a mel below the knee
+_LINEAR, _KNEE = 200 / 3, 1000.0  # hertz per mel up to the knee, and the knee in hertz
 _STEP = math.log(6.4) / 27
 
 

@@ -43,13 +43,14 @@ class Attention(Module[parts.Attention], of=parts.Attention):
 
     def __init__(self, spec: parts.Attention) -> None:
         super().__init__(spec)
+        self.head_width, self.value_width = spec.head_width, spec.value_width
         if not spec.sinks:
             self.sinks = None
 
     def forward(self, x: Tensor, state: KindState, layer: int, taps: Taps) -> Tensor:
         """[N, D] -> [N, D], what attention adds to the residual stream."""
         rows = state.rows
-        q = taps("q", self.q(x).view(-1, self.spec.heads, self.spec.head_width), rows)  # [N, H, K]
+        q = taps("q", self.q(x).view(-1, self.spec.heads, self.head_width), rows)  # [N, H, K]
         if self.q_norm is not None:
             q = self.q_norm(q)
         q = taps("q_rot", ops.rotate(q, state.rotation), rows)
@@ -60,9 +61,9 @@ class Attention(Module[parts.Attention], of=parts.Attention):
 
     def project(self, y: Tensor, rows: Rows, taps: Taps) -> tuple[Tensor, Tensor]:
         """Keys [N, G, K] (normalized, not rotated) and values [N, G, Kv] of `y` [N, D]."""
-        spec = self.spec
-        k = taps("k", self.k(y).view(-1, spec.kv_heads, spec.head_width), rows)
-        v = taps("v", self.v(y).view(-1, spec.kv_heads, spec.value_width), rows)
+        groups = self.spec.kv_heads
+        k = taps("k", self.k(y).view(-1, groups, self.head_width), rows)
+        v = taps("v", self.v(y).view(-1, groups, self.value_width), rows)
         return (k if self.k_norm is None else self.k_norm(k)), v
 
     @property

@@ -20,7 +20,8 @@ class LMHead(Module[spec.LMHead], of=spec.LMHead):
     proj: Linear
 
     def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
-        return ops.softcap(self.proj(x if self.spec.scale is None else x * self.spec.scale), self.spec.softcap)
+        logits = self.proj(x if self.spec.scale is None else x * self.spec.scale)
+        return logits if self.spec.softcap is None else ops.softcap(logits, self.spec.softcap)
 
 
 class Transform(Module[spec.Transform], of=spec.Transform):

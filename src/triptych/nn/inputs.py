@@ -75,7 +75,8 @@ class Embed(Module[parts.Embed], of=parts.Embed):
             x = self.widen(x)
         if self.norm is not None:
             x = self.norm(x)
-        x = ops.dropout(x, self.spec.dropout, self.training, random)
+        if self.spec.dropout:
+            x = ops.dropout(x, self.spec.dropout, self.training, random)
         return x if self.project is None else self.project(x)
 
 

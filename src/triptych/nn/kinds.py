@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention import (
-    ContentBias,
-    CrossKeys,
-    Heads,
-    KeyStep,
-    RowPlan,
-    Rows,
-)
+from triptych.attention import DOT_PRODUCT, AttendPlan, ContentBias, CrossKeys, Heads, KeyStep, RowPlan, Rows, flash
+from triptych.attention.caches import FullStep
+from triptych.attention.layout import KeysIn, Piece
 from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
 from triptych.nn.taps import Taps
@@ -38,7 +33,7 @@ class KindState(Protocol):
     @property
     def rows(self) -> Rows: ...
     @property
-    def plan(self) -> RowPlan: ...
+    def plan(self) -> AttendPlan: ...
     @property
     def rotation(self) -> ops.Rotation | None: ...
     @property
@@ -47,13 +42,14 @@ class KindState(Protocol):
     def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> tuple[Tensor, Tensor]: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SelfState:
     """A row attends to itself: what the cache holds of it, then its own tokens."""
 
     rows: Rows
-    plan: RowPlan
+    plan: AttendPlan
     step: KeyStep
+    position: Position[Part] | None
     rotation: ops.Rotation | None
     content: Callable[[Attention], ContentBias] | None
 
@@ -67,7 +63,7 @@ class CrossState:
     """A row attends to an encoder's output, which each layer projects once."""
 
     rows: Rows
-    plan: RowPlan
+    plan: AttendPlan
     source: CrossKeys
     rotation: None = None
     content: None = None
@@ -81,7 +77,20 @@ def _projected(attn: Attention, taps: Taps, memory: Tensor, rows: Rows) -> tuple
     return taps("k_rot", k, rows), v
 
 
-@dataclass(frozen=True, eq=False)
+def _continues(state: KindState) -> bool:
+    """Whether the next token of each row changes nothing but where the rows end: every token is kept in neighbouring
+    places, nothing is masked or added to the scores, and the kernel takes any number of keys."""
+    if not isinstance(state, SelfState) or not isinstance(state.step, FullStep) or state.step.run is None:
+        return False
+    plan = state.plan
+    if not isinstance(plan, RowPlan) or len(plan.pieces) != 1 or not isinstance(plan.pieces[0], Piece):
+        return False
+    request = plan.pieces[0].request
+    plain = request.queries == 1 and not request.biased and request.visible is None and state.content is None
+    return plain and plan.mechanism is DOT_PRODUCT and not flash.cannot(request)
+
+
+@dataclass(eq=False)
 class Context:
     """What a forward knows beside its vectors: the rows, and for each block the state of its attentions."""
 
@@ -89,6 +98,32 @@ class Context:
     own: Sequence[KindState]
     cross: Sequence[KindState]
     random: torch.Generator | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        own = dict.fromkeys(self.own)
+        self.distinct = list(own)
+        self.continues = not torch.is_grad_enabled() and all(map(_continues, own)) and not self.cross
+
+    def moved_on(self, rows: Rows, x: Tensor) -> bool:
+        """Change what differs one token later, in place, where that is only where each row ends: the places that keys
+        are written to and read up to, and the rotation.  False where more differs."""
+        if not self.continues or x.dtype != self.dtype or torch.is_grad_enabled() or not rows.even:
+            return False
+        past, end = rows.past[0], rows.ends[0]
+        self.rows = rows
+        for state in self.distinct:
+            assert isinstance(state, SelfState)
+            assert isinstance(state.step, FullStep)
+            assert isinstance(state.plan, RowPlan)
+            assert isinstance(state.plan.pieces[0], Piece)
+            assert isinstance(state.plan.pieces[0].keys, KeysIn)
+            state.rows = state.step.rows = rows
+            state.step.at = slice(past, end)
+            state.plan.pieces[0].keys.end = end
+            if state.position is not None:
+                state.rotation = state.position.prepare(rows, x).rotation
+        return True
 
 
 class Kind(Module[parts.Kind], of=parts.Kind):
@@ -100,7 +135,7 @@ class Kind(Module[parts.Kind], of=parts.Kind):
         """The state of the layers that are like `attn`."""
         at = UNPOSITIONED if self.position is None else self.position.prepare(rows, x, random)
         plan = step.layout.plan(rows, self.spec.mask, heads_of(attn, x, random), at.bias, attn.scoring)
-        return SelfState(rows, plan, step, at.rotation, at.content)
+        return SelfState(rows, plan, step, self.position, at.rotation, at.content)
 
 
 def cross_state(

@@ -14,7 +14,7 @@ from triptych.errors import InputError
 from triptych.nn.heads import Head
 from triptych.nn.inputs import Embed, Frames, Patches, Row
 from triptych.nn.part import Module, assign, build, tie
-from triptych.nn.positions import check_context
+from triptych.nn.positions import refuse_length
 from triptych.nn.stack import Stack
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import Model
@@ -98,10 +98,12 @@ class Transformer(Module[Model], of=Model):
                 return memory
             cross = batch.cross or EncoderOutput(memory, batch.source[1])
         assert batch.inputs is not None
-        check_context(batch.rows, self.spec.context, "input")
+        rows, limit, taps, prefix = batch.rows, self.spec.context, batch.taps, self.prefix["decoder"]
+        if limit is not None and max(rows.ends, default=0) > limit:
+            refuse_length(rows, limit, "input")
         return self.decoder(
-            batch.inputs, batch.rows, token_types=batch.token_types, cache=batch.cache, cross=cross,
-            taps=batch.taps.at(self.prefix["decoder"]), random=batch.random,
+            batch.inputs, rows, token_types=batch.token_types, cache=batch.cache, cross=cross,
+            taps=taps.at(prefix) if prefix else taps, random=batch.random,
         )  # fmt: skip
 
     def unembed(
@@ -119,7 +121,9 @@ class Transformer(Module[Model], of=Model):
     def _encoded(self, inputs: Tensor, rows: Rows, batch: Batch) -> Tensor:
         """[M] source ids, or what else the input slot reads -> [M, D] of the encoder."""
         assert self.encoder is not None
-        check_context(rows, self.spec.source_context, "source" if self.decoder is not None else "input")
+        limit = self.spec.source_context
+        if limit is not None and max(rows.ends, default=0) > limit:
+            refuse_length(rows, limit, "source" if self.decoder is not None else "input")
         types = batch.token_types if self.decoder is None else None
         taps = batch.taps.at(self.prefix["encoder"])
         return self.encoder(inputs, rows, token_types=types, taps=taps, random=batch.random)

@@ -75,7 +75,7 @@ def _attach(parent: nn.Module, path: list[str], child: nn.Module) -> None:
         return
     if path[0] not in parent._modules:
         parent.add_module(path[0], nn.ModuleList() if path[1].isdigit() else nn.ModuleDict())
-    parent._modules[path[0]].add_module(path[1], child)  # type: ignore[union-attr]
+    parent.get_submodule(path[0]).add_module(path[1], child)
 
 
 def assign(root: nn.Module, name: str, value: Tensor) -> None:

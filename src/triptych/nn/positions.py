@@ -156,9 +156,7 @@ class Disentangled(Position[spec.Disentangled], of=spec.Disentangled):
         return {name: scale * mapped(table).view(table.shape[0], -1, part.head_width) for name, mapped in chosen}
 
 
-def check_context(rows: Rows, limit: int | None, what: str) -> None:
-    """Refuse a row that ends past the positions the model has.  Raises InputError naming the row."""
-    if limit is None or max(rows.ends, default=0) <= limit:
-        return
+def refuse_length(rows: Rows, limit: int, what: str) -> None:
+    """Refuse the first row that ends past `limit`, the positions the model has.  Raises InputError naming the row."""
     row = next(i for i, end in enumerate(rows.ends) if end > limit)
     raise InputError(f"{what}: row {row} needs {rows.ends[row]} positions and the model has {limit}; shorten the row")

@@ -45,29 +45,27 @@ class Block(Module[parts.Block], of=parts.Block):
 
     def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
         rows = ctx.rows
+        drop = partial(ops.dropout, rate=self.spec.dropout, training=self.training, random=ctx.random)
         x = entered = taps("resid_pre", x, rows)
 
         h = taps("attn.in", self.attn_norm.pre(x), rows)
         h = self.attn_norm.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
-        x = self.attn_norm.post(x + self.drop(taps("attn.out", h, rows), ctx))
+        x = self.attn_norm.post(x + drop(taps("attn.out", h, rows)))
 
         if self.cross is not None:
             h = taps("cross.in", self.cross_norm.pre(x), rows)
             h = self.cross_norm.out(self.cross(h, ctx.cross[layer], layer, taps.at("cross")))
-            x = self.cross_norm.post(x + self.drop(taps("cross.out", h, rows), ctx))
+            x = self.cross_norm.post(x + drop(taps("cross.out", h, rows)))
 
         x = taps("resid_mid", x, rows)
         if self.mlp is not None:
             h = taps("mlp.in", self.mlp_norm.pre(x), rows)
             h = self.mlp_norm.out(self.mlp(h, ctx, taps.at("mlp")))
-            x = self.mlp_norm.post(x + self.drop(taps("mlp.out", h, rows), ctx))
+            x = self.mlp_norm.post(x + drop(taps("mlp.out", h, rows)))
 
         if self.branch is not None:
             x = self.branch(entered, x, ctx, taps.at("branch"))
         return taps("resid_post", x, rows)
-
-    def drop(self, x: Tensor, ctx: Context) -> Tensor:
-        return ops.dropout(x, self.spec.dropout, self.training, ctx.random)
 
 
 class ParallelBlock(Module[parts.ParallelBlock], of=parts.ParallelBlock):
@@ -87,20 +85,18 @@ class ParallelBlock(Module[parts.ParallelBlock], of=parts.ParallelBlock):
 
     def forward(self, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
         rows = ctx.rows
+        drop = partial(ops.dropout, rate=self.spec.dropout, training=self.training, random=ctx.random)
         x = taps("resid_pre", x, rows)
         y = self.norm(x)
 
         h = taps("attn.in", self.attn_norm.pre(y), rows)
         h = self.attn_norm.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
-        attended = self.drop(taps("attn.out", h, rows), ctx)
+        attended = drop(taps("attn.out", h, rows))
 
         h = taps("mlp.in", self.mlp_norm.pre(y), rows)
         h = self.mlp_norm.out(self.mlp(h, ctx, taps.at("mlp")))
-        x = x + attended + self.drop(taps("mlp.out", h, rows), ctx)
+        x = x + attended + drop(taps("mlp.out", h, rows))
         return taps("resid_post", x, rows)
-
-    def drop(self, x: Tensor, ctx: Context) -> Tensor:
-        return ops.dropout(x, self.spec.dropout, self.training, ctx.random)
 
 
 class Stack(Module[parts.Stack], of=parts.Stack):
@@ -161,7 +157,10 @@ class Stack(Module[parts.Stack], of=parts.Stack):
         the ids continue what it holds."""
         x = self.embed(inputs, rows, token_types, random)
         step = cache.begin(rows, taps.provenance)
-        ctx = self.context(x, rows, step, cross, random)
+        ctx = step.context if taps is NO_TAPS else None
+        if not isinstance(ctx, Context) or not ctx.moved_on(rows, x):
+            ctx = self.context(x, rows, step, cross, random)
+            step.context = ctx
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
             run = block if not (self.recompute and self.training) else partial(_recomputed, block)
@@ -186,13 +185,15 @@ class Stack(Module[parts.Stack], of=parts.Stack):
 
         layers = len(self.blocks)
         crossed = shared_states(self.cross_groups, other, layers) if cross is not None else ()
-        return Context(rows, shared_states(self.own_groups, own, layers), crossed, random)
+        return Context(rows, shared_states(self.own_groups, own, layers), crossed, random, x.dtype)
 
     def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
         """The residual stream [N, D] after the last block -> what the head reads."""
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return taps("final", ops.dropout(x, self.spec.dropout, self.training, random), rows)
+        if self.spec.dropout:
+            x = ops.dropout(x, self.spec.dropout, self.training, random)
+        return taps("final", x, rows)
 
 
 Groups = dict[tuple[object, ...], list[int]]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from triptych.attention import ContentBias, RowPlan, Rows
+from triptych.attention import AttendPlan, ContentBias, Rows
 
 
 class Taps:
@@ -35,7 +35,7 @@ class Taps:
         return value
 
     def attend(
-        self, plan: RowPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+        self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
     ) -> Tensor:
         """Run attention as planned; k and v are all that this forward reads, the cache's included.  Taps that serve
         `k_ctx`, `v_ctx`, `scores` or `pattern` take their place here."""

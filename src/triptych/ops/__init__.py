@@ -18,9 +18,10 @@ from triptych.ops.functions import (
     sinusoids,
     softcap,
 )
+from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Shapes, operation_of, register
 
 __all__ = [
-    "ACTIVATIONS", "Rotation", "conv1d", "dropout", "embedding", "experts",
-    "l2_normalize", "layer_norm", "linear", "patches", "pool", "record", "rms_norm", "rotate",
-    "sinusoids", "softcap",
+    "ACTIVATIONS", "OPERATIONS", "Attributes", "Dim", "Operation", "Rotation", "Shape", "Shapes", "conv1d", "dropout",
+    "embedding", "experts", "l2_normalize", "layer_norm", "linear", "operation_of", "patches", "pool", "record",
+    "register", "rms_norm", "rotate", "sinusoids", "softcap",
 ]  # fmt: skip

@@ -101,10 +101,8 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     return turned if part is x else torch.cat((turned, x[..., width:]), -1)
 
 
-def softcap(x: Tensor, cap: float | None) -> Tensor:
-    """`cap * tanh(x / cap)` (Gemma 2); without a cap, `x` itself."""
-    if cap is None:
-        return x
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """`cap * tanh(x / cap)` (Gemma 2)."""
     if has_torch_function_unary(x):
         return record(softcap, x, x, cap)
     return cap * torch.tanh(x / cap)

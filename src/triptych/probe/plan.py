@@ -109,6 +109,9 @@ Reads = Sequence[Read | str] | Read | str
 Edits = Sequence[Edit] | Edit
 
 
+C = TypeVar("C", Read, Edit)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Reads and edits by site name, checked against the model."""
@@ -129,12 +132,13 @@ class Plan:
         edits: dict[str, list[Edit]] = {}
         for one in _listed(read, (Read, str), "read"):
             wanted = Read(one) if isinstance(one, str) else one
+            assert isinstance(wanted, Read)
             for site in match(wanted.site, model, known):
-                reads.setdefault(site.name, []).append(replace(wanted, **_selection(site, wanted)))
+                reads.setdefault(site.name, []).append(_resolved(site, wanted))
         for change in _listed(edit, (Edit,), "edit"):
             for site in match(change.site, model, known):
                 _check_width(site, change)
-                edits.setdefault(site.name, []).append(replace(change, **_selection(site, change)))
+                edits.setdefault(site.name, []).append(_resolved(site, change))
         return Plan(known, reads, edits)
 
     @cached_property
@@ -208,17 +212,17 @@ def matrix(site: str) -> bool:
     return site.rpartition(".")[2] in MATRIX_SITES
 
 
-def _listed(value: Sequence[T] | T, kinds: tuple[type, ...], what: str) -> Sequence[T]:
+def _listed(value: object, kinds: tuple[type[T], ...], what: str) -> list[T]:
     """A list, or a single one made a list.  Raises ProbeError for anything else."""
     every = [value] if isinstance(value, kinds) else value
     if not isinstance(every, Sequence) or not all(isinstance(one, kinds) for one in every):
         names = " or ".join("site names" if kind is str else f"{kind.__name__}s" for kind in kinds)
         raise ProbeError(f"{what}= must be a list of {names}, not {shown(value)}")
-    return every
+    return list(every)
 
 
-def _selection(site: Site, chosen: Read | Edit) -> dict[str, object]:
-    """The name and selections of a read or an edit at one site, checked."""
+def _resolved(site: Site, chosen: C) -> C:
+    """A read or an edit at one site, its selections checked."""
     if chosen.heads is not None and site.heads is None:
         raise ProbeError(f"{site.name} has no heads; leave heads= out")
     heads = _indices(chosen.heads, "heads", f"{site.name} has heads 0..{(site.heads or 1) - 1}")
@@ -227,9 +231,8 @@ def _selection(site: Site, chosen: Read | Edit) -> dict[str, object]:
             raise ProbeError(f"{site.name} has heads 0..{(site.heads or 1) - 1}, not {head}")
     last = "positions are absolute and count from 0, so the last token of a row is at=len(ids) - 1"
     at = _indices(chosen.at, "at", last)
-    return {
-        "site": site.name, "heads": heads, "at": at, "items": _indices(chosen.items, "items", "rows count from 0")
-    }  # fmt: skip
+    items = _indices(chosen.items, "items", "rows count from 0")
+    return replace(chosen, site=site.name, heads=heads, at=at, items=items)
 
 
 def _indices(at: At, what: str, hint: str) -> At:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from triptych.attention import ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
+from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.plan import At, Edit, Plan, Read, Where, matrix, select
@@ -121,8 +121,9 @@ class ProbeTaps(Taps):
         return torch.cat(pieces) if self._changes(name) else value
 
     def attend(
-        self, plan: RowPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+        self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
     ) -> Tensor:
+        assert isinstance(plan, RowPlan)
         k, v = self._context("k_ctx", k, plan.keys), self._context("v_ctx", v, plan.keys)
         names = [self.prefix + leaf for leaf in ("scores", "pattern")]
 

@@ -22,8 +22,8 @@ class Record:
     pieces: list[Tensor] = field(default_factory=list)
 
     def joined(self, leaf: str) -> Tensor:
-        if len(self.pieces) == 1:
-            return self.pieces[0]
+        if len(self.pieces) == 1 and not self.pieces[0].is_inference():
+            return self.pieces[0]  # itself: a tensor read with its gradient
         if leaf in ("scores", "pattern"):  # [h, t, S] with S growing from step to step
             longest = max(piece.shape[-1] for piece in self.pieces)
             fill = float("-inf") if leaf == "scores" else 0.0

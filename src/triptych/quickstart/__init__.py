@@ -1,6 +1,7 @@
 """Train a small transformer on real text, write with it, and show its attention: one call, three panels.
 
-Each panel is the recipe of its name, what its samples are, how it is judged, and what its page shows.
+A panel is one layout on one task: a recipe of the same name, the samples it writes, how it is evaluated, and what its
+page shows.
 """
 
 from __future__ import annotations
@@ -12,27 +13,36 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from triptych.checkpoints import atomic_write
-from triptych.errors import InputError
+from triptych.errors import CheckpointError, InputError
 from triptych.model import Model
 from triptych.page import Sample
-from triptych.quickstart.panels import PANELS, Panel, Verdict
-from triptych.quickstart.report import write_report
+from triptych.quickstart.panels import PANELS, HeldOutResult, Panel
+from triptych.quickstart.run_page import write_page
 from triptych.train import Event, Job, Trainer, prepare, read_recipe, resume
+from triptych.train.run_lock import RunLock
 
-CHECKPOINTS, MODEL, SAMPLES, REPORT = "checkpoints", "model", "samples.json", "report.html"
+CHECKPOINTS, MODEL, SAMPLES, PAGE = "checkpoints", "model", "samples.json", "report.html"
 
 
 @runtime_checkable
 class Watch(Protocol):
-    """Who is told of a run as it goes: the live line of the command line, or nobody."""
+    """Receives the progress of a run, as the progress bar of the command line does."""
 
-    def say(self, what: str) -> None: ...
-    def step(self, event: Event) -> None: ...
-    def sample(self, label: str, text: str) -> None: ...
+    def say(self, what: str) -> None:
+        """A line about what happens now."""
+        ...
+
+    def step(self, event: Event) -> None:
+        """A finished training step."""
+        ...
+
+    def sample(self, label: str, text: str) -> None:
+        """What the model writes at present."""
+        ...
 
 
-class Nobody:
-    """Tells nobody."""
+class Silent:
+    """The `Watch` that shows nothing."""
 
     def say(self, what: str) -> None:
         pass
@@ -46,21 +56,21 @@ class Nobody:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left behind: the model's directory, the page, and how good the model became."""
+    """The outcome of a run: the directory of the model, the page, steps and seconds of training, and the evaluation."""
 
     panel: str
     model: Path
     report: Path
     steps: int
     seconds: float
-    verdict: Verdict
+    held_out: HeldOutResult
     samples: list[Sample] = field(repr=False)
 
     def facts(self) -> list[tuple[str, str]]:
-        """For a person: name and value."""
+        """Name and value, to be read."""
         trained = f"{self.steps:,} steps in {self.seconds:,.0f} s"
         return [
-            ("result", self.verdict.said),
+            ("result", self.held_out.sentence),
             ("trained", trained),
             ("model", str(self.model)),
             ("page", str(self.report)),
@@ -68,8 +78,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        told = {"panel": self.panel, "model": str(self.model), "report": str(self.report)}
-        return told | {"steps": self.steps, "seconds": round(self.seconds, 1)} | self.verdict.to_dict()
+        run = {"panel": self.panel, "model": str(self.model), "report": str(self.report)}
+        return run | {"steps": self.steps, "seconds": round(self.seconds, 1)} | self.held_out.to_dict()
 
 
 def run(
@@ -84,34 +94,40 @@ def run(
     """Train the panel's model for `seconds` and write `model/`, `loss.png` and `report.html` under `out`, by default
     `runs/quickstart`, or `runs/quickstart-PANEL` for another panel than the decoder.
 
-    A finished run under `out` is replaced; one that was stopped is gone on with by `resume`, and refused otherwise.
-    Raises FetchError without a network and without `data`, TextError or InputError for data that cannot be used.
+    A finished run under `out` is replaced.  One that was stopped is continued with `resume`; without it, InputError is
+    raised.  Raises FetchError without a network and without `data`, TextError or InputError for data that cannot be
+    used, ConfigError while another process uses `out`, Interrupted (a KeyboardInterrupt) when stopped by a signal.
     """
-    watch, chosen = watch or Nobody(), PANELS[panel]
+    watch, chosen = watch or Silent(), PANELS[panel]
     out = Path(out or "runs/quickstart" + (f"-{panel}" if panel != "decoder" else ""))
-    job = _job(chosen, data, seconds, out, resume, watch)
-    samples = _Samples(chosen, job, out, watch)
-    job.run(on_step=watch.step, on_sample=samples.take)
-    watch.say("judging it on text it has not seen")
-    model = Model(job.trainer.module.eval(), job.tokenizer, job.hf)
-    verdict = chosen.judge(model, job)
-    model.save(out / MODEL)
-    write_report(out, chosen, job, model, samples.items, verdict)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None
+    with RunLock(out):
+        job = _job(chosen, data, seconds, out, resume, watch)
+        samples = _Samples(chosen, job, out, watch)
+        job.run(on_step=watch.step, on_sample=samples.add)
+        watch.say("evaluating on held-out text")
+        model = Model(job.trainer.module.eval(), job.tokenizer, job.hf)
+        held_out = chosen.evaluate(model, job)
+        model.save(out / MODEL)
+        write_page(out, chosen, job, model, samples.items, held_out)
     at = job.trainer.at
-    return Result(panel, out / MODEL, out / REPORT, at.step, at.elapsed, verdict, samples.items)
+    return Result(panel, out / MODEL, out / PAGE, at.step, at.elapsed, held_out, samples.items)
 
 
 class _Samples:
-    """The samples of a run so far, also those of the run it goes on with."""
+    """The samples of a run so far, which are also in a file, so that a resumed run continues the list."""
 
     def __init__(self, panel: Panel, job: Job, out: Path, watch: Watch) -> None:
         self.panel, self.job, self.file, self.watch = panel, job, out / SAMPLES, watch
-        begun = job.trainer.at.step
-        kept = json.loads(self.file.read_text(encoding="utf-8")) if begun and self.file.is_file() else []
-        self.items = [item for item in (Sample(**one) for one in kept) if (item.step or 0) <= begun]
+        first = job.trainer.at.step
+        stored = json.loads(self.file.read_text(encoding="utf-8")) if first and self.file.is_file() else []
+        self.items = [item for item in (Sample(**fields) for fields in stored) if (item.step or 0) <= first]
 
-    def take(self, trainer: Trainer) -> None:
-        """What the model makes of the panel's prompts by now."""
+    def add(self, trainer: Trainer) -> None:
+        """Write on from the panel's prompts with the model as it is now."""
         model, step = Model(trainer.module, self.job.tokenizer, self.job.hf), trainer.at.step
         new = [Sample(step, label, text) for label, text in self.panel.write(model)]
         for item in new[:1]:
@@ -123,22 +139,22 @@ class _Samples:
 def _job(panel: Panel, data: Path | str | None, seconds: float, out: Path, again: bool, watch: Watch) -> Job:
     checkpoints = out / CHECKPOINTS
     if again:
-        watch.say(f"going on from {checkpoints}")
+        watch.say(f"resuming from {checkpoints}")
         job = resume(checkpoints, [f"run.seconds={float(seconds)}"])
         for reason in job.skipped:
-            watch.say(f"passed over {reason}")
+            watch.say(f"skipped {reason}")
         return job
-    if checkpoints.is_dir() and not (out / REPORT).is_file():
-        raise InputError(f"{out} holds a run that was stopped; give --resume to go on, or another --out, or remove it")
-    changes = [f"run.seconds={float(seconds)}", f"run.out={json.dumps(str(checkpoints))}"]
+    if checkpoints.is_dir() and not (out / PAGE).is_file():
+        raise InputError(f"{out} holds a run that was stopped; give --resume to continue it, or another --out")
+    values: dict[str, object] = {"run.seconds": float(seconds), "run.out": str(checkpoints)}
     if data is not None:
-        changes.append(f"data.path={json.dumps(str(data))}")
+        values["data.path"] = str(data)
     watch.say("reading the text")
-    job = prepare(read_recipe(panel.name, changes))
-    for old in (REPORT, CHECKPOINTS, SAMPLES):  # only now: a run that cannot start takes nothing away
-        path = out / old
+    job = prepare(read_recipe(panel.name, values=values))
+    for name in (PAGE, CHECKPOINTS, SAMPLES):  # after `prepare`, so that a run that cannot start deletes nothing
+        path = out / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return job
 
 
-__all__ = ["PANELS", "Nobody", "Result", "Watch", "run"]
+__all__ = ["PANELS", "Result", "Silent", "Watch", "run"]

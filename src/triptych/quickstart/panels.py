@@ -1,4 +1,4 @@
-"""What differs between the three panels: what they write, how they are judged, what they show."""
+"""The three panels: the samples they write, how they are evaluated, and the attention maps they show."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from triptych.page.inspect import inspect_text
 from triptych.train import Job, Score, evaluate
 from triptych.train.sources import pairs
 
-Written = list[tuple[str, str]]  # label, text
+Samples = list[tuple[str, str]]  # label, text
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How good the model became on held-out text: one figure, what to hold it against, and both in a sentence."""
+class HeldOutResult:
+    """The evaluation on held-out text: one measure, the same for a baseline, and both in a sentence."""
 
-    name: str
+    measure: str
     value: float
-    beside: str
-    baseline: float
-    said: str
+    baseline: str
+    baseline_value: float
+    sentence: str
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {"measure": self.name, "value": self.value, "baseline": self.beside, "baseline_value": self.baseline}
+        return {
+            "measure": self.measure,
+            "value": self.value,
+            "baseline": self.baseline,
+            "baseline_value": self.baseline_value,
+        }
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ class Panel:
 
     name: str
     title: str
-    told: str
-    write: Callable[[Model], Written]
-    judge: Callable[[Model, Job], Verdict]
+    description: str
+    write: Callable[[Model], Samples]
+    evaluate: Callable[[Model, Job], HeldOutResult]
     maps: Callable[[Model], Sequence[AttentionMap]]
 
 
@@ -50,18 +55,18 @@ OPENING = "\nKING HENRY.\n"
 SENTENCE = "She sat by the river bank"
 
 
-def _continue(model: Model) -> Written:
-    found = model.generate([OPENING], max_new_tokens=110, temperature=0.8, top_p=0.95, seed=1)[0]
-    return [("writes on from a king's name", (OPENING + found.text).strip("\n"))]
+def _continue(model: Model) -> Samples:
+    generation = model.generate([OPENING], max_new_tokens=110, temperature=0.8, top_p=0.95, seed=1)[0]
+    return [("continues a king's name", (OPENING + generation.text).strip("\n"))]
 
 
-def _nats(model: Model, job: Job) -> Verdict:
+def _nats(model: Model, job: Job) -> HeldOutResult:
     score = _score(model, job)
-    held = score.nats_per_character or score.nats_per_token
+    value = score.nats_per_character or score.nats_per_token
     unit = "character" if score.nats_per_character else "token"
     uniform = float(np.log(model.spec.vocab))
-    said = f"{held:.3f} nats per {unit} on text it has not seen; guessing evenly among the symbols gives {uniform:.2f}"
-    return Verdict(f"nats per {unit}", held, "uniform", uniform, said)
+    sentence = f"{value:.3f} nats per {unit} on held-out text; a uniform guess among the tokens has {uniform:.2f}"
+    return HeldOutResult(f"nats per {unit}", value, "uniform", uniform, sentence)
 
 
 # ---------------------------------------------------------------- encoder
@@ -74,61 +79,67 @@ GAPS = (
 )
 
 
-def _fill(model: Model) -> Written:
+def _fill(model: Model) -> Samples:
     answers = model.fill(GAPS, top=3)
-    told = [f"{gap}   {', '.join(f'{w} {p:.0%}' for w, p in row[0])}" for gap, row in zip(GAPS, answers, strict=True)]
-    return [("fills in", "\n".join(told))]
+    filled = [f"{gap}   {', '.join(f'{w} {p:.0%}' for w, p in row[0])}" for gap, row in zip(GAPS, answers, strict=True)]
+    return [("fills in", "\n".join(filled))]
 
 
-def _filled(model: Model, job: Job) -> Verdict:
+def _filled(model: Model, job: Job) -> HeldOutResult:
     score = _score(model, job)
-    said = (
-        f"{score.accuracy:.1%} of {score.tokens:,} hidden words right on text it has not seen; always guessing the "
-        f"commonest gives {score.baseline:.1%}"
+    sentence = (
+        f"{score.accuracy:.1%} of {score.tokens:,} hidden words right on held-out text; always guessing the commonest "
+        f"word has {score.baseline:.1%} right"
     )
-    return Verdict("hidden words right", score.accuracy, "the commonest word", score.baseline, said)
+    return HeldOutResult("hidden words right", score.accuracy, "the commonest word", score.baseline, sentence)
 
 
 # ---------------------------------------------------------------- encoder-decoder
 
-FOLIO = ("I loue", "haue giuen", "heauen hath", "we shall", "Pesant slaue")  # as long as the passages it learns from
+FOLIO = (
+    "I loue",
+    "haue giuen",
+    "heauen hath",
+    "we shall",
+    "Pesant slaue",
+)  # as long as the passages of its training data
 STACKS = ("cross", "encoder", "decoder")
-JUDGED = 200  # held-out passages written out in full
+PASSAGES = 200  # held-out passages that are generated for the evaluation
 
 
-def _modernize(model: Model) -> Written:
-    found = model.generate(FOLIO, max_new_tokens=80)
-    return [("turns", "\n".join(f"{old} → {new.text}" for old, new in zip(FOLIO, found, strict=True)))]
+def _modernize(model: Model) -> Samples:
+    generations = model.generate(FOLIO, max_new_tokens=80)
+    lines = [f"{old} → {new.text}" for old, new in zip(FOLIO, generations, strict=True)]
+    return [("modernizes", "\n".join(lines))]
 
 
-def _corrected(model: Model, job: Job) -> Verdict:
-    """Letters to change (Levenshtein distance) per letter of the modern text, ours beside copying the source."""
-    _, held = pairs(job.recipe.data)
-    room = job.recipe.run.length
-    fitting = [pair for pair in held if max(len(model.ids([side])[0]) for side in pair) <= room]
-    step = max(1, len(fitting) // JUDGED)
-    chosen = fitting[::step][:JUDGED]
-    found = model.generate([source for source, _ in chosen], max_new_tokens=room + 8)
+def _corrected(model: Model, job: Job) -> HeldOutResult:
+    """Levenshtein distance per letter of the modern text: of the model's output, and of the unchanged source."""
+    _, held_out = pairs(job.recipe.data)
+    length = job.recipe.run.length
+    fitting = [pair for pair in held_out if max(len(model.ids([side])[0]) for side in pair) <= length]
+    step = max(1, len(fitting) // PASSAGES)
+    chosen = fitting[::step][:PASSAGES]
+    generations = model.generate([source for source, _ in chosen], max_new_tokens=length + 8)
     letters = sum(len(target) for _, target in chosen)
-    ours = sum(distance(new.text, target) for new, (_, target) in zip(found, chosen, strict=True)) / letters
+    ours = sum(distance(new.text, target) for new, (_, target) in zip(generations, chosen, strict=True)) / letters
     copied = sum(distance(source, target) for source, target in chosen) / letters
-    said = (
-        f"{ours:.1%} of letters wrong in {len(chosen)} passages it has not seen; "
-        f"copying the source leaves {copied:.1%} wrong"
+    sentence = (
+        f"{ours:.1%} of letters wrong in {len(chosen)} held-out passages; the unchanged source has {copied:.1%} wrong"
     )
-    return Verdict("letters wrong", ours, "copying", copied, said)
+    return HeldOutResult("letters wrong", ours, "copying", copied, sentence)
 
 
 def distance(a: str, b: str) -> int:
-    """Fewest letters to insert, delete or replace (Levenshtein 1966), a row of the table at a time."""
-    there = np.array([ord(c) for c in b], dtype=np.int64)
-    along = np.arange(len(b) + 1)
-    row = along.copy()
+    """The fewest letters to insert, delete or replace (Levenshtein 1966), computed one row of the table at a time."""
+    codes = np.array([ord(c) for c in b], dtype=np.int64)
+    columns = np.arange(len(b) + 1)
+    row = columns.copy()
     for i, letter in enumerate(a, 1):
         best = np.empty_like(row)
         best[0] = i
-        best[1:] = np.minimum(row[:-1] + (there != ord(letter)), row[1:] + 1)
-        row = np.minimum.accumulate(best - along) + along  # insertions along the row
+        best[1:] = np.minimum(row[:-1] + (codes != ord(letter)), row[1:] + 1)
+        row = np.minimum.accumulate(best - columns) + columns  # insertions along the row
     return int(row[-1])
 
 
@@ -136,9 +147,9 @@ def distance(a: str, b: str) -> int:
 
 
 def _score(model: Model, job: Job) -> Score:
-    held = job.trainer.held
-    assert held is not None
-    return evaluate(model.module, held)
+    held_out = job.trainer.held
+    assert held_out is not None
+    return evaluate(model.module, held_out)
 
 
 PANELS = {
@@ -147,8 +158,8 @@ PANELS = {
         Panel(
             "decoder",
             "A decoder that writes",
-            "It reads a text one character after the other and says which comes next.  Each row of a map shows what "
-            "one character looked back at; what lies ahead is hidden from it, so the upper right stays empty.",
+            "It reads a text character by character and predicts the next one.  Each row of a map shows how one "
+            "character attends to those before it; later ones are masked, so the upper right stays empty.",
             _continue,
             _nats,
             lambda model: inspect_text(model, SENTENCE).maps,
@@ -156,8 +167,8 @@ PANELS = {
         Panel(
             "encoder",
             "An encoder that fills in hidden words",
-            "It reads a whole text at once, some words of it hidden, and says what they were.  Each row of a map shows "
-            "what one word looked at, on both sides of it.",
+            "It reads a whole text at once with some words hidden, and predicts the hidden words.  Each row of a map "
+            "shows how one word attends to the words on both sides of it.",
             _fill,
             _filled,
             lambda model: inspect_text(model, GAPS[2]).maps,
@@ -166,8 +177,8 @@ PANELS = {
             "encoder-decoder",
             "An encoder-decoder that modernizes spelling",
             "Its encoder reads a passage as the First Folio of 1623 spells it, its decoder writes it in modern "
-            "spelling.  The cross-attention maps are alignments: which letters of the old were looked at for each of "
-            "the new.",
+            "spelling.  The cross-attention maps are alignments: they show which letters of the source each letter of "
+            "the output attends to.",
             _modernize,
             _corrected,
             lambda model: sorted(inspect_text(model, FOLIO[2]).maps, key=lambda item: STACKS.index(item.stack)),

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from triptych.attention import CrossCache
 from triptych.errors import InputError, nearest
-from triptych.generate.engine import State, stream
-from triptych.generate.sampling import Sampling
+from triptych.generate import Engine, LiveRow, Request, Sampling
 from triptych.media import audio
-from triptych.nn import Batch, Transformer
+from triptych.nn import Transformer
 from triptych.spec import Frames
 from triptych.tasks.whisper_tokens import WhisperTokens, rules, segments
 from triptych.text import Tokenizer
@@ -49,6 +47,19 @@ class Transcript:
     @property
     def text(self) -> str:
         return "".join(segment.text for segment in self.segments).strip()
+
+
+@dataclass
+class Window:
+    """An encoded window, and the row that was last written beside it."""
+
+    engine: Engine
+    row: LiveRow
+
+    def start(self, request: Request) -> Engine:
+        """Begin another text of the same window."""
+        self.row = self.engine.restart(self.row, request)
+        return self.engine
 
 
 @dataclass(frozen=True)
@@ -81,20 +92,20 @@ class WhisperDecoder:
         """The text of `ids`, without times."""
         return self.tokenizer.decode([token for token in ids if token < self.tokens.first_time])
 
-    def encode_window(self, frames: Tensor) -> CrossCache:
-        """One window of frames [T, M], encoded, as the keys and values of the decoder's cross-attention."""
-        assert self.module.decoder is not None
-        cross = self.module.decoder.cross_cache()
-        self.module(Batch(source=self.module.flat([frames]), cross=cross))
-        return cross
+    def encode_window(self, frames: Tensor) -> Window:
+        """One window of frames [T, M], encoded."""
+        engine = Engine(self.module)
+        (row,) = engine.add(Request(prompt=[self.tokens.start], source=frames, max_new_tokens=1, keep_slot=True))
+        return Window(engine, row)
 
-    def first_scores(self, cross: CrossCache) -> Tensor:
-        """[V]: logits of the first token, a language or the token for no speech."""
-        return self._state([self.tokens.start], cross).advance()[0].float()
+    def first_scores(self, window: Window, prompt: Sequence[int] = ()) -> Tensor:
+        """[V]: logits of the token after `prompt`, which ends in the start token: a language, or no speech."""
+        request = Request(prompt=prompt or [self.tokens.start], max_new_tokens=0, keep_slot=True)
+        return window.start(request).logits()[0].float()
 
-    def language(self, cross: CrossCache) -> str | None:
+    def language(self, window: Window) -> str | None:
         """The likeliest language of a window; None where the model knows only one."""
-        scores, languages = self.first_scores(cross), self.tokens.languages
+        scores, languages = self.first_scores(window), self.tokens.languages
         return max(languages, key=lambda name: scores[languages[name]].item(), default=None)
 
     def prompt(self, language: str | None, previous: Sequence[int] = ()) -> list[int]:
@@ -110,7 +121,7 @@ class WhisperDecoder:
     def context(self) -> int:
         return self.module.spec.context or 448
 
-    def write(self, cross: CrossCache, prompt: Sequence[int], limit: int | None = None) -> tuple[list[int], float]:
+    def write(self, window: Window, prompt: Sequence[int], limit: int | None = None) -> tuple[list[int], float]:
         """The ids of one window, times among them, and the temperature they were sampled at; no ids for silence.
 
         Text that repeats itself or is unlikely is written again at the next temperature; that of the last one is
@@ -118,43 +129,44 @@ class WhisperDecoder:
         """
         ids, temperature = list[int](), 0.0
         for temperature in self.temperatures:
-            ids, likelihood = self._write(cross, prompt, temperature, limit)
+            ids, likelihood = self._write(window, prompt, temperature, limit)
             text = self.text(ids).encode()
             if likelihood >= UNLIKELY and len(text) <= REPETITIVE * len(zlib.compress(text)):
                 break
-            if likelihood < UNLIKELY and self._silence(cross, prompt) > SILENT:
+            if likelihood < UNLIKELY and self._silence(window, prompt) > SILENT:
                 return [], temperature
         return ids, temperature
 
     def _write(
-        self, cross: CrossCache, prompt: Sequence[int], temperature: float, limit: int | None
+        self, window: Window, prompt: Sequence[int], temperature: float, limit: int | None
     ) -> tuple[list[int], float]:
         """Ids, and the mean log-probability of these and of the end token."""
-        state, rule = self._state(prompt, cross), rules(self.tokens, len(prompt), timestamps=self.timestamps)
-        every: list[Tensor] = []
+        rule = rules(self.tokens, len(prompt), timestamps=self.timestamps)
+        logprobs: list[Tensor] = []
 
-        def recorded(scores: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
-            every.append(rule(scores, rows))
-            return every[-1]
+        def recorded(scores: Tensor, row: Sequence[int]) -> Tensor:
+            scores = rule(scores, row)
+            logprobs.append(scores.log_softmax(-1))
+            return scores
 
-        steps = stream(
-            state, max_new_tokens=limit or min(self.context // 2, self.context - len(prompt)), eos=[self.tokens.end],
-            sampling=Sampling(temperature=temperature, seed=self.seed), rule=recorded,
+        request = Request(
+            prompt=prompt, max_new_tokens=limit or min(self.context // 2, self.context - len(prompt)),
+            ends=[self.tokens.end], sampling=Sampling(temperature=temperature, seed=self.seed), rules=[recorded],
+            keep_slot=True,
         )  # fmt: skip
-        ids = [step[0][1] for step in steps]
-        logprobs = [float(scores[0].log_softmax(-1)[token]) for scores, token in zip(every, ids, strict=True)]
-        return [token for token in ids if token != self.tokens.end], sum(logprobs) / len(logprobs)
+        engine = window.start(request)
+        while window.row.reason is None:
+            engine.step()
+        ids = window.row.new
+        total = sum(float(scores[token]) for scores, token in zip(logprobs, ids, strict=True))
+        return [token for token in ids if token != self.tokens.end], total / len(ids)
 
-    def _silence(self, cross: CrossCache, prompt: Sequence[int]) -> float:
+    def _silence(self, window: Window, prompt: Sequence[int]) -> float:
         """The probability of no speech, from the first token after the start token."""
         if self.tokens.no_speech is None:
             return 0.0
         start = prompt[: prompt.index(self.tokens.start) + 1]  # the previous text included
-        return float(self._state(start, cross).advance()[0].float().softmax(-1)[self.tokens.no_speech])
-
-    def _state(self, prompt: Sequence[int], cross: CrossCache) -> State:
-        assert self.module.decoder is not None
-        return State(self.module, [list(prompt)], self.module.decoder.cache(1), cross, [0])
+        return float(self.first_scores(window, start).softmax(-1)[self.tokens.no_speech])
 
 
 @torch.inference_mode()
@@ -199,11 +211,11 @@ def transcribe_frames(
     written: list[int] = []
     reliable, at = True, 0
     while at < length:
-        window = frames[at : at + decoder.window]
-        cross = decoder.encode_window(F.pad(window, (0, 0, 0, decoder.window - len(window))))
-        language = decoder.language(cross) if language is None else language
+        part = frames[at : at + decoder.window]
+        window = decoder.encode_window(F.pad(part, (0, 0, 0, decoder.window - len(part))))
+        language = decoder.language(window) if language is None else language
         prompt = decoder.prompt(language, written if decoder.previous and reliable else ())
-        ids, temperature = decoder.write(cross, prompt, limit)
+        ids, temperature = decoder.write(window, prompt, limit)
         reliable = temperature < GUESSED
         pieces, advance = segments(ids, min(decoder.window, length - at), first, stride)
         for begin, end, piece in pieces:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import TextError, shown
-from triptych.generate.engine import Rule
+from triptych.generate import Rule
 from triptych.text import Tokenizer
 
 TASKS = ("transcribe", "translate")
@@ -80,17 +80,16 @@ def rules(tokens: WhisperTokens, prompt_length: int, *, timestamps: bool = True)
     """What may follow in a row whose first `prompt_length` ids are its prompt: no suppressed token, and times only
     where `_restrict_times` allows them."""
 
-    def allowed(scores: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+    def allowed(scores: Tensor, row: Sequence[int]) -> Tensor:
         scores = scores.float().clone()
-        scores[:, [*tokens.suppressed, tokens.no_timestamps]] = -torch.inf
-        for score, row in zip(scores, rows, strict=True):
-            new = list(row[prompt_length:])
-            if not new:
-                score[list(tokens.suppressed_first)] = -torch.inf
-            if timestamps:
-                _restrict_times(score, new, tokens)
-            else:
-                score[tokens.first_time :] = -torch.inf
+        scores[[*tokens.suppressed, tokens.no_timestamps]] = -torch.inf
+        new = list(row[prompt_length:])
+        if not new:
+            scores[list(tokens.suppressed_first)] = -torch.inf
+        if timestamps:
+            _restrict_times(scores, new, tokens)
+        else:
+            scores[tokens.first_time :] = -torch.inf
         return scores
 
     return allowed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from triptych.text.build import bpe_tokenizer, byte_tokenizer, character_tokenizer, word_tokenizer
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
+from triptych.text.gguf_tokenizer_writer import to_gguf
+from triptych.text.new_tokenizers import bpe_tokenizer, byte_tokenizer, character_tokenizer, word_tokenizer
 from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Layout, Specials
-from triptych.text.to_gguf import to_gguf
-from triptych.text.tokenizer import Encoded, Tokenizer, from_directory, has_tokenizer
+from triptych.text.tokenizer import Encoded, Tokenizer
+from triptych.text.tokenizer_directory import from_directory, has_tokenizer
 
 __all__ = [
     "DECODER",

@@ -1,9 +1,9 @@
-"""Chat templates: a conversation to the one text a chat model was trained on.
+"""Chat templates: from the messages of a conversation to the text that a chat model reads.
 
-A template is a Jinja program that came with a checkpoint, so it is not trusted.  It runs in Jinja's sandbox, which
-keeps it from Python's objects, inside a process of its own, which can be stopped: a sandbox alone bounds neither
-time (nested loops) nor memory (a string doubled forty times).  The process starts at the first prompt, in about a
-tenth of a second, and answers later ones in under a millisecond.
+A template is a Jinja program from a checkpoint, so it is not trusted.  It runs in Jinja's sandbox, which denies access
+to Python's internals, in a process of its own, which can be stopped: a sandbox alone limits neither time (nested loops)
+nor memory (a string doubled forty times).  The process starts with the first prompt, in about a tenth of a second, and
+renders later ones in under a millisecond.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 
 from triptych.errors import InputError, TextError, nearest, shown
 
-#: Bounds of one rendering.  Real prompts take milliseconds and stay far below a megabyte of text.
+#: Limits of one rendering.  Real prompts take milliseconds and have far less than a megabyte of text.
 SECONDS = 5.0
 CHARACTERS = 16 << 20
 
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A conversation as the model is to read it, with its special tokens written out.
+    """A conversation as the model reads it, with its special tokens as text.
 
-    A type of its own, so that `Tokenizer.encode` knows not to put a second BOS in front.
+    It is not a `str`, so that `Tokenizer.encode` adds no special tokens to it.
     """
 
     text: str
@@ -42,7 +42,7 @@ class RenderedPrompt:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The Jinja `source` of a template and the `special_tokens` it may name (`bos_token`, `eos_token`, ...)."""
+    """The Jinja `source` of a template, and the `special_tokens` that it may use: `bos_token`, `eos_token`, ..."""
 
     source: str
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -55,18 +55,20 @@ class ChatTemplate:
         seconds: float = SECONDS,
         **variables: Any,
     ) -> RenderedPrompt:
-        """The prompt for `messages`, each with its `role` and `content`, ending where the model is to go on.
+        """The prompt for `messages`, each with a `role` and a `content`; with `add_generation_prompt` it ends where the
+        assistant's answer begins.
 
-        `variables` are handed to the template (`tools`, `documents`, `enable_thinking`, ...).  What a message has no
-        value for it does not have, and what was thought before an answer goes by the names templates read, whichever of
-        `reasoning_content`, `thinking` and `reasoning` it came under: both as in transformers.
+        `variables` are passed to the template (`tools`, `documents`, `enable_thinking`, ...).  As in transformers, keys
+        whose value is None are removed from the messages, and reasoning under one of the keys `reasoning_content`,
+        `thinking` and `reasoning` is passed under the first two.
 
-        Raises InputError if the template reads no such variable or the messages are not plain JSON data, and TextError
-        if the template refuses the conversation, is broken, or passes its bounds of time, memory or output.
+        Raises InputError for a variable that the template does not read and for messages that are not plain JSON data.
+        Raises TextError if the template refuses the conversation, is broken, or exceeds `seconds`, a gigabyte of memory
+        or 16 million characters.
         """
         request = {
             "source": self.source,
-            "messages": [_as_read(message) for message in messages],
+            "messages": [_normalized(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "special_tokens": dict(self.special_tokens),
             "variables": variables,
@@ -87,18 +89,19 @@ class ChatTemplate:
         return RenderedPrompt(answer["text"])
 
 
-def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
+def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InputError(f"a chat message is {shown(message)}, not a table with a role and a content")
-    given = {key: value for key, value in message.items() if value is not None}
-    thought = next((given[name] for name in ("reasoning_content", "thinking", "reasoning") if name in given), None)
-    return given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}
+        raise InputError(f"a chat message is {shown(message)}; give a dictionary with a role and a content")
+    values = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((values[key] for key in ("reasoning_content", "thinking", "reasoning") if key in values), None)
+    return values if reasoning is None else {"thinking": reasoning, **values, "reasoning_content": reasoning}
 
 
 class _Worker:
-    """The process that renders, one line of JSON in and one out; started when needed, killed when it overruns.
+    """The process that renders: it reads one line of JSON for each line that it writes.
 
-    A process made by `os.fork` never uses the worker of its parent, whose replies it would take: it starts its own.
+    It is started when it is needed, and killed when it takes too long.  A process made by `os.fork` starts its own,
+    because it would take the replies to its parent.
     """
 
     def __init__(self) -> None:
@@ -109,7 +112,7 @@ class _Worker:
             os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """The worker's answer to the request `line`, which it is killed over after `seconds`."""
+        """The reply to the request `line`; after `seconds` the worker is killed and the reply is an error."""
         with self._lock:
             process = self._running()
             stdin, stdout = _pipes(process)
@@ -134,7 +137,7 @@ class _Worker:
             self.close()
             script = Path(__file__).with_name("chat_worker.py")
             self._process = subprocess.Popen(
-                # -I: neither the working directory nor the environment can put other modules in Jinja's place.
+                # -I: modules in the working directory or on PYTHONPATH cannot replace Jinja.
                 [sys.executable, "-I", str(script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -146,17 +149,18 @@ class _Worker:
         return self._process
 
     def _forget(self) -> None:
-        """In a forked child: let go of the parent's worker without a byte to it, and of a lock another thread held."""
+        """In a forked child: drop the parent's worker, and a lock that another thread of the parent may hold."""
         process, self._process, self._lock = self._process, None, threading.Lock()
         if process is None:
             return
-        process.returncode = 0  # not a child of this process: nothing to wait for
+        process.returncode = 0  # it is not a child of this process, so there is nothing to wait for
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for pipe in _pipes(process):  # closing them would flush what the parent had not written yet
+        for pipe in _pipes(process):  # closing them would send what the parent had not flushed yet
             os.dup2(nowhere, pipe.fileno())
         os.close(nowhere)
 
     def close(self) -> None:
+        """Kill the process, if it runs; the next request starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -1,7 +1,7 @@
-"""Renders chat templates.  A program of its own: `triptych.text.chat` starts it and bounds it.
+"""The program that renders chat templates; `triptych.text.chat` starts it and limits its time.
 
-Reads one JSON request a line and answers with one JSON line: `text`, or `error`, or `unread` for a variable the
-template does not read.  Imports nothing of Triptych, so that it starts fast.
+It reads one JSON request per line and answers with one line of JSON that has `text`, or `error`, or `unread` for a
+variable that the template does not read.  It imports nothing of Triptych, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MEMORY = 1 << 30
-#: Variables that templates test without asking whether they exist.
+#: Variables that templates test without `is defined`.
 _OFTEN_ABSENT = ("tools", "documents")
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks what the assistant says, for training; a prompt has it as plain text."""
+    """`{% generation %}` marks what the assistant says, which training needs; here it renders its contents."""
 
-    tags = {"generation"}  # noqa: RUF012  # Jinja's own way to declare it
+    tags = {"generation"}  # noqa: RUF012  # Jinja requires a class attribute
 
     def parse(self, parser: Parser) -> nodes.Node:
         start = next(parser.stream)
@@ -36,14 +36,14 @@ class GenerationBlock(Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's, without names that begin with an underscore: Python itself calls some of those, past the sandbox."""
+    """Jinja's namespace without names that begin with an underscore: Python calls some of those outside the sandbox."""
 
-    def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be one of the names
-        self, *given = args
-        named = dict(*given, **attributes)
-        for name in named:
+    def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be one of the attributes
+        self, *positional = args
+        values = dict(*positional, **attributes)
+        for name in values:
             _check_name(name)
-        jinja2.utils.Namespace.__init__(self, named)
+        jinja2.utils.Namespace.__init__(self, values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
@@ -56,15 +56,15 @@ def _check_name(name: object) -> None:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as chat templates expect it: blocks trimmed, `tojson` without HTML escapes, and two functions."""
-    made = ImmutableSandboxedEnvironment(
+    """Jinja as in transformers: blocks trimmed, `tojson` without HTML escapes, `raise_exception`, `strftime_now`."""
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
-    made.filters["tojson"] = _to_json
-    made.globals["namespace"] = Namespace
-    made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["namespace"] = Namespace
+    sandbox.globals["raise_exception"] = _raise
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox
 
 
 def _to_json(
@@ -83,13 +83,14 @@ def _raise(message: str) -> None:
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
-    """The template and the names it reads from outside, its own functions aside."""
-    made = environment()
-    names = meta.find_undeclared_variables(made.parse(source)) - set(made.globals)
-    return made.from_string(source), frozenset(names)
+    """The template, and the names of the variables that it reads."""
+    sandbox = environment()
+    names = meta.find_undeclared_variables(sandbox.parse(source)) - set(sandbox.globals)
+    return sandbox.from_string(source), frozenset(names)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The reply to one request."""
     template, known = _compiled(request["source"])
     variables = request["variables"]
     unread = sorted(set(variables) - known)
@@ -102,18 +103,19 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         pieces.append(piece)
         size += len(piece)
         if size > request["characters"]:
-            return {"error": f"stopped, its output passed {request['characters']} characters; use another template"}
+            return {"error": f"stopped, its output exceeds {request['characters']} characters; use another template"}
     return {"text": "".join(pieces)}
 
 
 def guarded(work: Callable[[dict[str, Any]], dict[str, Any]], line: str) -> dict[str, Any]:
+    """The reply of `work` to the request in `line`, or an error of one line."""
     try:
         return work(json.loads(line))
     except MemoryError:
         return {"error": "stopped, it took too much memory; use another template"}
     except RecursionError:
         return {"error": "stopped, it is nested too deeply; use another template"}
-    except Exception as error:  # whatever a hostile template provokes is its failure, never ours
+    except Exception as error:  # a hostile template can raise anything
         return {"error": str(error).partition("\n")[0][:300] or type(error).__name__}
 
 
@@ -123,7 +125,7 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     except (ImportError, ValueError, OSError):
-        pass  # no such limit on this system: the caller's bound on time remains
+        pass  # this system has no such limit; the limit on time remains
     reply = sys.stdout
     reply.write("ready\n")
     reply.flush()

@@ -1,4 +1,4 @@
-"""Any UTF-8 file or folder of files as training data."""
+"""UTF-8 text files, or folders of them, as training data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from triptych.errors import TextError
 
 
 def documents(path: Path | str) -> list[str]:
-    """The texts of `path`: one for a file, one a file in order of their paths for a folder and the folders in it.
+    """The text of the file `path`, or the texts of all files in the folder `path` and its subfolders, ordered by path.
 
-    Hidden files are left out, and so are empty ones.  A byte order mark is dropped and every line ends in `\\n`.
+    Hidden and empty files are left out.  A byte order mark is removed, and line ends become `\\n`.
 
-    Raises TextError if there is nothing to read, or naming the first file that is not UTF-8 and the byte where.
+    Raises TextError if there is no text, and for a file that is not UTF-8, naming the file and the first bad byte.
     """
     path = Path(path)
     if not path.exists():
@@ -24,15 +24,15 @@ def documents(path: Path | str) -> list[str]:
 
 
 def read_text(path: Path | str) -> str:
-    """All of `documents(path)` as one text, a blank line between two."""
+    """`documents(path)` joined into one text by blank lines."""
     return "\n\n".join(text.strip("\n") for text in documents(path)) + "\n"
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    inside = (file for file in sorted(path.rglob("*")) if file.is_file())
-    return [file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
 
 
 def _read(file: Path) -> str:
@@ -43,7 +43,7 @@ def _read(file: Path) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The offset counts from behind a byte order mark, if there is one.
+        # Python counts from the end of a byte order mark, where there is one.
         at = error.start + len(raw) - len(error.object)
         raise TextError(f"{file} is not UTF-8 at byte {at} (0x{raw[at]:02x}); convert it first") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")

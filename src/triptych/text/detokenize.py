@@ -5,51 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-_CLOSE_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+_WITH_SPACE_BEFORE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 def without_spaces(text: str) -> str:
-    """`text` without the spaces that a tokenizer of words leaves before marks and English endings."""
-    for one in _CLOSE_UP:
-        text = text.replace(one, one.strip())
+    """`text` without the spaces that a tokenizer of words leaves before punctuation and English endings.
+
+    The replacements and their order are those of `clean_up_tokenization` in transformers.
+    """
+    for ending in _WITH_SPACE_BEFORE:
+        text = text.replace(ending, ending.strip())
     return text
 
 
-class Stream:
-    """Gives the text of a growing list of ids, each part once and only when later ids cannot change it.
+class TextStream:
+    """Returns the text of a growing list of ids, each part once and only when later ids cannot change it.
 
-    A token may be a piece of a character, and what a decoder does with a space depends on the token before, so
-    each step decodes a short window: the tokens of the last finished part, for context, and those since.
+    A token may be a part of a character, and what a decoder does with a space depends on the token before.  Each step
+    therefore decodes a short window: the tokens of the last finished part, for context, and those since.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._given = 0
+        self._returned = 0  # characters of the pending text
 
     def put(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is unfinished."""
+        """The text that the id `token` completes; empty while a character is unfinished."""
         self._pending.append(token)
         text = self._text()
         if text.endswith(_UNFINISHED):
-            return self._give(text.rstrip(_UNFINISHED))
-        given = self._give(text)
+            return self._new_part(text.rstrip(_UNFINISHED))
+        part = self._new_part(text)
         if text:
-            self._context, self._pending, self._given = self._pending, [], 0
-        return given
+            self._context, self._pending, self._returned = self._pending, [], 0
+        return part
 
     def flush(self) -> str:
-        """What is left at the end: an unfinished character, as U+FFFD."""
-        given = self._give(self._text())
-        self._context, self._pending, self._given = [], [], 0
-        return given
+        """The rest of the text at the end; an unfinished character is U+FFFD."""
+        part = self._new_part(self._text())
+        self._context, self._pending, self._returned = [], [], 0
+        return part
 
     def _text(self) -> str:
-        """The text of the pending ids, read after the context."""
+        """The text of the pending ids, decoded after the context."""
         context = self._decode(self._context) if self._context else ""
         return self._decode(self._context + self._pending)[len(context) :]
 
-    def _give(self, text: str) -> str:
-        part, self._given = text[self._given :], max(self._given, len(text))
+    def _new_part(self, text: str) -> str:
+        """What of `text`, the beginning of the pending text, has not been returned before."""
+        part, self._returned = text[self._returned :], max(self._returned, len(text))
         return part

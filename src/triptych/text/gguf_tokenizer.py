@@ -1,8 +1,8 @@
-"""The tokenizer inside a GGUF file, from its metadata.
+"""The tokenizer of a GGUF file, from its metadata.
 
-A GGUF names its tokenizer's kind (`tokenizer.ggml.model`) and, for byte-level BPE, only the *name* of the way text is
-split into words first (`tokenizer.ggml.pre`).  A wrong split gives text that looks right and a model that is quietly
-worse, so the names are a closed table and an unknown one is an error.
+A GGUF names the kind of its tokenizer (`tokenizer.ggml.model`) and, for byte-level BPE, only the *name* of the way text
+is split into words first (`tokenizer.ggml.pre`).  With a wrong split the model still runs, but its predictions get
+worse without an error, so the names are a closed table and an unknown name is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
 from triptych.text.chat import ChatTemplate
-from triptych.text.sentencepiece import Malformed, check_charsmap
+from triptych.text.sentencepiece_file import Malformed, check_charsmap
 from triptych.text.specials import Specials, frame
 from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
@@ -24,8 +24,8 @@ from triptych.text.tokenizer import Tokenizer
 _PREFIX = "tokenizer.ggml."
 #: `tokenizer.ggml.token_type`, as the format defines it.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-#: Keys of ours, where the format has none: which texts get a space before them, which tokens take the spaces before or
-#: behind them, and whether characters are composed first where the named split does not.
+#: Keys of Triptych's own, where the format has none: Metaspace's prepend scheme, the ids of tokens that take the spaces
+#: on their left or right, and whether NFC comes first where the named split has no normalizer.
 SCHEME, STRIPPED = "space_prefix_scheme", ("lstrip_token_ids", "rstrip_token_ids")
 COMPOSED = "compose_characters"
 OWN_KEYS = (SCHEME, *STRIPPED, COMPOSED)
@@ -33,7 +33,7 @@ OWN_KEYS = (SCHEME, *STRIPPED, COMPOSED)
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The `tokenizer.ggml.*` part of a file's metadata, checked."""
+    """The `tokenizer.ggml.*` part of a file's metadata, with tokens and types of equal length."""
 
     fields: Mapping[str, Any]
     tokens: Sequence[str]
@@ -44,7 +44,7 @@ class _Vocabulary:
         fields = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
         tokens = list(fields.get("tokens", ()))
         if not tokens:
-            raise TextError("no tokenizer.ggml.tokens; convert the model again with its tokenizer")
+            raise TextError("there is no tokenizer.ggml.tokens; convert the model again with its tokenizer")
         types = [int(kind) for kind in fields.get("token_type", ())] or [NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise TextError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
@@ -58,10 +58,10 @@ class _Vocabulary:
         return {token: index for index, token in enumerate(self.tokens)}
 
     def scores(self) -> list[float]:
-        found = [float(score) for score in self.fields.get("scores", ())]
-        if len(found) != len(self.tokens):
-            raise TextError(f"tokenizer.ggml.scores has {len(found)} entries for {len(self.tokens)} tokens")
-        return found
+        scores = [float(score) for score in self.fields.get("scores", ())]
+        if len(scores) != len(self.tokens):
+            raise TextError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
+        return scores
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.fields.get(name, default))
@@ -74,11 +74,11 @@ class _Vocabulary:
             unk=self.special("unknown_token_id"),
             mask=self.special("mask_token_id"),
             cls=self.special("cls_token_id"),
-            sep=self.special("seperator_token_id", "separator_token_id"),  # the first is how the format spells it
+            sep=self.special("seperator_token_id", "separator_token_id"),  # the format itself misspells the first
         )
 
     def special(self, *names: str) -> str | None:
-        """The text of the token whose id one of the fields `names` gives."""
+        """The text of the token whose id is in the first field of `names` that exists."""
         index = next((int(self.fields[name]) for name in names if name in self.fields), None)
         if index is None:
             return None
@@ -88,12 +88,12 @@ class _Vocabulary:
 
 
 def from_gguf(metadata: Mapping[str, Any], where: str = "GGUF", *, pre: str | None = None) -> Tokenizer:
-    """The tokenizer that a GGUF's `metadata` (all keys, strings and lists as read) describes.
+    """The tokenizer that the `metadata` of a GGUF describes: all keys, with values as the reader returns them.
 
-    `where` names the file in errors.
-    `pre` stands in for a `tokenizer.ggml.pre` that is missing, `default` or wrong; without it such a file is refused.
+    `where` names the file in errors.  `pre` replaces a `tokenizer.ggml.pre` that is missing, `default` or wrong.
 
-    Raises TextError for a kind of tokenizer or a split that is not known here, and for tables that do not fit.
+    Raises TextError for a kind of tokenizer or a split that is not known here, for tables that do not fit each other,
+    and for a tokenizer that exceeds the limits of `triptych.text.limits`.
     """
     try:
         return _read(metadata, pre)
@@ -117,16 +117,15 @@ def _read(metadata: Mapping[str, Any], pre: str | None) -> Tokenizer:
 
 
 def _mark_added(backend: Backend, vocabulary: _Vocabulary) -> None:
-    """Control and user-defined tokens are found in text before anything else is done with it."""
+    """Make unknown, control and user-defined tokens added ones, which are matched before a text is split into words."""
     kinds = (UNKNOWN, CONTROL, USER_DEFINED)
     listed = [(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in kinds]
     before, after = ({vocabulary.tokens[i] for i in vocabulary.fields.get(key, ())} for key in STRIPPED)
 
     def added(user: bool) -> list[AddedToken]:
-        found = [token for token, kind in listed if (kind == USER_DEFINED) is user]
-        return [AddedToken(t, normalized=False, lstrip=t in before, rstrip=t in after) for t in found]
+        tokens = [token for token, kind in listed if (kind == USER_DEFINED) is user]
+        return [AddedToken(t, normalized=False, lstrip=t in before, rstrip=t in after) for t in tokens]
 
-    # Specials and the others apart: the library takes a list at a time, and keeps ids that the vocabulary has.
     backend.add_special_tokens(added(user=False))
     backend.add_tokens(added(user=True))
 
@@ -142,7 +141,7 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
     merges = [tuple(merge.split(" ")) for merge in vocabulary.fields.get("merges", ())]
     bad = next((merge for merge in merges if len(merge) != 2), None)
     if bad is not None:
-        raise TextError(f"tokenizer.ggml.merges holds {' '.join(bad)!r}, which is no pair")
+        raise TextError(f"tokenizer.ggml.merges holds {' '.join(bad)!r}, which is not a pair")
     backend = Backend(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.whole_words))
     if split.normalizer is not None:
         backend.normalizer = split.normalizer()
@@ -157,14 +156,15 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
 def _split(name: str) -> Split:
     if name not in SPLITS:
         raise TextError(
-            f"tokenizer.ggml.pre {name!r} is not a known pre-tokenizer{nearest(name, SPLITS)}, and a wrong one makes "
-            f"the model quietly worse; known are {', '.join(SPLITS)}: give the one this model was trained with as pre="
+            f"tokenizer.ggml.pre {name!r} is not a known pre-tokenizer{nearest(name, SPLITS)}; known are "
+            f"{', '.join(SPLITS)}: pass the one this model was trained with as pre= (a wrong one makes the model worse "
+            "without an error)"
         )
     return SPLITS[name]
 
 
 def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
-    """SentencePiece BPE (Kudo and Richardson 2018): of all neighbours, the pair whose piece scores best is joined."""
+    """SentencePiece BPE (Kudo and Richardson 2018): merges the neighbours whose joint piece has the highest score."""
     fallback = BYTE in vocabulary.types
     backend = Backend(
         models.BPE(
@@ -175,15 +175,15 @@ def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None)
             byte_fallback=fallback,
         )
     )
-    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
-    after = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    after: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     scheme = vocabulary.fields.get(SCHEME)
     if vocabulary.flag("add_space_prefix", True):
         spaces.insert(0, normalizers.Prepend("▁"))
         after.append(decoders.Strip(" ", 1, 0))
     if scheme is None:
         backend.normalizer = normalizers.Sequence(spaces)
-    else:  # not before a text that begins with a space; as "first", not behind a special token either
+    else:  # Metaspace adds no mark before a text that begins with one; as "first", none behind a special token
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", str(scheme), split=False)
     backend.decoder = decoders.Sequence(after)
     _frame(backend, vocabulary, specials, add_bos=True)
@@ -191,26 +191,26 @@ def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None)
 
 
 def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
-    """Every way to join two pieces into a third, the best piece first."""
+    """Every pair of pieces that joins into a third, ordered by the score of the third, the highest first."""
     scores = vocabulary.scores()
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
-    found = [
+    pairs = [
         (-scores[whole], ids[piece[:cut]], ids[piece[cut:]])
         for piece, whole in ids.items()
         for cut in range(1, len(piece))
         if piece[:cut] in ids and piece[cut:] in ids
     ]
-    return ((vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(found))
+    return ((vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(pairs))
 
 
 def _unigram(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
-    """SentencePiece's unigram model (Kudo 2018): of all ways to cut a text, the one whose pieces' scores sum highest.
+    """SentencePiece's unigram model (Kudo 2018): splits a text into the pieces with the highest sum of scores.
 
-    No token scores below the lowest piece: an unknown character's score is made from it, and converters give rows
-    without a token -10000.
+    Scores are raised to that of the lowest normal piece.  The library derives the score of an unknown character from
+    the lowest score, and converters give -10000 to rows without a token.
     """
     unk = next((index for index, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)
-    unk = vocabulary.fields.get("unknown_token_id", unk)  # one beyond the tokens was refused with the specials
+    unk = vocabulary.fields.get("unknown_token_id", unk)  # an id beyond the tokens was refused before
     if unk is None:
         raise TextError("a unigram tokenizer needs tokenizer.ggml.unknown_token_id")
     scores = vocabulary.scores()
@@ -218,7 +218,7 @@ def _unigram(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tu
     scored = [(token, max(score, lowest)) for token, score in zip(vocabulary.tokens, scores, strict=True)]
     backend = Backend(models.Unigram(scored, unk_id=int(unk), byte_fallback=False))
     charsmap, prefix = _charsmap(vocabulary), vocabulary.flag("add_space_prefix", True)
-    table: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    table: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if vocabulary.flag("remove_extra_whitespaces", True):
         table.append(normalizers.Replace(Regex(r"\A +| +\z|(?<= ) +"), ""))
     table += [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
@@ -229,21 +229,21 @@ def _unigram(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tu
 
 
 def _charsmap(vocabulary: _Vocabulary) -> bytes:
-    """The compiled table of replacements, checked."""
+    """The compiled table of replacements.  Raises TextError for one that is malformed."""
     values = vocabulary.fields.get("precompiled_charsmap", ())
     try:
-        found = bytes(value & 0xFF for value in values)  # of either sign
-        check_charsmap(found)
+        charsmap = bytes(value & 0xFF for value in values)  # files have signed or unsigned bytes
+        check_charsmap(charsmap)
     except (Malformed, TypeError) as error:
         raise TextError(f"tokenizer.ggml.precompiled_charsmap: {error}") from None
-    return found
+    return charsmap
 
 
 def _word_piece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
-    """WordPiece (Devlin et al. 2019).  GGUF marks the start of a word, BERT its continuation: turned back here."""
+    """WordPiece (Devlin et al. 2019).  GGUF marks tokens that begin a word, BERT those that continue one."""
     kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
     pieces = {_bert_piece(token, kind): index for index, (token, kind) in enumerate(kinds)}
-    # BERT has neither BOS nor EOS: where a file names them, it means [CLS] and [SEP].
+    # BERT has neither BOS nor EOS: files that name them mean [CLS] and [SEP].
     cls, sep = specials.cls or specials.bos or "[CLS]", specials.sep or specials.eos or "[SEP]"
     unk = specials.unk or "[UNK]"
     missing = [token for token in (cls, sep, unk) if token not in pieces]

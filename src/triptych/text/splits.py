@@ -1,10 +1,9 @@
-"""How byte-level BPE cuts text into words before merging, by the names GGUF files use."""
+"""How byte-level BPE splits a text into words before merging, by the names that GGUF files use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -13,14 +12,15 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 class Split:
     """How one family of byte-level BPE splits text into words before merging.
 
-    `patterns` are applied in turn, each isolating its matches.  `whole_words`: a word that is itself a token is taken
-    whole, whatever the merges say.  `add_bos`: what a file means that does not say whether texts begin with BOS.
+    `patterns` are regular expressions applied in turn; each makes its matches words of their own.  `whole_words`: a
+    word that is itself a token is not merged from its characters (`ignore_merges`).  `add_bos`: whether texts begin
+    with BOS where a file does not say.  `normalizer` makes the normalizer that runs first.
     """
 
     patterns: tuple[str, ...]
     whole_words: bool = False
     add_bos: bool = False
-    normalizer: Callable[[], Any] | None = None
+    normalizer: Callable[[], normalizers.Normalizer] | None = None
 
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -29,7 +29,7 @@ _LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str) -> str:
-    """The words of cl100k and those after it, with runs of digits cut as `digits` says."""
+    """The pattern of cl100k and its successors; the pattern `digits` matches a run of digits."""
     return rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}"
 
 
@@ -50,7 +50,7 @@ _LLAMA3 = Split((_words(r"\p{N}{1,3}"),), whole_words=True, add_bos=True)
 _CL100K = Split((_words(r"\p{N}{1,3}"),))
 _QWEN2 = Split((_words(r"\p{N}"),), normalizer=normalizers.NFC)
 
-#: Each split is the one in the `tokenizer.json` its models were published with.
+#: Name in a GGUF -> the split in the `tokenizer.json` that the models of that name were published with.
 SPLITS: Mapping[str, Split] = {
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
@@ -74,8 +74,8 @@ SPLITS: Mapping[str, Split] = {
 }
 
 
-def byte_level_words(split: Split) -> Any:
-    """The pre-tokenizer that cuts text into words as `split` says, and writes their bytes as characters."""
+def byte_level_words(split: Split) -> pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer that splits a text into words by `split` and writes their bytes as characters."""
     return pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns),

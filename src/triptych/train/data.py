@@ -1,8 +1,8 @@
 """Which rows a step trains on: a pure function of (seed, epoch, step), so that stopping and batching change nothing.
 
-A *draw* gives the rows of one optimizer step.  Micro-batches are slices of it, so accumulating 8 of 1 row sees what 1
-of 8 rows sees.  Random numbers come from Philox, a counter-based generator, keyed by the seed, what they are for, and
-a counter.
+A *draw* gives the rows of one optimizer step.  Micro-batches are slices of it, so that 8 micro-batches of 1 row train
+on what 1 batch of 8 rows trains on.  Random numbers come from Philox, a counter-based generator, keyed by the seed,
+their use, and a counter.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from triptych.errors import InputError
-from triptych.train.objectives import Example, Hide, Ids, causal, seq2seq
+from triptych.train.objectives import Example, Ids, TokenMasking, causal, seq2seq
 
 
 class Use(IntEnum):
-    """What random numbers are for, so that no two uses share a stream."""
+    """What random numbers are used for: each use has a sequence of its own."""
 
     OFFSETS = 1
     ORDER = 2
@@ -30,58 +30,59 @@ class Use(IntEnum):
     PIECES = 6
 
 
-def stream(seed: int, use: Use, counter: int) -> np.random.Generator:
-    """The random numbers of one use at one point of a run."""
+def random_numbers(seed: int, use: Use, counter: int) -> np.random.Generator:
+    """The generator for one use at one point (`counter`) of a run."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, use], dtype=np.uint64), counter=[0, 0, 0, counter]))
 
 
 @runtime_checkable
 class Data(Protocol):
-    """Rows to train or to evaluate on."""
+    """Rows for training or evaluation."""
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        """The rows of step `step`, counted from 0: the same for the same arguments, whatever was drawn before."""
+        """The rows of step `step`, counted from 0.  The same arguments give the same rows, in any order of calls."""
         ...
 
     def held(self) -> Iterator[Example]:
-        """Every token once, in order, the same rows every time."""
+        """Every token once, in order, as evaluation takes them; the same rows in every call."""
         ...
 
     def targets(self) -> Ids:
-        """Every token that can be trained, for preflight checks and baselines."""
+        """Every token that can be a target, for checks before the run and for baselines."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
-    """Documents end to end in parallel arrays (ids, and what is predicted from each), and where each document ends.
+class DocumentStream:
+    """Documents end to end in parallel arrays (token ids, say, and their targets), and where each document ends.
 
-    A piece of a document is a row of its own, so no token ever sees another document: a flat batch packs for nothing.
+    A window is cut where a document ends, and each piece is a row of its own, so that attention never crosses
+    documents; a flat batch needs no padding for such rows.
     """
 
     arrays: tuple[Ids, ...]
     ends: Ids  # [documents], cumulative
 
     @staticmethod
-    def of(documents: Sequence[tuple[Ids, ...]]) -> Stream:
-        """From documents given as equally many parallel arrays each."""
+    def of(documents: Sequence[tuple[Ids, ...]]) -> DocumentStream:
+        """From documents, each a tuple of equally many parallel arrays."""
         ends = np.cumsum([len(document[0]) for document in documents]).astype(np.int32)
-        return Stream(tuple(np.concatenate(column) for column in zip(*documents, strict=True)), ends)
+        return DocumentStream(tuple(np.concatenate(column) for column in zip(*documents, strict=True)), ends)
 
     def __len__(self) -> int:
         return len(self.arrays[0])
 
     def cut(self, start: int, length: int) -> list[tuple[Ids, ...]]:
-        """The pieces of `[start, start + length)`, divided where a document ends."""
+        """The pieces of `[start, start + length)`, cut where a document ends."""
         stop = min(start + length, len(self))
         first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
         edges = [start, *self.ends[first:last].tolist(), stop]
         return [tuple(a[i:j] for a in self.arrays) for i, j in pairwise(edges)]
 
     def draw(self, seed: int, step: int, rows: int, length: int) -> list[list[tuple[Ids, ...]]]:
-        """`rows` windows of `length` tokens (all there are, if fewer) from random places."""
-        places = max(1, len(self) - length + 1)
-        starts = stream(seed, Use.OFFSETS, step).integers(places, size=rows)
+        """`rows` windows of `length` tokens (the whole stream, if it is shorter) at random offsets."""
+        offsets = max(1, len(self) - length + 1)
+        starts = random_numbers(seed, Use.OFFSETS, step).integers(offsets, size=rows)
         return [self.cut(int(start), length) for start in starts]
 
     def windows(self, length: int) -> Iterator[tuple[Ids, ...]]:
@@ -94,14 +95,14 @@ class Stream:
 class CausalText:
     """Windows of `length` tokens from documents, each token predicted from those before it in its window."""
 
-    shifted: Stream
+    shifted: DocumentStream
     length: int
 
     @staticmethod
     def of(documents: Sequence[Sequence[int] | Ids], length: int) -> CausalText:
-        """Documents as token ids, begin and end tokens included."""
+        """From documents as token ids, begin and end tokens included."""
         examples = [causal(document) for document in documents]
-        return CausalText(Stream.of([(e.ids, e.targets) for e in examples]), length)
+        return CausalText(DocumentStream.of([(e.ids, e.targets) for e in examples]), length)
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         windows = self.shifted.draw(seed, step, rows, self.length)
@@ -116,42 +117,47 @@ class CausalText:
 
 @dataclass(frozen=True, eq=False)
 class MaskedText:
-    """Windows of documents, framed by `before` and `after` to at most `length` tokens, some of them hidden.
+    """Windows of documents between the tokens `before` and `after`, at most `length` tokens in all, some hidden.
 
-    In training each visit of a window hides other tokens; in `held` they are always the same ones, all masked.
+    In training other tokens are hidden each time a window is drawn; in `held` always the same, all by the mask token.
     """
 
-    plain: Stream
+    plain: DocumentStream
     length: int
-    hide: Hide
+    masking: TokenMasking
     before: Ids
     after: Ids
 
     @staticmethod
     def of(
-        documents: Sequence[Sequence[int] | Ids], length: int, hide: Hide, before: Sequence[int], after: Sequence[int]
+        documents: Sequence[Sequence[int] | Ids],
+        length: int,
+        masking: TokenMasking,
+        before: Sequence[int],
+        after: Sequence[int],
     ) -> MaskedText:
-        """Documents as token ids without any frame."""
-        plain = Stream.of([(np.asarray(document, dtype=np.int32),) for document in documents])
+        """From documents as token ids without begin and end tokens."""
+        plain = DocumentStream.of([(np.asarray(document, dtype=np.int32),) for document in documents])
         frame = (np.asarray(side, dtype=np.int32) for side in (before, after))
-        return MaskedText(plain, length, hide, *frame)
+        return MaskedText(plain, length, masking, *frame)
 
     @property
     def inner(self) -> int:
+        """Tokens of a window without `before` and `after`."""
         return self.length - len(self.before) - len(self.after)
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random = stream(seed, Use.HIDING, step)
+        random = random_numbers(seed, Use.HIDING, step)
         windows = self.plain.draw(seed, step, rows, self.inner)
-        return [self.hide(self._framed(piece), random) for window in windows for (piece,) in window]
+        return [self.masking(self._framed(piece), random) for window in windows for (piece,) in window]
 
     def held(self) -> Iterator[Example]:
-        random, hide = stream(0, Use.HELD_OUT, 0), self.hide.all_masked()
-        return (hide(self._framed(piece), random) for (piece,) in self.plain.windows(self.inner))
+        random, masking = random_numbers(0, Use.HELD_OUT, 0), self.masking.all_masked()
+        return (masking(self._framed(piece), random) for (piece,) in self.plain.windows(self.inner))
 
     def targets(self) -> Ids:
         tokens = self.plain.arrays[0]
-        return tokens[~np.isin(tokens, np.array(sorted(self.hide.special), dtype=np.int32))]
+        return tokens[~np.isin(tokens, np.array(sorted(self.masking.special), dtype=np.int32))]
 
     def _framed(self, piece: Ids) -> Ids:
         return np.concatenate([self.before, piece, self.after])
@@ -159,31 +165,31 @@ class MaskedText:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Source and target rows, every pair once an epoch in an order of the epoch's own."""
+    """Source and target rows, every pair once an epoch, in a new order each epoch."""
 
     examples: tuple[Example, ...]
 
     @staticmethod
     def of(pairs: Sequence[tuple[Sequence[int] | Ids, Sequence[int] | Ids]], start: int, length: int) -> Pairs:
-        """Pairs as token ids, ends included.  Raises InputError if a side is longer than `length`: cutting it would
-        cut off its EOS."""
+        """From pairs as token ids, EOS included.  Raises InputError if a side is longer than `length`, for cutting it
+        would remove its EOS."""
         longest = max((max(len(source), len(target)) for source, target in pairs), default=0)
         if longest > length:
             over = sum(max(len(source), len(target)) > length for source, target in pairs)
             raise InputError(
-                f"{over} of {len(pairs)} pairs are longer than run.length = {length} tokens, one has {longest}; "
+                f"{over} of {len(pairs)} pairs are longer than run.length = {length} tokens, the longest {longest}; "
                 "raise run.length, or leave them out with data.drop_longer = true"
             )
         return Pairs(tuple(seq2seq(source, target, start) for source, target in pairs))
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        count, at = len(self.examples), step * rows
-        found: list[Example] = []
-        while len(found) < rows:
-            epoch, place = divmod(at + len(found), count)
-            order = stream(seed, Use.ORDER, epoch).permutation(count)
-            found += [self.examples[i] for i in order[place : place + rows - len(found)]]
-        return found
+        count, first = len(self.examples), step * rows
+        drawn: list[Example] = []
+        while len(drawn) < rows:
+            epoch, index = divmod(first + len(drawn), count)
+            order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
+            drawn += [self.examples[i] for i in order[index : index + rows - len(drawn)]]
+        return drawn
 
     def held(self) -> Iterator[Example]:
         return iter(self.examples)
@@ -199,10 +205,10 @@ def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Exam
 
 
 def check(data: Data, end: int | None, ends: bool) -> None:
-    """Refuse data from which the objective cannot learn, before the first step.
+    """Refuse, before the first step, data from which the objective cannot learn.
 
-    Raises InputError when no token is trained, or when rows have an end (`ends`) and its id is never trained, so that
-    generation would never stop.
+    Raises InputError when no token is trained, or when rows end with the id `end` (`ends`) and it is never trained, so
+    that generation would never stop.
     """
     targets = data.targets()
     if not len(targets):

@@ -1,4 +1,4 @@
-"""How well a model does on held-out rows."""
+"""Evaluation of a model on held-out rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from triptych.train.objectives import Batch, Example, collate, final
 
 @dataclass(frozen=True)
 class Score:
-    """Of `tokens` predictions: their nats in all, and how many had the right token first.
+    """Of `tokens` predictions: the sum of their losses in nats, and how many ranked the right token first.
 
-    `commonest` counts those that always guessing one token, the commonest in training, would get right.
-    `characters` and `bytes` are of the text these tokens spell, where it is known.
+    `commonest` counts the predictions that are right when the guess is always the commonest token of the training data.
+    `characters` and `bytes` are the size of the text these tokens spell, where it is known.
     """
 
     nats: float
@@ -53,7 +53,8 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Held-out rows in batches, and the length of the text they spell (None where a token is not plainly text)."""
+    """Held-out rows in batches, the commonest token of the training data, and the size of the text the rows spell (None
+    where tokens do not map to text one to one)."""
 
     batches: tuple[Batch, ...]
     commonest: int
@@ -71,11 +72,11 @@ class HeldOut:
         return HeldOut(batches, commonest, *size)
 
     def sample(self, count: int) -> HeldOut:
-        """At most `count` batches, evenly spaced: a quick look that leaves out the length of the text."""
+        """At most `count` batches, evenly spaced, for a quick estimate; the size of their text is unknown."""
         if count >= len(self.batches):
             return self
-        places = np.linspace(0, len(self.batches) - 1, count).round().astype(int)
-        return HeldOut(tuple(self.batches[i] for i in places), self.commonest)
+        indices = np.linspace(0, len(self.batches) - 1, count).round().astype(int)
+        return HeldOut(tuple(self.batches[i] for i in indices), self.commonest)
 
 
 @torch.no_grad()
@@ -96,13 +97,13 @@ def evaluate(module: Transformer, held: HeldOut, context: AbstractContextManager
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """In fp32, or in the model's own precision where that is wider."""
+    """The sum of the cross-entropies, in fp32, or in the precision of the model where that is wider."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return torch.nn.functional.cross_entropy(exact, targets, reduction="sum")
 
 
 def _groups(examples: Iterable[Example], tokens: int) -> Iterator[Sequence[Example]]:
-    """Consecutive rows until they hold `tokens`; rows of which nothing is trained are left out."""
+    """Groups of consecutive rows of at most `tokens` tokens; rows without a trained token are left out."""
     group: list[Example] = []
     for example in examples:
         if not example.trained.any():

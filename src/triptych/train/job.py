@@ -1,10 +1,10 @@
-"""A recipe made ready to run, run, and gone on with."""
+"""A recipe prepared as a job, run, and resumed."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from triptych import nn
-from triptych.errors import ConfigError, TriptychError, nearest
+from triptych.errors import CheckpointError, ConfigError, InputError, TriptychError, nearest
 from triptych.families import read_config
 from triptych.spec import LMHead, MaskedLMHead
 from triptych.text import (
@@ -31,19 +31,24 @@ from triptych.train import sources
 from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
 from triptych.train.evaluate import HeldOut
 from triptych.train.loop import Event, Progress, Trainer
-from triptych.train.objectives import Hide
+from triptych.train.objectives import TokenMasking
 from triptych.train.optim import Optimizer
 from triptych.train.recipe import Recipe, check_recipe
+from triptych.train.run_lock import RunLock
+from triptych.train.sources import Pair
 from triptych.train.state import Checkpoints, read_model, read_optimizer, read_progress
+from triptych.train.stop import Interrupted, on_signal
 
 Name = Literal["causal", "masked", "seq2seq"]
+Text = str | Pair  # a document, or source and target
 _LAYOUT = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
-_FRAMES: dict[Name, Layout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
+_SPECIAL_TOKENS: dict[Name, Layout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
 
 
 @dataclass(eq=False)
 class Job:
-    """Everything of one run.  `origin` is the checkpoint it was taken up from, `skipped` those passed over, and why."""
+    """Everything of one run.  `origin` is the checkpoint it was resumed from, `skipped` the newer ones that are not
+    valid, with the reason, and `lock` the lock on `run.out`, which a resumed job holds until it has run."""
 
     recipe: Recipe
     trainer: Trainer
@@ -51,6 +56,7 @@ class Job:
     hf: dict[str, Any]
     origin: Path | None = None
     skipped: tuple[str, ...] = ()
+    lock: RunLock | None = field(default=None, repr=False)
 
     def run(
         self,
@@ -58,22 +64,41 @@ class Job:
         on_sample: Callable[[Trainer], None] | None = None,
         until: int | None = None,
     ) -> None:
-        """Train to the end, with checkpoints under `run.out` if it is given.
+        """Train to the end of the budget, or to step `until`, with checkpoints under `run.out` if it is set.
 
-        Raises DivergedError for a loss that is not finite, CheckpointError when a checkpoint cannot be written.
+        With `run.out`, the first SIGINT (Ctrl-C) or SIGTERM finishes the present step, saves a checkpoint and raises
+        Interrupted, a KeyboardInterrupt.  Raises DivergedError for a loss that is not finite, CheckpointError when a
+        checkpoint cannot be written, ConfigError when another process uses `run.out` or it holds another run.
         """
         trainer, out = self.trainer, self.recipe.run.out
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
-        if out is not None:
+        if out is None:
+            trainer.run(until)
+            return
+        self.lock = self.lock or RunLock(_created(Path(out)))
+        with self.lock:
             checkpoints = Checkpoints(out)
-            if self.origin is None and checkpoints.exist():
-                raise ConfigError(f"{out} already holds a run; resume it, or give another run.out")
+            self._check_directory(checkpoints)
 
             def save(trainer: Trainer) -> None:
                 checkpoints.save(trainer, self.hf, self.tokenizer, self.recipe.model_dump())
 
             trainer.on_save = save
-        trainer.run(until)
+            with on_signal(trainer.stop) as received:
+                trainer.run(until)
+                if received.number is not None:
+                    save(trainer)
+            if received.number is not None:
+                raise Interrupted(received.number, trainer.at.step, Path(out))
+
+    def _check_directory(self, checkpoints: Checkpoints) -> None:
+        """Raises ConfigError if the directory holds another run, or this one further on."""
+        out, step = checkpoints.directory, self.trainer.at.step
+        if self.origin is None and step == 0 and checkpoints.exist():
+            raise ConfigError(f"{out} already holds a run; resume it, or give another run.out")
+        later = checkpoints.later(step)
+        if later is not None:
+            raise ConfigError(f"{out} has a checkpoint of step {later}, this run is at step {step}; resume it again")
 
 
 def prepare(recipe: Recipe) -> Job:
@@ -95,25 +120,32 @@ def prepare(recipe: Recipe) -> Job:
 
 
 def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
-    """The run under `out` from its newest valid checkpoint, by the recipe it keeps, with `changes` made to it.
+    """The run under `out` from its newest valid checkpoint, by the recipe stored in it, with `changes` made to that.
 
-    With a budget of steps it goes on bit for bit as if it had never stopped; with one of seconds it has those left
-    that it had not used.  Raises CheckpointError when no checkpoint is valid.
+    With a budget of steps it continues bit for bit as if it had not been stopped; with a budget of seconds it has
+    those left that it had not used.  Raises CheckpointError when no checkpoint is valid, ConfigError while another
+    process uses `out`.
     """
-    saved = Checkpoints(out).newest()
-    progress, kept = read_progress(saved.path)
-    recipe = check_recipe(kept, [*changes, f'run.out="{out}"'], str(saved.path))
-    module, tokenizer, hf = read_model(saved.path)
-    job = _job(recipe, module, tokenizer, hf, *_texts(recipe), progress)
-    job.trainer.optimizer.restore(read_optimizer(saved.path))
-    job.origin, job.skipped = saved.path, saved.skipped
+    lock = RunLock(out)
+    lock.acquire()
+    try:
+        saved = Checkpoints(out).newest()
+        progress, tables = read_progress(saved.path)
+        recipe = check_recipe(tables, changes, str(saved.path), {"run.out": str(out)})
+        module, tokenizer, hf = read_model(saved.path)
+        job = _job(recipe, module, tokenizer, hf, *_texts(recipe), progress)
+        job.trainer.optimizer.restore(read_optimizer(saved.path))
+    except BaseException:
+        lock.release()
+        raise
+    job.origin, job.skipped, job.lock = saved.path, saved.skipped, lock
     return job
 
 
 def verify_resume(recipe: Recipe, steps: int) -> None:
     """Train `steps` steps at once, and half of them, a checkpoint, and the other half: the weights must be bit-equal.
 
-    Raises TriptychError naming the first parameter that is not.
+    Raises TriptychError naming the first parameter that differs.
     """
     with tempfile.TemporaryDirectory() as out:
         settings = recipe.run.model_copy(update={"steps": steps, "seconds": None, "out": None})
@@ -122,11 +154,23 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
         half = prepare(recipe.model_copy(update={"run": settings.model_copy(update={"out": out})}))
         half.run(until=steps // 2)
         Checkpoints(out).save(half.trainer, half.hf, half.tokenizer, half.recipe.model_dump())
-        again = resume(out)
-        again.run()
+        resumed = resume(out)
+        resumed.run()
         for name, parameter in whole.trainer.module.named_parameters():
-            if not torch.equal(parameter, again.trainer.module.get_parameter(name)):
-                raise TriptychError(f"resumed after {steps // 2} of {steps} steps, {name} is not what it is unbroken")
+            if not torch.equal(parameter, resumed.trainer.module.get_parameter(name)):
+                raise TriptychError(
+                    f"cannot resume: {name} differs from the run that was not interrupted (stopped after "
+                    f"{steps // 2} of {steps} steps)"
+                )
+
+
+def _created(directory: Path) -> Path:
+    """The directory, created if it does not exist."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {directory}: {error.strerror or error}") from None
+    return directory
 
 
 def _job(
@@ -134,39 +178,48 @@ def _job(
     module: nn.Transformer,
     tokenizer: Tokenizer,
     hf: dict[str, Any],
-    train: list[Any],
-    held: list[Any],
+    train: Sequence[Text],
+    held: Sequence[Text],
     at: Progress,
 ) -> Job:
     _check_fit(recipe, module, tokenizer)
     module = module.to(recipe.run.device)
-    hide = _hide(recipe, tokenizer, train) if recipe.objective.name == "masked" else None
-    data, held_data = (_data(recipe, module, tokenizer, side, hide) for side in (train, held))
+    masking = _masking(recipe, tokenizer, train) if recipe.objective.name == "masked" else None
+    data, held_data = (_data(recipe, module, tokenizer, side, masking) for side in (train, held))
+    _check_length(data, recipe.run.length)
     seq2seq = recipe.objective.name == "seq2seq"
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
-    text = "".join(held) if recipe.objective.name == "causal" else None
+    text = "".join(_documents(held)) if recipe.objective.name == "causal" else None
     tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
     evaluation = HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
     optimizer = Optimizer(module, recipe.optimizer)
     return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
 
 
-def _texts(recipe: Recipe) -> tuple[list[Any], list[Any]]:
+def _texts(recipe: Recipe) -> tuple[Sequence[Text], Sequence[Text]]:
+    """Training and held-out texts: pairs for seq2seq, otherwise documents."""
     return sources.pairs(recipe.data) if recipe.objective.name == "seq2seq" else sources.texts(recipe.data)
 
 
-def _tokenizer(recipe: Recipe, train: list[Any]) -> Tokenizer:
-    """The tokenizer a recipe names, made from the training texts where it has to be."""
-    seq2seq = recipe.objective.name == "seq2seq"
+def _documents(texts: Sequence[Text]) -> list[str]:
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _pairs(texts: Sequence[Text]) -> list[Pair]:
+    return [text for text in texts if not isinstance(text, str)]
+
+
+def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
+    """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
-    layout = _FRAMES[recipe.objective.name]
-    seen = [text for pair in train for text in pair] if seq2seq else train
+    layout = _SPECIAL_TOKENS[recipe.objective.name]
+    texts = [*_documents(train), *(side for pair in _pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)
     if name == "characters":
-        return character_tokenizer("".join(seen), layout)
+        return character_tokenizer("".join(texts), layout)
     if name in ("bpe", "words") and size.isdecimal():
-        return (bpe_tokenizer if name == "bpe" else word_tokenizer)(seen, int(size), layout)
+        return (bpe_tokenizer if name == "bpe" else word_tokenizer)(texts, int(size), layout)
     if Path(recipe.tokenizer or "").is_dir():
         return from_directory(recipe.tokenizer or "")
     known = ("byte", "characters", "bpe:4096", "words:4096")
@@ -176,15 +229,15 @@ def _tokenizer(recipe: Recipe, train: list[Any]) -> Tokenizer:
 
 
 def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Name) -> dict[str, Any]:
-    """The config with what the tokenizer knows, unless it says otherwise."""
+    """The config, with the vocabulary and the special tokens of the tokenizer where it does not set them."""
     ids = {
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
         "decoder_start_token_id": tokenizer.pad_id if objective == "seq2seq" else None,
     }
-    found = {"vocab_size": tokenizer.vocab_size} | {key: value for key, value in ids.items() if value is not None}
-    return found | model
+    defaults = {"vocab_size": tokenizer.vocab_size} | {key: value for key, value in ids.items() if value is not None}
+    return defaults | model
 
 
 def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> None:
@@ -206,30 +259,50 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> 
         raise ConfigError("objective seq2seq needs model.decoder_start_token_id")
 
 
-def _hide(recipe: Recipe, tokenizer: Tokenizer, train: list[str]) -> Hide:
-    """What may be hidden: every token but the special ones, or the commonest of them."""
+def _check_length(data: Data, length: int) -> None:
+    """Raises InputError if the whole training text is shorter than one row: every row would then be the same text."""
+    tokens = length
+    if isinstance(data, CausalText):
+        tokens = len(data.shifted)
+    elif isinstance(data, MaskedText):
+        tokens, length = len(data.plain), data.inner
+    if tokens < length:
+        raise InputError(
+            f"the training text has {tokens} tokens, fewer than one row of {length}; give more text or lower run.length"
+        )
+
+
+def _masking(recipe: Recipe, tokenizer: Tokenizer, train: Sequence[Text]) -> TokenMasking:
+    """Masking of every token but the special ones, or of the commonest tokens only."""
     assert tokenizer.mask_id is not None
     special = frozenset(i for i in vars(tokenizer).values() if isinstance(i, int))
     if recipe.objective.commonest is not None:
-        counts = sum(np.bincount(tokenizer.encode_corpus(text), minlength=tokenizer.vocab_size) for text in train)
+        documents, size = _documents(train), tokenizer.vocab_size
+        counts = sum(np.bincount(tokenizer.encode_corpus(text), minlength=size) for text in documents)
         order = [int(i) for i in np.argsort(-np.asarray(counts), kind="stable") if int(i) not in special]
         special |= frozenset(order[recipe.objective.commonest :])
-    return Hide(tokenizer.mask_id, tokenizer.vocab_size, special, recipe.objective.rate)
+    return TokenMasking(tokenizer.mask_id, tokenizer.vocab_size, special, recipe.objective.rate)
 
 
-def _data(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, items: list[Any], hide: Hide | None) -> Data:
-    """Rows for the objective from documents, or pairs of texts."""
+def _data(
+    recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, texts: Sequence[Text], masking: TokenMasking | None
+) -> Data:
+    """Rows for the objective from documents, or from pairs of texts."""
     length, start = recipe.run.length, module.spec.ids.start
     if recipe.objective.name == "seq2seq":
         assert start is not None
-        rows = [(tokenizer.encode(source), tokenizer.encode(target)) for source, target in items]
+        rows = [(tokenizer.encode(source), tokenizer.encode(target)) for source, target in _pairs(texts)]
         if recipe.data.drop_longer:
             rows = [row for row in rows if max(map(len, row)) <= length]
         return Pairs.of(rows, start, length)
-    documents = [tokenizer.encode_corpus(document).tolist() for document in items]
-    if hide is not None:
-        frame = [[i for i in (side,) if i is not None] for side in (tokenizer.cls_id, tokenizer.sep_id)]
-        return MaskedText.of(documents, length, hide, *frame)
-    begin = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-    frame = [[i for i in (side,) if i is not None] for side in (begin, tokenizer.eos_id)]
-    return CausalText.of([[*frame[0], *document, *frame[1]] for document in documents], length)
+    documents = [tokenizer.encode_corpus(document).tolist() for document in _documents(texts)]
+    if masking is not None:
+        before, after = _ids(tokenizer.cls_id), _ids(tokenizer.sep_id)
+        return MaskedText.of(documents, length, masking, before, after)
+    before, after = _ids(tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id), _ids(tokenizer.eos_id)
+    return CausalText.of([[*before, *document, *after] for document in documents], length)
+
+
+def _ids(special: int | None) -> list[int]:
+    """The id of a special token as a sequence, empty if the tokenizer lacks it."""
+    return [] if special is None else [special]

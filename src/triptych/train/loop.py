@@ -1,8 +1,8 @@
-"""The training loop: draw, forward, backward, update; everything else is a hook.
+"""The training loop: draw rows, forward, backward, update; everything else is a hook.
 
-After step s the weights are a function of the recipe, the seed and s alone (given the same machine and threads): data
-order, dropout and hidden tokens come from (seed, step).  With a time budget the learning rate follows the clock, so
-two runs differ; resuming one goes on from the time it had used.
+After step s the weights are a function of the recipe, the seed and s alone (on the same machine, with the same number
+of threads): data order, dropout and hidden tokens come from (seed, step).  With a time budget the learning rate follows
+the clock, so that two runs differ; a resumed run continues from the time it had used.
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field, model_validator
 
-from triptych.nn import Transformer
+from triptych.nn import Stack, Transformer
 from triptych.train import objectives
-from triptych.train.data import Data, Use, micro_batches, stream
+from triptych.train.data import Data, Use, micro_batches, random_numbers
+from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.nonfinite import DivergedError, first_nonfinite
-from triptych.train.objectives import Batch, collate
+from triptych.train.objectives import Batch, Example, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast
-from triptych.train.settings import Positive, Rate, Section, Share
+from triptych.train.settings import Finite, Positive, Rate, Section, Share
 
 
 class RunSettings(Section):
-    """`rows` of at most `length` tokens a step, in `accumulate` parts, until `steps` or `seconds` are over, whichever
-    comes first.  `evaluate_every`, `save_every` and `sample_every` are shares of the run, so that they mean the same
-    under both; 0 is never.  `recompute` trades one more forward for the memory of activations.  `threads` bounds the
-    cores of a step: a small model gains nothing from a second one, and waits for it when it is busy elsewhere."""
+    """`rows` of at most `length` tokens a step, in `accumulate` micro-batches, until `steps` or `seconds` are over,
+    whichever comes first.  `evaluate_every`, `save_every` and `sample_every` are shares of the run, so that they mean
+    the same for both budgets; 0 is never.  `recompute` computes activations again in the backward pass, which needs
+    less memory and one more forward.  `threads` bounds the CPU threads of a step: a small model gains nothing from a
+    second thread, and waits for it when its core is busy."""
 
     rows: Positive
     length: Annotated[int, Field(gt=1)]
@@ -63,7 +65,7 @@ class RunSettings(Section):
         return min(1.0, max(by_step, by_time))
 
     def left(self, step: int, elapsed: float) -> float:
-        """Seconds still to go at the pace so far."""
+        """Seconds until the end at the average speed so far."""
         by_time = math.inf if self.seconds is None else self.seconds - elapsed
         by_step = math.inf if self.steps is None or not step else (self.steps - step) * elapsed / step
         return max(0.0, min(by_time, by_step))
@@ -71,8 +73,8 @@ class RunSettings(Section):
 
 @dataclass(frozen=True)
 class Event:
-    """One finished step: nats per token, tokens a second (source tokens included), seconds left, learning-rate
-    factor, gradient norm before clipping; `score` where this step was followed by an evaluation."""
+    """One finished step: loss in nats per token, tokens a second (source tokens included), seconds left, share of the
+    run that is done, learning-rate factor, gradient norm before clipping; `score` if an evaluation followed it."""
 
     step: int
     loss: float
@@ -84,21 +86,32 @@ class Event:
     score: Score | None = None
 
 
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: loss in nats per token, learning-rate factor, and the held-out nats per token if it was evaluated."""
+
+    step: int
+    loss: Finite
+    lr: Finite
+    held_out: Finite | None = None
+
+
 @dataclass
 class Progress:
-    """Where a run stands: what a checkpoint keeps beside weights and optimizer.  The data cursor is `step`."""
+    """How far a run is, which a checkpoint stores beside weights and optimizer: finished steps, seconds and tokens
+    used, and a record of each step.  The data of the next step follow from `step`."""
 
     step: int = 0
     elapsed: float = 0.0
     tokens: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[StepRecord] = field(default_factory=list)
 
 
 class Trainer:
     """Trains `module` in place.
 
-    Hooks: `on_step(event)` after every step, `on_save(trainer)` for checkpoints, the first before step 1,
-    `on_sample(trainer)` now and then, in evaluation mode.
+    Hooks: `on_step(event)` after every step; `on_save(trainer)` when a checkpoint is due, the first before step 1;
+    `on_sample(trainer)` when a sample is due, in evaluation mode.
     """
 
     def __init__(
@@ -115,18 +128,25 @@ class Trainer:
         self.settings, self.held = run, held
         self.at = at or Progress()
         self.device = module.device
-        self.on_step: Callable[[Event], None] = _ignore
-        self.on_save: Callable[[Trainer], None] = _ignore
-        self.on_sample: Callable[[Trainer], None] = _ignore
-        autocast(run.precision, self.device)  # refuse a precision the device lacks before the first step
-        for stack in filter(None, (module.encoder, module.decoder)):
+        self.on_step: Callable[[Event], None] = _ignore_event
+        self.on_save: Callable[[Trainer], None] = _ignore_trainer
+        self.on_sample: Callable[[Trainer], None] = _ignore_trainer
+        self._stop_requested = False
+        autocast(run.precision, self.device)  # raises before the first step if the device lacks this precision
+        self._has_dropout = has_dropout(module)
+        for stack in self._stacks:
             stack.recompute = run.recompute
             if run.compile:
                 for block in stack.blocks:
                     block.compile()
 
     @property
+    def _stacks(self) -> list[Stack]:
+        return [stack for stack in (self.module.encoder, self.module.decoder) if stack is not None]
+
+    @property
     def done(self) -> float:
+        """The share of the run that is done, in [0, 1]."""
         return self.settings.progress(self.at.step, self.at.elapsed)
 
     def run(self, until: int | None = None) -> None:
@@ -135,17 +155,25 @@ class Trainer:
         Raises DivergedError, naming a module, when the loss or a gradient is not finite; the weights are then still
         those before the step.
         """
-        if self.at.step == 0:
-            self.on_save(self)
-        with _threads(self.settings.threads):
-            self._loop(until)
+        try:
+            if self.at.step == 0:
+                self.on_save(self)
+            with _threads(self.settings.threads):
+                self._loop(until)
+        finally:
+            self._stop_requested = False
         self.module.eval()
+
+    def stop(self) -> None:
+        """Make `run` return after the present step.  Hooks, other threads and signal handlers may call this."""
+        self._stop_requested = True
 
     def _loop(self, until: int | None) -> None:
         began, tokens = time.monotonic() - self.at.elapsed, self.at.tokens
         since = time.monotonic()
+        self._has_dropout = has_dropout(self.module)  # parts may have been replaced since `__init__`
         self.module.train()
-        while self.done < 1.0 and self.at.step != until:
+        while self.done < 1.0 and self.at.step != until and not self._stop_requested:
             before = self.done
             loss, norm, factor = self.step()
             now = time.monotonic()
@@ -155,21 +183,18 @@ class Trainer:
             left = self.settings.left(self.at.step, self.at.elapsed)
             self._record(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
             if self._due(before, self.settings.sample_every):
-                self._aside(self.on_sample)
+                self._in_evaluation_mode(self.on_sample)
             if self._due(before, self.settings.save_every):
-                self._aside(self.on_save)
+                self._in_evaluation_mode(self.on_save)
             self.at.elapsed = time.monotonic() - began
 
     def step(self) -> tuple[float, float, float]:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
-        run, seed, step = self.settings, self.settings.seed, self.at.step
-        parts = micro_batches(self.data.draw(seed, step, run.rows), run.accumulate)
-        batches = [collate(part, self.device) for part in parts]
-        total, nats = sum(batch.trained for batch in batches), 0.0
-        with torch.random.fork_rng():
-            torch.manual_seed(int(stream(seed, Use.DROPOUT, step).integers(2**63)))
-            for batch in batches:
-                nats += self._backward(batch, total)
+        run, step = self.settings, self.at.step
+        batches = self._batches(self.data.draw(run.seed, step, run.rows))
+        total = sum(batch.trained for batch in batches)
+        seed = int(random_numbers(run.seed, Use.DROPOUT, step).integers(2**63))
+        nats = self._gradients(batches, total, seed)
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
             raise self._diverged("a gradient", batches)
@@ -179,10 +204,28 @@ class Trainer:
         self.at.tokens += sum(batch.tokens for batch in batches)
         return nats / total, norm, factor
 
-    def _backward(self, batch: Batch, total: int) -> float:
-        """Add this batch's share of the mean over all `total` tokens of the step to the gradients."""
+    def _batches(self, examples: list[Example]) -> list[Batch]:
+        """The micro-batches of a step.  One without a trained token adds nothing to the gradient and is left out;
+        raises InputError if all are such."""
+        parts = micro_batches(examples, self.settings.accumulate)
+        trained = [part for part in parts if any(example.trained.any() for example in part)]
+        return [collate(part, self.device) for part in trained or [examples]]
+
+    def _gradients(self, batches: list[Batch], total: int, seed: int) -> float:
+        """Add the gradients of the mean loss of all `total` trained tokens; the sum of their losses in nats.
+
+        Dropout draws from `seed`.
+        """
+        if draws_globally(self.module) or self.settings.compile or self.device.type != "cpu":
+            with global_dropout(seed) if self._has_dropout else nullcontext():
+                return sum(self._backward(batch, total, None) for batch in batches)
+        random = torch.Generator().manual_seed(seed) if self._has_dropout else None
+        return sum(self._backward(batch, total, random) for batch in batches)
+
+    def _backward(self, batch: Batch, total: int, random: torch.Generator | None) -> float:
+        """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
         with autocast(self.settings.precision, self.device):
-            nats, _ = objectives.loss(self.module, batch)
+            nats, _ = objectives.loss(self.module, batch, random=random)
         value = float(nats.detach())
         if not math.isfinite(value):
             raise self._diverged("the loss", [batch])
@@ -213,13 +256,11 @@ class Trainer:
         return evaluate(self.module, held, autocast(self.settings.precision, self.device))
 
     def _record(self, event: Event) -> None:
-        kept: dict[str, Any] = {"step": event.step, "loss": event.loss, "lr": event.lr}
-        if event.score is not None:
-            kept["held_out"] = event.score.nats_per_token
-        self.at.history.append(kept)
+        held_out = None if event.score is None else event.score.nats_per_token
+        self.at.history.append(StepRecord(event.step, event.loss, event.lr, held_out))
         self.on_step(event)
 
-    def _aside(self, hook: Callable[[Trainer], None]) -> None:
+    def _in_evaluation_mode(self, hook: Callable[[Trainer], None]) -> None:
         self.module.eval()
         hook(self)
         self.module.train()
@@ -227,7 +268,7 @@ class Trainer:
 
 @contextmanager
 def _threads(most: int | None) -> Iterator[None]:
-    """At most so many threads of torch inside."""
+    """At most `most` threads of torch inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, most or before))
     try:
@@ -236,5 +277,9 @@ def _threads(most: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _ignore(_: Any) -> None:
-    """The hook nobody set."""
+def _ignore_event(_: Event) -> None:
+    """The default of `on_step`."""
+
+
+def _ignore_trainer(_: Trainer) -> None:
+    """The default of `on_save` and `on_sample`."""

@@ -1,15 +1,16 @@
-"""What is predicted from what: the shift, the loss mask and the loss, in this one place.
+"""Training objectives: the shift of the targets, the loss mask and the loss.
 
-An `Example` is one row with the shift already made: `targets[t]` is what the model should say at place `t`, and
-`trained[t]` whether saying it counts.  Both follow from the structure of the row (where it begins and ends, which
-places were hidden), never from the value of an id: a padding id in a text is a token like any other.
+An `Example` is one row whose targets are shifted already: `targets[t]` is the token the model should predict at
+position `t`, and `trained[t]` whether it counts in the loss.  Both follow from the structure of the row (where it
+begins and ends, which positions were hidden), never from the value of an id: a padding id in a text is a token like any
+other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -24,12 +25,13 @@ from triptych.errors import InputError
 from triptych.nn import Transformer
 
 Ids = NDArray[np.int32]
-_LOGITS_AT_ONCE = 1 << 26  # numbers of [M, V] alive at a time: 256 MiB in fp32
+MAX_LOGITS = 1 << 26  # elements of [M, V] in memory at a time: 256 MiB in fp32
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One row: `ids` [T] go in, `targets` [T] should come out where `trained` [T]; `source` [S] is the encoder's."""
+    """One row: the model reads `ids` [T] and should predict `targets` [T] where `trained` [T] is true; the encoder, if
+    there is one, reads `source` [S]."""
 
     ids: Ids
     targets: Ids
@@ -39,9 +41,9 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows end to end: N tokens, M of them trained.
+    """Rows end to end: `ids` [N], of which M positions are trained.
 
-    `at` [M] are the trained places and `targets` [M] what belongs there; `source` is the encoder's ids [S] and rows.
+    `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.
     """
 
     ids: Tensor
@@ -52,7 +54,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens that pass through the model, the encoder's included."""
+        """Tokens that the model reads, the encoder's included."""
         return len(self.ids) + (0 if self.source is None else len(self.source[0]))
 
     @property
@@ -61,7 +63,7 @@ class Batch:
 
 
 def causal(tokens: Sequence[int] | Ids) -> Example:
-    """Each token from those before it: `tokens[:-1]` -> `tokens[1:]`.  Raises InputError for fewer than two."""
+    """Each token predicted from those before it: `tokens[:-1]` -> `tokens[1:]`.  Raises InputError for fewer than 2."""
     ids = np.asarray(tokens, dtype=np.int32)
     if len(ids) < 2:
         raise InputError(f"a causal row needs at least two tokens, one to read and one to predict; got {len(ids)}")
@@ -69,51 +71,51 @@ def causal(tokens: Sequence[int] | Ids) -> Example:
 
 
 def seq2seq(source: Sequence[int] | Ids, target: Sequence[int] | Ids, start: int) -> Example:
-    """`target` from `source`, each token given the right ones before it (teacher forcing).
+    """`target` predicted from `source`, each token after the correct ones before it (teacher forcing).
 
     The decoder reads `[start] + target[:-1]` and is trained on all of `target`, its EOS included, as T5 is (Raffel et
     al. 2020).  Raises InputError if either side is empty.
     """
-    given, wanted = np.asarray(source, dtype=np.int32), np.asarray(target, dtype=np.int32)
-    if not len(given) or not len(wanted):
-        raise InputError(f"a pair needs both sides; got {len(given)} source and {len(wanted)} target tokens")
+    source_ids, targets = np.asarray(source, dtype=np.int32), np.asarray(target, dtype=np.int32)
+    if not len(source_ids) or not len(targets):
+        raise InputError(f"a pair needs both sides; got {len(source_ids)} source and {len(targets)} target tokens")
     begin = np.array([start], dtype=np.int32)
-    return Example(np.concatenate([begin, wanted[:-1]]), wanted, np.ones(len(wanted), dtype=bool), given)
+    return Example(np.concatenate([begin, targets[:-1]]), targets, np.ones(len(targets), dtype=bool), source_ids)
 
 
 @dataclass(frozen=True, eq=False)
-class Hide:
-    """BERT's rule (Devlin et al. 2019): of the ordinary tokens of a row `rate` are predicted, at least one; of these
-    80% read `mask`, 10% a random ordinary token and 10% themselves (`shares`).  `special` ids are neither hidden nor
-    drawn."""
+class TokenMasking:
+    """Masked language modelling as in BERT (Devlin et al. 2019): a share `rate` of the ordinary tokens of a row is
+    predicted, at least one token.  Of these, 80% are replaced by the id `mask`, 10% by a random ordinary token, and 10%
+    stay (`shares`).  Ids in `special` are not ordinary: they are neither predicted nor used as replacements."""
 
     mask: int
     vocab: int
     special: frozenset[int]
     rate: float = 0.15
-    shares: tuple[float, float] = (0.8, 0.1)  # masked, random; the rest stays
+    shares: tuple[float, float] = (0.8, 0.1)  # replaced by `mask`, by a random token; the rest stay
 
-    def all_masked(self) -> Hide:
-        """For evaluation: 15%, every one of them masked, so that none can be read off or misleads."""
+    def all_masked(self) -> TokenMasking:
+        """For evaluation: 15% are predicted, all replaced by `mask`, so that no target can be read from the input."""
         return replace(self, rate=0.15, shares=(1.0, 0.0))
 
-    def __post_init__(self) -> None:
-        keep = np.setdiff1d(np.arange(self.vocab, dtype=np.int32), np.array(sorted(self.special), dtype=np.int32))
-        object.__setattr__(self, "_ordinary", keep)
+    @cached_property
+    def ordinary(self) -> Ids:
+        """The ids that are not special, in order."""
+        return np.setdiff1d(np.arange(self.vocab, dtype=np.int32), np.array(sorted(self.special), dtype=np.int32))
 
     def __call__(self, tokens: Sequence[int] | Ids, random: np.random.Generator) -> Example:
-        """The row with some tokens hidden; `random` alone decides which.  A row of special tokens trains nothing."""
+        """The row with some tokens hidden, chosen by `random`.  In a row of special tokens none is trained."""
         targets = np.asarray(tokens, dtype=np.int32)
-        ordinary: Ids = self._ordinary  # type: ignore[attr-defined]
-        places = np.flatnonzero(np.isin(targets, ordinary))
-        count = min(len(places), max(1, round(self.rate * len(places))))
-        hidden = random.choice(places, count, replace=False) if count else places
-        fate, others = random.random(count), random.choice(ordinary, count)
+        positions = np.flatnonzero(np.isin(targets, self.ordinary))
+        count = min(len(positions), max(1, round(self.rate * len(positions))))
+        hidden = random.choice(positions, count, replace=False) if count else positions
+        uniform, others = random.random(count), random.choice(self.ordinary, count)
         ids, trained = targets.copy(), np.zeros(len(targets), dtype=bool)
         trained[hidden] = True
-        masked, swapped = self.shares
-        kept = np.where(fate < masked + swapped, others, targets[hidden])
-        ids[hidden] = np.where(fate < masked, self.mask, kept)
+        masked, replaced = self.shares
+        not_masked = np.where(uniform < masked + replaced, others, targets[hidden])
+        ids[hidden] = np.where(uniform < masked, self.mask, not_masked)
         return Example(ids, targets, trained)
 
 
@@ -122,14 +124,14 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
     trained = np.concatenate([e.trained for e in examples]) if examples else np.zeros(0, dtype=bool)
     if not trained.any():
         raise InputError(
-            f"a batch of {len(examples)} rows and {len(trained)} tokens has no trained token; "
-            "its loss would be 0 / 0: check the data and the objective"
+            f"a batch of {len(examples)} rows and {len(trained)} tokens has no trained token and thus no loss; "
+            "check the data and the objective"
         )
     on = partial(_tensor, device=torch.device(device))
     source = None
     if examples[0].source is not None:
-        given = [e.source for e in examples if e.source is not None]
-        source = (on(np.concatenate(given)), Rows(tuple(map(len, given))))
+        sources = [e.source for e in examples if e.source is not None]
+        source = (on(np.concatenate(sources)), Rows(tuple(map(len, sources))))
     return Batch(
         ids=on(np.concatenate([e.ids for e in examples])),
         rows=Rows(tuple(len(e.ids) for e in examples)),
@@ -143,21 +145,24 @@ def _tensor(values: NDArray[np.integer], device: torch.device) -> Tensor:
     return torch.from_numpy(values.astype(np.int64)).to(device, non_blocking=True)
 
 
-def final(module: Transformer, batch: Batch) -> Tensor:
-    """[M, D]: the vectors from which the trained places are predicted."""
-    x = module(nn.Batch(inputs=batch.ids, rows=batch.rows, source=batch.source))
+def final(module: Transformer, batch: Batch, random: torch.Generator | None = None) -> Tensor:
+    """[M, D]: the vectors from which the trained positions are predicted; dropout draws from `random`."""
+    x = module(nn.Batch(inputs=batch.ids, rows=batch.rows, source=batch.source, random=random))
     return x if batch.trained == len(x) else x[batch.at]
 
 
-def loss(module: Transformer, batch: Batch) -> tuple[Tensor, int]:
-    """The sum of the nats of the trained tokens, in fp32 or better, and their number M.
+def loss(
+    module: Transformer, batch: Batch, max_logits: int = MAX_LOGITS, random: torch.Generator | None = None
+) -> tuple[Tensor, int]:
+    """The sum of the cross-entropies of the trained tokens in nats, in fp32 or better, and their number M.
 
-    The sum, not the mean: whoever adds up batches divides once, by the tokens of all.  Only trained places reach the
-    head, and with a large vocabulary they go through it in parts whose logits are made again in the backward pass,
-    so that `[M, V]` never exists whole.
+    It is the sum and not the mean, so that a step of several batches divides once, by the tokens of all.  The head
+    reads only trained positions.  If `[M, V]` has more than `max_logits` elements, they go through the head in parts,
+    whose logits are computed again in the backward pass, so that `[M, V]` is never in memory as a whole.  Dropout draws
+    from `random`, from torch's global generator when None.
     """
-    x = final(module, batch)
-    part = max(1, _LOGITS_AT_ONCE // module.spec.vocab)
+    x = final(module, batch, random)
+    part = max(1, max_logits // module.spec.vocab)
     if part >= batch.trained:
         return _nats(module, batch.rows, x, batch.targets), batch.trained
     total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))

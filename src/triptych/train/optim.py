@@ -23,19 +23,19 @@ Role = Literal["matrix", "head", "other"]
 def roles(model: spec.Model) -> dict[str, Role]:
     """`matrix`: weights of linear maps inside blocks.  `head`: those after the stack.  `other`: embeddings, position
     tables, norms, biases and sinks, which are never decayed.  A tied head is the embedding it shares."""
-    found: dict[str, Role] = dict.fromkeys(model.shapes(), "other")
+    by_name: dict[str, Role] = dict.fromkeys(model.shapes(), "other")
     for name, part in model.walk():
         weight = f"{name}.weight"
-        if isinstance(part, Linear) and weight in found:
-            found[weight] = "matrix" if ".blocks." in name else "head"
-    return found
+        if isinstance(part, Linear) and weight in by_name:
+            by_name[weight] = "matrix" if ".blocks." in name else "head"
+    return by_name
 
 
 class OptimizerSettings(Section):
     """`muon` trains matrices by orthogonalized momentum (Jordan et al. 2024) at `muon_lr`, times 0.2 sqrt(max(rows,
-    columns)) so that the update's size matches AdamW's (Liu et al. 2025), and the rest by AdamW at `lr`; `adamw`
-    trains everything by AdamW (Loshchilov & Hutter 2019).  Gradients are clipped to a global norm of `clip`, 0 for
-    never."""
+    columns)) so that its updates are as large as AdamW's (Liu et al. 2025), and the rest by AdamW at `lr`; `adamw`
+    trains everything by AdamW (Loshchilov & Hutter 2019).  Gradients are clipped to a global norm of `clip`; 0 turns
+    clipping off."""
 
     name: Literal["muon", "adamw"] = "muon"
     lr: Rate = 3e-3
@@ -48,7 +48,7 @@ class OptimizerSettings(Section):
 
 
 class Optimizer:
-    """The optimizers of a module as one: step, clip, and state as named tensors."""
+    """The optimizers of a module behind one interface: step, clip, and state as named tensors."""
 
     def __init__(self, module: Transformer, settings: OptimizerSettings) -> None:
         self.settings = settings
@@ -58,7 +58,7 @@ class Optimizer:
         adam: dict[float, list[Tensor]] = {settings.weight_decay: [], 0.0: []}
         matrices = []
         for name, parameter in self.parameters.items():
-            role = by_role.get(name, "other")  # an adapter that replaced a part is not in the spec
+            role = by_role.get(name, "other")  # parameters of an adapter are not in the spec
             if settings.name == "muon" and role == "matrix":
                 matrices.append(parameter)
             else:
@@ -81,7 +81,7 @@ class Optimizer:
             group["peak"] = group["lr"]
 
     def step(self, factor: float) -> None:
-        """One update at `factor` of the peak learning rates, then no gradients."""
+        """One update at `factor` times the peak learning rates; then the gradients are set to None."""
         for group in self._groups():
             group["lr"] = group["peak"] * factor
         for part in self.parts:
@@ -89,7 +89,7 @@ class Optimizer:
             part.zero_grad()
 
     def clip(self) -> float:
-        """Scale the gradients to a global norm of at most `clip`; the norm they had."""
+        """Scale the gradients to a global norm of at most `clip`; returns the norm before."""
         limit = self.settings.clip or math.inf
         return float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), limit))
 
@@ -98,24 +98,25 @@ class Optimizer:
             part.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
-        """`"decoder.blocks.0.attn.q.weight/momentum_buffer"` and so on: everything the next step depends on."""
+        """All optimizer state by `PARAMETER/KEY`, for example `decoder.blocks.0.attn.q.weight/momentum_buffer`."""
         names = {id(p): name for name, p in self.parameters.items()}
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part in self.parts:
             for parameter, state in part.state.items():
-                found |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
-        return found
+                tensors |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
+        return tensors
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take up what `state` gave.  Raises CheckpointError if it is of other parameters or another optimizer."""
+        """Set the state to the tensors `state` returned.  Raises CheckpointError if they belong to other parameters or
+        to another optimizer."""
         owners = {id(p): part for part in self.parts for group in part.param_groups for p in group["params"]}
         for name, value in state.items():
             parameter = self.parameters.get(name.rpartition("/")[0])
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
             key = name.rpartition("/")[2]
-            kept = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
-            owners[id(parameter)].state[parameter][key] = kept
+            copy = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+            owners[id(parameter)].state[parameter][key] = copy
         missing = [name for name, p in self.parameters.items() if state and p not in owners[id(p)].state]
         if missing:
             raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")
@@ -128,8 +129,8 @@ class Optimizer:
 class Schedule(Section):
     """The learning rate as a share of its peak, from the progress of the run in [0, 1].
 
-    It rises linearly over the first `warmup` of the run, then falls to `floor`: along half a cosine (Loshchilov &
-    Hutter 2017), on a line, or not at all.
+    It rises linearly over the first share `warmup` of the run, then falls to `floor` along half a cosine (Loshchilov &
+    Hutter 2017) or a line, or stays at the peak (`constant`).
     """
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"

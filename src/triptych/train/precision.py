@@ -1,4 +1,4 @@
-"""In which precision a step computes.  Weights, gradients and optimizer state stay in the dtype they are stored in."""
+"""The precision a step computes in.  Weights, gradients and optimizer state stay in the dtype they are stored in."""
 
 from __future__ import annotations
 

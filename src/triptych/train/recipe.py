@@ -1,6 +1,6 @@
-"""Recipes: what to train on what, as TOML, every key known and checked before anything starts.
+"""Recipes: which model to train on which data, as TOML; every key is checked before anything starts.
 
-`--set optimizer.lr=0.01` changes one key from outside; its value is TOML too, or a plain word.
+`--set optimizer.lr=0.01` changes one key from the command line; its value is TOML, or a string without quotes.
 """
 
 from __future__ import annotations
@@ -8,25 +8,26 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from triptych.errors import ConfigError, nearest
 from triptych.train.loop import RunSettings
 from triptych.train.optim import OptimizerSettings, Schedule
 from triptych.train.settings import Positive, Section
 
-SHIPPED = ("decoder", "encoder", "encoder-decoder")  # recipes that come along: the quickstart's panels
+SHIPPED = ("decoder", "encoder", "encoder-decoder")  # the recipes in this package, those of the quickstart's panels
 RECIPES = Path(__file__).with_name("recipes")
 
 
-class Data(Section):
+class DataSettings(Section):
     """`path`: a UTF-8 text file, a folder of them (each file a document), a `.jsonl` of `{"source", "target"}` for
-    pairs, or `shakespeare`.  `held_out` is the share kept for evaluation, from the end of the data; Shakespeare has
-    plays of its own for that.  Of it, at most `held_out_limit` characters (or pairs) are used.  `drop_longer` leaves
-    out pairs of more than `run.length` tokens, which are refused otherwise.  With `words`, pairs whose sides have
-    equally many words are cut into pieces of 1 to `words` of them, held-out ones of `words`, and others left out."""
+    pairs, or `shakespeare`.  `held_out` is the share reserved for evaluation, from the end of the data; Shakespeare
+    has whole plays for that.  Of the held-out data, at most `held_out_limit` characters (or pairs) are used.
+    `drop_longer` leaves out pairs of more than `run.length` tokens, which are an error otherwise.  With `words`, pairs
+    whose two sides have equally many words are cut into pieces of 1 to `words` words (held-out pairs into pieces of
+    `words`), and all other pairs are left out."""
 
     path: str
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
@@ -35,9 +36,9 @@ class Data(Section):
     words: Positive | None = None
 
 
-class Objective(Section):
-    """`causal`: the next token.  `masked`: the hidden ones, `rate` of all, or of the `commonest` so many tokens of the
-    training text where that is given.  `seq2seq`: the target from the source."""
+class ObjectiveSettings(Section):
+    """`causal` predicts the next token.  `masked` predicts hidden tokens: a share `rate` of all tokens, or only of the
+    `commonest` N tokens of the training text.  `seq2seq` predicts the target from the source."""
 
     name: Literal["causal", "masked", "seq2seq"]
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
@@ -45,23 +46,25 @@ class Objective(Section):
 
 
 class Recipe(Section):
-    """`model` is a `config.json` in its own keys (`vocab_size` and the ids of special tokens come from the tokenizer),
-    or `{path = DIRECTORY}` to go on training what is there.  `tokenizer`: `byte`, `characters`, `bpe:4096`,
-    `words:4096`, or a directory with a tokenizer.json; with `model.path` it is the model's and is left out."""
+    """`model` holds the keys of a `config.json` (`vocab_size` and the ids of special tokens come from the tokenizer),
+    or `{path = DIRECTORY}` to continue training a saved model.  `tokenizer`: `byte`, `characters`, `bpe:4096`,
+    `words:4096`, or a directory with a tokenizer.json; leave it out with `model.path`, which has its own."""
 
     model: dict[str, Any]
-    data: Data
-    objective: Objective
+    data: DataSettings
+    objective: ObjectiveSettings
     run: RunSettings
     tokenizer: str | None = None
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: Schedule = Schedule()
 
 
-def read_recipe(path: Path | str, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe in the file `path`, or the one of that name in `SHIPPED`, with `changes` ("run.seconds=90") made.
+def read_recipe(path: Path | str, changes: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Recipe:
+    """The recipe in the file `path`, or the one of that name in `SHIPPED`.
 
-    Raises ConfigError, one line with the path to the key, for what is missing, unknown or of the wrong kind.
+    `changes` are texts such as "run.seconds=90", parsed as TOML; `values` are Python values by dotted key, taken as
+    they are, for paths and other text that no parser may change.  Raises ConfigError, one line with the dotted key,
+    for a key that is missing or unknown, or a value of the wrong type.
     """
     path = RECIPES / f"{path}.toml" if str(path) in SHIPPED else Path(path)
     try:
@@ -70,73 +73,87 @@ def read_recipe(path: Path | str, changes: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"no recipe {path}; give the path of a .toml file, or one of {', '.join(SHIPPED)}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
-    return check_recipe(tables, changes, str(path))
+    return check_recipe(tables, changes, str(path), values)
 
 
-def check_recipe(tables: Mapping[str, Any], changes: Sequence[str] = (), where: str = "recipe") -> Recipe:
-    """The recipe of already parsed `tables`; see `read_recipe`."""
+def check_recipe(
+    tables: Mapping[str, Any],
+    changes: Sequence[str] = (),
+    where: str = "recipe",
+    values: Mapping[str, object] | None = None,
+) -> Recipe:
+    """The recipe of already parsed `tables`, which come from `where`; see `read_recipe`."""
     tables = _copy(tables)
     for change in changes:
-        _change(tables, change)
+        key, value = _parse_change(change)
+        _set(tables, key, value, f"--set {change}")
+    for dotted, value in (values or {}).items():
+        _set(tables, dotted.split("."), value, dotted)
     try:
         recipe = Recipe.model_validate(tables)
     except ValidationError as error:
         raise ConfigError(f"{where}: {'; '.join(_problems(error))}") from None
-    return _consistent(recipe, where)
-
-
-def _consistent(recipe: Recipe, where: str) -> Recipe:
     if ("path" in recipe.model) == (recipe.tokenizer is not None):
-        raise ConfigError(f"{where}: tokenizer belongs to a new model, and model.path brings its own; give one of them")
+        raise ConfigError(f"{where}: a new model needs a tokenizer, and model.path has its own; give one of the two")
     return recipe
 
 
-def _change(tables: dict[str, Any], change: str) -> None:
-    """Apply `a.b=c` in place; the last table is made if it is not there, and judged with the rest."""
+def _parse_change(change: str) -> tuple[list[str], object]:
+    """Key and value of `a.b=c`."""
     key, equals, text = change.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
         raise ConfigError(f"--set {change}: write it as section.key=value, for example run.seconds=90")
-    at: Any = tables
-    for name in path[:-1]:
-        at = at.setdefault(name, {})
-        if not isinstance(at, dict):
-            raise ConfigError(f"--set {change}: {name} is a value, not a table")
-    at[path[-1]] = _value(text.strip())
+    return path, _parse_value(text.strip())
 
 
-def _value(text: str) -> Any:
-    """`text` as a TOML value; what is none (a path, a word) is a string."""
+def _parse_value(text: str) -> object:
+    """`text` as a TOML value, or as a string where it is not TOML (a path, a word)."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    return found["value"] if len(found) == 1 else text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _set(tables: dict[str, Any], path: Sequence[str], value: object, where: str) -> None:
+    """Set the key at `path` in place; missing tables are created, and validated with the rest."""
+    table = tables
+    for name in path[:-1]:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{where}: {name} is a value, not a table")
+        table = inner
+    table[path[-1]] = value
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
-    """Each of pydantic's findings in a few words, with the path to the key and the nearest name that exists."""
-    for found in error.errors(include_url=False):
-        place = [str(part) for part in found["loc"]]
-        name = ".".join(place)
-        if found["type"] == "extra_forbidden":
-            known = _keys(place[:-1])
-            yield f"{name} is not a key of a recipe{nearest(place[-1], known)}"
-        elif found["type"] == "missing":
+    """Each of pydantic's errors in a few words, with the dotted key and the nearest key that exists."""
+    for problem in error.errors(include_url=False):
+        path = [str(part) for part in problem["loc"]]
+        name = ".".join(path)
+        if problem["type"] == "extra_forbidden":
+            yield f"{name} is not a key of a recipe{nearest(path[-1], _keys(path[:-1]))}"
+        elif problem["type"] == "missing":
             yield f"{name} is missing"
-        elif found["type"] == "value_error":
-            yield f"{name} {found['ctx']['error']}"
+        elif problem["type"] == "value_error":
+            yield f"{name} {problem['ctx']['error']}"
         else:
-            given = found["input"]
-            yield f"{name} = {given!r}: {found['msg'][0].lower()}{found['msg'][1:]}"
+            yield f"{name} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _keys(path: Sequence[str]) -> list[str]:
     """The keys of the section at `path`."""
-    section: Any = Recipe
+    section: type[BaseModel] = Recipe
     for name in path:
-        section = section.model_fields[name].annotation
+        inner = section.model_fields[name].annotation
+        assert _is_section(inner)
+        section = inner
     return list(section.model_fields)
+
+
+def _is_section(kind: object) -> TypeGuard[type[Section]]:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _copy(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The base of every section of a recipe: checked, frozen, and without keys nobody knows."""
+"""The base class of every section of a recipe: validated, frozen, unknown keys refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 

@@ -1,4 +1,4 @@
-"""What a step trains on, token by token, for a person to read before the run."""
+"""The rows of a training step, token by token, to be read before the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych.train.objectives import Example
 
 @dataclass(frozen=True)
 class ShownToken:
-    """The token that goes in, the one that should come out, and whether that counts."""
+    """The input token, its target, and whether the target counts in the loss."""
 
     token: str
     target: str
@@ -20,7 +20,7 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One row; `source` are the encoder's tokens, none of which is ever trained."""
+    """One row; `source` are the encoder's tokens, which are not trained."""
 
     tokens: tuple[ShownToken, ...]
     source: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ def show_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> list[ShownR
     rows = []
     for example in examples:
         names = (tokenizer.tokens(side.tolist()) for side in (example.ids, example.targets))
-        tokens = tuple(ShownToken(*three) for three in zip(*names, example.trained.tolist(), strict=True))
+        tokens = tuple(ShownToken(*fields) for fields in zip(*names, example.trained.tolist(), strict=True))
         source = () if example.source is None else tuple(tokenizer.tokens(example.source.tolist()))
         rows.append(ShownRow(tokens, source))
     return rows

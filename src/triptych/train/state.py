@@ -1,13 +1,13 @@
-"""Training checkpoints: a Hugging Face directory other tools load, with `train_state/` inside for going on.
+"""Training checkpoints: a Hugging Face directory that other tools load, with `train_state/` inside for resuming.
 
     OUT/step-00000120/config.json, model.safetensors, tokenizer.json, ...
                       train_state/state.json            step, time used, recipe, history
                       train_state/optimizer.safetensors named tensors
                       train_state/manifest.json         size and SHA-256 of every other file, written last
 
-A checkpoint is built under another name, forced to disk and put in place by one rename, so that a process killed at
-any moment leaves the last whole one.  No random state is kept: every random number of a step follows from the seed
-and the step.
+A checkpoint is built under another name, synced to disk and renamed once, so that a process killed at any moment leaves
+the previous checkpoint intact.  No random state is stored: every random number of a step follows from the seed and the
+step.
 """
 
 from __future__ import annotations
@@ -20,27 +20,31 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import safetensors.torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 
 from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
-from triptych.errors import CheckpointError
+from triptych.checkpoints.source import is_plain_name
+from triptych.errors import CheckpointError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
-from triptych.train.loop import Progress, Trainer
+from triptych.train.loop import Progress, StepRecord, Trainer
+from triptych.train.settings import Section
 
-VERSION = 1
+S = TypeVar("S", bound=Section)
+NonNegative = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8})")
 _STATE, _OPTIMIZER, _MANIFEST = (f"train_state/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json"))
 
 
 @dataclass(frozen=True)
 class Saved:
-    """One valid checkpoint, and why each newer directory was passed over."""
+    """One valid checkpoint, and for each newer directory the reason why it is not one."""
 
     path: Path
     step: int
@@ -48,7 +52,7 @@ class Saved:
 
 
 class Checkpoints:
-    """The training checkpoints of one run under `directory`, the newest `keep` of them."""
+    """The training checkpoints of one run under `directory`; `save` deletes all but the newest `keep`."""
 
     def __init__(self, directory: Path | str, keep: int = 2) -> None:
         self.directory, self.keep = Path(directory), keep
@@ -56,18 +60,20 @@ class Checkpoints:
     def save(
         self, trainer: Trainer, hf: Mapping[str, Any] | None, tokenizer: Tokenizer, recipe: Mapping[str, Any]
     ) -> Path:
-        """Write the trainer's present state.  Raises CheckpointError, with what was there before still whole."""
+        """Write the trainer's present state.  Raises CheckpointError, and leaves the checkpoints before it intact."""
         path = self.directory / f"step-{trainer.at.step:08}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._clear_scraps()
-            if not path.exists() or fault(path) is not None:  # whole, it is the one this run went on from
+            self._remove_unfinished()
+            if not path.exists() or fault(path) is not None:  # a valid one is the one this run was resumed from
                 self._build(path, trainer, hf, tokenizer, recipe)
-            for _, old in self._all()[self.keep :]:  # renamed first: half of a directory never looks like a checkpoint
+            for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
                 old.rename(self.directory / f".{old.name}.old")
-            self._clear_scraps()
+            self._remove_unfinished()
         except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror or error}; older ones are whole") from None
+            raise CheckpointError(
+                f"cannot write {path}: {error.strerror or error}; older checkpoints are intact"
+            ) from None
         return path
 
     def newest(self) -> Saved:
@@ -79,15 +85,19 @@ class Checkpoints:
                 return Saved(path, step, tuple(skipped))
             skipped.append(problem)
         reasons = "; ".join(skipped) or "it holds no step-* directory"
-        raise CheckpointError(f"no checkpoint to go on from in {self.directory}: {reasons}")
+        raise CheckpointError(f"no checkpoint to resume from in {self.directory}: {reasons}")
 
     def exist(self) -> bool:
         return bool(self._all())
 
+    def later(self, step: int) -> int | None:
+        """The step of a valid checkpoint after `step`, or None."""
+        return next((other for other, path in self._all() if other > step and fault(path) is None), None)
+
     def _all(self) -> list[tuple[int, Path]]:
-        """Newest first."""
-        found = ((_NAME.fullmatch(path.name), path) for path in self.directory.glob("step-*"))
-        return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+        """Step and directory of each checkpoint, valid or not, newest first."""
+        named = ((_NAME.fullmatch(path.name), path) for path in self.directory.glob("step-*"))
+        return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
     def _build(
         self,
@@ -97,52 +107,94 @@ class Checkpoints:
         tokenizer: Tokenizer,
         recipe: Mapping[str, Any],
     ) -> None:
-        """Write under another name, manifest last, then put in place by one rename."""
+        """Write under another name, the manifest last, then rename."""
         build = self.directory / f".{path.name}.building"
-        state = {"version": VERSION, **asdict(trainer.at), "recipe": dict(recipe)}
+        state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
         files: dict[str, bytes | str] = {
             **tokenizer.files(),
-            _STATE: json.dumps(state, allow_nan=False),
+            _STATE: json.dumps(state.model_dump(), allow_nan=False),
             _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
         }
         write_directory(build, *to_checkpoint(trainer.module, hf), files)
         atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
-        if path.exists():  # left behind broken
+        if path.exists():  # an invalid one
             path.rename(self.directory / f".{path.name}.broken")
         build.rename(path)
         _sync_directory(self.directory)
 
-    def _clear_scraps(self) -> None:
-        for scrap in self.directory.glob(".*step-*"):
-            shutil.rmtree(scrap, ignore_errors=True)
+    def _remove_unfinished(self) -> None:
+        """Delete what a killed process left half-written or half-deleted."""
+        for path in self.directory.glob(".*step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class Manifest(Section):
+    """Size in bytes and SHA-256 of every file of a checkpoint but the manifest itself, by its name."""
+
+    files: dict[str, tuple[NonNegative, str]]
+
+
+class SavedState(Section):
+    """`train_state/state.json`: the fields of `Progress`, and the recipe."""
+
+    version: Literal[1] = 1
+    step: NonNegative
+    elapsed: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    tokens: NonNegative
+    history: list[StepRecord]
+    recipe: dict[str, Any]
 
 
 def fault(path: Path) -> str | None:
-    """What keeps the directory `path` from being a whole checkpoint, or None."""
+    """The reason why the directory `path` is not a valid checkpoint, or None."""
     try:
-        listed = read_json(path / _MANIFEST)["files"]
-        for name, (size, digest) in listed.items():
-            file = path / name
-            if not file.is_file():
-                return f"{path}: {name} is missing"
-            if file.stat().st_size != size:
-                return f"{path}: {name} has {file.stat().st_size} bytes, not {size}"
-            if _digest(file) != digest:
-                return f"{path}: the bytes of {name} have changed"
+        _check_files(path)
+        progress, _ = read_progress(path)
     except CheckpointError as error:
         return str(error)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return f"{path}: {_MANIFEST} is not a manifest"
+    named = _NAME.fullmatch(path.name)
+    if named is not None and int(named[1]) != progress.step:
+        return f"{path / _STATE} is of step {progress.step}"
     return None
 
 
+def _check_files(path: Path) -> None:
+    """Raises CheckpointError unless the directory holds the files of its manifest, with their sizes and digests."""
+    manifest = _validated(Manifest, path / _MANIFEST, "is not a manifest")
+    listed = manifest.files.keys()
+    absent = [name for name in ("config.json", _STATE, _OPTIMIZER) if name not in listed]
+    if not any(name.startswith("model") and name.endswith(".safetensors") for name in listed):
+        absent.append("model.safetensors")
+    if absent:
+        raise CheckpointError(f"{path / _MANIFEST} does not list {absent[0]}")
+    for name, (size, digest) in manifest.files.items():
+        file = path / name
+        if not all(is_plain_name(part) for part in name.split("/")) or not file.is_file():
+            raise CheckpointError(f"{path}: {shown(name)} is missing")
+        if file.stat().st_size != size:
+            raise CheckpointError(f"{path}: {name} has {file.stat().st_size} bytes, not {size}")
+        if _digest(file) != digest:
+            raise CheckpointError(f"{path}: the bytes of {name} have changed")
+
+
+def _validated(kind: type[S], file: Path, problem: str) -> S:
+    """The JSON object in `file` as a `kind`.  Raises CheckpointError with the first key that does not fit."""
+    content = read_json(file)
+    try:
+        return kind.model_validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{file} {problem}: {shown(key)}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
 def read_progress(path: Path) -> tuple[Progress, dict[str, Any]]:
-    """Where the run stood at checkpoint `path`, and its recipe."""
-    state = read_json(path / _STATE)
-    if state.pop("version", None) != VERSION:
-        raise CheckpointError(f"{path / _STATE} is of another version of triptych; this one reads version {VERSION}")
-    recipe = state.pop("recipe")
-    return Progress(**state), recipe
+    """How far the run was at the checkpoint `path`, and its recipe.
+
+    Raises CheckpointError for a state that no run of this version writes.
+    """
+    state = _validated(SavedState, path / _STATE, "cannot be resumed from")
+    return Progress(state.step, state.elapsed, state.tokens, state.history), state.recipe
 
 
 def read_optimizer(path: Path) -> dict[str, Tensor]:
@@ -151,7 +203,7 @@ def read_optimizer(path: Path) -> dict[str, Tensor]:
 
 
 def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
-    """Module, tokenizer and HF config of a directory, every number as stored.  Raises TextError without a tokenizer."""
+    """Module, tokenizer and HF config of a directory, in the stored dtype.  Raises TextError without a tokenizer."""
     header = read_header(path)
     assert header.source is not None
     module, _ = read_weights(header.spec, header.source)
@@ -159,7 +211,9 @@ def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
 
 
 def _sync_directory(path: Path) -> None:
-    """Force the renames inside `path` to disk."""
+    """Sync the renames inside `path` to disk."""
+    if os.name == "nt":  # directories cannot be opened there
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

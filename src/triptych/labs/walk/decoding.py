@@ -11,7 +11,7 @@ from torch import Tensor
 from triptych.attention.caches import Store
 from triptych.count import count, visible
 from triptych.errors import InputError
-from triptych.generate import State, start
+from triptych.generate import Engine, Request
 from triptych.labs.walk.around import OUT
 from triptych.labs.walk.heads import Held, attention, by_head
 from triptych.labs.walk.stack import LEAVES, Stack
@@ -68,7 +68,7 @@ class Decoded:
 
     whole: Trace
     one: Trace
-    state: State
+    engine: Engine
     layer: int
     logits: Tensor  # [V] of the step
 
@@ -79,12 +79,12 @@ def _step(model: Model, row: list[int], source: list[int] | None, layer: int) ->
     sites = [under + leaf for leaf in LEAVES]
     rows, target = ([row], None) if source is None else ([source], [row])
     whole = model.trace(rows, target, read=sites)
-    state = start(model.module, [row[:-1]], sources=None if source is None else [source])
-    state.advance()
-    state.rows[0].append(row[-1])
-    state.session = Session(Plan.of(model.spec, [*sites, under + "k_ctx", under + "v_ctx"]))
-    logits = state.advance()[0]
-    return Decoded(whole, state.session.close(), state, layer, logits.cpu())
+    engine, session = Engine(model.module), Session(Plan.of(model.spec, [*sites, under + "k_ctx", under + "v_ctx"]))
+    (live,) = engine.add(Request(prompt=row[:-1], source=source, max_new_tokens=1))
+    engine.logits()
+    live.ids.append(row[-1])
+    logits = engine.logits(session)[0]
+    return Decoded(whole, session.close(), engine, layer, logits.cpu())
 
 
 def _stack(model: Model, step: Decoded, trace: Trace, row: list[int], head: int, first: int) -> Stack:
@@ -146,11 +146,11 @@ def _attention(whole: Stack, one: Stack) -> list[Step]:
 
 def _bytes(model: Model, step: Decoded, source: int | None) -> Step:
     """Bytes of keys and values, by `count` and in the cache's own tensors."""
-    spec, length = model.spec, step.state.cache.lengths[0]
+    spec, length = model.spec, step.engine.cache.lengths[0]
     decoder = spec.stacks["decoder"]
-    used = [_used(store, length) for store in step.state.cache.stores]
+    used = [_used(store, length) for store in step.engine.cache.stores]
     size = model.module.dtype.itemsize
-    cross = 0 if step.state.cross is None else step.state.cross.nbytes
+    cross = 0 if step.engine.cross is None else step.engine.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source or 0) * size // 4
     shown = Shown(
         "bytes", "bytes", "· ·", torch.tensor([[total, sum(used) + cross], [used[step.layer], used[step.layer]]]),

@@ -1,4 +1,5 @@
-"""The lectures' worked examples, walked through with their own numbers and held against the figures they print."""
+"""The lectures' worked examples, step by step with their own numbers, compared with the figures they print or, where
+they print none, with figures computed independently."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from triptych import families, nn, spec
-from triptych.attention import attention_pattern
+from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.labs.walk import again
@@ -22,7 +26,7 @@ from triptych.labs.walk.walking import explain
 from triptych.model import Model
 from triptych.spec.masks import Points
 
-GIVEN, LECTURE = "Given", "The lecture's figures"
+GIVEN, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
 QWEN3_4B = {
     "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
@@ -35,10 +39,10 @@ def worked(name: str) -> Walk:
     known = {_plain(one): one for one in EXAMPLES}
     if _plain(name) not in known:
         raise InputError(f"no example {name!r}{nearest(name, EXAMPLES)}; they are {', '.join(EXAMPLES)}")
-    found = known[_plain(name)]
-    what, make = EXAMPLES[found]
+    listed = known[_plain(name)]
+    subject, make = EXAMPLES[listed]
     steps, outcome = make()
-    return Walk(f"{found}: {what}", [("Example", found), ("Shows", what)], steps, outcome)
+    return Walk(f"{listed}: {subject}", [("Example", listed), ("Shows", subject)], steps, outcome)
 
 
 def _plain(name: str) -> str:
@@ -59,13 +63,22 @@ def _given(meaning: str, *shown: Shown) -> Step:
 
 
 def _printed(
-    of: str, symbol: str, letters: str, values: Sequence[object], meaning: str, rows: Sequence[int] = ()
+    of: str,
+    symbol: str,
+    letters: str,
+    values: Sequence[object],
+    meaning: str,
+    rows: Sequence[int] = (),
+    part: str = LECTURE,
 ) -> Step:
-    """The lecture's own figures, which what was computed must come to; `rows` are those it prints."""
-    shown = Shown(f"{of} in the lecture", symbol, letters, torch.tensor(values))
+    """Figures that the computed tensor must agree with, in the rows `rows`: the lecture's own, or for a `part` of
+    REFERENCE those that the lecture does not print."""
+    by = "in the lecture" if part == LECTURE else "for reference"
+    title = "As printed" if part == LECTURE else "Computed independently"
+    shown = Shown(f"{of} {by}", symbol, letters, torch.tensor(values))
     shown = replace(shown, labels=[str(i) for i in rows]) if rows else shown
     index = torch.tensor(list(rows) or list(range(len(values))))
-    return Step(LECTURE, "As printed", f"{symbol} = the lecture's {symbol}", meaning, [shown], lambda g: g[of][index])
+    return Step(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], lambda g: g[of][index])
 
 
 def _attention(
@@ -89,12 +102,12 @@ def _four_tokens() -> Made:
         lambda g: [again.linear(g["X"], g[one.name], None) for one in w],
     )  # fmt: skip
     every = "All keys are [1, 1], so every query scores all of them alike: each weight a quarter, each output the mean."
-    said = [
+    figures = [
         _printed("pattern", "p", "T S", [[0.25] * 4] * 4, every),
         _printed("z", "z", "T V", [[1.0, 1.0]] * 4, "The mean of the four values."),
     ]
-    given = _given("Four tokens of width 4, and three maps to width 2.", x, *w)
-    return [given, project, *_attention(q, k, v), *said], "every weight 0.25, every output [1, 1]"
+    inputs = _given("Four tokens of width 4, and three maps to width 2.", x, *w)
+    return [inputs, project, *_attention(q, k, v), *figures], "every weight 0.25, every output [1, 1]"
 
 
 def _two_tokens() -> Made:
@@ -102,8 +115,12 @@ def _two_tokens() -> Made:
     v = _matrix("V", "S V", [[1, 2], [3, 4]])
     weights, out = [[0.5, 0.5], [0.33024, 0.66976]], [[2, 3], [2.33952, 3.33952]]
     why = "The first query scores both keys alike, the second prefers the second."
-    said = [_printed("pattern", "p", "T S", weights, why), _printed("z", "z", "T V", out, "Mixed in these shares.")]
-    return [_given("Two tokens of width 2.", q, k, v), *_attention(q, k, v), *said], "output [[2, 3], [2.3395, 3.3395]]"
+    figures = [_printed("pattern", "p", "T S", weights, why), _printed("z", "z", "T V", out, "Mixed in these shares.")]
+    return [
+        _given("Two tokens of width 2.", q, k, v),
+        *_attention(q, k, v),
+        *figures,
+    ], "output [[2, 3], [2.3395, 3.3395]]"
 
 
 def _one_dimension() -> Made:
@@ -116,12 +133,12 @@ def _one_dimension() -> Made:
         )
     )
     weights = [[0.017980, 0.981690, 0.000329], [1 / 3] * 3, [0.117310, 0.866813, 0.015876]]
-    said = [
-        _printed("pattern", "p", "T S", weights, "A query of 0 scores every key 0, and draws from all alike."),
+    figures = [
+        _printed("pattern", "p", "T S", weights, "A query of 0 scores every key 0 and gives all the same weight."),
         _printed("z", "z", "T V", [[19.82349], [20], [18.98566]], "The second is the plain mean of the values."),
     ]
-    given = _given("Three tokens, one number each: what is left of attention is softmax and a mean.", q, k, v)
-    return [given, *_attention(q, k, v, scale=1.0), *said], "output [19.8235, 20, 18.9857]"
+    inputs = _given("Three tokens, one number each: attention is then a softmax and a weighted mean.", q, k, v)
+    return [inputs, *_attention(q, k, v, scale=1.0), *figures], "output [19.8235, 20, 18.9857]"
 
 
 def _toy() -> Made:
@@ -130,23 +147,27 @@ def _toy() -> Made:
     first, last = [0.301029, 0.301079, 0.191134, 0.206757], [0.819516, 0.085838, 0.022843, 0.071803]
     out = [-0.047625, -0.102534, -0.363957, -0.107750, -0.207784, 0.405654, 0.424662, 0.167437]
     causal = _attention(q, k, v, "Attention with the causal mask", "causal ", mask=spec.causal())
-    said = [
-        _printed("pattern", "p", "T S", [first, last], "The first and the last query.", rows=[0, 3]),
-        _printed("z", "z", "T V", [out], "The first output.", rows=[0]),
-        _printed(
-            "causal pattern", "p", "T S", [[0.402860, 0.597140, 0, 0]], "Masked, the second query sees two.", rows=[1]
-        ),
+    masked = [[0.402860, 0.597140, 0, 0]]
+    figures = [
+        _printed("pattern", "p", "T S", [first, last], "The first and the last query.", [0, 3], REFERENCE),
+        _printed("z", "z", "T V", [out], "The first output.", [0], REFERENCE),
+        _printed("causal pattern", "p", "T S", masked, "Masked, the second query sees two keys.", [1], REFERENCE),
     ]
-    given = _given("Q, K and V drawn in that order from NumPy's generator seeded with 0.", q, k, v)
-    return [given, *_attention(q, k, v), *causal, *said], "the lecture's weights and outputs, with and without the mask"
+    inputs = _given("Q, K and V drawn in that order from NumPy's generator seeded with 0.", q, k, v)
+    return [
+        inputs,
+        *_attention(q, k, v),
+        *causal,
+        *figures,
+    ], "the reference weights and outputs, with and without the mask"
 
 
 def _softmax(scores: Sequence[float], figures: Sequence[float], why: str) -> Made:
     s = _matrix("s", "T S", [scores])
     p = Shown("pattern", "p", "T S", s.value.softmax(-1))
     step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: again.softmax(g["s"]))
-    said = _printed("pattern", "p", "T S", [figures], "To the digits printed.")
-    return [_given("One row of scores.", s), step, said], ", ".join(map(number, p.value[0].tolist()))
+    expected = _printed("pattern", "p", "T S", [figures], "To the digits shown.", part=REFERENCE)
+    return [_given("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
 
 
 def _sat() -> Made:
@@ -168,28 +189,126 @@ def _tie() -> Made:
              [sharp], lambda g: again.softmax(g["s"])),
         Step("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
              [soft], lambda g: again.softmax(g["s"] / 8)),
-        _printed("p", "p", "T S", [[0, 0.5, 0, 0.5]], "The lecture prints [0, .55, 0, .45]; these are the right ones."),
+        _printed("p", "p", "T S", [[0, 0.5, 0, 0.5]], "The lecture prints [0, .55, 0, .45], which is wrong.",
+                 part=REFERENCE),
     ]  # fmt: skip
     return steps, "a tie is a half each; the lecture's .55 and .45 are wrong"
 
 
-def _layer(width: int, heads: int, tokens: int) -> Made:
-    """Shapes through one layer of random weights."""
-    norm = spec.RMSNorm(width=width)
-    block = spec.Block(
-        attn=spec.attention(width, heads), mlp=spec.mlp(width, 1, "relu"), attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
-    )  # fmt: skip
+def _block(width: int, heads: int, tokens: int, hidden: spec.MLP | spec.GLU, mask: spec.Mask) -> list[Step]:
+    """The steps of a pre-norm block of random weights, under RMSNorm."""
+    norms = spec.Norms(pre=spec.RMSNorm(width=width))
+    block = spec.Block(attn=spec.attention(width, heads), mlp=hidden, attn_norm=norms, mlp_norm=norms)
     vocab = 5
     stack = spec.Stack(
-        embed=spec.Embed(vocab=vocab, width=width), kinds={"self": spec.Kind(mask=spec.full())}, blocks=(block,)
+        embed=spec.Embed(vocab=vocab, width=width), kinds={"self": spec.Kind(mask=mask)}, blocks=(block,)
     )
     head = spec.TokenHead(classes=spec.Linear(inputs=width, outputs=2))
     model = Model(nn.new(spec.Model(family="example", encoder=stack, head=head)))
-    steps = list(explain(model, [i % vocab for i in range(tokens)]).steps)
+    return list(explain(model, [i % vocab for i in range(tokens)]).steps)
+
+
+def _layer(width: int, heads: int, tokens: int) -> Made:
+    """Shapes through one attention layer, of all heads together and of each."""
+    steps = _block(width, heads, tokens, spec.mlp(width, 1, "relu"), spec.full())
     end = next(i for i, step in enumerate(steps) if step.title == "Output projection")
-    trace = [(tokens, width), (heads, tokens, width // heads), (heads, tokens, tokens), (tokens, width)]
-    return steps[: end + 1], " → ".join(str(shape) for shape in trace)
+    each = width // heads
+    trace = [(tokens, width), (heads, tokens, each), (heads, tokens, tokens), (tokens, width)]
+    shapes = " → ".join(str(shape) for shape in trace)
+    return steps[: end + 1], f"{shapes}; each head: Q, K, V {tokens}×{each}, scores {tokens}×{tokens}"
+
+
+def _swiglu_block() -> Made:
+    """L0 exercise 2: multi-head attention, SwiGLU, RMSNorm and residuals."""
+    width, tokens, hidden = 256, 16, 683
+    steps = _block(width, 8, tokens, spec.glu(width, hidden, "silu"), spec.full())
+    end = max(i for i, step in enumerate(steps) if step.title == "Residual")
+    inside = steps[: end + 1]
+    return inside, f"({tokens}, {width}) in, ({tokens}, {hidden}) inside the MLP, ({tokens}, {width}) out"
+
+
+def _normal(draw: np.random.Generator, *shapes: tuple[str, str, int, int]) -> list[Shown]:
+    """Matrices with independent entries of variance 1: (symbol, letters, rows, columns)."""
+    return [
+        _matrix(symbol, letters, draw.standard_normal((rows, columns))) for symbol, letters, rows, columns in shapes
+    ]
+
+
+def _cross(queries: int, keys: int) -> Made:
+    """Cross-attention: queries from one sequence, keys and values from another."""
+    width = 8
+    shapes = (("Q", "T K", queries, width), ("K", "S K", keys, width), ("V", "S V", keys, width))
+    q, k, v = _normal(np.random.default_rng(0), *shapes)
+    inputs = _given(f"{queries} target tokens and {keys} source tokens, drawn from NumPy's default_rng(0).", q, k, v)
+    return [inputs, *_attention(q, k, v)], f"scores ({queries}, {keys}), output ({queries}, {width})"
+
+
+def _shapes_of_scores() -> Made:
+    own, ((inputs, *cross), _) = _layer(512, 8, 10), _cross(10, 15)
+    return [*own[0], replace(inputs, part="Cross-attention"), *cross], "scores 10×10 in each head, and 10×15"
+
+
+def _entropy() -> Made:
+    """L4 exercise 11: the entropy of a row of weights with and without 1/√d."""
+    size = 64
+    q, k = _normal(np.random.default_rng(0), ("Q", "T K", size, size), ("K", "S K", size, size))
+    steps = [_given("64 queries and 64 keys of width 64, drawn from NumPy's default_rng(0).", q, k)]
+    for name, scale, formula in (
+        ("no scale", 1.0, "p = softmax(q kᵀ)"),
+        ("1/√d", size**-0.5, "p = softmax(q kᵀ / √64)"),
+    ):
+        pattern = Shown(f"pattern, {name}", "p", "T S", attention_pattern(q.value, k.value, scale=scale))
+        total = Shown(f"row sums, {name}", "Σ p", "T", pattern.value.sum(-1))
+        entropy = Shown(f"entropy, {name}", "H", "·", _row_entropy(pattern.value))
+
+        def weights(g: Given, scale: float = scale, size: int = size) -> list[Tensor]:
+            return [again.softmax(g["Q"] @ g["K"].T * scale), torch.ones(size)]
+
+        def mean(g: Given, of: str = pattern.name) -> Tensor:
+            return _row_entropy(g[of])
+
+        steps += [
+            Step("Weights", f"Softmax, {name}", formula, "Every row sums to 1.", [pattern, total], weights),
+            Step("Entropy", f"Mean entropy, {name}", "H = mean over rows of -Σ p ln p", "In nats.", [entropy], mean),
+        ]
+    figures = [
+        _printed("entropy, no scale", "H", "·", [0.6108], "About an even choice among 1.8 keys.", part=REFERENCE),
+        _printed("entropy, 1/√d", "H", "·", [3.6809], "Even weights would have ln 64 = 4.1589.", part=REFERENCE),
+    ]
+    rounded = [replace(one, again=partial(_rounded, one)) for one in figures]
+    return [*steps, *rounded], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
+
+
+def _rounded(step: Step, given: Given) -> Tensor:
+    """What a step makes of what was printed, to four decimals."""
+    value = step.again(given)
+    assert isinstance(value, Tensor)
+    return value.mul(1e4).round() / 1e4
+
+
+def _row_entropy(pattern: Tensor) -> Tensor:
+    """Mean over the rows, as a tensor of one number."""
+    entropy: Tensor = -torch.special.xlogy(pattern, pattern).sum(-1)
+    return entropy.mean()[None]
+
+
+def _beside_pytorch() -> Made:
+    """L0 exercise 3 and L4 exercise 16: each path of `attend` beside PyTorch's kernel, which is forced to be flash."""
+    noise = torch.Generator().manual_seed(0)
+    q, k, v = (Shown(x, x, f"H {a} {b}", torch.randn(4, 16, 8, generator=noise)) for x, a, b in ("QTK", "KSK", "VSV"))
+    steps = [_given("Four heads of width 8 on 16 tokens.", q, k, v)]
+    for name, mask in (("no mask", spec.full()), ("causal", spec.causal())):
+        for path in ("flash", "materialized", "reference"):
+            z = attend(q.value[None], k.value[None], v.value[None], mask=mask, path=path)[0]
+            shown = Shown(f"z, {path}, {name}", "z", "H T V", z)
+
+            def theirs(g: Given, causal: bool = name == "causal") -> Tensor:
+                with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                    return scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)[0]
+
+            why = "Recomputed by torch's scaled_dot_product_attention with only its flash kernel allowed."
+            steps.append(Step(f"attend, {name}", path, "z = softmax(q kᵀ / √8 + m) v", why, [shown], theirs))
+    return steps, "every path agrees with PyTorch's flash kernel to 1e-5"
 
 
 def _masks() -> Made:
@@ -229,8 +348,11 @@ def _cache() -> Made:
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
     why = "Grouping keeps a quarter of what a key and value for every head would take."
-    said = _printed("bytes", "bytes", "· ·", [[603_979_776, 2_415_919_104]], "576 MiB, and four times that.")
-    return [Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more), said], f"{grouped:,} bytes, 576 MiB"
+    expected = _printed("bytes", "bytes", "· ·", [[603_979_776, 2_415_919_104]], "576 MiB, and four times that.")
+    return [
+        Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more),
+        expected,
+    ], f"{grouped:,} bytes, 576 MiB"
 
 
 def _quadratic() -> Made:
@@ -252,17 +374,23 @@ def _quadratic() -> Made:
 
 
 EXAMPLES: dict[str, tuple[str, Callable[[], Made]]] = {
+    "L0.2": ("a block: 8 heads, SwiGLU, RMSNorm, residuals; D 256, T 16", _swiglu_block),
     "L0.2.6": ("attention of four tokens by hand", _four_tokens),
+    "L0.3": ("every path of attend beside PyTorch's flash kernel", _beside_pytorch),
     "L0.softmax": ("a softmax with a clear winner", _sharp),
     "L0.2.9": ("the KV cache of Qwen3-4B at 4,096 positions", _cache),
-    "L1.sat": ("where “sat” looks", _sat),
-    "L1.tie": ("two equal scores, as they should be", _tie),
+    "L1.sat": ("the attention of “sat”", _sat),
+    "L1.tie": ("two equal scores get equal weights", _tie),
     "L2.example-1": ("attention of two tokens", _two_tokens),
     "L2.example-2": ("shapes through 2 heads: D 8, T 3", lambda: _layer(8, 2, 3)),
     "L2.example-3": ("the causal mask, padding, and both", _masks),
     "L2.1": ("practice 1: queries, keys and values of one number", _one_dimension),
     "L2.2": ("practice 2: shapes through 16 heads: D 1,024, T 128", lambda: _layer(1024, 16, 128)),
-    "L4.12.3": ("a toy drawn by NumPy, with and without the causal mask", _toy),
-    "L4.shapes": ("shapes through 8 heads: D 512, T 10", lambda: _layer(512, 8, 10)),
+    "L4.6": ("shapes of scores: 10 tokens, and 10 over 15", _shapes_of_scores),
     "L4.9": ("attention at 32,768 tokens beside 2,048", _quadratic),
+    "L4.11": ("entropy with and without 1/√d at d 64", _entropy),
+    "L4.12.3": ("a toy drawn by NumPy, with and without the causal mask", _toy),
+    "L4.14": ("shapes at every step: D 512, 8 heads, T 16", lambda: _layer(512, 8, 16)),
+    "L4.15": ("cross-attention of 5 over 7 tokens, with its map", lambda: _cross(5, 7)),
+    "L4.shapes": ("shapes through 8 heads: D 512, T 10", lambda: _layer(512, 8, 10)),
 }

@@ -72,8 +72,9 @@ class Stack:
 
     @property
     def stack(self) -> nn.Stack:
-        found: nn.Stack = self.module.get_submodule(self.name)  # type: ignore[assignment]
-        return found
+        stack = self.module.get_submodule(self.name)
+        assert isinstance(stack, nn.Stack)
+        return stack
 
     @property
     def places(self) -> Tensor:

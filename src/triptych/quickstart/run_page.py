@@ -1,4 +1,4 @@
-"""The page and the picture a run leaves behind."""
+"""The page and the loss curve of a finished run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from triptych import page
 from triptych.model import Model
 from triptych.page.plot import png
-from triptych.quickstart.panels import Panel, Verdict
+from triptych.quickstart.panels import HeldOutResult, Panel
 from triptych.train import Job
 
 
@@ -16,24 +16,26 @@ def curve(job: Job) -> page.Curve:
     """Nats per token against steps: training, smoothed over a hundredth of the run, and held out."""
     history = job.trainer.at.history
     window = max(1, len(history) // 100)
-    losses = [entry["loss"] for entry in history]
-    smooth = [
-        (float(history[i]["step"]), sum(losses[max(0, i + 1 - window) : i + 1]) / min(window, i + 1))
+    losses = [entry.loss for entry in history]
+    smoothed = [
+        (float(history[i].step), sum(losses[max(0, i + 1 - window) : i + 1]) / min(window, i + 1))
         for i in range(window - 1, len(history), window)
     ]
-    held = [(float(entry["step"]), entry["held_out"]) for entry in history if "held_out" in entry]
-    return page.Curve("Loss", "step", "nats per token", {"training": smooth, "held out": held}, {})
+    held_out = [(float(entry.step), entry.held_out) for entry in history if entry.held_out is not None]
+    return page.Curve("Loss", "step", "nats per token", {"training": smoothed, "held out": held_out}, {})
 
 
-def write_report(out: Path, panel: Panel, job: Job, model: Model, samples: list[page.Sample], verdict: Verdict) -> None:
-    """`loss.png` where matplotlib is installed, and `report.html`, which needs nothing but itself."""
+def write_page(
+    out: Path, panel: Panel, job: Job, model: Model, samples: list[page.Sample], held_out: HeldOutResult
+) -> None:
+    """`loss.png` if matplotlib is installed, and `report.html`, one file that works offline."""
     losses = curve(job)
     if importlib.util.find_spec("matplotlib") is not None:
         png(out / "loss.png", losses)
     at = job.trainer.at
     parameters = sum(p.numel() for p in model.module.parameters())
     facts = [
-        ("Result", verdict.said),
+        ("Result", held_out.sentence),
         ("Model", f"{model.spec.family}, {model.spec.layout}, {parameters:,} parameters"),
         ("Vocabulary", f"{model.spec.vocab:,} tokens ({job.recipe.tokenizer})"),
         ("Training", f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s"),
@@ -41,22 +43,22 @@ def write_report(out: Path, panel: Panel, job: Job, model: Model, samples: list[
     ]
     commands = _commands(panel, out / "model")
     sections: list[page.Section] = [
-        page.Facts("What came of it", facts),
+        page.Facts("Result", facts),
         page.Samples("What it writes", samples),
-        page.AttentionSection("What it looks at", panel.told, list(panel.maps(model))),
+        page.AttentionSection("What it looks at", panel.description, list(panel.maps(model))),
         losses,
-        page.Prose("Go on from here", commands),
+        page.Prose("Next commands", commands),
     ]
     page.write(out / "report.html", page.render(panel.title, sections, subtitle=f"Triptych: the {panel.name} panel"))
 
 
 def _commands(panel: Panel, model: Path) -> str:
-    say = {
+    first = {
         "decoder": f'triptych generate {model} "My lord, " --temperature 0.8',
         "encoder": f'triptych fill {model} "What [MASK] you , my lord ?"',
         "encoder-decoder": f'triptych generate {model} "I loue"',
     }[panel.name]
     return (
-        "The model is a directory that other tools open too: config.json, model.safetensors and tokenizer.json.\n\n"
-        f"    {say}\n    triptych inspect {model}\n    triptych check {model}\n    triptych count {model}"
+        "The model is a directory that other tools can load: config.json, model.safetensors and tokenizer.json.\n\n"
+        f"    {first}\n    triptych inspect {model}\n    triptych check {model}\n    triptych count {model}"
     )

@@ -1,27 +1,26 @@
-"""Tokenizers of SentencePiece models, each class of transformers as it builds it: see `triptych.text.vocabulary`."""
+"""Tokenizers of SentencePiece models, each built as its class in transformers does: see `vocabulary_files`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
-from triptych.text import sentencepiece
-from triptych.text.files import numbered
-from triptych.text.sentencepiece import Pieces
+from triptych.text import sentencepiece_file as sentencepiece
+from triptych.text.sentencepiece_file import Pieces
+from triptych.text.side_files import read_vocab_json
 from triptych.text.specials import Specials
 
-_OUTER = r"\A +| +\z"  # `^` and `$` would mean lines
+_OUTER_SPACES = r"\A +| +\z"  # `^` and `$` would match at line ends
 _Entries = list[tuple[str, float]]
 
 
 def _unigram(entries: _Entries, pieces: Pieces, unk: int) -> Backend:
-    """The model of `entries`, with the pieces that are tokens of their own wherever they stand in a text."""
+    """The unigram model of `entries`, with the control and user-defined pieces as added tokens."""
     backend = Backend(models.Unigram(entries, unk_id=unk, byte_fallback=False))
     _mark_pieces(backend, pieces)
     return backend
@@ -46,7 +45,7 @@ def _read(files: tuple[Path, ...], algorithm: int) -> Pieces:
 
 
 def _by_words(backend: Backend, pieces: Pieces) -> Backend:
-    """Text is normalized by the table of the model and cut at white space, each word with its mark before it."""
+    """Normalize by the charsmap of the model, split at white space, and put the mark `▁` before each word."""
     if pieces.charsmap:
         backend.normalizer = normalizers.Precompiled(pieces.charsmap)
     mark = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
@@ -55,25 +54,25 @@ def _by_words(backend: Backend, pieces: Pieces) -> Backend:
     return backend
 
 
-def t5(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def t5(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     """The sentinels `<extra_id_99>` ... `<extra_id_0>` follow the pieces."""
     pieces, count = _read(files, sentencepiece.UNIGRAM), config.get("extra_ids", 100)
     if type(count) is not int or not 0 <= count <= 1 << 16:
-        raise TextError(f"{files[0].parent}: extra_ids is {count!r}, not a number of sentinels")
+        raise TextError(f"{files[0].parent}: extra_ids is {count!r}, not a number of sentinels (0 to {1 << 16})")
     extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
     backend = _unigram(_entries(pieces) + [(text, 0.0) for text in extra], pieces, pieces.unk_id)
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in extra])
     return _by_words(backend, pieces)
 
 
-def xlm_roberta(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """fairseq's four tokens stand where the model has three."""
+def xlm_roberta(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+    """fairseq's four special tokens replace the first three pieces of the model."""
     pieces = _read(files, sentencepiece.UNIGRAM)
     head = [(str(text), 0.0) for text in (specials.bos, specials.pad, specials.eos, specials.unk)]
     return _by_words(_unigram([*head, *_entries(pieces, 3), (str(specials.mask), 0.0)], pieces, 3), pieces)
 
 
-def camembert(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def camembert(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     pieces = _read(files, sentencepiece.UNIGRAM)
     head = [("<s>NOTUSED", 0.0), (str(specials.pad), 0.0), ("</s>NOTUSED", 0.0), (str(specials.unk), 0.0)]
     entries = [*head, ("<unk>NOTUSED", -100.0), *_entries(pieces, 1), (str(specials.mask), 0.0)]
@@ -90,17 +89,17 @@ _CODES_52 = (
 )
 
 
-def mbart(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """As XLM-R, with the codes of 25 languages before the mask; the table of the model is not used by the reference."""
+def mbart(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+    """As XLM-R, with the codes of 25 languages before the mask token; transformers ignores the charsmap here."""
     pieces = _read(files, sentencepiece.UNIGRAM)
     return _by_words(_with_codes(pieces, str(specials.bos), _CODES_25, specials), replace(pieces, charsmap=b""))
 
 
-def mbart50(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """As MBart, with 52 languages; runs of spaces are one, and other white space stays."""
+def mbart50(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+    """As MBart, with 52 languages; runs of spaces become one, other white space stays."""
     pieces = _read(files, sentencepiece.UNIGRAM)
     backend = _with_codes(pieces, str(specials.cls), _CODES_52, specials)
-    if not isinstance(config.get("mask_token"), Mapping):  # whose entry says which spaces it takes
+    if not isinstance(config.get("mask_token"), Mapping):  # an entry has its own lstrip
         backend.add_special_tokens([AddedToken(str(specials.mask), lstrip=True, normalized=False)])
     table = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     backend.normalizer = normalizers.Sequence([*table, normalizers.Replace(Regex(" {2,}"), " ")])
@@ -117,8 +116,8 @@ def _with_codes(pieces: Pieces, first: str, codes: str, specials: Specials) -> B
     return backend
 
 
-def deberta(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """Runs of white space are one; the table of the model is not used by the reference."""
+def deberta(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+    """Runs of white space become one space; transformers ignores the charsmap here."""
     pieces = _read(files, sentencepiece.UNIGRAM)
     backend = _unigram(_entries(pieces), pieces, pieces.unk_id)
     lower = [normalizers.Lowercase()] if config.get("do_lower_case", False) else []
@@ -131,15 +130,15 @@ def deberta(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specia
     return backend
 
 
-def marian(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """Pieces of the source cut, and `vocab.json` numbers those of both languages.
+def marian(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+    """The source model splits texts, and `vocab.json` has the ids of the pieces of both languages.
 
-    A piece of the target alone scores below everything, so that no text becomes one; a piece without a number cannot
-    be used, where the reference would cut it out and call it unknown.
+    A piece that only the target model has scores below all others, so that no source text is split into it.  A piece
+    without an id is not used; transformers would split it off and give it the id of the unknown token.
     """
     if config.get("separate_vocabs"):
-        raise TextError(f"{files[1].parent}: separate_vocabs is set: one vocabulary for both languages can be read")
-    pieces, words = _read(files, sentencepiece.UNIGRAM), numbered(files[1])
+        raise TextError(f"{files[1].parent}: separate_vocabs is set; only a shared vocabulary is supported")
+    pieces, words = _read(files, sentencepiece.UNIGRAM), read_vocab_json(files[1])
     scores = {piece.text: piece.score for piece in pieces.pieces if piece.kind == sentencepiece.NORMAL}
     below = min(scores.values(), default=0.0) - 1000.0
     order = sorted(words, key=lambda word: words[word])
@@ -148,41 +147,41 @@ def marian(files: tuple[Path, ...], config: Mapping[str, Any], specials: Special
     backend = Backend(models.Unigram([(word, scores.get(word, below)) for word in order], unk_id=words[specials.unk]))
     codes = [word for word in order if word.startswith(">>") and word.endswith("<<")]
     backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
-    # SentencePiece replaces whole sequences, the library that walks its table no more than a letter with one mark
-    # after it: what is composed before meets the same replacements.
+    # SentencePiece looks up sequences of any length in its table, `Precompiled` a letter with at most one mark.  After
+    # NFC both find the same replacements.
     table = [normalizers.NFC(), normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
-    spaces = [normalizers.Replace(Regex(_OUTER), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    spaces = [normalizers.Replace(Regex(_OUTER_SPACES), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence([*table, *spaces])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
     named = dict.fromkeys(specials.named().values())
     backend.decoder = decoders.Sequence(
         [
-            *(decoders.Replace(text, f"{text} ") for text in named),  # and what follows has no space of its own
+            *(decoders.Replace(text, f"{text} ") for text in named),  # the piece that follows has none
             decoders.Replace("▁", " "),
             decoders.Fuse(),
             *(decoders.Replace(f"{text}  ", f"{text} ") for text in named),
-            decoders.Replace(Regex(_OUTER), ""),
+            decoders.Replace(Regex(_OUTER_SPACES), ""),
         ]
     )
     return backend
 
 
 def _bpe(pieces: Pieces, unk: str | None) -> Backend:
-    """Every way to join two pieces into a third, the earlier piece first."""
+    """A BPE whose merges are all pairs of pieces that join into a third, ordered by the id of the third."""
     ids = {piece.text: index for index, piece in enumerate(pieces.pieces)}
-    found = []
+    ranked = []
     for piece, index in ids.items():
         ways = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
         known = sorted(((ids[a], ids[b]), a, b) for a, b in ways if a in ids and b in ids)
-        found += [(index, len(a), len(b), n, (a, b)) for n, (_, a, b) in enumerate(known)]
-    merges = [pair for *_, pair in sorted(found)]
+        ranked += [(index, len(a), len(b), n, (a, b)) for n, (_, a, b) in enumerate(known)]
+    merges = [pair for *_, pair in sorted(ranked)]
     backend = Backend(models.BPE(vocab=ids, merges=merges, unk_token=unk, fuse_unk=True, byte_fallback=True))
     _mark_pieces(backend, pieces)
     return backend
 
 
-def llama(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    """A space before the text unless `add_prefix_space` is off; with `legacy`, before what follows a special too."""
+def llama(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+    """A space is put before the text unless `add_prefix_space` is off, with `legacy` also behind a special token."""
     backend = _bpe(_read(files, sentencepiece.BPE), None)
     prefix = config.get("add_prefix_space") in (None, True)
     scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
@@ -192,7 +191,7 @@ def llama(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials
     return backend
 
 
-def gemma(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def gemma(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     backend = _bpe(_read(files, sentencepiece.BPE), specials.unk)
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")

@@ -1,39 +1,40 @@
-"""Tokens that the files beside a vocabulary add to it, found in a text before anything else is done with it."""
+"""Tokens that the files beside a vocabulary add to it; they are matched in a text before it is split into words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, shown
-from triptych.text.files import json_object
+from triptych.text.side_files import read_json_object
 from triptych.text.specials import Specials
 
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
-MOST = 1 << 24  # of an id; no vocabulary is near it
+MAX_ID = 1 << 24  # no vocabulary is near it
 
 
-def add(backend: Backend, specials: Specials, config: Mapping[str, Any], path: Path) -> None:
-    """Add, as transformers does and in its order: the tokens listed with their ids, in `added_tokens_decoder` of
-    `tokenizer_config.json` or in `added_tokens.json`, then those with a job, then the extra special ones.
+def add(backend: Backend, specials: Specials, config: Mapping[str, object], path: Path) -> None:
+    """Add tokens to `backend` in the order of transformers.
 
-    Raises TextError for a list that is malformed, and for an id that is not the next one.
+    First the tokens listed with their ids, in `added_tokens_decoder` of `tokenizer_config.json` or in
+    `added_tokens.json`; then `specials`; then the extra special tokens.
+
+    Raises TextError for a list that is malformed, and for an id that is not the next free one.
     """
     for index, token in sorted(_listed(config, specials, path), key=lambda item: item[0]):
-        if token not in backend.get_added_tokens_decoder().values():  # one with other flags gives way
+        if token not in backend.get_added_tokens_decoder().values():  # one with other flags is replaced
             backend.add_tokens([token])
         if backend.token_to_id(token.content) != index:
             raise TextError(
-                f"{path}: its config gives {shown(token.content)} the id {index}, its vocabulary gives it "
+                f"{path}: the config gives {shown(token.content)} the id {index}, the vocabulary "
                 f"{backend.token_to_id(token.content)}; take both from one revision"
             )
-    jobs = [(config.get(f"{name}_token"), text) for name, text in specials.named().items()]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for entry, text in jobs:
+    for name, text in specials.named().items():
+        entry = config.get(f"{name}_token")
         if text not in known:
             backend.add_special_tokens([_token(entry if isinstance(entry, Mapping) else {}, text, True)])
     for token in _extra(config, path):
@@ -41,12 +42,15 @@ def add(backend: Backend, specials: Specials, config: Mapping[str, Any], path: P
             backend.add_special_tokens([token])
 
 
-def _listed(config: Mapping[str, Any], specials: Specials, path: Path) -> Iterator[tuple[int, AddedToken]]:
+def _listed(config: Mapping[str, object], specials: Specials, path: Path) -> Iterator[tuple[int, AddedToken]]:
     listed = config.get("added_tokens_decoder")
     if listed is None:
-        jobs = {*specials.named().values(), *(token.content for token in _extra(config, path))}
-        for text, index in json_object(path / "added_tokens.json").items():
-            yield _id(index, path / "added_tokens.json"), _token({"normalized": text not in jobs}, text, text in jobs)
+        special = {*specials.named().values(), *(token.content for token in _extra(config, path))}
+        for text, index in read_json_object(path / "added_tokens.json").items():
+            yield (
+                _id(index, path / "added_tokens.json"),
+                _token({"normalized": text not in special}, text, text in special),
+            )
         return
     file = path / "tokenizer_config.json"
     if not isinstance(listed, Mapping):
@@ -60,13 +64,13 @@ def _listed(config: Mapping[str, Any], specials: Specials, path: Path) -> Iterat
 
 
 def _id(index: object, file: Path) -> int:
-    if type(index) is not int or not 0 <= index < MOST:
-        raise TextError(f"{file}: {shown(index)} is not the id of a token")
+    if type(index) is not int or not 0 <= index < MAX_ID:
+        raise TextError(f"{file}: {shown(index)} is not a token id")
     return index
 
 
-def _extra(config: Mapping[str, Any], path: Path) -> Iterator[AddedToken]:
-    """What `additional_special_tokens` lists, which version 5 of transformers calls `extra_special_tokens`."""
+def _extra(config: Mapping[str, object], path: Path) -> Iterator[AddedToken]:
+    """The tokens of `additional_special_tokens`, which transformers 5 calls `extra_special_tokens`."""
     listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     entries = list(listed.values()) if isinstance(listed, Mapping) else listed
     if not isinstance(entries, list | tuple):
@@ -79,6 +83,6 @@ def _extra(config: Mapping[str, Any], path: Path) -> Iterator[AddedToken]:
         yield _token(flags, text, True)
 
 
-def _token(entry: Mapping[str, Any], text: str, special: bool) -> AddedToken:
+def _token(entry: Mapping[str, object], text: str, special: bool) -> AddedToken:
     flags = {key: bool(entry.get(key, False)) for key in _FLAGS}
     return AddedToken(text, special=special, **flags)

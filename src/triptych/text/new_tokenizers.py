@@ -1,7 +1,7 @@
 """Tokenizers for new models: bytes, characters, byte-level BPE and WordPiece.
 
-Each is an ordinary `tokenizers` object, so its `tokenizer.json` opens in transformers with the same ids.  The same
-texts give the same vocabulary, always.
+Each is an ordinary `tokenizers` object, so its `tokenizer.json` opens in transformers with the same ids.  The
+vocabulary is a function of the texts alone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
-from triptych.text.pieces import BYTE_OF
+from triptych.text.corpus_cuts import words_together
 from triptych.text.specials import DECODER, ENCODER, Layout
+from triptych.text.token_names import BYTE_OF
 from triptych.text.tokenizer import Tokenizer
 
 
 def byte_tokenizer(layout: Layout = DECODER) -> Tokenizer:
-    """The 256 bytes of UTF-8, each its own id, and the special tokens from 256 on.  Every text comes back exactly."""
+    """The 256 bytes of UTF-8, each its own id, and the special tokens from 256 on.  Decoding restores every text."""
     backend = Backend(models.BPE(vocab=BYTE_OF, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -34,13 +35,13 @@ def character_tokenizer(text: str, layout: Layout = DECODER) -> Tokenizer:
     Raises TextError if `text` is empty.
     """
     if not text:
-        raise TextError("a character tokenizer needs a text to take its alphabet from; this one is empty")
+        raise TextError("a character tokenizer takes its alphabet from a text, and this one is empty; give more text")
     if layout.specials.unk is None:
         layout = replace(layout, specials=replace(layout.specials, unk="<unk>"))
     names = _texts(layout)
     alphabet = sorted(set(text) - set(names))
     vocab = {token: index for index, token in enumerate([*names, *alphabet])}
-    # BPE without merges is a table of characters, and three times faster than a table of one-letter words.
+    # BPE without merges looks up characters, three times faster than WordLevel after a split into characters.
     backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=layout.specials.unk, fuse_unk=False))
     backend.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
     backend.decoder = decoders.Fuse()
@@ -50,9 +51,9 @@ def character_tokenizer(text: str, layout: Layout = DECODER) -> Tokenizer:
 def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = DECODER) -> Tokenizer:
     """Byte-level BPE trained on `texts`: special tokens, the 256 bytes, then merges up to `vocab_size` in all.
 
-    The split into words is GPT-2's.  Every text comes back exactly.
+    The split into words is GPT-2's.  Decoding restores every text.
 
-    Raises TextError if `vocab_size` leaves no room for the bytes.
+    Raises TextError if `vocab_size` is too small for the special tokens and the bytes.
     """
     least = 256 + len(_texts(layout))
     if vocab_size < least:
@@ -66,18 +67,21 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = DECODE
         initial_alphabet=sorted(BYTE_OF, key=BYTE_OF.__getitem__),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator((part for text in texts for part in words_together(text)), trainer)
     return _finish(backend, layout)
 
 
 def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = ENCODER) -> Tokenizer:
-    """The commonest words and marks of `texts`, lower case, accents off; every other word is the unknown token."""
+    """The most frequent words and punctuation marks of `texts`, up to `vocab_size` tokens with the special ones.
+
+    Texts are lowercased and accents removed.  Every other word becomes the unknown token.
+    """
     backend = Backend(models.WordLevel(unk_token=layout.specials.unk or "[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=_texts(layout), show_progress=False)
     lines = (line for text in texts for line in text.splitlines())
-    backend.train_from_iterator(lines, trainer)
+    backend.train_from_iterator((part for line in lines for part in words_together(line)), trainer)
     return _finish(backend, layout)
 
 

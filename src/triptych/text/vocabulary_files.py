@@ -3,10 +3,10 @@
     vocab.txt                           WordPiece
     vocab.json, merges.txt              byte-level BPE
     *.model, *.spm                      SentencePiece, unigram or BPE
-    source.spm, vocab.json              Marian: SentencePiece cuts, the vocabulary numbers
+    source.spm, vocab.json              Marian: SentencePiece pieces, and their ids
 
-A vocabulary file does not say how text is split and framed; the class the tokenizer was saved from does, and each class
-below is built as transformers builds it.
+A vocabulary file does not tell how a text is split and which special tokens are put around it.  The class of
+transformers that saved it does, and each class below is built as transformers builds it.
 """
 
 from __future__ import annotations
@@ -14,50 +14,51 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from triptych.errors import TextError, library, nearest, shown
-from triptych.text import added, pieced
-from triptych.text.files import json_object, lines, numbered
+from triptych.files import exists
+from triptych.text import added_tokens
+from triptych.text import sentencepiece_tokenizers as sentencepiece
+from triptych.text.side_files import read_json_object, read_lines, read_vocab_json
 from triptych.text.specials import Specials
 from triptych.text.splits import SPLITS, byte_level_words
 
 _SPM_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
-_Frame = Callable[[Mapping[str, Any]], tuple[str, str]]  # of the config
+_Frame = Callable[[Mapping[str, object]], tuple[str, str]]  # of the config
 
 
 @dataclass(frozen=True)
 class _Class:
-    """How one class of transformers cuts and frames text.
+    """How one class of transformers splits texts and puts special tokens around them.
 
-    `build` makes the backend from the files, the config and the special tokens.  `frame` says how a text and a pair of
-    texts are framed, in words: `$A` and `$B` are the texts, a special token goes by its job, others stand for
-    themselves, and `:1` after a word makes it of token type 1.  None: `build` has seen to it.
+    `build` makes the backend from the files, the config and the special tokens.  `frame` returns two templates of
+    words, for a text and for a pair: `$A` and `$B` are the texts, the field name of a special token stands for its
+    text, any other word is the text of a token, and `:1` after a word makes it of token type 1.  None: `build` sets it.
     """
 
     specials: Specials
-    build: Callable[[tuple[Path, ...], Mapping[str, Any], Specials], Backend]
+    build: Callable[[tuple[Path, ...], Mapping[str, object], Specials], Backend]
     frame: _Frame | None = None
 
 
 def find(path: Path) -> tuple[Path, ...]:
-    """The vocabulary files in the directory `path`, the telling one first; none where there are none."""
+    """The vocabulary files in the directory `path`, the one that tells their kind first; none where there are none."""
     source, words, merges = path / "source.spm", path / "vocab.json", path / "merges.txt"
-    if source.is_file():
+    if exists(source):
         return (source, words)
-    models = [path / name for name in _SPM_FILES if (path / name).is_file()]
+    models = [path / name for name in _SPM_FILES if exists(path / name)]
     if models:
         return (models[0],)
-    if words.is_file() and merges.is_file():
+    if exists(words) and exists(merges):
         return (words, merges)
     plain = path / "vocab.txt"
-    return (plain,) if plain.is_file() else ()
+    return (plain,) if exists(plain) else ()
 
 
-def build(path: Path, config: Mapping[str, Any]) -> tuple[Backend, Specials]:
+def build(path: Path, config: Mapping[str, object]) -> tuple[Backend, Specials]:
     """The tokenizer of the vocabulary files in `path`, with `tokenizer_config.json` as `config`.
 
     Raises TextError for a class that is not known here, and for files that are malformed or do not fit each other.
@@ -67,14 +68,15 @@ def build(path: Path, config: Mapping[str, Any]) -> tuple[Backend, Specials]:
     name = _name(path, config, known)
     if name not in known:
         raise TextError(
-            f"{path} holds {files[0].name} and no tokenizer.json, and how a {name[:40] or 'nameless'} tokenizer cuts "
-            f"text is not known here{nearest(name, known)}; known are {', '.join(known)}: save its tokenizer.json first"
+            f"{path} holds {files[0].name} and no tokenizer.json, and the tokenizer class {name[:40]!r} is not "
+            f"supported{nearest(name, known)}; supported are {', '.join(known)}: add a tokenizer.json, which "
+            "transformers saves"
         )
     own = known[name]
     specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
-    with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made of it: {problem}")):
+    with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made from it: {problem}")):
         backend = own.build(files, config, specials)
-        added.add(backend, specials, config, path)
+        added_tokens.add(backend, specials, config, path)
         if own.frame is not None:
             _frame(backend, specials, *own.frame(config))
     return backend, specials
@@ -84,9 +86,9 @@ def _kind(file: Path) -> str:
     return file.suffix.removeprefix(".") if file.name in ("vocab.txt", "vocab.json", "source.spm") else "model"
 
 
-def _name(path: Path, config: Mapping[str, Any], known: Mapping[str, _Class]) -> str:
-    """The class without its decoration: what the tokenizer's config says, or the model's, or what its type implies."""
-    model = json_object(path / "config.json")
+def _name(path: Path, config: Mapping[str, object], known: Mapping[str, _Class]) -> str:
+    """The class, without `Tokenizer` and `Fast`: of `tokenizer_config.json`, of `config.json`, or of the model type."""
+    model = read_json_object(path / "config.json")
     named = [one.get("tokenizer_class") for one in (config, model)]
     plain = [name.removesuffix("Fast").removesuffix("Tokenizer") for name in named if isinstance(name, str)]
     names = (*plain, _OF_MODEL.get(str(model.get("model_type")), ""))
@@ -94,7 +96,7 @@ def _name(path: Path, config: Mapping[str, Any], known: Mapping[str, _Class]) ->
 
 
 def _frame(backend: Backend, specials: Specials, single: str, pair: str) -> None:
-    """Frame texts as `_Class` says."""
+    """Make `backend` put special tokens around texts by the two templates of `_Class.frame`."""
     named, ids = specials.named(), dict[str, int]()
 
     def spelled(template: str) -> list[str]:
@@ -115,28 +117,28 @@ def _frame(backend: Backend, specials: Specials, single: str, pair: str) -> None
 def _id(backend: Backend, text: str) -> int:
     index = backend.token_to_id(text)
     if index is None:
-        raise TextError(f"the vocabulary has no {shown(text)}, with which this tokenizer frames a text")
+        raise TextError(f"the vocabulary has no {shown(text)}, which this tokenizer puts around texts")
     return int(index)
 
 
-# ---------------------------------------------------------------- how texts are framed
+# ---------------------------------------------------------------- special tokens around texts
 
 
 def _always(single: str, pair: str) -> _Frame:
     return lambda config: (single, pair)
 
 
-def _as_asked(config: Mapping[str, Any]) -> tuple[str, str]:
-    """BOS before every text and EOS behind it where the config says so, the second of a pair too."""
+def _by_config(config: Mapping[str, object]) -> tuple[str, str]:
+    """BOS before and EOS behind every text of a row where `add_bos_token` and `add_eos_token` are set."""
     before, after = ("bos" if config.get("add_bos_token") else ""), ("eos" if config.get("add_eos_token") else "")
     first, second = f"{before} $A {after}", f"{before and 'bos:1'} $B:1 {after and 'eos:1'}"
     return first, f"{first} {second}"
 
 
 def _in_language(single: str, pair: str) -> _Frame:
-    """`lang` is the language a text is in."""
+    """`lang` stands for the code of the source language, `src_lang` of the config."""
 
-    def frame(config: Mapping[str, Any]) -> tuple[str, str]:
+    def frame(config: Mapping[str, object]) -> tuple[str, str]:
         language = str(config.get("src_lang") or "en_XX")
         return single.replace("lang", language), pair.replace("lang", language)
 
@@ -150,8 +152,8 @@ _TWO_BETWEEN = _always("bos $A eos", "bos $A eos eos $B eos")
 # ---------------------------------------------------------------- WordPiece and byte-level BPE
 
 
-def _word_piece(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
-    words = {line: index for index, line in enumerate(lines(files[0]))}
+def _word_piece(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+    words = {line: index for index, line in enumerate(read_lines(files[0]))}
     missing = [text for text in (specials.unk, specials.cls, specials.sep) if text not in words]
     if missing:
         raise TextError(f"{files[0]} has no {missing[0]!r}")
@@ -159,7 +161,7 @@ def _word_piece(files: tuple[Path, ...], config: Mapping[str, Any], specials: Sp
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
-        strip_accents=config.get("strip_accents"),
+        strip_accents=None if (strip := config.get("strip_accents")) is None else bool(strip),
         lowercase=bool(config.get("do_lower_case", True)),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -168,32 +170,32 @@ def _word_piece(files: tuple[Path, ...], config: Mapping[str, Any], specials: Sp
 
 
 def _merged(files: tuple[Path, ...]) -> models.BPE:
-    """A byte-level BPE of `vocab.json` and `merges.txt`, whose first line may tell its version."""
-    words, merges = numbered(files[0]), []
-    for line in filter(None, lines(files[1])):
+    """The BPE of `vocab.json` and `merges.txt`, whose first line may hold a version."""
+    words, merges = read_vocab_json(files[0]), []
+    for line in filter(None, read_lines(files[1])):
         if line.startswith("#version"):
             continue
         left, _, right = line.partition(" ")
         if not {left, right, left + right} <= words.keys():
-            raise TextError(f"{files[1]}: {line!r} is no pair of tokens of {files[0].name} that makes a third")
+            raise TextError(f"{files[1]}: {line!r} is not a pair of tokens of {files[0].name} that joins into a third")
         merges.append((left, right))
     return models.BPE(vocab=words, merges=merges)
 
 
-def _byte_level(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def _byte_level(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     backend = Backend(_merged(files))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _composed(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def _composed(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     backend = _byte_level(files, config, specials)
     backend.normalizer = normalizers.NFC()
     return backend
 
 
-def _roberta(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def _roberta(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     backend = _byte_level(files, config, specials)
     sep, cls = str(specials.sep), str(specials.cls)
     words = backend.get_vocab()
@@ -204,7 +206,7 @@ def _roberta(files: tuple[Path, ...], config: Mapping[str, Any], specials: Speci
     return backend
 
 
-def _qwen(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def _qwen(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     backend = Backend(_merged(files))
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = byte_level_words(SPLITS["qwen2"])
@@ -212,10 +214,10 @@ def _qwen(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials
     return backend
 
 
-def _whisper(files: tuple[Path, ...], config: Mapping[str, Any], specials: Specials) -> Backend:
+def _whisper(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
     for name in ("language", "task", "predict_timestamps"):
         if config.get(name):
-            raise TextError(f"{files[0].parent}: {name} is set, which is not read; save its tokenizer.json first")
+            raise TextError(f"{files[0].parent}: {name} is set, which needs a tokenizer.json; transformers saves one")
     return _byte_level(files, config, specials)
 
 
@@ -232,26 +234,26 @@ _CLASSES: Mapping[str, Mapping[str, _Class]] = {
         ("Bert", "DistilBert", "Electra", "MobileBert", "Lxmert", ""), _Class(_BERT, _word_piece, _TYPED)
     ),
     "json": {
-        "GPT2": _Class(_GPT2, _byte_level, _as_asked),
-        "CodeGen": _Class(_GPT2, _byte_level, _as_asked),
-        "GPTNeoX": _Class(Specials(pad="<|padding|>", **_GPT2.named()), _composed, _as_asked),
+        "GPT2": _Class(_GPT2, _byte_level, _by_config),
+        "CodeGen": _Class(_GPT2, _byte_level, _by_config),
+        "GPTNeoX": _Class(Specials(pad="<|padding|>", **_GPT2.named()), _composed, _by_config),
         "Roberta": _Class(_FAIRSEQ, _roberta),
         "Bart": _Class(_FAIRSEQ, _roberta),
         "Deberta": _Class(_DEBERTA, _byte_level, _always("cls $A sep", "cls $A sep sep $B sep")),
-        "Qwen2": _Class(Specials(eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>"), _qwen, _as_asked),
+        "Qwen2": _Class(Specials(eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>"), _qwen, _by_config),
         "Whisper": _Class(_GPT2, _whisper, _always(f"{_START} $A eos", f"{_START} $A $B:1 eos:1")),
     },
     "model": {
-        "T5": _Class(_T5, pieced.t5, _always("$A eos", "$A eos $B eos")),
-        "XLMRoberta": _Class(_FAIRSEQ, pieced.xlm_roberta, _TWO_BETWEEN),
-        "Camembert": _Class(_FAIRSEQ, pieced.camembert, _TWO_BETWEEN),
-        "MBart": _Class(_FAIRSEQ, pieced.mbart, _in_language("$A eos lang", "$A $B eos lang")),
-        "MBart50": _Class(_MBART50, pieced.mbart50, _in_language("lang $A eos", "lang $A $B eos")),
-        "DebertaV2": _Class(_DEBERTA, pieced.deberta, _TYPED),
-        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), pieced.llama, _as_asked),
-        "Gemma": _Class(_GEMMA, pieced.gemma, _as_asked),
+        "T5": _Class(_T5, sentencepiece.t5, _always("$A eos", "$A eos $B eos")),
+        "XLMRoberta": _Class(_FAIRSEQ, sentencepiece.xlm_roberta, _TWO_BETWEEN),
+        "Camembert": _Class(_FAIRSEQ, sentencepiece.camembert, _TWO_BETWEEN),
+        "MBart": _Class(_FAIRSEQ, sentencepiece.mbart, _in_language("$A eos lang", "$A $B eos lang")),
+        "MBart50": _Class(_MBART50, sentencepiece.mbart50, _in_language("lang $A eos", "lang $A $B eos")),
+        "DebertaV2": _Class(_DEBERTA, sentencepiece.deberta, _TYPED),
+        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), sentencepiece.llama, _by_config),
+        "Gemma": _Class(_GEMMA, sentencepiece.gemma, _by_config),
     },
-    "spm": {"Marian": _Class(_T5, pieced.marian, _always("$A eos", "$A $B eos"))},
+    "spm": {"Marian": _Class(_T5, sentencepiece.marian, _always("$A eos", "$A $B eos"))},
 }
 _OF_MODEL = {
     "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "gpt_neo": "GPT2", "gptj": "GPT2",

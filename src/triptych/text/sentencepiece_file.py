@@ -1,7 +1,7 @@
-"""A SentencePiece model file: its pieces and the few settings that decide how text is cut.
+"""SentencePiece model files: the pieces and the settings that decide how a text is split.
 
-The file is a protocol buffer (github.com/google/sentencepiece, src/sentencepiece_model.proto).  Of its fields those
-named below are read, by a reader that knows the four wire types and nothing else; the rest is skipped.
+The file is a protocol buffer (github.com/google/sentencepiece, src/sentencepiece_model.proto).  The reader here knows
+the four wire types and the fields named below; it skips all other fields.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from triptych.errors import TextError
+from triptych.files import read_regular
 
-MAX_BYTES = 1 << 28  # of a file; the largest known ones hold 2^24
-MAX_PIECE = 1 << 10  # characters; ways to cut a piece in two are tried one by one
+MAX_BYTES = 1 << 28  # of a file; the largest known have 2^24
+MAX_PIECE = 1 << 10  # characters; BPE tries every way to split a piece in two
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -25,7 +26,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class Piece:
-    """One entry of the vocabulary; its id is its place."""
+    """One entry of the vocabulary; its id is its position in the file."""
 
     text: str
     score: float = 0.0
@@ -34,13 +35,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A model file: the vocabulary, the algorithm, and the normalization it was trained with."""
+    """The contents of a model file: vocabulary, algorithm, and the normalization the model was trained with."""
 
     pieces: tuple[Piece, ...]
     algorithm: int = UNIGRAM
     byte_fallback: bool = False
     unk_id: int = 0
-    charsmap: bytes = b""  # a compiled table of replacements, as the `tokenizers` library takes it
+    charsmap: bytes = b""  # a compiled table of replacements, as `normalizers.Precompiled` takes it
 
     def of_kind(self, *kinds: int) -> list[str]:
         """The texts of the pieces of these kinds, in order."""
@@ -48,22 +49,20 @@ class Pieces:
 
 
 def read(file: Path) -> Pieces:
-    """The model in `file`.  Raises TextError, one line, when it is none or breaks its format anywhere."""
-    size = file.stat().st_size
-    if size > MAX_BYTES:
-        raise TextError(f"{file} is {size} bytes, too large for a SentencePiece model")
+    """The model in `file`.  Raises TextError for a file that cannot be read or breaks the format."""
+    data = read_regular(file, MAX_BYTES, TextError)
     try:
-        return parse(file.read_bytes())
+        return parse(data)
     except (Malformed, UnicodeDecodeError) as error:
         raise TextError(f"{file} is not a SentencePiece model: {error}") from None
 
 
 class Malformed(Exception):
-    """What is wrong with the bytes."""
+    """Bytes that break the format; the message says how."""
 
 
 def parse(data: bytes) -> Pieces:
-    """See `read`."""
+    """The model in the bytes of a file.  Raises Malformed, or UnicodeDecodeError for a piece that is not UTF-8."""
     pieces: list[Piece] = []
     trainer = normalizer = b""
     for number, value in _fields(data):
@@ -87,43 +86,44 @@ def parse(data: bytes) -> Pieces:
 
 
 def check_charsmap(data: bytes) -> None:
-    """Raise Malformed for a table of replacements that leads out of itself: the library that walks it does not look.
+    """Raise Malformed for a table of replacements that points outside itself; the library reads it without a check.
 
-    It is the size of a double-array trie, its 32-bit units (Yata et al., darts-clone), and the replacements, each ended
-    by a zero byte.  A unit leads to 256 others, and where bit 8 says so, to the place of its replacement.
+    The table is the size of a double-array trie in bytes, its 32-bit units (Yata, darts-clone), and the replacements,
+    each ended by a zero byte.  An inner unit (bit 31 clear) points at a block of 256 units; where its bit 8 is set, the
+    first unit of the block holds the offset of a replacement.
     """
     if not data:
         return
     size = int.from_bytes(data[:4], "little")
     if len(data) < 8 or size % 4 or not 0 < size <= len(data) - 4:
-        raise Malformed(f"its table of replacements says it has {size} bytes, of {len(data) - 4}")
+        raise Malformed(f"its table of replacements should have {size} bytes, and {len(data) - 4} are left")
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     texts = np.frombuffer(data[4 + size :] + b"\0", np.uint8)
     inner = units >> 31 == 0
     base = np.arange(len(units)) ^ (units >> 10 << ((units & 512) >> 6))
     if bool((base[inner] | 255).max(initial=0) >= len(units)):
-        raise Malformed("its table of replacements leads out of itself")
-    places = units[base[inner & (units >> 8 & 1 == 1)]] & 0x7FFF_FFFF
-    if bool((places >= len(texts)).any()) or bool((texts[places] & 0xC0 == 0x80).any()):
-        raise Malformed("its table of replacements has one that begins nowhere")
+        raise Malformed("its table of replacements points outside itself")
+    offsets = units[base[inner & (units >> 8 & 1 == 1)]] & 0x7FFF_FFFF
+    if bool((offsets >= len(texts)).any()) or bool((texts[offsets] & 0xC0 == 0x80).any()):
+        raise Malformed("its table of replacements has one that begins outside it or inside a character")
 
 
 def _piece(data: bytes) -> Piece:
-    found = dict(_fields(data))
-    score = _as_bytes(found.get(2, bytes(4)))
+    fields = dict(_fields(data))
+    score = _as_bytes(fields.get(2, bytes(4)))
     if len(score) != 4:
         raise Malformed("a score is not a 32-bit number")
-    text = _as_bytes(found.get(1, b"")).decode()
+    text = _as_bytes(fields.get(1, b"")).decode()
     if not 0 < len(text) <= MAX_PIECE:
-        raise Malformed(f"a piece of {len(text)} characters; 1 to {MAX_PIECE} are possible")
+        raise Malformed(f"a piece of {len(text)} characters; 1 to {MAX_PIECE} are allowed")
     (number,) = struct.unpack("<f", score)
     if not math.isfinite(number):
         raise Malformed(f"the score of {text[:40]!r} is not finite")
-    return Piece(text, number, _as_int(found.get(3, NORMAL)))
+    return Piece(text, number, _as_int(fields.get(3, NORMAL)))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a message: an int of a varint, otherwise bytes."""
+    """Number and value of each field of a message: an int for a varint, else bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,8 +1,8 @@
-"""A tokenizer as the `tokenizer.*` metadata of a GGUF file: what `from_gguf` reads, said the other way round.
+"""A tokenizer as the `tokenizer.*` metadata of a GGUF file: the reverse of `from_gguf`.
 
-GGUF has words for byte-level BPE, for SentencePiece's two models and for WordPiece, and for the ways of splitting text
-that are listed in `SPLITS`.  Whether they were enough is not argued but tried: what is read back must give the same ids
-on texts that tell the known ways apart, or nothing is written.
+GGUF can describe byte-level BPE, SentencePiece's two models and WordPiece, with the ways of splitting text that are
+listed in `SPLITS`.  Whether that is enough for a given tokenizer is tested: the metadata is read back, and must give
+the same ids on texts that distinguish the known ways, or it is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from triptych.text.gguf_tokenizer import (
 from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
 
-#: Every split once, under the name llama.cpp knows best.
+#: Every split once, under the name that most versions of llama.cpp know.
 _NAMES = ("gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o")
 _PROBES = (
     "",
@@ -45,14 +45,14 @@ _PROBES = (
 
 
 def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
-    """The metadata of `tokenizer` for a model with `vocab` rows; rows beyond its tokens are named and unused.
+    """The metadata of `tokenizer` for a model with `vocab` embeddings; those beyond its tokens get unused tokens.
 
-    Raises TextError for a tokenizer GGUF cannot tell, and for one with more tokens than rows.
+    Raises TextError for a tokenizer that GGUF cannot describe, and for one with more tokens than embeddings.
     """
     if tokenizer is None:
         return {"tokenizer.ggml.model": "no_vocab"}
     if tokenizer.vocab_size > vocab:
-        raise TextError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model rows for {vocab}")
+        raise TextError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model has rows for {vocab} tokens")
     tokens = {index: token for token, index in tokenizer.backend.get_vocab().items()}
     fields = _ids(tokenizer) | {"tokens": [tokens.get(i, f"[PAD{i}]") for i in range(vocab)]}
     state = json.loads(tokenizer.backend.to_str())
@@ -64,13 +64,14 @@ def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
         metadata = {f"tokenizer.ggml.{name}": value for name, value in (fields | more).items()} | rest
         if _same(tokenizer, from_gguf(metadata)):
             return metadata
-    raise TextError("GGUF cannot tell this tokenizer: what it has names for gives other ids; convert the model to hf")
+    raise TextError("GGUF cannot describe this tokenizer without a change of ids; convert the model to hf")
 
 
 def _same(ours: Tokenizer, again: Tokenizer) -> bool:
+    """Whether both give the same ids for the probes, and for texts with some of the added tokens."""
     added = [token.content for token in ours.backend.get_added_tokens_decoder().values()]
-    inside = (f"the {token} sun{token}  and" for token in added[:9])  # the others are like them
-    return all(ours.encode(text) == again.encode(text) for text in (*_PROBES, *inside))
+    with_added = (f"the {token} sun{token}  and" for token in added[:9])
+    return all(ours.encode(text) == again.encode(text) for text in (*_PROBES, *with_added))
 
 
 def _kind(state: Mapping[str, Any]) -> str:
@@ -78,12 +79,12 @@ def _kind(state: Mapping[str, Any]) -> str:
     if model in ("WordPiece", "Unigram"):
         return "bert" if model == "WordPiece" else "t5"
     if model != "BPE":
-        raise TextError(f"GGUF tells no tokenizer of type {model} that can be read back; convert the model to hf")
+        raise TextError(f"GGUF cannot describe a tokenizer of type {model}; convert the model to hf")
     return "gpt2" if '"ByteLevel"' in json.dumps([state["pre_tokenizer"], state["decoder"]]) else "llama"
 
 
 def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The special tokens by id, and the ends of generation beside EOS."""
+    """The ids of the special tokens, and the stop tokens beside EOS."""
     named = {
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,
@@ -91,11 +92,13 @@ def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
         "unknown_token_id": tokenizer.unk_id,
         "mask_token_id": tokenizer.mask_id,
         "cls_token_id": tokenizer.cls_id,
-        "seperator_token_id": tokenizer.sep_id,  # as the format spells it
+        "seperator_token_id": tokenizer.sep_id,  # the format itself misspells it
     }
     ends = sorted(tokenizer.stop_ids - {tokenizer.eos_id})
     if len(ends) > 2:
-        raise TextError(f"GGUF has names for two ends of generation beside EOS, and this tokenizer has {len(ends)}")
+        raise TextError(
+            f"GGUF has keys for two stop tokens beside EOS, and this tokenizer has {len(ends)}; convert the model to hf"
+        )
     named |= zip(("eot_token_id", "eom_token_id"), ends, strict=False)
     return {name: index for name, index in named.items() if index is not None}
 
@@ -103,7 +106,7 @@ def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
 def _types(tokenizer: Tokenizer, tokens: Mapping[int, str], vocab: int, kind: str) -> list[int]:
     added = tokenizer.backend.get_added_tokens_decoder()
 
-    def one(index: int) -> int:
+    def type_of(index: int) -> int:
         if index not in tokens:
             return UNUSED
         if kind in ("llama", "t5") and index == tokenizer.unk_id:
@@ -112,14 +115,14 @@ def _types(tokenizer: Tokenizer, tokens: Mapping[int, str], vocab: int, kind: st
             return CONTROL if added[index].special else USER_DEFINED
         return BYTE if kind == "llama" and re.fullmatch(r"<0x[0-9A-F]{2}>", tokens[index]) else NORMAL
 
-    return [one(index) for index in range(vocab)]
+    return [type_of(index) for index in range(vocab)]
 
 
 def _stripping(tokenizer: Tokenizer) -> dict[str, list[int]]:
-    """Under keys of ours, the tokens that take the spaces before and behind them."""
+    """Under keys of Triptych's own, the ids of tokens that take the spaces on their left and right."""
     added = tokenizer.backend.get_added_tokens_decoder().items()
-    taken = ([i for i, token in added if token.lstrip], [i for i, token in added if token.rstrip])
-    return {key: ids for key, ids in zip(STRIPPED, taken, strict=True) if ids}
+    both = ([i for i, token in added if token.lstrip], [i for i, token in added if token.rstrip])
+    return {key: ids for key, ids in zip(STRIPPED, both, strict=True) if ids}
 
 
 def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
@@ -130,7 +133,7 @@ def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
 
 
 def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """With each split that cuts the probes as this tokenizer does."""
+    """With each named split that splits the probes as this tokenizer does."""
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
     for name in _NAMES:
         if not merges or _cuts_like(tokenizer, SPLITS[name]):
@@ -149,7 +152,7 @@ def _cuts_like(tokenizer: Tokenizer, split: Split) -> bool:
 def _sentencepiece(
     tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """A piece scores the better, the earlier it is merged."""
+    """The score of a piece is minus the rank of the merge that makes it."""
     ranks: dict[str, int] = {}
     merges = state["model"]["merges"]
     for rank, merge in enumerate(merges):
@@ -162,19 +165,19 @@ def _sentencepiece(
 
 
 def _unigram(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Tokens beside the model have no score.  The table of replacements is told as bytes."""
+    """Tokens outside the model score 0.  The table of replacements is written as bytes."""
     scores = dict(state["model"]["vocab"])
     more: dict[str, Any] = {"scores": [float(scores.get(token, 0.0)) for token in fields["tokens"]]}
     more["unknown_token_id"] = state["model"]["unk_id"]
-    found = re.search(r'"precompiled_charsmap": ?"([^"]+)"', json.dumps(state["normalizer"]))
-    if found:
-        more["precompiled_charsmap"] = base64.b64decode(found[1])
+    charsmap = re.search(r'"precompiled_charsmap": ?"([^"]+)"', json.dumps(state["normalizer"]))
+    if charsmap:
+        more["precompiled_charsmap"] = base64.b64decode(charsmap[1])
     for prefix, single in product((True, False), repeat=2):
         yield {**more, "add_space_prefix": prefix, "remove_extra_whitespaces": single, **_framing(tokenizer)}
 
 
 def _word_piece(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """GGUF marks the start of a word, BERT its continuation; it also names the tokens of the frame BOS and EOS."""
+    """GGUF marks tokens that begin a word, BERT those that continue one; GGUF calls [CLS] and [SEP] BOS and EOS."""
     pieces = [
         token if kind != NORMAL else token.removeprefix("##") if token.startswith("##") else f"▁{token}"
         for token, kind in zip(fields["tokens"], fields["token_type"], strict=True)

@@ -1,0 +1,116 @@
+"""A request: everything about one row of a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.generate.arguments import integer
+from triptych.generate.rules import Rule
+from triptych.generate.sampling import Sampling
+from triptych.generate.stops import StopDetector, stop_strings
+from triptych.nn import Row
+from triptych.probe import Session
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """What to generate, for one row.
+
+    prompt          ids the decoder continues; beside an encoder, its start token first.
+    source          what the encoder reads, for an encoder-decoder.
+    sampling        how to choose each token; greedy unless given.
+    max_new_tokens  tokens after which the row ends; with 0 it is for `Engine.logits` alone.
+    ends            ids after which the row ends.
+    stop            strings at which the row ends, as soon as its new text holds one.
+    rules           applied to the logits before each choice, in order.
+    number          which request of its caller this is: the noise of sampling depends on it, on the seed and on the
+                    position, and on nothing else.
+    probe           the reads and edits of a run; `number` is the row's item there.
+    logprobs        with each token, the log-probabilities of that many of the likeliest ones.
+    all_logits      give the logits of every position that is computed, the prompt's included.
+    keep_slot       keep the slot and the source when the row ends, for `Engine.restart`.
+
+    Raises InputError for an empty prompt and for settings of another type or out of range.
+    """
+
+    prompt: Sequence[int]
+    source: Row | None = None
+    sampling: Sampling = GREEDY
+    max_new_tokens: int = 64
+    ends: Collection[int] = ()
+    stop: Sequence[str] = ()
+    rules: Sequence[Rule] = ()
+    number: int = 0
+    probe: Session | None = None
+    logprobs: int | None = None
+    all_logits: bool = False
+    keep_slot: bool = False
+
+    def __post_init__(self) -> None:
+        if not len(self.prompt):
+            raise InputError(f"prompt {self.number} is empty: give it at least one token")
+        integer("max_new_tokens", self.max_new_tokens, 0)
+        stop_strings(self.stop)
+        if self.logprobs is not None:
+            integer("logprobs", self.logprobs, 0)
+        for rule in self.rules:
+            if not callable(rule):
+                raise InputError(f"a rule must be a function of (logits, ids so far), not {type(rule).__name__}")
+
+
+@dataclass(eq=False)
+class LiveRow:
+    """A request while it runs: its ids so far, and the cache slot that holds the first `cached` of them.
+
+    `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string) or `length`.
+    """
+
+    request: Request
+    ids: list[int]
+    stops: StopDetector | None = None
+    slot: int = -1
+    cached: int = 0
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self.limit = len(self.request.prompt) + self.request.max_new_tokens
+        self.source = self.request.source  # None once it was encoded
+
+    def copy(self, slot: int) -> LiveRow:
+        """The same row in another slot, to go on in another way (beams)."""
+        twin = LiveRow(self.request, list(self.ids), None, slot, self.cached)
+        twin.source = self.source
+        return twin
+
+    @property
+    def new(self) -> list[int]:
+        """The ids after the prompt."""
+        return self.ids[len(self.request.prompt) :]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLogprobs:
+    """The log-probability (nats) of a token and of the likeliest ones, best first: the model's own distribution, before
+    rules, penalties, temperature and filters."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What one step gave a row: the token that was chosen, None while its prompt is still being read.
+
+    `logits` `[T, V]` are those of all positions computed in the step, where the request wants them.
+    """
+
+    row: LiveRow
+    token: int | None
+    logprobs: TokenLogprobs | None = None
+    logits: Tensor | None = None

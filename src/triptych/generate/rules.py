@@ -1,0 +1,41 @@
+"""Rules: functions that change the logits of one row before its next token is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+
+Rule = Callable[[Tensor, Sequence[int]], Tensor]
+"""`rule(logits [V] in fp32, ids so far)` gives the logits `[V]` to choose from; a token at -inf is never chosen.
+The rule may change that tensor in place."""
+
+
+def forbid(ids: Sequence[int]) -> Rule:
+    """A rule under which none of `ids` is ever chosen."""
+    forbidden = torch.tensor(list(ids), dtype=torch.long)
+
+    def rule(logits: Tensor, row: Sequence[int]) -> Tensor:
+        return logits.index_fill(0, forbidden.to(logits.device), -torch.inf)
+
+    return rule
+
+
+def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Tensor:
+    """The logits `[V]` of one row after each rule in turn.
+
+    Raises InputError for a rule that returns anything but finite logits (or -inf) of the same shape, and where the
+    rules leave no token to choose.
+    """
+    scores = logits.float().clone()
+    for rule in rules:
+        scores = rule(scores, row)
+        if not isinstance(scores, Tensor) or scores.shape != logits.shape:
+            got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise InputError(f"a rule returned {got}, not logits {list(logits.shape)}")
+    if not bool(torch.isfinite(scores.max())):
+        raise InputError("the rules leave no token to choose, or made logits that are not finite")
+    return scores

@@ -1,0 +1,150 @@
+"""Which roles do the heads of a pretrained model have?  (Lectures L0 5.1 and exercise 5, L4 exercise 17; Clark et al.
+2019)
+
+The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it, or if the best
+of as many heads with random weights scores as high: the best of many heads always exceeds their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.pretrained import decoder
+from triptych.model import Model
+from triptych.page import AttentionMap, AttentionSection, TableSection
+
+TEXT = (
+    "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
+    "boy; now the water was low, and the fish were gone."
+)
+MARKS = {",", ";", "."}
+EVEN = "even weights"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The head with the highest score of a role, and its score, 0 to 1."""
+
+    layer: int
+    head: int
+    score: float
+
+    @property
+    def name(self) -> str:
+        return f"layer {self.layer} head {self.head}"
+
+
+def run(setup: Setup) -> LabResult:
+    """Score every head for four roles, beside even weights and a model of random weights."""
+    model = decoder(setup)
+    if model.spec.layout != "decoder" or model.tokenizer is None:
+        raise InputError("this lab reads the heads of a decoder with a tokenizer")
+    ids = model.ids([TEXT])[0]
+    tokens = model.tokenizer.tokens(ids)
+    marks = torch.tensor([token.strip("␣Ġ ") in MARKS for token in tokens])
+    ideals = _ideals(marks)
+    start = int(marks.nonzero()[0]) + 1  # queries that have a mark to read
+    setup.progress("scoring every head")
+    patterns = _patterns(model, ids)
+    setup.progress("the same with random weights")
+    control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
+    best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
+    even = {role: float(_scores(ideals[EVEN][None, None], ideals[role], start)) for role in best}
+    random = {role: _best(_scores(control, ideals[role], start)) for role in best}
+    distances = torch.stack([_distances(patterns, ideal, start) for ideal in ideals.values()]).amin(0)
+    unread = _best(distances)
+    checks = (
+        *(
+            Check(
+                f"{role}: weight from {best[role].name}, the highest, less {what}",
+                best[role].score - reference[role],
+                0.3,
+            )
+            for role in best
+            for what, reference in (
+                ("that of even weights", even),
+                ("the highest with random weights", _values(random)),
+            )
+        ),
+        Check(f"{unread.name}: distance from the nearest of {len(ideals)} simple patterns", unread.score, least=0.5),
+    )
+    meaning = (
+        f"On two sentences of {len(tokens)} tokens {best['the token before'].name} gives the token before"
+        f" {best['the token before'].score:.2f} of its weight, {best['punctuation'].name} gives punctuation"
+        f" {best['punctuation'].score:.2f}, and {best['the first token'].name} gives the first token"
+        f" {best['the first token'].score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head"
+        " puts the weight it does not need. These can be read off their maps. Not every head can:"
+        f" {unread.name} is at least {unread.score:.2f} of 1 away from every one of these patterns and from even"
+        " weights. A score describes where a head looks on this text; what the model uses it for takes an"
+        " intervention, as in the labs bank and induction."
+    )
+    rows = [
+        [role, str(one.layer), str(one.head), f"{one.score:.2f}", f"{even[role]:.2f}", f"{random[role].score:.2f}"]
+        for role, one in best.items()
+    ]
+    header = ("role: weight on", "layer", "head", "its weight", EVEN, "best of random weights")
+    far = TableSection(
+        "The head that no simple pattern describes",
+        ("layer", "head", "distance from the nearest, 0 to 1"),
+        [[str(unread.layer), str(unread.head), f"{unread.score:.2f}"]],
+    )
+    maps = [_map(patterns, one, tokens) for one in (*best.values(), unread)]
+    explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
+    sections = (
+        TableSection("The best head of each role", header, rows),
+        far,
+        AttentionSection("Their maps", explained, maps),
+    )
+    return LabResult("Which roles do the heads of a pretrained model have?", meaning, checks, sections)
+
+
+def _patterns(model: Model, ids: list[int]) -> Tensor:
+    """`[L, H, T, T]`"""
+    trace = model.trace([ids], read=["blocks.*.attn.pattern"])
+    return torch.stack([trace[site][0] for site in trace]).float()
+
+
+def _ideals(marks: Tensor) -> dict[str, Tensor]:
+    """For each role the pattern `[T, T]` of a head that does nothing else, and the pattern of even weights."""
+    n = len(marks)
+    causal = torch.ones(n, n).tril()
+    visible = marks.float() * causal
+    first = torch.eye(n)[:1].expand(n, -1)
+    return {
+        "the token before": torch.eye(n)[torch.arange(n).sub(1).clamp(min=0)],
+        "punctuation": torch.where(visible.any(-1, keepdim=True), visible, first),
+        "the first token": first,
+        "the token itself": torch.eye(n),
+        EVEN: causal / causal.sum(-1, keepdim=True),
+    }
+
+
+def _scores(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
+    """`[L, H]`: the mean weight of the queries from `start` on the keys that the ideal pattern reads."""
+    return (patterns * (ideal > 0))[:, :, start:].sum(-1).mean(-1)
+
+
+def _distances(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
+    """`[L, H]`: mean total variation between a head and the ideal pattern, 0 to 1."""
+    share = ideal / ideal.sum(-1, keepdim=True)
+    return (patterns - share).abs()[:, :, start:].sum(-1).mean(-1) / 2
+
+
+def _best(scores: Tensor) -> Best:
+    layer, head = divmod(int(scores.argmax()), scores.shape[1])
+    return Best(layer, head, float(scores[layer, head]))
+
+
+def _values(best: Mapping[str, Best]) -> dict[str, float]:
+    return {role: one.score for role, one in best.items()}
+
+
+def _map(patterns: Tensor, one: Best, tokens: list[str]) -> AttentionMap:
+    return AttentionMap("decoder", one.layer, tokens, tokens, patterns[one.layer][[one.head]].numpy(), [one.head])

@@ -1,0 +1,10 @@
+"""A forward as a program: a flat list of operations, lowered once from the parts' own forwards.
+
+`lower(module)` runs the forwards on symbolic values and records what they call; `interpret` runs the record on tensors.
+"""
+
+from triptych.program.interpreter import interpret, interpret_logits
+from triptych.program.lower import lower
+from triptych.program.program import Entry, Instruction, Program, ValueInfo
+
+__all__ = ["Entry", "Instruction", "Program", "ValueInfo", "interpret", "interpret_logits", "lower"]

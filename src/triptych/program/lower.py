@@ -1,0 +1,246 @@
+"""From a module to its program: the parts' own forwards, run once on symbolic values in evaluation mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
+from triptych.attention.caches import Continued
+from triptych.attention.lowering import window_of
+from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
+from triptych.errors import ConfigError
+from triptych.nn import Stack, Taps, Transformer
+from triptych.program.program import Program
+from triptych.program.symbols import LENGTHS, NotLowerable, Recorder, SymbolicRows, Value
+from triptych.spec import Embed, Frames, Patches
+from triptych.spec.masks import Mask
+
+
+def lower(module: Transformer) -> Program:
+    """The program of a model, in evaluation mode.  A block that does something outside the table of operations stands
+    in it as one `module` instruction, with the reason in `Program.unlowered`.
+
+    Raises ConfigError, naming what was met, where an input slot or a head cannot be lowered.
+    """
+    names: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name not in module.spec.ties:
+            names[id(parameter)] = name
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
+    recorder, unlowered = Recorder(names, shapes), dict[str, str]()
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            _lower_stacks(module, recorder, unlowered)
+    except NotLowerable as reason:
+        raise ConfigError(f"this {module.spec.family} model cannot be lowered: {reason}") from None
+    finally:
+        module.train(training)
+    return Program(recorder.entries, recorder.used, unlowered)
+
+
+def _lower_stacks(module: Transformer, recorder: Recorder, unlowered: dict[str, str]) -> None:
+    memory: Value | None = None
+    if module.encoder is not None:
+        tokens = "N" if module.decoder is None else "M"
+        with recorder.entry("encode") as outputs:
+            outputs.append(_stack(module, "encoder", recorder, tokens, unlowered))
+        memory = outputs[0]
+    if module.decoder is not None:
+        with recorder.entry("decode") as outputs:
+            outputs.append(_stack(module, "decoder", recorder, "N", unlowered, memory))
+    if module.head is not None:
+        with recorder.entry("unembed") as outputs:
+            hidden = recorder.input("hidden", ("N", module.spec.stacks[_last(module)].width), module.dtype)
+            taps = RecordingTaps(recorder, "", unlowered)
+            outputs.append(recorder.checked(module.unembed(hidden, SymbolicRows(recorder, "N"), taps)))
+
+
+def _last(module: Transformer) -> str:
+    return "encoder" if module.decoder is None else "decoder"
+
+
+def _stack(
+    module: Transformer, name: str, recorder: Recorder, tokens: str, unlowered: dict[str, str],
+    memory: Value | None = None,
+) -> Value:  # fmt: skip
+    stack = module.encoder if name == "encoder" else module.decoder
+    assert isinstance(stack, Stack)
+    prefix = f"{name}." if module.spec.layout == "encoder-decoder" else ""
+    rows = SymbolicRows(recorder, tokens)
+    cross = None if memory is None else SymbolicCross(recorder, memory)
+    types = None
+    if isinstance(stack.spec.embed, Embed) and stack.spec.embed.token_types:
+        types = recorder.input("token_types", (tokens,), torch.long)
+    out = stack(
+        _input(stack, recorder, tokens), rows, token_types=types, cache=SymbolicCache(recorder), cross=cross,
+        taps=RecordingTaps(recorder, prefix, unlowered, f"{name}."),
+    )  # fmt: skip
+    return recorder.checked(out)
+
+
+def _input(stack: Stack, recorder: Recorder, tokens: str) -> Value:
+    part, dtype = stack.spec.embed, stack.dtype
+    if isinstance(part, Frames):
+        recorder.sizes["P"] = part.stride * sum(LENGTHS)
+        return recorder.input("frames", ("P", part.conv1.inputs), dtype)
+    if isinstance(part, Patches):
+        recorder.sizes["P"] = sum(LENGTHS) - len(LENGTHS)
+        return recorder.input("patches", ("P", part.channels * part.patch**2), dtype)
+    return recorder.input("ids", (tokens,), torch.long)
+
+
+class RecordingTaps(Taps):
+    """Names what passes: a site operation each.  A block that cannot be lowered becomes one `module` instruction."""
+
+    def __init__(self, recorder: Recorder, prefix: str, unlowered: dict[str, str], module: str = "") -> None:
+        self.recorder, self.prefix, self.unlowered, self.module = recorder, prefix, unlowered, module
+
+    def at(self, name: str) -> RecordingTaps:
+        module = self.module if name == "" else f"{self.module}{name}."
+        return RecordingTaps(self.recorder, f"{self.prefix}{name}." if name else self.prefix, self.unlowered, module)
+
+    def run(self, block: Callable[..., Tensor], x: Tensor, ctx: object, layer: int) -> Tensor:
+        recorder, x = self.recorder, self.recorder.checked(x)
+        state = (list(recorder.instructions), dict(recorder.values), dict(recorder.inputs), recorder.count)
+        try:
+            return block(x, ctx, layer, self)
+        except NotLowerable as reason:
+            recorder.instructions, recorder.values, recorder.inputs, recorder.count = state
+            name = self.module.removesuffix(".")
+            self.unlowered[name] = str(reason)
+            return recorder.emit("module", {"x": x}, attributes={"module": name}, dims=x.dims, dtype=x.dtype)
+
+    def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
+        return self.recorder.site(self.prefix + site, value)
+
+    def attend(
+        self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
+    ) -> Tensor:
+        """Record `attend`, with the sites it serves itself as ports."""
+        assert isinstance(plan, SymbolicPlan)
+        ports = [f"{self.prefix}{leaf}" for leaf in ("k_ctx", "v_ctx")]
+        if plan.mechanism is not LINEAR:
+            ports += [f"{self.prefix}{leaf}" for leaf in ("scores", "pattern")]
+        return plan.record(q, k, v, sinks, content, ports)
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicPlan:
+    """Stands for a `RowPlan`: what attention does, whatever the rows."""
+
+    recorder: Recorder
+    keys: str
+    mask: Mask
+    heads: Heads
+    bias: ScoreBias | None
+    mechanism: Mechanism
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor:
+        return self.record(q, k, v, sinks, content, [])
+
+    def record(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None, ports: list[str]
+    ) -> Tensor:
+        recorder, heads = self.recorder, self.heads
+        inputs = {"q": recorder.checked(q), "k": recorder.checked(k), "v": recorder.checked(v)}
+        placed = None
+        if self.bias is not None:
+            q_pos = recorder.input("q_pos", ("N",), torch.long)
+            placed = recorder.checked(self.bias(q_pos, recorder.input("k_pos", ("S",), torch.long)))
+        if placed is not None and content is not None:
+            placed = recorder.checked(content(_by_head(inputs["q"]), _by_head(inputs["k"]), placed))
+        if placed is not None:
+            inputs["bias"] = placed
+        scores = self.mechanism.weight if isinstance(self.mechanism, AdditiveOver) else None
+        learned = {"sinks": sinks, "weight": scores}
+        weights = {key: recorder.names[id(value)] for key, value in learned.items() if value is not None}
+        band = window_of(self.mask)
+        attributes = {
+            "mask": self.mask, "scale": 1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
+            "softcap": heads.softcap, "keys": self.keys, "mechanism": _mechanism_name(self.mechanism),
+            "span": None if band is None else sum(band), "ports": ports,
+        }  # fmt: skip
+        dims = (inputs["q"].dims[0], heads.heads, heads.value_width)
+        return recorder.emit(
+            "attend", inputs, weights=weights, attributes=attributes, dims=dims, dtype=inputs["q"].dtype
+        )
+
+
+def _mechanism_name(mechanism: Mechanism) -> str:
+    if isinstance(mechanism, AdditiveOver):
+        return "additive"
+    return "linear" if mechanism is LINEAR else "dot_product"
+
+
+def _by_head(x: Value) -> Value:
+    """`[N, H, K]` with the four dimensions that a content bias reads, under the same name."""
+    tokens, heads, width = x.shape
+    return Value(x.label, x.dims, x.dtype, x.recorder, (1, heads, tokens, width))
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicKeys:
+    """Where keys lie: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
+
+    recorder: Recorder
+    keys: str
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
+    ) -> SymbolicPlan:
+        return SymbolicPlan(self.recorder, self.keys, mask, heads, bias, mechanism)
+
+
+@dataclass(eq=False)
+class SymbolicCache:
+    """One `decode` serves with a cache and without: `extend` is the identity on the null cache."""
+
+    recorder: Recorder
+    context: Continued | None = None
+
+    def begin(self, rows: Rows, provenance: str) -> SymbolicCache:
+        return self
+
+    def of(self, layer: int) -> SymbolicCache:
+        return self
+
+    def finish(self) -> None:
+        pass
+
+    @property
+    def layout(self) -> SymbolicKeys:
+        return SymbolicKeys(self.recorder, "self")
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        recorder, out = self.recorder, []
+        for leaf, value in (("k", recorder.checked(k)), ("v", recorder.checked(v))):
+            attributes = {"layer": layer, "leaf": leaf}
+            dims = ("S", *value.dims[1:])
+            out.append(recorder.emit("extend", {leaf: value}, attributes=attributes, dims=dims, dtype=value.dtype))
+        return out[0], out[1]
+
+
+class SymbolicCross:
+    """The encoder's output: each layer's projections are recorded in the entry `cross_kv`, and `decode` starts from
+    their results."""
+
+    def __init__(self, recorder: Recorder, memory: Value) -> None:
+        self.recorder, self.memory = recorder, memory
+
+    def layout(self, rows: Rows) -> SymbolicKeys:
+        return SymbolicKeys(self.recorder, "cross")
+
+    def keys(self, layer: int, project: Callable[[Tensor, Rows], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        recorder = self.recorder
+        with recorder.entry("cross_kv") as outputs:
+            memory = recorder.input("memory", self.memory.dims, self.memory.dtype)
+            k, v = (recorder.checked(x) for x in project(memory, SymbolicRows(recorder, "M")))
+            outputs += [k, v]
+        return recorder.input(k.label, k.dims, k.dtype), recorder.input(v.label, v.dims, v.dtype)

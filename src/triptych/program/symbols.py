@@ -1,0 +1,286 @@
+"""Symbolic values: tensors without numbers that record every operation they are given to.
+
+A `Value` is a tensor subclass: torch hands every function and method it meets to `__torch_function__`, where the table
+of operations says what is recorded.  A function outside the table, and a branch on a value, raise `NotLowerable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych import ops
+from triptych.attention import Rows
+from triptych.program.program import Entry, Instruction, ValueInfo
+
+LENGTHS = (5, 8)  # rows of the sample that shapes are checked with; sizes are symbols everywhere else
+
+
+class NotLowerable(Exception):
+    """A forward did something that is no operation; the message says what."""
+
+
+class Value(Tensor):
+    """A tensor that is only a name, a symbolic shape and a dtype.  Its concrete shape is that of a sample."""
+
+    label: str
+    dims: ops.Shape
+    recorder: Recorder
+
+    @staticmethod
+    def __new__(
+        cls, label: str, dims: ops.Shape, dtype: torch.dtype, recorder: Recorder, sample: Sequence[int] | None = None
+    ) -> Value:
+        size = tuple(recorder.sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+        value: Value = torch.Tensor._make_wrapper_subclass(
+            cls, sample or size, dtype=dtype, device=torch.device("meta")
+        )
+        value.label, value.dims, value.recorder = label, dims, recorder
+        return value
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        """See `__new__`, which makes the tensor."""
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch's stub and source differ
+        return f"Value({self.label} {list(self.dims)})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        value = next(x for x in (*args, *(kwargs or {}).values()) if isinstance(x, Value))
+        if getattr(func, "__name__", "") in ("__get__", "dim", "size"):  # shape, dtype, device
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return value.recorder.call(func, args, dict(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub of this hook lacks the operation
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        raise NotLowerable(f"{func} reads the numbers of a value that has none")
+
+
+class SymbolicRows(Rows):
+    """Sample rows whose positions are values."""
+
+    symbolic = True
+    recorder: Recorder
+    tokens_dim: ops.Dim
+
+    def __init__(self, recorder: Recorder, tokens: ops.Dim, lengths: tuple[int, ...] = LENGTHS) -> None:
+        super().__init__(lengths)
+        object.__setattr__(self, "recorder", recorder)
+        object.__setattr__(self, "tokens_dim", tokens)
+
+    def positions(self, device: torch.device | str = "cpu") -> Tensor:
+        return self.recorder.input("positions", (self.tokens_dim,), torch.long)
+
+    def ends_of_tokens(self, device: torch.device | str = "cpu") -> Tensor:
+        return self.recorder.input("row_ends", (self.tokens_dim,), torch.long)
+
+
+class Recorder:
+    """Records the entries of one program.  `names` are the parameters' names by identity."""
+
+    def __init__(self, names: Mapping[int, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.names, self.shapes = names, shapes
+        self.sizes = {"N": sum(LENGTHS), "B": len(LENGTHS), "M": sum(LENGTHS), "T": 11, "S": 17, "R": 3, "P": 26}
+        self.entries: dict[str, Entry] = {}
+        self.used: dict[str, tuple[int, ...]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.inputs: dict[str, Value] = {}
+        self.instructions: list[Instruction] = []
+        self.values: dict[str, ValueInfo] = {}
+        self.count = 0
+
+    @contextmanager
+    def entry(self, name: str) -> Iterator[list[Value]]:
+        """Record an entry; the body appends its outputs to the list it is given."""
+        outer = (self.inputs, self.instructions, self.values, self.count)
+        self._begin()
+        outputs: list[Value] = []
+        try:
+            yield outputs
+            if name in self.entries:  # cross-attention layers add to one entry, layer by layer
+                self._join(self.entries[name])
+            self.entries[name] = Entry(
+                tuple(self.inputs), tuple(self.instructions),
+                (*(self.entries[name].outputs if name in self.entries else ()), *(value.label for value in outputs)),
+                dict(self.values),
+            )  # fmt: skip
+        finally:
+            self.inputs, self.instructions, self.values, self.count = outer
+
+    def _join(self, before: Entry) -> None:
+        """Put an earlier part of the same entry before this one, with names of its own."""
+        renamed = {name: f"{name}'{len(before.instructions)}" for name in self.values if _temporary(name)}
+        own = []
+        for step in self.instructions:
+            inputs = {key: renamed.get(value, value) for key, value in step.inputs.items()}
+            out = tuple(renamed.get(name, name) for name in step.out)
+            own.append(Instruction(step.op, out, inputs, step.weights, step.attributes))
+        self.instructions = [*before.instructions, *own]
+        self.values = before.values | {renamed.get(name, name): info for name, info in self.values.items()}
+        kept = {name: info for name, info in before.values.items() if name in before.inputs}
+        old = {name: self.value(name, info.shape, getattr(torch, info.dtype)) for name, info in kept.items()}
+        self.inputs = old | self.inputs
+
+    def input(self, label: str, dims: ops.Shape, dtype: torch.dtype) -> Value:
+        """A value that the entry starts from."""
+        if label not in self.inputs:
+            self.inputs[label] = self.value(label, dims, dtype)
+        return self.inputs[label]
+
+    def value(self, label: str, dims: ops.Shape, dtype: torch.dtype, sample: Sequence[int] | None = None) -> Value:
+        self.values[label] = ValueInfo(dims, str(dtype).removeprefix("torch."))
+        return Value(label, dims, dtype, self, sample)
+
+    def site(self, name: str, value: Tensor) -> Value:
+        """The identity with a result of its own: an edit here must not reach another site that passes this tensor."""
+        value = self.checked(value)
+        return self.emit("site", {"x": value}, name=name, dims=value.dims, dtype=value.dtype)
+
+    def emit(
+        self,
+        op: str,
+        inputs: Mapping[str, Value],
+        *,
+        dims: ops.Shape,
+        dtype: torch.dtype,
+        weights: Mapping[str, str] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        sample: Sequence[int] | None = None,
+    ) -> Value:
+        if name is None:
+            self.count += 1
+            name = f"t{self.count}"
+        out = self.value(name, dims, dtype, sample)
+        labels = {key: value.label for key, value in inputs.items()}
+        for weight in (weights or {}).values():
+            self.used[weight] = self.shapes[weight]
+        self.instructions.append(Instruction(op, (name,), labels, dict(weights or {}), dict(attributes or {})))
+        return out
+
+    def checked(self, value: object) -> Value:
+        if not isinstance(value, Value):
+            raise NotLowerable(f"a {type(value).__name__} stands where a value of the forward belongs")
+        return value
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of torch or of `ops` with a value among its arguments."""
+        operation, bound = self._bind(func, args, kwargs)
+        if operation is None:
+            raise NotLowerable(f"{_name_of(func)} is no operation of the table (triptych.ops)")
+        if operation.name == "cast":
+            return self._cast(bound)
+        if operation.name == "split_heads" and len(bound["shape"]) != 3:
+            raise NotLowerable(f"view{tuple(bound['shape'])} does not split [N, heads * width]")
+        if operation.name == "experts":
+            return self._experts(bound)
+        if operation.name == "rotate":
+            rotation = bound.pop("rotation")
+            bound |= {"cos": rotation.cos, "sin": rotation.sin, "pairing": rotation.pairing}
+        inputs, weights, attributes = self._sorted(operation, bound)
+        shapes: dict[str, Sequence[Any]] = {key: value.dims for key, value in inputs.items()}
+        shapes |= {key: self.shapes[weight] for key, weight in weights.items()}
+        dims = operation.shape(shapes, attributes)
+        dtype = self._dtype(operation, inputs, bound)
+        return self.emit(operation.name, inputs, weights=weights, attributes=attributes, dims=dims, dtype=dtype)
+
+    def _bind(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ops.Operation | None, dict[str, Any]]:
+        if func in (Tensor.mul, Tensor.__rmul__) and not all(isinstance(x, Tensor) for x in args):
+            return ops.OPERATIONS["scale"], dict(zip(("x", "factor"), args, strict=True))
+        if func in (Tensor.add, Tensor.__radd__) and not all(isinstance(x, Tensor) for x in args):
+            return ops.OPERATIONS["shift"], dict(zip(("x", "offset"), args, strict=True))
+        operation = ops.operation_of(func)
+        if operation is None:
+            return None, {}
+        if func is Tensor.view:
+            args = (args[0], tuple(args[1:]))
+        if func is Tensor.flatten:
+            if args[1:] != (1,):
+                raise NotLowerable(f"flatten{args[1:]} does not merge heads")
+            args = args[:1]
+        if func is ops.rotate:
+            return operation, dict(zip(("x", "rotation"), args, strict=True))
+        bound = dict(zip(operation.arguments, args, strict=False)) | kwargs
+        if operation.name in ("silu", "relu"):
+            bound.pop("inplace", None)
+        if operation.name == "embedding":
+            bound = {"ids": bound["ids"], "weight": bound["weight"]}
+        if operation.name == "l2_normalize":
+            bound = {"x": bound["x"], "p": 2.0, "dim": -1}
+        unknown = set(bound) - set(operation.arguments)
+        if unknown:
+            raise NotLowerable(f"{operation.name} has no argument {sorted(unknown)[0]!r}")
+        return operation, bound
+
+    def _sorted(
+        self, operation: ops.Operation, bound: Mapping[str, Any]
+    ) -> tuple[dict[str, Value], dict[str, str], dict[str, Any]]:
+        """Values, weights and plain arguments, each by the argument's name; rows are known when the program runs."""
+        inputs, weights, attributes = dict[str, Value](), dict[str, str](), dict[str, Any]()
+        for key, argument in bound.items():
+            if isinstance(argument, Value):
+                inputs[key] = argument
+            elif isinstance(argument, Tensor):
+                if id(argument) not in self.names:
+                    raise NotLowerable(f"{operation.name}: {key} is a tensor that is no parameter of the model")
+                weights[key] = self.names[id(argument)]
+            elif isinstance(argument, torch.dtype):
+                attributes[key] = str(argument).removeprefix("torch.")
+            elif argument is not None and key not in ("rows", "lengths", "longest"):
+                attributes[key] = argument
+        return inputs, weights, attributes
+
+    def _dtype(self, operation: ops.Operation, inputs: Mapping[str, Value], bound: Mapping[str, Any]) -> torch.dtype:
+        if "dtype" in bound and isinstance(bound["dtype"], torch.dtype):
+            return bound["dtype"]
+        if operation.name in ("sinusoids", "alibi_bias"):
+            return torch.float32
+        if operation.name == "reached_row":
+            return torch.long
+        weight = bound.get("weight")
+        if operation.name in ("embedding", "t5_bias", "reached_table") and isinstance(weight, Tensor):
+            return weight.dtype
+        return next(iter(inputs.values())).dtype
+
+    def _cast(self, bound: Mapping[str, Any]) -> Value:
+        x, dtype = self.checked(bound["x"]), bound["dtype"]
+        if not isinstance(dtype, torch.dtype):
+            raise NotLowerable(f"to({dtype}) is no cast to a dtype")
+        if dtype == x.dtype:
+            return x
+        name = str(dtype).removeprefix("torch.")
+        return self.emit("cast", {"x": x}, attributes={"dtype": name}, dims=x.dims, dtype=dtype)
+
+    def _experts(self, bound: Mapping[str, Any]) -> Value:
+        """One operation that holds the program of its first expert; the others have the same with their own weights."""
+        x, parts = self.checked(bound["x"]), bound["parts"]
+        outer = dict(self.entries)
+        with self.entry("expert") as outputs:
+            outputs.append(self.checked(parts[0](self.input("x", x.dims, x.dtype))))
+        expert, self.entries = self.entries["expert"], outer
+        attributes = {
+            "top_k": bound["top_k"], "normalize": bound["normalize"], "count": len(parts), "expert": expert,
+        }  # fmt: skip
+        inputs = {"x": x, "scores": self.checked(bound["scores"])}
+        return self.emit("experts", inputs, attributes=attributes, dims=x.dims, dtype=x.dtype)
+
+
+def _temporary(name: str) -> bool:
+    return name.startswith("t") and name[1:].isdigit()
+
+
+def _name_of(func: object) -> str:
+    return str(getattr(func, "__qualname__", None) or getattr(func, "__name__", func))
