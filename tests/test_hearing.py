@@ -333,7 +333,7 @@ def test_transcribe_says_what_the_library_says(
     several = json.loads(capsys.readouterr().out)["results"]
     assert several == [{"file": str(recording), **found}] * 2
     assert main([*argv[:2], str(recording), str(recording), "--format", "srt"]) == 2
-    assert "srt is of one file" in capsys.readouterr().err
+    assert "srt describes one file" in capsys.readouterr().err
     recording.with_name("b.wav").write_bytes(recording.read_bytes()[:-9])
     assert main([*argv[:2], str(recording.with_name("b.wav"))]) == 1
     error = capsys.readouterr().err
