@@ -85,6 +85,8 @@ def _continues(state: KindState) -> bool:
     plan = state.plan
     if not isinstance(plan, RowPlan) or len(plan.pieces) != 1 or not isinstance(plan.pieces[0], Piece):
         return False
+    if not isinstance(plan.pieces[0].keys, KeysIn):
+        return False
     request = plan.pieces[0].request
     plain = request.queries == 1 and not request.biased and request.visible is None and state.content is None
     return plain and plan.mechanism is DOT_PRODUCT and not flash.cannot(request)
