@@ -86,6 +86,8 @@ def test_rows_join_and_leave_between_steps(name: str) -> None:
     run(engine)
     assert [row.new for row in rows] == [alone(module, request) for request in requests(module)]
     assert len(engine.cache.lengths) == 4
+    engine.free([*rows, *dropped])  # of rows that have left nothing is freed twice
+    assert sorted(engine.cache.free_slots) == [0, 1, 2, 3]
     assert {row.slot for row in rows} | {dropped[0].slot} == {0, 1, 2, 3}
 
 
@@ -206,7 +208,7 @@ def test_what_a_request_lacks_is_refused_before_anything_runs() -> None:
         both.add(Request(prompt=[0]))
     with pytest.raises(InputError, match="takes no source"):
         single.add(Request(prompt=[0], source=[1], max_new_tokens=2))
-    with pytest.raises(InputError, match="token id 41 is outside the model's vocabulary of 41"):
+    with pytest.raises(InputError, match="token id 41 is outside the vocabulary of 41"):
         single.add(Request(prompt=[41], max_new_tokens=2))
     with pytest.raises(TextError, match="stop strings need a tokenizer"):
         single.add(Request(prompt=[1], stop=["x"], max_new_tokens=2))

@@ -178,7 +178,7 @@ def test_debertas_as_published() -> None:
         ("deberta-v2", {"conv_kernel_size": 3, "conv_groups": 2}, "conv_kernel_size 3 in 2 groups"),
         ("deberta-v2", {"position_buckets": 20}, "20 buckets of distances cannot tell those up to 9 apart"),
         ("deberta-v3", {"embedding_size": 15}, r"tie head\.proj\.weight"),
-        ("deberta-v2-classes", {"pooler_hidden_size": 9}, "pooler_hidden_size is not hidden_size"),
+        ("deberta-v2-classes", {"pooler_hidden_size": 9}, "pooler_hidden_size must be hidden_size"),
     ],
 )
 def test_debertas_that_are_refused(name: str, changes: dict[str, Any], message: str) -> None:

@@ -156,16 +156,18 @@ class Model:
         `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  `rules` change
         the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
         log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
-        instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for every
-        token as it comes.  Raises InputError for an empty or over-long prompt, for settings out of range and for those
-        that do not go together; ProbeError for reads of more than `max_bytes` and as `trace`.
+        instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
+        every token as it comes, after a search for those of the best text.
+
+        Raises InputError for an empty or over-long prompt, for settings out of range and for those that do not go
+        together; ProbeError for reads of more than `max_bytes` and as `trace`.
         """
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed,
         )  # fmt: skip
         if integer("beams", beams, 0):
-            single = {"read": read, "edit": edit, "logprobs": logprobs, "on_token": on_token}
+            single = {"read": read, "edit": edit, "logprobs": logprobs}
             _check_beams(sampling, [name for name, value in single.items() if not (value is None or value == ())])
         elif length_penalty != 1:
             raise InputError("length_penalty is for beams; give beams= too")
@@ -179,7 +181,9 @@ class Model:
         plan.check_bytes(lengths, sources, max_bytes, new=max_new_tokens)
         engine = self._engine(chunk, stop)
         if beams:
-            return running.search(engine, requests, self.tokenizer, beams=beams, length_penalty=length_penalty)
+            return running.search(
+                engine, requests, self.tokenizer, beams=beams, length_penalty=length_penalty, on_token=on_token
+            )
         return running.generate(engine, requests, self.tokenizer, on_token=on_token)
 
     def stream(
@@ -227,12 +231,9 @@ class Model:
         template = self.inputs.words.chat
         if template is None:
             raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
-        listed: object = messages
-        if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+        every = list(messages) if isinstance(messages, Sequence) else []
+        if not every or not all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in every):
             raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
         return template.render([dict(message) for message in messages], add_generation_prompt=True)
 
     def encode(

@@ -69,7 +69,7 @@ def read_weights(
 ) -> tuple[Transformer, LoadReport]:
     """The module of `spec` with every parameter read from `source`, tensor by tensor.
 
-    Plain tensors in their stored dtype are private views of the mapped file: no copy until somebody writes to them.  A
+    Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
     packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
@@ -152,7 +152,7 @@ def _check_equal(stored: str, name: str, value: Tensor, parameter: Tensor, sourc
 def to_checkpoint(
     module: Transformer, hf: Mapping[str, Any] | None
 ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
+    """Tensors under their HF names, one at a time, and the `config.json` to write beside them.
 
     A model that came with an HF config is written back with it; one made from parts saves its spec.
     """
@@ -164,7 +164,7 @@ def to_checkpoint(
 
 
 class DetachedWeights(Mapping[str, Tensor]):
-    """The parameters of a module without gradients; a packed one is unpacked when it is read, and not stored."""
+    """The parameters of a module without gradients; a packed one is unpacked on access and not cached."""
 
     def __init__(self, module: Transformer) -> None:
         self._parameters = dict(module.named_parameters())
@@ -180,9 +180,9 @@ class DetachedWeights(Mapping[str, Tensor]):
 
 
 class StoredParameters(Mapping[str, Tensor]):
-    """The parameters of `spec` in a checkpoint, each read when it is asked for, in `dtype` or as stored, and not kept.
+    """The parameters of `spec` in a checkpoint: each is read on access, in `dtype` or as stored, and not cached.
 
-    Raises CheckpointError, when made, for tensors that are missing, left over or of the wrong shape.
+    The constructor raises CheckpointError for tensors that are missing, left over or of the wrong shape.
     """
 
     def __init__(

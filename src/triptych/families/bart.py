@@ -21,7 +21,7 @@ prefix = "model."
 ignore = frozenset(
     {
         "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
-        "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
+        "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
         "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
         "force_bos_token_to_be_generated", "save_step",
         "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART

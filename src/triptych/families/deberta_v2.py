@@ -32,7 +32,7 @@ def config(keys: ConfigKeys) -> spec.Model:
     attn = spec.attention(width, heads, head_width=keys.optional_int("attention_head_size"), bias=True)
     if not keys.bool("share_att_key", default=False):
         attn = replace(attn, pos_q=attn.q, pos_k=attn.k)
-    most, buckets = disentangled.furthest(keys), keys.int("position_buckets", default=-1, low=-1, high=COUNT)
+    most, buckets = disentangled.max_distance_of(keys), keys.int("position_buckets", default=-1, low=-1, high=COUNT)
     return disentangled.model(
         keys, "DebertaV2", attn,
         span=buckets if buckets > 0 else most,

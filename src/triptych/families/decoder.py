@@ -1,4 +1,4 @@
-"""What decoder-only families share: how windows lie on layers, and the model around a stack."""
+"""What decoder-only families share: which layers have a window, and the model around a stack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Windows = Sequence[int | None]  # how many keys each layer sees, None for all
 
 
 def windows(keys: ConfigKeys, size: int | None, slides: Callable[[int], bool]) -> Windows:
-    """The window of each layer, as `layer_types` says; without that key, `size` where `slides(layer)`."""
+    """The window of each layer, by `layer_types`; without that key, `size` where `slides(layer)`."""
     layers = keys.count("num_hidden_layers")
     if keys.get("layer_types", None) is None:
         return [size if slides(i) else None for i in range(layers)]
@@ -37,7 +37,7 @@ def kinds(windows: Windows, position: Position | None, sliding: Position | None 
 
 
 def kind(size: int | None, windows: Windows) -> str:
-    """The kind most models have alone is called `self`; `window` exists beside it where layers alternate."""
+    """The name of a layer's kind: `self`, or `window` in a model where only some layers have one."""
     return "self" if size is None or None not in windows else "window"
 
 
@@ -55,11 +55,11 @@ def model(
 ) -> spec.Model:
     """The model of class `{name}ForCausalLM`, or without its head of `base`, `{name}Model` when None.
 
-    `tied` is what the family means by no `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
+    `tied` is the family's default of `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
     """
     vocab = stack.words.vocab
-    whole = f"{name}ForCausalLM"
-    lm = keys.architecture({whole: True, base or f"{name}Model": False}, default=whole)
+    full_class = f"{name}ForCausalLM"
+    lm = keys.architecture({full_class: True, base or f"{name}Model": False}, default=full_class)
     tied = keys.bool("tie_word_embeddings", default=tied) and lm
     proj = spec.Linear(inputs=stack.width, outputs=vocab, bias=bias)
     return spec.Model(

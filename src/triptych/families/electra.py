@@ -1,5 +1,5 @@
-"""ELECTRA (Clark et al. 2020): BERT whose embedding may be narrower than its blocks.  The generator guesses hidden
-words, the discriminator says of each token whether it was replaced.
+"""ELECTRA (Clark et al. 2020): BERT whose embedding may be narrower than its blocks.  The generator predicts masked
+tokens, the discriminator classifies each token as original or replaced.
 
 Reference: transformers `models/electra`, whose heads over words and labels have GELU whatever `hidden_act` says.
 """

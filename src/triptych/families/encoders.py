@@ -65,9 +65,9 @@ def heads(
 ) -> dict[str, spec.Head]:
     """The head of each class `{name}...` a checkpoint can be saved from; a bare encoder pools.
 
-    `masked`, `label` and `each` come before the logits of hidden words, of a row's label, and of what is said of each
-    token; `pooler` is whether a bare encoder carries BERT's pooler; `dropout` comes before labels unless the config
-    has a `classifier_dropout`.
+    `masked`, `label` and `each` come before the logits of masked tokens, of a row's label, and of each token's label;
+    `pooler` is whether a bare encoder carries BERT's pooler; `dropout` comes before labels unless the config has a
+    `classifier_dropout`.
     """
     own = keys.optional_float("classifier_dropout", high=1.0)
     dropout = dropout if own is None else own
@@ -84,7 +84,7 @@ def heads(
 
 
 def model(keys: ConfigKeys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
-    """The encoder under its head, which shares the embedding where it is one over words."""
+    """The encoder with its head; a masked-language-model head shares the embedding."""
     position = encoder.embed.position
     tied = keys.bool("tie_word_embeddings", default=True) and isinstance(head, spec.MaskedLMHead)
     return spec.Model(
@@ -99,14 +99,14 @@ def model(keys: ConfigKeys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
 
 
 def pooling(keys: ConfigKeys, head: spec.Pooling) -> spec.Pooling:
-    """How a bare encoder pools.  HF has no key for it and keeps unknown ones, so ours travels in its config."""
-    given = keys.table("triptych_pooling")
-    if given is None:
+    """How a bare encoder pools.  HF configs have no key for it and preserve unknown ones, so ours is stored there."""
+    table = keys.table("triptych_pooling")
+    if table is None:
         return head
     modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
-    mode = given.choice("mode", modes, default="mean")
+    mode = table.choice("mode", modes, default="mean")
     if mode == "dense" and head.dense is None:
-        raise given.error("mode 'dense' needs the pooler, which this checkpoint lacks")
-    normalize = given.bool("normalize", default=False)
-    given.finish()
+        raise table.error("mode 'dense' needs the pooler, which this checkpoint lacks")
+    normalize = table.bool("normalize", default=False)
+    table.finish()
     return replace(head, mode=mode, normalize=normalize)

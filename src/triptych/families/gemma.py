@@ -17,7 +17,7 @@ from triptych.mapping.weight_table import table
 hf_types = frozenset({"gemma"})
 ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 gguf_archs = frozenset({"gemma"})
-ignore = frozenset({"hidden_activation"})  # stands beside hidden_act in some configs; the reference reads that
+ignore = frozenset({"hidden_activation"})  # in some configs beside hidden_act, which the reference reads
 prefix = "model."
 
 ROWS = """
@@ -51,7 +51,7 @@ def config(keys: ConfigKeys) -> spec.Model:
             width, heads, kv_heads=keys.count("num_key_value_heads"), head_width=inner,
             bias=keys.bool("attention_bias", default=False), dropout=keys.dropout("attention_dropout"),
         ),
-        # The first configs say gelu and mean the tanh form.
+        # The first configs have gelu where the tanh form is meant.
         mlp=spec.glu(width, keys.int("intermediate_size"), "gelu_tanh" if act == "gelu" else act),
         attn_norm=spec.Norms(pre=norm),
         mlp_norm=spec.Norms(pre=norm),

@@ -1,6 +1,6 @@
-"""Gemma 2 (2024) and the text model of Gemma 3 (2025): Gemma that norms the output of each sublayer too and alternates
-windows.  Gemma 2 caps scores and logits; Gemma 3 norms each head's q and k, and its layers with a window turn at a base
-of their own.
+"""Gemma 2 (2024) and the text model of Gemma 3 (2025): Gemma with norms on the output of each sublayer and
+alternating windows.  Gemma 2 caps scores and logits; Gemma 3 has norms on each head's q and k, and a RoPE base of its
+own for layers with a window.
 
 References: transformers `models/gemma2`, `models/gemma3`.
 """
@@ -22,9 +22,9 @@ gguf_archs = frozenset({"gemma2", "gemma3"})
 gguf_names = {"gemma3_text": "gemma3"}
 ignore = frozenset(
     {
-        "_sliding_window_pattern",  # written beside layer_types, which holds
+        "_sliding_window_pattern",  # written beside layer_types, which decides
         "cache_implementation",  # how the reference generates
-        "hidden_act", "sliding_window_size",  # old doubles of hidden_activation and sliding_window
+        "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
     }
 )  # fmt: skip
 prefix = gemma.prefix
@@ -81,25 +81,25 @@ def config(keys: ConfigKeys) -> spec.Model:
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     third = keys.str("model_type") == "gemma3"
-    found = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
-    # No key says what scores are scaled by: of each generation it is D/H in the largest model, which is told by depth.
-    largest = found["num_hidden_layers"] == (62 if third else 46)
-    share = found["hidden_size"] // found["num_attention_heads"]
-    found["query_pre_attn_scalar"] = share if largest else found["head_dim"]
-    found["sliding_window"] = keys.int("attention.sliding_window")
-    found["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
+    config = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
+    # No key holds the scale of scores: it is D/H in the largest model of each generation, known by its depth.
+    largest = config["num_hidden_layers"] == (62 if third else 46)
+    share = config["hidden_size"] // config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = share if largest else config["head_dim"]
+    config["sliding_window"] = keys.int("attention.sliding_window")
+    config["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
     if not third:
         cap = keys.optional_float("attn_logit_softcapping", 50.0)
-        return found | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
-    found["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
+        return config | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
+    config["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
     sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
     ropes = {"full_attention": gguf_config.rope(keys, 1e6), "sliding_attention": sliding}
-    return found | {"model_type": "gemma3_text", "rope_parameters": ropes}
+    return config | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 
 def to_gguf(model: spec.Model) -> dict[str, Any]:
     if model.family == "gemma2":
-        return {"rope.freq_base_swa": None}  # it has one base
+        return {"rope.freq_base_swa": None}  # it has only one base
     kinds = [block.attn.kind for block in model.stacks["decoder"].blocks]
     period = kinds.index("self") + 1 if "window" in kinds else 6
     return {"attention.sliding_window_pattern": period} if period != 6 else {}

@@ -17,7 +17,7 @@ ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = frozenset({"gpt2"})
 ignore = frozenset(
     {
-        "n_ctx",  # an old double of n_positions
+        "n_ctx",  # an old duplicate of n_positions
         "n_special", "predict_special_tokens",  # of the library that read GPT-1; in medium, large and xl
         "reorder_and_upcast_attn",  # the order of a product; softmax is in fp32 here anyway
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",

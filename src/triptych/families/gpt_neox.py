@@ -23,7 +23,7 @@ ignore = frozenset(
     {
         "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
         "classifier_dropout",
-        "rope_theta", "partial_rotary_factor",  # doubles of rotary_emb_base and rotary_pct, which hold
+        "rope_theta", "partial_rotary_factor",  # duplicates of rotary_emb_base and rotary_pct, which decide
     }
 )  # fmt: skip
 prefix = "gpt_neox."
@@ -68,11 +68,11 @@ def config(keys: ConfigKeys) -> spec.Model:
 
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
-    found = gguf_config.header(keys, "GPTNeoX") | gguf_config.head_width(keys, partial=True)
-    width, heads, share = (found.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
-    if (width * heads, heads) != (found["hidden_size"], found["num_attention_heads"]):
+    config = gguf_config.header(keys, "GPTNeoX") | gguf_config.head_width(keys, partial=True)
+    width, heads, share = (config.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
+    if (width * heads, heads) != (config["hidden_size"], config["num_attention_heads"]):
         raise keys.error("heads do not share the width evenly, as those of every GPT-NeoX do")
-    return found | {
+    return config | {
         "model_type": "gpt_neox",
         "rotary_pct": share,
         "hidden_act": "gelu",

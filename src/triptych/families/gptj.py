@@ -19,7 +19,7 @@ ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = frozenset({"gptj"})
 ignore = frozenset(
     {
-        "rotary",  # says that it turns, which all do
+        "rotary",  # whether positions are rotated; they always are
         "scale_attn_weights",  # never read by the reference
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     }

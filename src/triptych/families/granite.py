@@ -62,11 +62,11 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
 
 
 def to_gguf(model: spec.Model) -> dict[str, Any]:
-    found: dict[type, Any] = {type(part): part for _, part in model.walk()}
-    head = found.get(spec.LMHead)
+    parts: dict[type, Any] = {type(part): part for _, part in model.walk()}
+    head = parts.get(spec.LMHead)
     return {
-        "embedding_scale": found[spec.Embed].scale,
-        "attention.scale": found[spec.Attention].scale,
-        "residual_scale": found[spec.Scale].factor,
+        "embedding_scale": parts[spec.Embed].scale,
+        "attention.scale": parts[spec.Attention].scale,
+        "residual_scale": parts[spec.Scale].factor,
         "logit_scale": 1 / head.scale if head else 1.0,
     }

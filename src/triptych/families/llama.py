@@ -22,7 +22,7 @@ gguf_archs = frozenset({"llama"})
 ignore = frozenset(
     {
         "pretraining_tp",  # slices the matmuls of the reference, same result
-        "max_sequence_length",  # an old double of max_position_embeddings
+        "max_sequence_length",  # an old duplicate of max_position_embeddings
         "is_llama_config", "rope_interleaved",  # for the library that trained SmolLM
     }
 )  # fmt: skip
@@ -104,8 +104,8 @@ def model(
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     if keys.int("expert_count", default=0, low=0):
         experts, chosen = keys.count("expert_count"), keys.count("expert_used_count")
-        found = from_gguf_as(keys, "Mixtral")
-        return found | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
+        config = from_gguf_as(keys, "Mixtral")
+        return config | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
     return from_gguf_as(keys, "Llama") | {
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
         "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),

@@ -1,4 +1,4 @@
-"""Mistral 7B (Jiang et al. 2023): Llama whose layers see a sliding window.  GGUF files of it call themselves llama."""
+"""Mistral 7B (Jiang et al. 2023): Llama whose layers see a sliding window.  In GGUF its architecture is llama."""
 
 from __future__ import annotations
 

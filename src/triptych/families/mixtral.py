@@ -1,6 +1,6 @@
 """Mixtral (Jiang et al. 2024): Mistral whose MLP is a mixture of experts, the chosen ones' weights summing to 1.
 
-Reference: transformers `models/mixtral`.  GGUF files of it call themselves llama and keep the experts as one tensor.
+Reference: transformers `models/mixtral`.  In GGUF its architecture is llama, and the experts are one tensor.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """ModernBERT (Warner et al. 2024): pre-norm encoder with RoPE, GeGLU and, in two layers of three, a local window with a
-base of its own.  The embedding's norm stands for the first layer's.
+base of its own.  The embedding's norm replaces that of the first layer.
 
 Reference: transformers `models/modernbert`, which keeps q, k and v in one matrix, gate and up in another.
 """
@@ -22,7 +22,7 @@ ignore = frozenset(
         "cls_token_id",
         "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",  # how the reference runs
         "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",  # training
-        "layer_norm_eps", "position_embedding_type",  # left over from BERT's config: norm_eps and RoPE hold
+        "layer_norm_eps", "position_embedding_type",  # from BERT's config; norm_eps and RoPE are used
     }
 )  # fmt: skip
 
@@ -91,7 +91,7 @@ def config(keys: ConfigKeys) -> spec.Model:
 
 
 def _kinds(keys: ConfigKeys) -> tuple[str, ...]:
-    """The kind of each layer: `layer_types` says it, or every third (`global_attn_every_n_layers`) sees everything."""
+    """The kind of each layer, from `layer_types`, else every third is global (`global_attn_every_n_layers`)."""
     layers, every = keys.count("num_hidden_layers"), keys.count("global_attn_every_n_layers", default=3)
     known = {"full_attention": "self", "sliding_attention": "window"}
     if keys.get("layer_types", None) is None:
@@ -105,13 +105,13 @@ def _kinds(keys: ConfigKeys) -> tuple[str, ...]:
 def _ropes(keys: ConfigKeys, head_width: int) -> tuple[spec.Rope, spec.Rope]:
     """RoPE of layers that see everything and of local ones: each under its name in `rope_parameters`; before
     transformers 5, two bases."""
-    given = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
-    length, found = keys.get("max_position_embeddings"), []
+    table = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
+    length, ropes = keys.get("max_position_embeddings"), []
     for name, old, theta in (
         ("full_attention", "global_rope_theta", 160_000.0),
         ("sliding_attention", "local_rope_theta", 10_000.0),
     ):
-        own = {"rope_parameters": given.get(name, None), "max_position_embeddings": length}
-        found.append(rope(ConfigKeys(own, given.where), head_width, keys.float(old, default=theta, low=1.0)))
-    given.finish()
-    return found[0], found[1]
+        own = {"rope_parameters": table.get(name, None), "max_position_embeddings": length}
+        ropes.append(rope(ConfigKeys(own, table.where), head_width, keys.float(old, default=theta, low=1.0)))
+    table.finish()
+    return ropes[0], ropes[1]

@@ -19,7 +19,7 @@ gguf_names = {"qwen3_moe": "qwen3moe"}
 ignore = frozenset(
     {
         "output_router_logits", "router_aux_loss_coef",  # training only
-        "max_window_layers",  # left over from Qwen2: a window, if any, is every layer's
+        "max_window_layers",  # from Qwen2; here a window is that of every layer
         "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",  # of another library; the reference reads none
     }
 )  # fmt: skip
@@ -70,6 +70,6 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
 
 def to_gguf(model: spec.Model) -> dict[str, Any]:
     mixture = next((part for _, part in model.walk() if isinstance(part, spec.MoE)), None)
-    if mixture is None:  # every layer was named dense, and then no word of the format fits
+    if mixture is None:  # every layer is dense, which the format cannot express
         return {}
     return {"expert_feed_forward_length": mixture.expert.up.outputs, "expert_weights_norm": mixture.normalize}

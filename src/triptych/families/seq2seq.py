@@ -1,4 +1,4 @@
-"""What encoder-decoder families share: how one side is put together, in a spec and in a table of names."""
+"""What encoder-decoder families share: the spec of one side, heads, and tables of names for both sides."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stack(
 
 
 def as_built(keys: ConfigKeys, **facts: bool) -> None:
-    """Old configs of BART, mBART and Marian say how the three differ.  Raises ConfigError where one says otherwise."""
+    """Old configs of BART, mBART and Marian have keys for how the three differ.  Raises ConfigError forother values."""
     for name, fact in {"is_encoder_decoder": True, **facts}.items():
         if keys.bool(name, default=fact) is not fact:
             raise keys.error(f"{name} is {str(not fact).lower()}, which no {keys.str('model_type')} is")
@@ -62,8 +62,8 @@ def lm_head(keys: ConfigKeys, width: int, vocab: int) -> spec.LMHead:
 
 
 def heads(keys: ConfigKeys, name: str, width: int, lm: spec.LMHead, *, labels: int = 2) -> dict[str, spec.Head | None]:
-    """The head of each class `{name}...`: none, over words, over the labels of a row (read at its last token) and over
-    where an answer lies.  `labels` are as many as an old config means that says nothing."""
+    """The head of each class `{name}...`: none, language model, class labels of a row (read at its last token), and the
+    span of an answer.  `labels` is the default number of labels in old configs."""
     dropout = keys.dropout("classifier_dropout")
     dense = spec.Linear(inputs=width, outputs=width, bias=True)
     classes = spec.Linear(inputs=width, outputs=keys.labels(default=labels), bias=True)
@@ -88,7 +88,7 @@ def encoder_heads(keys: ConfigKeys, name: str, width: int) -> dict[str, spec.Hea
 
 
 def table(text: str, **words: tuple[str, str]) -> tables.WeightTable:
-    """A table for both sides: `SIDE`, and each of `words`, reads as the encoder's word, then the decoder's."""
+    """A table for both sides: `SIDE`, and each name in `words`, becomes the encoder's word, then the decoder's."""
     both = [text, text]
     for word, choices in {"SIDE": ("encoder", "decoder"), **words}.items():
         both = [one.replace(word, choice) for one, choice in zip(both, choices, strict=True)]

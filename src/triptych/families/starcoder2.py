@@ -21,7 +21,7 @@ gguf_archs = frozenset({"starcoder2"})
 prefix = "model."
 ignore = frozenset(
     {
-        "activation_function", "layer_norm_epsilon",  # old doubles of hidden_act and norm_epsilon, which hold
+        "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
         "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
         "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
     }

@@ -18,9 +18,9 @@ prefix = "transformer."  # only classes over labels write it
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
 ignore = frozenset(
     {
-        "dense_act_fn", "is_gated_act",  # doubles of feed_forward_proj
-        "n_positions",  # of the training data; the distances have no end
-        "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # doubles of num_layers, d_model, ...
+        "dense_act_fn", "is_gated_act",  # duplicates of feed_forward_proj
+        "n_positions",  # of the training data; distances are unbounded
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # duplicates of num_layers, d_model, ...
     }
 )  # fmt: skip
 
@@ -84,8 +84,8 @@ def config(keys: ConfigKeys) -> spec.Model:
 def _head(keys: ConfigKeys) -> tuple[bool, bool]:
     """Whether the head shares the embedding, and whether its input is scaled by 1/sqrt(D), which no mT5's is.
 
-    Until transformers 5 `tie_word_embeddings` said both; now it is always true and `scale_decoder_outputs` says the
-    second, so that only a stored `lm_head` tells an untied head.
+    Before transformers 5 `tie_word_embeddings` decided both; now it is always true, `scale_decoder_outputs` decides the
+    second, and only a stored `lm_head` shows an untied head.
     """
     tied = keys.bool("tie_word_embeddings", default=True)
     scaled = keys.bool("scale_decoder_outputs", default=tied and keys.str("model_type") == "t5")

@@ -1,4 +1,4 @@
-"""The names of a model's tensors in a file, by its family's table."""
+"""The names of a model's tensors in HF and GGUF files, from its family's table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan(
 ) -> TensorPlan:
     """How the tensors of a checkpoint of `kind` fill `spec`; see `triptych.mapping.tensor_plan.plan`.
 
-    `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  They may name config keys too, as in
+    `ignore` are patterns (`*.inv_freq`) of tensors to leave out.  They may name config keys too, as in
     `load(..., ignore=[...])`; those match no tensor.
     """
     family = find(spec.family)
@@ -37,7 +37,7 @@ def plan(
         old = next((old for old in endings if name.endswith(old)), "")
         return name.removesuffix(old) + endings.get(old, "")
 
-    asked = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
+    ignored = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
     return plans.plan(
         spec,
         family.weights + (_DIVISORS if kind == "gguf" else ()),
@@ -45,7 +45,7 @@ def plan(
         stored,
         prefix=family.prefix if kind == "hf" else "",
         rename=rename,
-        ignored=beside(stored) | asked,
+        ignored=beside(stored) | ignored,
         where=where,
     )
 

@@ -1,4 +1,4 @@
-"""Models of our own that no other library has a name for: the spec itself, as JSON, and our own tensor names."""
+"""Models that no other library has a class for: the spec itself, as JSON, and our own tensor names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def config(keys: ConfigKeys) -> Model:
         raise keys.error(f"triptych_version {version} is not {VERSION}; update triptych to read it")
     spec = from_json(keys.get("spec"), f"{keys.where}: spec")
     if not isinstance(spec, Model):
-        raise keys.error("spec is not a whole model")
+        raise keys.error("spec is a part, not a model")
     return replace(spec, family="triptych")
 
 
 def to_config(spec: Model) -> dict[str, Any]:
-    """The `config.json` of `spec`, whatever family it began in: what was changed since has no other name."""
+    """The `config.json` of `spec`, also of one that began as another family and was changed."""
     return {"model_type": "triptych", "triptych_version": VERSION, "spec": to_json(replace(spec, family="triptych"))}

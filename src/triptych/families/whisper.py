@@ -21,11 +21,11 @@ ignore = frozenset(
     {
         "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
         "mask_feature_length", "mask_feature_min_masks", "decoder_layerdrop", "encoder_layerdrop",  # training
-        "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
+        "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
         "classifier_proj_size", "use_weighted_layer_sum",  # of a head these classes do not have
         "scale_embedding",  # no reference multiplies by it, whatever it says
         "median_filter_width",  # of word times read off the attention, after the forward
-        "forced_decoder_ids",  # what the decoder is given to begin with, which `transcribe` asks for by name
+        "forced_decoder_ids",  # the first tokens of the decoder, which `transcribe` chooses
     }
 )  # fmt: skip
 

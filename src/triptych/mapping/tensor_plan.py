@@ -1,4 +1,4 @@
-"""A family's table of names laid over one spec: which stored tensor becomes which parameters, and back."""
+"""A family's table of names applied to one spec: which stored tensor becomes which parameters, and the inverse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TensorLoad:
 
     @property
     def rows_only(self) -> bool:
-        """Whether it only moves whole rows, so that it may be done on a packed tensor."""
+        """Whether it only moves whole rows, so that it can be applied to packed rows."""
         return all(op.rows for op in self.ops)
 
     @property
@@ -49,11 +49,11 @@ class TensorLoad:
         """Parameters from the stored tensor, as views where the ops allow it."""
         for op in self.ops:
             x = op.to_ours(x)
-        found, start = {}, 0
+        parameters, start = {}, 0
         for name, shape in zip(self.ours, self.shapes, strict=True):
-            found[name] = x[start : start + shape[0]]
+            parameters[name] = x[start : start + shape[0]]
             start += shape[0]
-        return found
+        return parameters
 
     def to_source(self, parameters: Mapping[str, Any]) -> Any:
         """The stored tensor from parameters: the inverse of `to_ours`."""
@@ -68,7 +68,7 @@ class TensorLoad:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How a checkpoint becomes a model: what is loaded (and compared), and what is left and why."""
+    """How a checkpoint becomes a model: what is loaded or compared, and what is ignored for which reason."""
 
     loads: tuple[TensorLoad, ...]
     ignored: dict[str, str]
@@ -103,12 +103,12 @@ def plan(
         if not load.ours:
             notes[source] = note
             continue
-        # A tied parameter has no tensor of its own: what is stored under its name stands for the one it shares.
+        # A tied parameter has no tensor of its own: a tensor stored under its name is that of the parameter it shares.
         ours = tuple(spec.ties.get(name, name) for name in load.ours)
         for name in ours:
             expected.setdefault(name, source)
         duplicate = filled.issuperset(ours)
-        mixed = not duplicate and not filled.isdisjoint(ours)  # one tensor for all beside one for each of some
+        mixed = not duplicate and not filled.isdisjoint(ours)  # some came from tensors of their own
         if source in original and original[source] not in ignored and not mixed:
             if duplicate and load.spare:
                 ignored[original[source]] = note
@@ -173,8 +173,8 @@ def _expand(spec: Model, rows: WeightTable, kind: Kind) -> Iterator[tuple[Tensor
             ours = tuple(_fill(pattern, i, leaf, x) for pattern in row.ours for x in every)
             if all(one in shapes for one in ours):
                 bound = tuple(_op(op, heads.get(ours[0], 1), len(ours)) for op in ops if op != "spare")
-                found = tuple(shapes[one] for one in ours)
-                yield TensorLoad(ours, _fill(name, i, leaf, e), bound, found, spare="spare" in ops), row.note
+                stored_shapes = tuple(shapes[one] for one in ours)
+                yield TensorLoad(ours, _fill(name, i, leaf, e), bound, stored_shapes, spare="spare" in ops), row.note
 
 
 def _op(name: str, heads: int, several: int) -> Op:
@@ -195,12 +195,12 @@ def _fill(pattern: str, i: int, leaf: str, e: int) -> str:
 
 def _heads(spec: Model) -> dict[str, int]:
     """How many heads the rows of each q and k parameter divide into."""
-    found = {}
+    heads = {}
     for name, part in spec.walk():
         if isinstance(part, Attention):
             for leaf in _LEAVES:
-                found[f"{name}.q.{leaf}"], found[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
-    return found
+                heads[f"{name}.q.{leaf}"], heads[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
+    return heads
 
 
 def _check_covered(spec: Model, covered: Collection[str], kind: Kind, where: str) -> None:
@@ -216,8 +216,8 @@ def _mismatch(where: str, missing: list[str], extra: list[str]) -> CheckpointErr
         parts.append(f"missing {len(missing)} tensors: {_listed(missing)}{close}")
     if extra:
         pattern = re.sub(r"\d+", "*", extra[0])
-        way_out = f"if they cannot matter, load with ignore=[{pattern!r}]"
-        parts.append(f"{len(extra)} tensors nobody asked for: {_listed(extra)}; {way_out}")
+        advice = f"if they cannot matter, load with ignore=[{pattern!r}]"
+        parts.append(f"unexpected tensors: {_listed(extra)}; {advice}")
     return CheckpointError(f"{where}: " + "; ".join(parts))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from triptych.checkpoints import read_json
 from triptych.errors import InputError, TextError, shown
+from triptych.generate.arguments import check_ids
 from triptych.media import audio
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
@@ -204,22 +204,6 @@ class ModelInputs:
         return torch.from_numpy(frames)
 
 
-def check_ids(ids: Iterable[object], vocab: int, what: str) -> list[int]:
-    """`ids` as integers.  Raises InputError for anything that is no integer in `[0, vocab)`."""
-    out = []
-    for token in ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids:
-        try:
-            if isinstance(token, bool):
-                raise TypeError
-            index = operator.index(token)  # type: ignore[arg-type]  # what has no __index__ raises here
-        except TypeError:
-            raise InputError(f"{what}: {shown(token)} is no token id; ids are integers") from None
-        if not 0 <= index < vocab:
-            raise InputError(f"{what}: token id {index} is outside the vocabulary of {vocab}")
-        out.append(index)
-    return out
-
-
 def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[Any, Any]:
     """`input_ids` and `attention_mask` of a transformers tokenizer."""
     if "input_ids" not in output:
@@ -234,7 +218,7 @@ def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[A
     if own is not None and mask is not None:
         raise InputError("there are two masks; give mask= or attention_mask, not both")
     ids = output["input_ids"]
-    if isinstance(ids, Sequence):  # rows of any length: those of a tokenizer that was not asked for tensors
+    if isinstance(ids, Sequence):  # rows of any length, from a tokenizer without return_tensors
         rows = _rows(ids)
         masks = _rows(own) if own is not None else [[1] * len(row) for row in rows]
         if [len(row) for row in rows] != [len(row) for row in masks]:

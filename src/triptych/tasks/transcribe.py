@@ -179,8 +179,8 @@ def transcribe(
 ) -> Transcript:
     """The text of `sound`, `[T]` at 16 kHz; `on_segment` is called with each segment as soon as it is written.
 
-    The language is detected in the first window unless given.  Raises InputError for a model that reads no sound, and
-    for a language or task it does not know.
+    The language is detected in the first window where `language` is None.  Raises InputError for a model that reads no
+    sound, and for a language or task it does not know.
     """
     tokens, mels = decoder.tokens, decoder.slot.conv1.inputs
     if decoder.task not in tokens.tasks:
