@@ -5,6 +5,8 @@ Over position parts x masks x layouts, in fp32 and with float64 where exactness 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import sites
+from triptych.spec import causal, keys, window
 
 CPU = torch.device("cpu")
 VARIANTS = [(p, m) for p in tiny.POSITIONS for m in tiny.MASKS]
@@ -206,3 +209,36 @@ def test_a_block_may_do_without_an_mlp() -> None:
 def test_rows_positions_follow_the_past() -> None:
     rows = Rows((2, 3), (5, 0))
     assert rows.positions(torch.device("cpu")).tolist() == [5, 6, 0, 1, 2]
+
+
+def with_mask(mask: spec.Mask, position: str = "rope") -> nn.Transformer:
+    """A decoder all of whose layers have this mask."""
+    model = tiny.decoder(position).spec
+    assert model.decoder is not None
+    kinds = {name: replace(kind, mask=mask) for name, kind in model.decoder.kinds.items()}
+    return nn.new(replace(model, decoder=replace(model.decoder, kinds=kinds)))
+
+
+@pytest.mark.parametrize("rows", [[ROWS[0]], ROWS], ids=["one row", "ragged rows"])
+def test_a_mask_that_hides_only_later_tokens_is_decided_at_every_step(rows: list[list[int]]) -> None:
+    """The first key and a window: no step before the fifth hides anything."""
+    module = with_mask(causal() & (window(4) | keys(1)))
+    whole = logits(module, rows)
+    assert same(cached(module, rows, None, 1), whole)
+    assert not same([row[4:] for row in logits(with_mask(causal()), rows[:1])], [whole[0][4:]], within=1e-3)
+
+
+def test_a_step_of_other_rows_is_decided_anew() -> None:
+    """One token a step, of rows that leave, come back and change their order in between."""
+    module = tiny.decoder()
+    assert module.decoder is not None
+    cache, read, rows = module.decoder.cache(3), [0, 0, 0], [ROWS[0], [*ROWS[1], 8, 1, 5], [*ROWS[2], 8, 4]]
+    expected = logits(module, rows)
+    with torch.inference_mode():
+        for live in ([0, 1, 2], [0, 1, 2], [2, 0], [2, 0], [0, 2], [0], [2], [2], [0, 2]):
+            where = Rows((1,) * len(live), tuple(read[i] for i in live), tuple(live))
+            ids = torch.tensor([rows[i][read[i]] for i in live])
+            found = module.logits(nn.Batch(inputs=ids, rows=where, cache=cache))
+            assert same(list(found.split(1)), [expected[i][read[i] : read[i] + 1] for i in live])
+            for i in live:
+                read[i] += 1

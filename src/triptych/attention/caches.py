@@ -281,7 +281,7 @@ class Cache:
         if last is not None and last.counted and last.rows.longest == 1 == rows.longest:
             same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
             if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
-                last.rows, last.counted = rows, False
+                last.go_on(rows)
                 return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
@@ -350,6 +350,11 @@ class _Step:
         self.counted = False
         self.steps: dict[int | None, KeyStep] = {}
         cache.room(max(rows.ends, default=0))
+
+    def go_on(self, rows: Rows) -> None:
+        """The step after this one; where the context cannot be moved on, its layers are prepared anew."""
+        self.rows, self.fresh, self.counted = rows, False, False
+        self.steps = {}
 
     def of(self, layer: int) -> KeyStep:
         window = self.cache.stores[layer].window
