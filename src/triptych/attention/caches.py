@@ -278,10 +278,11 @@ class Cache:
         Raises InputError when they do not, ProbeError under other edits than before.
         """
         last = self.last
-        if last is not None and last.counted and last.rows.longest == 1 == rows.longest:
+        if last is not None and last.counted and not last.fresh and last.rows.longest == 1 == rows.longest:
             same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
             if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
                 last.rows, last.counted = rows, False
+                last.steps = {}  # for a stack that cannot go on from its last context and asks for key steps again
                 return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
