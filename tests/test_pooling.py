@@ -11,6 +11,7 @@ import torch
 
 import references
 import triptych
+from triptych.checkpoints.convert import convert
 from triptych.errors import CheckpointError, InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "river", "bank", "she", "sat", "##s", "by", "the"]
@@ -116,6 +117,8 @@ def test_a_text_is_cut_where_sentence_transformers_cuts_it(length: int | None, t
     assert (model.encode(LONG) - expected).abs().max() <= 1e-4
     model.save(tmp_path / "ours")
     assert torch.equal(triptych.load(tmp_path / "ours").encode(LONG), model.encode(LONG))
+    convert(tmp_path / "sentences", tmp_path / "x.gguf")
+    assert (triptych.load(tmp_path / "x.gguf").encode(LONG) - expected).abs().max() <= 1e-4
     ids = model.ids(LONG)
     assert len(ids[0]) > 52 == model.spec.context
     with pytest.raises(InputError, match="row 0 needs 82 positions"):  # ids are read whole

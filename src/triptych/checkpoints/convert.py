@@ -24,6 +24,7 @@ from triptych.checkpoints.header import BESIDE, Header, read_header
 from triptych.checkpoints.load_weights import StoredParameters
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
+from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError
 from triptych.mapping.gguf_types import TYPES
 from triptych.spec import Model as Spec
@@ -160,6 +161,7 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
     entries += [GGUFTensor(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
     metadata |= {"general.name": header.path.stem, "general.file_type": TYPES[kind].file_type}
     metadata |= {"general.quantization_version": 2} if kind in WRITABLE else {}
+    metadata |= SentenceSettings.of(header.hf.get(KEY, {}), str(header.path)).to_gguf()
     stored.check_duplicates()
     tokenizer = _tokenizer(header, spec)
     if any(f"tokenizer.ggml.{key}" in tokenizer for key in OWN_KEYS):

@@ -90,6 +90,9 @@ def read_header(
         return source.read(name).tolist()
 
     hf, spec = families.read_gguf(source.metadata, shapes, read=values, ignore=ignore, where=str(where))
+    settings = SentenceSettings.of_gguf(source.metadata, str(where))
+    if settings != SentenceSettings():
+        hf = {**hf, KEY: settings.to_dict()}
     return Header(where, spec, hf, source)
 
 

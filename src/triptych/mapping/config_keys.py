@@ -118,7 +118,7 @@ class ConfigKeys:
             return value
         if not math.isfinite(value) or not low <= value <= high:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
-        return value + 0.0
+        return float(value)
 
     def optional_float(
         self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf

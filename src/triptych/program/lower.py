@@ -165,7 +165,7 @@ class SymbolicPlan:
         attributes = {
             "mask": self.mask, "scale": 1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
             "softcap": heads.softcap, "keys": self.keys, "mechanism": _mechanism_name(self.mechanism),
-            "span": None if band is None else sum(band), "ports": ports,
+            "span": None if band is None else sum(band), "ports": tuple(ports),
         }  # fmt: skip
         dims = (inputs["q"].dims[0], heads.heads, heads.value_width)
         return recorder.emit(

@@ -364,13 +364,17 @@ def _quadratic() -> Made:
         return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in (2048, 32_768)]])
 
     ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))
+    short, long = (sum(made.flops(t).values()) - made.flops(t)["scores"] for t in (2048, 32_768))
+    linear = Shown("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
     steps = [
         Step("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",
              [shown], once_more),
         Step("FLOPs", "Ratio", "32,768² / 2,048²", "Sixteen times the tokens, 256 times the work.", [ratio],
              lambda g: g["flops"][0, 1:] / g["flops"][0, :1]),
+        Step("FLOPs", "Ratio of everything else", "32,768 / 2,048", "The rest is linear in T.", [linear],
+             lambda g: torch.tensor([32_768 / 2048])),
     ]  # fmt: skip
-    return steps, "256"
+    return steps, "256 for the scores, 16 for everything else"
 
 
 EXAMPLES: dict[str, tuple[str, Callable[[], Made]]] = {
