@@ -68,6 +68,21 @@ def test_requests_of_every_kind_run_together_as_alone(name: str, chunk: int | No
     assert not any(token % 2 == 0 for token in rows[3].new)
 
 
+@pytest.mark.parametrize("read", [(), ("final", "blocks.0.attn.pattern")], ids=["plain", "read"])
+@pytest.mark.parametrize("prompts", [PROMPTS[3:], PROMPTS[1:2], PROMPTS[1:2] * 2, PROMPTS], ids=len)
+@pytest.mark.parametrize("name", ["rope", "alibi", "none"])
+def test_every_cached_step_is_that_of_a_whole_forward(
+    name: str, prompts: list[list[int]], read: tuple[str, ...]
+) -> None:
+    """Over many steps: a step may go on from what the one before decided, where only the ends of the rows moved."""
+    model = Model(tiny.decoder(name))
+    for prompt, found in zip(prompts, model.generate(prompts, max_new_tokens=12, read=read), strict=True):
+        row = list(prompt)
+        for _ in range(12):
+            row.append(int(model.logits([row])[0][-1].argmax()))
+        assert found.ids == row[len(prompt) :]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_join_and_leave_between_steps(name: str) -> None:
     """Three slots serve five requests: slots are used again, and no other row notices."""

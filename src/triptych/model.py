@@ -395,9 +395,13 @@ MESSAGES = 'a list of {"role": ..., "content": ...}'
 
 def _check_beams(sampling: running.Sampling, others: Sequence[str]) -> None:
     """Raise InputError for settings that a search for the likeliest text has no use for."""
-    drawn = [field.name for field in fields(sampling) if getattr(sampling, field.name) != field.default]
-    for name in (*drawn, *others):
-        raise InputError(f"beams and {name} do not go together: a search draws nothing, and may drop what it has run")
+    for field in fields(sampling):
+        if getattr(sampling, field.name) != field.default:
+            why = "beam search ranks texts by the model's own probabilities"
+            raise InputError(f"beams and {field.name} do not go together: {why}; leave {field.name} out")
+    for name in others:
+        why = "a hypothesis may be dropped after it was computed"
+        raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
 
 
 def load(

@@ -278,7 +278,7 @@ class Cache:
         Raises InputError when they do not, ProbeError under other edits than before.
         """
         last = self.last
-        if last is not None and last.counted and last.rows.longest == 1 == rows.longest:
+        if last is not None and last.counted and not last.fresh and last.rows.longest == 1 == rows.longest:
             same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
             if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
                 last.go_on(rows)

@@ -249,12 +249,9 @@ class Engine:
 
     # -- sources and settings -------------------------------------------------------------------------------------
 
-    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows] | None:
-        """What the encoder reads in the first forward of these rows, None in later ones."""
-        sources = [row.source for row in rows if row.source is not None]
-        if not sources:
-            return None
-        inputs, where = self.module.flat(sources)
+    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows]:
+        """What the encoder reads in the first forward of these rows."""
+        inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
         return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
 
     def _check(self, request: Request) -> None:

@@ -183,6 +183,8 @@ def transcribe(
     sound, and for a language or task it does not know.
     """
     tokens, mels = decoder.tokens, decoder.slot.conv1.inputs
+    if not decoder.temperatures:
+        raise InputError("temperatures is empty; give at least one, such as (0.0,)")
     if decoder.task not in tokens.tasks:
         raise InputError(f"task={decoder.task!r} is not one of {', '.join(tokens.tasks)}")
     if language is not None and language not in tokens.languages:
