@@ -281,7 +281,8 @@ class Cache:
         if last is not None and last.counted and not last.fresh and last.rows.longest == 1 == rows.longest:
             same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
             if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
-                last.go_on(rows)
+                last.rows, last.fresh, last.counted = rows, False, False
+                last.steps = {}  # prepared anew where the stack cannot go on from its last context
                 return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
@@ -350,11 +351,6 @@ class _Step:
         self.counted = False
         self.steps: dict[int | None, KeyStep] = {}
         cache.room(max(rows.ends, default=0))
-
-    def go_on(self, rows: Rows) -> None:
-        """The step after this one; where the context cannot be moved on, its layers are prepared anew."""
-        self.rows, self.fresh, self.counted = rows, False, False
-        self.steps = {}
 
     def of(self, layer: int) -> KeyStep:
         window = self.cache.stores[layer].window

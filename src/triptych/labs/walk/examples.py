@@ -21,7 +21,7 @@ from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.labs.walk import again
 from triptych.labs.walk.attending import Attending
-from triptych.labs.walk.steps import Given, Shown, Step, Walk, number
+from triptych.labs.walk.steps import Again, Given, Shown, Step, Walk, number
 from triptych.labs.walk.walking import explain
 from triptych.model import Model
 from triptych.spec.masks import Points
@@ -275,21 +275,21 @@ def _entropy() -> Made:
         _printed("entropy, no scale", "H", "·", [0.6108], "About an even choice among 1.8 keys.", part=REFERENCE),
         _printed("entropy, 1/√d", "H", "·", [3.6809], "Even weights would have ln 64 = 4.1589.", part=REFERENCE),
     ]
-    rounded = [replace(one, again=partial(_rounded, one)) for one in figures]
+    rounded = [replace(one, again=partial(_rounded, one.again)) for one in figures]
     return [*steps, *rounded], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
 
 
-def _rounded(step: Step, given: Given) -> Tensor:
-    """What a step makes of what was printed, to four decimals."""
-    value = step.again(given)
-    assert isinstance(value, Tensor)
-    return value.mul(1e4).round() / 1e4
+def _rounded(again: Again, g: Given) -> Tensor:
+    """To the four decimals of the figures."""
+    exact = again(g)
+    assert isinstance(exact, Tensor)
+    return exact.mul(1e4).round() / 1e4
 
 
 def _row_entropy(pattern: Tensor) -> Tensor:
     """Mean over the rows, as a tensor of one number."""
-    entropy: Tensor = -torch.special.xlogy(pattern, pattern).sum(-1)
-    return entropy.mean()[None]
+    mean: Tensor = -torch.special.xlogy(pattern, pattern).sum(-1).mean()
+    return mean[None]
 
 
 def _beside_pytorch() -> Made:
@@ -304,7 +304,8 @@ def _beside_pytorch() -> Made:
 
             def theirs(g: Given, causal: bool = name == "causal") -> Tensor:
                 with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                    return scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)[0]
+                    z = scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)
+                    return z[0]
 
             why = "Recomputed by torch's scaled_dot_product_attention with only its flash kernel allowed."
             steps.append(Step(f"attend, {name}", path, "z = softmax(q kᵀ / √8 + m) v", why, [shown], theirs))
