@@ -23,28 +23,28 @@ from triptych.spec.masks import Causal, Mask
 
 @parity("llama", "Rope.pairing:half")
 def flipped_rope_pairing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, pairing="interleaved")
+    change(model, patch, spec.RopeSpec, pairing="interleaved")
 
 
 @parity("gptj", "Rope.pairing:interleaved")
 def rope_pairs_the_halves(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, pairing="half")
+    change(model, patch, spec.RopeSpec, pairing="half")
 
 
 @parity("llama", "Rope.theta")
 def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, theta=20_000.0)
+    change(model, patch, spec.RopeSpec, theta=20_000.0)
 
 
 @parity("llama", "Rope.width")
 def rope_turns_a_part_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, width=8)
+    change(model, patch, spec.RopeSpec, width=8)
 
 
 @parity("gpt-neox", "Rope.width")
 @parity("phi", "Rope.width")
 def rope_turns_the_whole_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, width=6)
+    change(model, patch, spec.RopeSpec, width=6)
 
 
 @parity("gpt-neox", "Rope.width")
@@ -65,11 +65,11 @@ def rope_turns_backwards(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("llama", "Kind.position")
 def position_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Kind, "position", None)
+    put(model, patch, spec.KindSpec, "position", None)
 
 
 def rope_scaling_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, scaling=None)
+    change(model, patch, spec.RopeSpec, scaling=None)
 
 
 for _variant, _scaling in (("linear", "Interpolate"), ("yarn", "YaRN"), ("llama3", "Llama3"), ("longrope", "LongRope")):
@@ -79,13 +79,13 @@ for _variant, _scaling in (("linear", "Interpolate"), ("yarn", "YaRN"), ("llama3
 @parity("llama-yarn", "Rope.scaling:YaRN")
 @parity("llama-longrope", "Rope.scaling:LongRope")
 def attention_factor_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for rope in of(model, spec.Rope):
+    for rope in of(model, spec.RopeSpec):
         patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(rope.spec.scaling, attention_factor=1.0)))
 
 
 @parity("llama-longrope", "Rope.scaling:LongRope")
 def short_factors_in_long_rows(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for rope in of(model, spec.Rope):
+    for rope in of(model, spec.RopeSpec):
         scaling = rope.spec.scaling
         patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(scaling, long=scaling.short)))
 
@@ -93,7 +93,7 @@ def short_factors_in_long_rows(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("gpt2", "Learned")
 @parity("bert", "Learned")
 def learned_position_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Learned, offset=1)
+    change(model, patch, spec.LearnedSpec, offset=1)
 
 
 @parity("gpt2", "Embed.position")
@@ -110,12 +110,12 @@ def buckets_look_the_other_way(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("t5-encoder", "T5Buckets.bidirectional")
 def buckets_of_an_encoder_look_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.T5Buckets, bidirectional=False)
+    change(model, patch, spec.T5BucketsSpec, bidirectional=False)
 
 
 @parity("t5-encoder", "T5Buckets.max_distance")
 def buckets_reach_twice_as_far(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for buckets in of(model, spec.T5Buckets):
+    for buckets in of(model, spec.T5BucketsSpec):
         patch.setattr(buckets, "spec", replace(buckets.spec, max_distance=2 * buckets.spec.max_distance))
 
 
@@ -129,48 +129,48 @@ def causal_mask_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("llama", "Kind.mask:Causal")
 def causal_mask_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.full())
+    change(model, patch, spec.KindSpec, mask=spec.full())
 
 
 @parity("bert", "Kind.mask:Full")
 def an_encoder_looks_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.causal())
+    change(model, patch, spec.KindSpec, mask=spec.causal())
 
 
 @parity("modernbert", "Kind.mask:Window")
 def local_layers_see_one_token_less_ahead(model: Model, patch: pytest.MonkeyPatch) -> None:
     narrow = spec.window(4, ahead=2)
-    for kind in of(model, spec.Kind):
+    for kind in of(model, spec.KindSpec):
         if kind.spec.mask != spec.full():
             patch.setattr(kind, "spec", replace(kind.spec, mask=narrow))
 
 
 @parity("modernbert", "Kind.mask:Window")
 def local_layers_see_everything(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.full())
+    change(model, patch, spec.KindSpec, mask=spec.full())
 
 
 @parity("modernbert", "Rope.theta")
 def one_base_for_both_kinds(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, theta=10_000.0)
+    change(model, patch, spec.RopeSpec, theta=10_000.0)
 
 
 @parity("mistral", "Kind.mask:Window")
 def window_one_too_wide(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.causal() & spec.window(5))
+    change(model, patch, spec.KindSpec, mask=spec.causal() & spec.window(5))
 
 
 @parity("mistral", "Kind.mask:Window")
 def window_one_too_narrow(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.causal() & spec.window(3))
+    change(model, patch, spec.KindSpec, mask=spec.causal() & spec.window(3))
 
 
 @parity("qwen2-window", "Attention.kind")
 @parity("gemma2", "Attention.kind")
 def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for attn in of(model, spec.Attention):
+    for attn in of(model, spec.AttentionSpec):
         patch.setattr(attn, "spec", replace(attn.spec, kind="self" if attn.spec.kind == "window" else "window"))
-    for stack in of(model, spec.Stack):
+    for stack in of(model, spec.StackSpec):
         regroup(stack, patch)
 
 
@@ -206,29 +206,29 @@ def wrong_head_grouping(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("gpt2", "Attention.scale")
 @parity("bert", "Attention.scale")
 def missing_score_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=1.0)
+    change(model, patch, spec.AttentionSpec, scale=1.0)
 
 
 @parity("t5", "Attention.scale")
 @parity("gpt2-unscaled", "Attention.scale")
 @parity("gpt2-layer-scale", "Attention.scale")
 def scores_scaled_like_everyone_s(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=None)
+    change(model, patch, spec.AttentionSpec, scale=None)
 
 
 @parity("llama-mha", "Attention.scale")
 def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=model.spec.decoder.width**-0.5)
+    change(model, patch, spec.AttentionSpec, scale=model.spec.decoder.width**-0.5)
 
 
 @parity("gemma2", "Attention.softcap")
 def missing_cap_of_the_scores(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, softcap=None)
+    change(model, patch, spec.AttentionSpec, softcap=None)
 
 
 @parity("gemma2", "Attention.scale")
 def scores_scaled_by_the_head_width(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=None)
+    change(model, patch, spec.AttentionSpec, scale=None)
 
 
 @parity("gemma3", "Kind.position")
@@ -248,18 +248,18 @@ def bases_of_the_two_kinds_swapped(model: Model, patch: pytest.MonkeyPatch) -> N
 @parity("qwen3", "Attention.q_norm")
 @parity("phi-normed", "Attention.q_norm")
 def missing_query_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Attention, "q_norm", None)
+    put(model, patch, spec.AttentionSpec, "q_norm", None)
 
 
 @parity("qwen3", "Attention.k_norm")
 @parity("phi-normed", "Attention.k_norm")
 def missing_key_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Attention, "k_norm", None)
+    put(model, patch, spec.AttentionSpec, "k_norm", None)
 
 
 @parity("qwen3", "Attention.q_norm")
 def query_norm_after_the_rotation(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for attn in of(model, spec.Attention):
+    for attn in of(model, spec.AttentionSpec):
         norm = attn.q_norm
         fill(attn, patch, "q_norm", None)
         _after_rotation(attn, norm, patch)
@@ -283,7 +283,7 @@ def keys_and_values_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("t5", "Block.cross")
 def cross_attention_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
+    for block in of(model, spec.BlockSpec):
         patch.setattr(block, "forward", _without_cross(block))
 
 

@@ -37,7 +37,7 @@ def frames_that_see_the_next_row(model: Model, patch: pytest.MonkeyPatch) -> Non
 
 @parity("whisper", "Conv", "Conv.kernel")
 def kernel_that_runs_backwards(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for conv in of(model, spec.Conv):
+    for conv in of(model, spec.ConvSpec):
         fill(conv, patch, "weight", torch.nn.Parameter(conv.weight.detach().flip(-1)))
 
 
@@ -76,4 +76,4 @@ def channels_in_another_order(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("vit-unbiased", "MLP.act:gelu_tanh")
 def exact_gelu_in_a_vit(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLP, act="relu")
+    change(model, patch, spec.MLPSpec, act="relu")

@@ -334,7 +334,7 @@ def test_no_mask_is_built_where_none_is_needed(monkeypatch):
     assert (seen[1]["is_causal"], seen[1]["attn_mask"]) == (False, None)
     assert seen[2]["attn_mask"].stride(2) == 0  # one row in memory for all queries
     with torch.no_grad():
-        monkeypatch.setattr("triptych.attention.request.Request.visible", property(lambda self: 1 / 0))
+        monkeypatch.setattr("triptych.attention.request.AttentionRequest.visible", property(lambda self: 1 / 0))
         attend(q[:, :, :6], k, v, mask=causal(), path="flash")  # a chunk after 7 cached keys
     assert len(seen) == 3
 

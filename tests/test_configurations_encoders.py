@@ -24,7 +24,7 @@ from triptych.attention import Rows
 from triptych.errors import ConfigError
 from triptych.model import Model
 from triptych.nn import flat
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead
+from triptych.spec import ClassHeadSpec, LMHeadSpec, MaskedLMHeadSpec, PoolingSpec, ReplacedHeadSpec
 from triptych.tasks.batching import head_outputs
 from triptych.text import Encoded
 
@@ -177,12 +177,12 @@ class Asked:
 def scored(model: Model, hidden: Tensor, where: Rows) -> list[Tensor]:
     """What the head says of each row; the hidden vectors where there is none, or one that pools."""
     head = model.spec.head
-    if head is None or isinstance(head, Pooling):
+    if head is None or isinstance(head, PoolingSpec):
         return list(where.split(hidden))
     said = model.module.unembed(hidden, where)
-    if isinstance(head, ReplacedHead):
+    if isinstance(head, ReplacedHeadSpec):
         said = said[:, 0]
-    return list(said) if isinstance(head, ClassHead) else list(where.split(said))
+    return list(said) if isinstance(head, ClassHeadSpec) else list(where.split(said))
 
 
 def gap(found: list[Tensor], expected: list[Tensor], model: Model) -> float:
@@ -190,7 +190,7 @@ def gap(found: list[Tensor], expected: list[Tensor], model: Model) -> float:
     worst = torch.zeros(())
     for a, b in zip(found, expected, strict=True):
         assert a.shape == b.shape
-        if isinstance(model.spec.head, LMHead | MaskedLMHead):
+        if isinstance(model.spec.head, LMHeadSpec | MaskedLMHeadSpec):
             a, b = a.log_softmax(-1), b.log_softmax(-1)
         worst = torch.maximum(worst, ((a - b).abs() / b.abs().max().clamp(min=1)).max())
     return float(worst)
@@ -210,7 +210,7 @@ def check(drawn: Drawn, seed: int, folder: Path) -> None:
     assert gap(asked.ours(model), expected, model) <= WITHIN
     if asked.both and not asked.labels:
         assert gap(asked.cached(model), expected, model) <= WITHIN
-    if isinstance(model.spec.head, Pooling) and model.spec.head.dense is not None and asked.types is None:
+    if isinstance(model.spec.head, PoolingSpec) and model.spec.head.dense is not None and asked.types is None:
         given = (
             {"pixel_values": torch.stack(asked.floats)} if asked.floats else {"input_ids": torch.tensor(asked.rows[:1])}
         )

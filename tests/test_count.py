@@ -166,16 +166,16 @@ def test_weight_bytes() -> None:
 
 
 def test_value_width_free_of_key_width() -> None:
-    norm = spec.RMSNorm(width=6)
-    block = spec.Block(
+    norm = spec.RMSNormSpec(width=6)
+    block = spec.BlockSpec(
         attn=spec.attention(6, 2, head_width=5, value_width=7),
         mlp=spec.mlp(6, 3, "relu"),
-        attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
     )
-    embed = spec.Embed(vocab=11, width=6)
-    stack = spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.causal())}, blocks=(block,))
-    found = count(spec.Model(family="x", decoder=stack))
+    embed = spec.EmbedSpec(vocab=11, width=6)
+    stack = spec.StackSpec(embed=embed, kinds={"self": spec.KindSpec(mask=spec.causal())}, blocks=(block,))
+    found = count(spec.ModelSpec(family="x", decoder=stack))
     assert found.cache_bytes(13, dtype="fp32") == 13 * 2 * (5 + 7) * 4
     assert found.flops(13)["scores"] == 2 * 13 * 13 * 2 * (5 + 7)
 
@@ -183,7 +183,7 @@ def test_value_width_free_of_key_width() -> None:
 # ---------------------------------------------------------------- oracles
 
 
-def _spec(name: str) -> spec.Model:
+def _spec(name: str) -> spec.ModelSpec:
     from safetensors import safe_open
 
     path = references.saved(name)[1]

@@ -22,7 +22,7 @@ from triptych.errors import InputError
 from triptych.labs.walk import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
 from triptych.labs.walk.steps import Given, apart, number
 from triptych.model import Model, create, load
-from triptych.spec import LMHead, Pooling
+from triptych.spec import LMHeadSpec, PoolingSpec
 from triptych.text import DECODER, SEQ2SEQ, byte_tokenizer, word_tokenizer
 from triptych.train import read_recipe
 
@@ -85,7 +85,7 @@ def test_every_step_follows_and_the_last_is_what_generate_gives(name: str) -> No
         walk = explain(model, IDS, layer=layer, head=head, row=row)
         assert max(walk.errors) <= TOLERANCE, (walk.verdict, walk.errors)
         assert walk.agrees
-        if isinstance(model.spec.head, LMHead):
+        if isinstance(model.spec.head, LMHeadSpec):
             assert walk.token == written(model, IDS)
 
 
@@ -192,7 +192,7 @@ def test_an_encoder_without_a_mask_gives_its_vector() -> None:
 def test_pooling(mode: Any) -> None:
     model = reference("bert-pooler")
     head = model.spec.head
-    assert isinstance(head, Pooling)
+    assert isinstance(head, PoolingSpec)
     model.module.spec = replace(model.spec, head=replace(head, mode=mode, normalize=True))
     model.module.head.spec = model.module.spec.head  # type: ignore[union-attr]
     assert explain(model, IDS).agrees

@@ -20,7 +20,7 @@ from triptych.errors import ConfigError
 from triptych.nn.linear import GLU, RMSNorm
 from triptych.probe import sites
 from triptych.program import Program, interpret, interpret_logits, lower
-from triptych.spec import Embed, to_json
+from triptych.spec import EmbedSpec, to_json
 
 MODULES = {
     "rope": lambda: tiny.decoder(), "interleaved": lambda: tiny.decoder("rope-partial-interleaved"),
@@ -118,7 +118,9 @@ def sizes(tokens: int, source: int, model: Any) -> dict[str, int]:
     return {"N": tokens, "S": tokens, "M": source, "B": 1, "T": tokens, "R": reached, "P": 0}
 
 
-@pytest.mark.parametrize("name", [n for n in references.VARIANTS if isinstance(references.read(n).reads.embed, Embed)])
+@pytest.mark.parametrize(
+    "name", [n for n in references.VARIANTS if isinstance(references.read(n).reads.embed, EmbedSpec)]
+)
 def test_the_flops_are_those_that_count_gives(name: str) -> None:
     """`count` reads the spec, a program the forward: two ways to the same number."""
     spec = references.read(name)

@@ -23,8 +23,8 @@ from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace
-from triptych.spec import ClassHead, Frames, Pooling, TokenHead
-from triptych.spec import Model as Spec
+from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
+from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
@@ -78,7 +78,7 @@ class Model:
     def check_words(self, what: str) -> None:
         """Raise InputError where the model reads sound or images and `what` needs text."""
         if not self.inputs.reads_text:
-            slot = "sound" if isinstance(self.spec.reads.embed, Frames) else "images"
+            slot = "sound" if isinstance(self.spec.reads.embed, FramesSpec) else "images"
             raise InputError(f"{what} needs a model that reads text; this {self.spec.family} model reads {slot}")
 
     @torch.no_grad()
@@ -296,7 +296,7 @@ class Model:
     def labels(self) -> list[str]:
         """The names of the classes, from the config; `LABEL_0`, `LABEL_1`, ... where it has none."""
         head = self.spec.head
-        if not isinstance(head, ClassHead | TokenHead):
+        if not isinstance(head, ClassHeadSpec | TokenHeadSpec):
             return []
         names = (self.hf or {}).get("id2label") or {}
         return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(head.classes.outputs)]
@@ -353,7 +353,7 @@ class Model:
             into, where_into = nn.flat(self.ids(target, target_mask, target=True), self.device)
             out = self.module.logits(nn.Batch(inputs=into, rows=where_into, source=(given, where), taps=taps))
             where = where_into
-        return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
+        return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
 
     def _config_ids(self, name: str) -> list[int]:
         """Token ids of the generation config, or of the config where older files keep them; words of several ids are

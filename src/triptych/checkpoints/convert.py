@@ -27,8 +27,8 @@ from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError
 from triptych.mapping.gguf_types import TYPES
-from triptych.spec import Model as Spec
-from triptych.spec import Pooling
+from triptych.spec import ModelSpec as Spec
+from triptych.spec import PoolingSpec
 from triptych.text.gguf_tokenizer import OWN_KEYS
 
 Format = Literal["hf", "gguf"]
@@ -178,7 +178,7 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
 def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
     """The spec without a pooler that its pooling does not use: GGUF has no place for one."""
     head = spec.head
-    if not isinstance(head, Pooling) or head.dense is None or head.mode == "dense":
+    if not isinstance(head, PoolingSpec) or head.dense is None or head.mode == "dense":
         return spec, ()
     return replace(spec, head=replace(head, dense=None)), ("left out head.dense, which its pooling does not read",)
 

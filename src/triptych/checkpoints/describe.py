@@ -13,8 +13,9 @@ from typing import Any, Literal
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.header import Header, read_header
-from triptych.spec import Linear, Model, Part
+from triptych.spec import LinearSpec, ModelSpec, Part
 from triptych.spec.masks import And, Mask, Or
+from triptych.spec.part import part_name
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Description:
     ties: dict[str, str]
     ignored: dict[str, str]
     tokenizer: dict[str, Any] | None
-    spec: Model
+    spec: ModelSpec
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the spec."""
@@ -146,8 +147,8 @@ def _runs(children: Sequence[tuple[str, Part]]) -> list[int]:
 
 def _part_text(part: Part) -> str:
     """A part in one line: its class and those of its own values that are not the default."""
-    name = type(part).__name__
-    if isinstance(part, Linear):
+    name = part_name(part)
+    if isinstance(part, LinearSpec):
         return f"{name} {part.inputs:,} → {part.outputs:,}{' + bias' if part.bias else ''}"
     values = [_value(item.name, getattr(part, item.name), item.default) for item in fields(part)]
     return f"{name} {', '.join(filter(None, values))}".strip()

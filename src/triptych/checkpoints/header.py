@@ -14,7 +14,7 @@ from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.checkpoints.source import check_text_size, file_size
 from triptych.errors import CheckpointError, TextError, said, shown
-from triptych.spec import Model, Pooling
+from triptych.spec import ModelSpec, PoolingSpec
 
 if TYPE_CHECKING:
     from triptych.text import Tokenizer
@@ -37,7 +37,7 @@ class Header:
     """A spec, the HF config it came from, and the tensors beside it; `source` is None where there are no weights."""
 
     path: Path
-    spec: Model
+    spec: ModelSpec
     hf: dict[str, Any]
     source: Source | None
 
@@ -111,11 +111,11 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
         hf = {key: value for key, value in hf.items() if key != "architectures"}
         spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
     pooled = _pooled(spec, where, ignore)
-    if pooled != spec and isinstance(pooled.head, Pooling):
+    if pooled != spec and isinstance(pooled.head, PoolingSpec):
         # Saved with the config: a saved model has no 1_Pooling.
         hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
     settings = SentenceSettings.of_directory(where, spec.context) if where.is_dir() else None
-    if settings is not None and isinstance(spec.head, Pooling):
+    if settings is not None and isinstance(spec.head, PoolingSpec):
         hf = {**hf, KEY: settings.to_dict()}
     return Header(where, pooled, hf, source)
 
@@ -127,7 +127,7 @@ def _check_side_files(directory: Path) -> None:
         check_text_size(file, file_size(file))
 
 
-def _headless(spec: Model, stored: Collection[str]) -> bool:
+def _headless(spec: ModelSpec, stored: Collection[str]) -> bool:
     """Whether no file has the head that the config names: sentence-transformers stores the bare encoder, and some
     of its configs still name the class that was trained."""
     names = {load.source for load in families.save_plan(spec) if load.ours[0].startswith("head.")}
@@ -141,10 +141,10 @@ def _generation_ids(where: Path) -> dict[str, Any]:
     return {name: config[name] for name in _IDS if config.get(name) is not None}
 
 
-def _pooled(spec: Model, where: Path, ignore: Collection[str]) -> Model:
+def _pooled(spec: ModelSpec, where: Path, ignore: Collection[str]) -> ModelSpec:
     """The pooling a sentence-transformers directory declares beside a bare encoder."""
     pooling = where / "1_Pooling" / "config.json"
-    if not isinstance(spec.head, Pooling) or not pooling.is_file():
+    if not isinstance(spec.head, PoolingSpec) or not pooling.is_file():
         return spec
     known: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
     modes = _modes(read_json(pooling))

@@ -17,7 +17,7 @@ from triptych.nn import Transformer, assign, empty, finish
 from triptych.nn.inputs import Table
 from triptych.nn.linear import Linear
 from triptych.nn.weights import PackedWeight, dense
-from triptych.spec import Model
+from triptych.spec import ModelSpec
 
 #: What `dtype=` may be called.
 DTYPES: dict[str, torch.dtype] = {
@@ -59,7 +59,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def read_weights(
-    spec: Model,
+    spec: ModelSpec,
     source: Source,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str = "cpu",
@@ -118,7 +118,7 @@ def _packed(
     return {name: PackedWeight(raw, blocks.format, dtype) for name, raw in step.to_ours(blocks.raw).items()}
 
 
-def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorPlan:
+def _checked_plan(spec: ModelSpec, source: Source, ignore: Sequence[str]) -> TensorPlan:
     """How `source` fills `spec`, with every shape as the spec has it and every tensor of floating-point numbers."""
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
@@ -136,7 +136,7 @@ def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorP
     return plan
 
 
-def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
+def _instead_of_fp16(spec: ModelSpec, device: torch.device) -> torch.dtype | None:
     """What to keep the weights of a family in that overflows fp16; None for the others."""
     if not families.find(spec.family).overflows_fp16:
         return None
@@ -186,7 +186,7 @@ class StoredParameters(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, spec: Model, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None
+        self, spec: ModelSpec, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None
     ) -> None:
         self._source, self._plan, self._dtype = source, _checked_plan(spec, source, ignore), dtype
         self._steps = {name: step for step in self._plan.loads if not step.duplicate for name in step.ours}

@@ -66,7 +66,7 @@ encoder.blocks.{i}.attn.pos_q.*         deberta.encoder.layer.{i}.attention.self
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     if keys.bool("talking_head", default=False):
         raise keys.error("talking_head is set: scores of different heads are mixed, which no published DeBERTa does")
     attn = spec.attention(keys.int("hidden_size"), keys.count("num_attention_heads"), bias=True)

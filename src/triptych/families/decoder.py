@@ -25,13 +25,13 @@ def windows(keys: ConfigKeys, size: int | None, slides: Callable[[int], bool]) -
     return [known[name] for name in types]
 
 
-def kinds(windows: Windows, position: Position | None, sliding: Position | None = None) -> dict[str, spec.Kind]:
+def kinds(windows: Windows, position: Position | None, sliding: Position | None = None) -> dict[str, spec.KindSpec]:
     """The kinds of layers with these windows, each under the name `kind` gives it; `sliding` is the position part
     of layers with a window where it is another one."""
     return {
-        kind(size, windows): spec.Kind(mask=spec.causal(), position=position)
+        kind(size, windows): spec.KindSpec(mask=spec.causal(), position=position)
         if size is None
-        else spec.Kind(mask=spec.causal() & spec.window(size), position=sliding or position)
+        else spec.KindSpec(mask=spec.causal() & spec.window(size), position=sliding or position)
         for size in windows
     }
 
@@ -44,7 +44,7 @@ def kind(size: int | None, windows: Windows) -> str:
 def model(
     keys: ConfigKeys,
     name: str,
-    stack: spec.Stack,
+    stack: spec.StackSpec,
     *,
     context: int,
     base: str | None = None,
@@ -52,7 +52,7 @@ def model(
     bias: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
-) -> spec.Model:
+) -> spec.ModelSpec:
     """The model of class `{name}ForCausalLM`, or without its head of `base`, `{name}Model` when None.
 
     `tied` is the family's default of `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
@@ -61,11 +61,11 @@ def model(
     full_class = f"{name}ForCausalLM"
     lm = keys.architecture({full_class: True, base or f"{name}Model": False}, default=full_class)
     tied = keys.bool("tie_word_embeddings", default=tied) and lm
-    proj = spec.Linear(inputs=stack.width, outputs=vocab, bias=bias)
-    return spec.Model(
+    proj = spec.LinearSpec(inputs=stack.width, outputs=vocab, bias=bias)
+    return spec.ModelSpec(
         family=keys.str("model_type"),
         decoder=stack,
-        head=spec.LMHead(proj=proj, scale=scale, softcap=softcap) if lm else None,
+        head=spec.LMHeadSpec(proj=proj, scale=scale, softcap=softcap) if lm else None,
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
         ids=keys.special_ids(vocab),
         context=context,

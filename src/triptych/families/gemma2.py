@@ -41,11 +41,11 @@ decoder.blocks.{i}.mlp_norm.out.*   model.layers.{i}.post_feedforward_layernorm.
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     third = keys.str("model_type") == "gemma3_text"
     width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
     eps = keys.float("rms_norm_eps", default=1e-6)
-    norm, each_head = (spec.RMSNorm(width=size, eps=eps, offset=1.0) for size in (width, inner))
+    norm, each_head = (spec.RMSNormSpec(width=size, eps=eps, offset=1.0) for size in (width, inner))
     pattern = keys.count("sliding_window_pattern", default=6) if third else 2
     windows = decoder.windows(keys, keys.int("sliding_window", default=4096), lambda i: (i + 1) % pattern != 0)
     cap, final_cap = (
@@ -53,7 +53,7 @@ def config(keys: ConfigKeys) -> spec.Model:
         for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
     )
 
-    def attn(kind: str) -> spec.Attention:
+    def attn(kind: str) -> spec.AttentionSpec:
         return spec.attention(
             width, heads, kv_heads=keys.count("num_key_value_heads"), head_width=inner, kind=kind,
             bias=keys.bool("attention_bias", default=False), dropout=keys.dropout("attention_dropout"),
@@ -63,13 +63,13 @@ def config(keys: ConfigKeys) -> spec.Model:
         )  # fmt: skip
 
     act = keys.act("hidden_activation", default="gelu_pytorch_tanh")
-    mlp, norms = spec.glu(width, keys.int("intermediate_size"), act), spec.Norms(pre=norm, out=norm)
+    mlp, norms = spec.glu(width, keys.int("intermediate_size"), act), spec.NormsSpec(pre=norm, out=norm)
     position, sliding = rope_by_layer_type(keys, inner, 1e6) if third else (rope(keys, inner), None)
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
         kinds=decoder.kinds(windows, position, sliding),
         blocks=tuple(
-            spec.Block(attn=attn(decoder.kind(size, windows)), mlp=mlp, attn_norm=norms, mlp_norm=norms)
+            spec.BlockSpec(attn=attn(decoder.kind(size, windows)), mlp=mlp, attn_norm=norms, mlp_norm=norms)
             for size in windows
         ),
         final_norm=norm,
@@ -97,7 +97,7 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return config | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
     if model.family == "gemma2":
         return {"rope.freq_base_swa": None}  # it has only one base
     kinds = [block.attn.kind for block in model.stacks["decoder"].blocks]

@@ -44,12 +44,12 @@ head.proj.weight                    embed_out.weight                            
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    norm = spec.Norms(pre=spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-5)))
+    norm = spec.NormsSpec(pre=spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-5)))
     bias, dropout = keys.bool("attention_bias", default=True), keys.dropout("attention_dropout")
     act = keys.act("hidden_act", default="gelu")
-    kind = spec.ParallelBlock if keys.bool("use_parallel_residual", default=True) else spec.Block
+    kind = spec.ParallelBlockSpec if keys.bool("use_parallel_residual", default=True) else spec.BlockSpec
     block = kind(
         attn=spec.attention(width, heads, bias=bias, dropout=dropout),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
@@ -58,9 +58,9 @@ def config(keys: ConfigKeys) -> spec.Model:
         dropout=keys.dropout("hidden_dropout"),
     )
     position = rope(keys, width // heads, share=0.25, base="rotary_emb_base", part="rotary_pct")
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=block.dropout),
-        kinds={"self": spec.Kind(mask=spec.causal(), position=position)},
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=block.dropout),
+        kinds={"self": spec.KindSpec(mask=spec.causal(), position=position)},
         blocks=(block,) * layers,
         final_norm=norm.pre,
     )
@@ -83,5 +83,5 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
-    return {"use_parallel_residual": any(isinstance(part, spec.ParallelBlock) for _, part in model.walk())}
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+    return {"use_parallel_residual": any(isinstance(part, spec.ParallelBlockSpec) for _, part in model.walk())}

@@ -50,7 +50,7 @@ decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*       
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     bias = keys.bool("attention_bias", default=False)
     hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
     mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False))
@@ -68,7 +68,7 @@ def model(
     head_norm: bool = False,
     share: float | None = None,
     dropout: float = 0.0,
-) -> spec.Model:
+) -> spec.ModelSpec:
     """The model of classes `{name}ForCausalLM` and `{name}Model`.
 
     `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty;
@@ -76,28 +76,31 @@ def model(
     """
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
     inner, eps = keys.optional_int("head_dim") or width // heads, keys.float("rms_norm_eps", default=1e-6)
-    norm, each_head = spec.RMSNorm(width=width, eps=eps), spec.RMSNorm(width=inner, eps=eps) if head_norm else None
+    norm, each_head = (
+        spec.RMSNormSpec(width=width, eps=eps),
+        spec.RMSNormSpec(width=inner, eps=eps) if head_norm else None,
+    )
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
     mlps = mlp if isinstance(mlp, Sequence) else [mlp] * layers
     windows = windows or [None] * layers
     blocks = tuple(
-        spec.Block(
+        spec.BlockSpec(
             attn=spec.attention(
                 width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner,
                 bias=bias, out_bias=out_bias, q_norm=each_head, k_norm=each_head, kind=decoder.kind(size, windows),
                 dropout=keys.dropout("attention_dropout"),
             ),
             mlp=mlp,
-            attn_norm=spec.Norms(pre=norm),
-            mlp_norm=spec.Norms(pre=norm),
+            attn_norm=spec.NormsSpec(pre=norm),
+            mlp_norm=spec.NormsSpec(pre=norm),
             dropout=dropout,
         )
         for size, mlp in zip(windows, mlps, strict=True)
     )  # fmt: skip
-    embed = spec.Embed(vocab=keys.int("vocab_size"), width=width)
+    embed = spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width)
     kinds = decoder.kinds(windows, rope(keys, inner, share=share))
-    stack = spec.Stack(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
+    stack = spec.StackSpec(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
     return decoder.model(keys, name, stack, context=keys.int("max_position_embeddings"))
 
 

@@ -11,7 +11,7 @@ gguf_names = {"mistral": "llama"}
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=8)
     size = keys.optional_int("sliding_window", default=4096)
     return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"))

@@ -27,7 +27,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  -  blk.{i}.ffn_down.{e}.weight
 """)  # noqa: E501
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6)
     mlp = spec.moe(
         keys.int("hidden_size"),

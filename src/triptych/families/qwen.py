@@ -31,7 +31,7 @@ decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*       
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=32)
     if keys.str("model_type") == "qwen2":
         return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys))

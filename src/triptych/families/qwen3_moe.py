@@ -33,7 +33,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.mlp.experts.{e}
 """)  # noqa: E501
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=4)
     width, act, layers = keys.int("hidden_size"), keys.act("hidden_act", "silu"), keys.count("num_hidden_layers")
     name = "num_local_experts" if "num_local_experts" in keys.data else "num_experts"
@@ -68,8 +68,8 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
-    mixture = next((part for _, part in model.walk() if isinstance(part, spec.MoE)), None)
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+    mixture = next((part for _, part in model.walk() if isinstance(part, spec.MoESpec)), None)
     if mixture is None:  # every layer is dense, which the format cannot express
         return {}
     return {"expert_feed_forward_length": mixture.expert.up.outputs, "expert_weights_norm": mixture.normalize}

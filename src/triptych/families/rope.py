@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.spec import Rope
+from triptych.spec import RopeSpec
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
 PART, SLOWEST = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN divides by its logarithm
@@ -22,7 +22,7 @@ def rope(
     share: float | None = None,
     base: str = "rope_theta",
     part: str = PART,
-) -> Rope:
+) -> RopeSpec:
     """The position part of `keys`, for heads of width K.
 
     `theta` is the family's default base, `share` the default share of a head that is rotated, None where all of it
@@ -33,7 +33,9 @@ def rope(
     return _rope(keys, keys.table("rope_scaling") or table, head_width, theta, share, part)
 
 
-def rope_by_layer_type(keys: ConfigKeys, head_width: int, theta: float, local: float = 10_000.0) -> tuple[Rope, Rope]:
+def rope_by_layer_type(
+    keys: ConfigKeys, head_width: int, theta: float, local: float = 10_000.0
+) -> tuple[RopeSpec, RopeSpec]:
     """The position parts of layers that see everything and of those with a window, whose bases are `theta` and `local`
     by default.  Before transformers 5 the second base was `rope_local_base_freq`, and a scaling was the first's.
     """
@@ -48,7 +50,7 @@ def rope_by_layer_type(keys: ConfigKeys, head_width: int, theta: float, local: f
 
 def _rope(
     keys: ConfigKeys, table: ConfigKeys | None, width: int, theta: float, share: float | None = None, part: str = PART
-) -> Rope:
+) -> RopeSpec:
     """The part for heads of `width` that `table` describes, and the keys beside the table, in `keys`."""
     scaling = table or ConfigKeys({}, f"{keys.where}: rope_parameters")
     rotated = scaling.float(PART, default=keys.float(part, default=share or 1.0, high=1.0), high=1.0)
@@ -57,7 +59,7 @@ def _rope(
             f"{PART} {rotated} is not 1: the reference of this family rotates whole heads and ignores the key, other "
             "programs obey it"
         )
-    rope = Rope(
+    rope = RopeSpec(
         width=int(width * rotated + 1e-6),  # 49 * (2 / 49) is slightly less than 2
         theta=scaling.float("rope_theta", default=theta, low=SLOWEST),
         scaling=_scaling(scaling, keys),

@@ -16,7 +16,7 @@ from triptych.mapping.config_keys import ConfigKeys
 archs = frozenset({"t5", "t5encoder"})
 
 
-def arch(model: spec.Model) -> str:
+def arch(model: spec.ModelSpec) -> str:
     return "t5encoder" if model.decoder is None else "t5"
 
 
@@ -51,8 +51,8 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
-    buckets = next(part.buckets for _, part in model.walk() if isinstance(part, spec.T5Buckets))
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+    buckets = next(part.buckets for _, part in model.walk() if isinstance(part, spec.T5BucketsSpec))
     metadata: dict[str, Any] = {
         "attention.relative_buckets_count": buckets,
         "context_length": 512,

@@ -11,13 +11,13 @@ from triptych.mapping import tensor_plan as plans
 from triptych.mapping.read_gguf_metadata import TENSORS
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.mapping.weight_table import Kind, table
-from triptych.spec import Model
+from triptych.spec import ModelSpec
 
 _DIVISORS = table("".join(f"- - {name}.weight # in the config\n" for name in TENSORS))
 
 
 def plan(
-    spec: Model,
+    spec: ModelSpec,
     kind: Kind,
     stored: Collection[str],
     *,
@@ -50,7 +50,7 @@ def plan(
     )
 
 
-def save_plan(spec: Model, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
+def save_plan(spec: ModelSpec, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
     """The name and the operations under which each parameter of `spec` is written; see `mapping.tensor_plan`."""
     family = find(spec.family)
     prefix = family.prefix if kind == "hf" else ""

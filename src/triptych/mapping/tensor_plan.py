@@ -12,7 +12,8 @@ from typing import Any
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.mapping.tensor_ops import ByHead, OneRow, Op, PlusOne, RopePermute, Shape, Stacked, Transpose
 from triptych.mapping.weight_table import Kind, WeightTable
-from triptych.spec import Attention, Model, MoE, Pooling
+from triptych.spec import AttentionSpec, ModelSpec, MoESpec, PoolingSpec
+from triptych.spec.part import part_name
 
 _LEAVES = ("weight", "bias")
 
@@ -75,7 +76,7 @@ class TensorPlan:
 
 
 def plan(
-    spec: Model,
+    spec: ModelSpec,
     rows: WeightTable,
     kind: Kind,
     stored: Collection[str],
@@ -126,14 +127,14 @@ def plan(
 
 
 def save_plan(
-    spec: Model, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
+    spec: ModelSpec, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
 ) -> tuple[TensorLoad, ...]:
     """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.
 
     A model without a head of its own is written as the base model, without `prefix`; so is one whose head is
     `unprefixed`.
     """
-    base = spec.head is None or isinstance(spec.head, (Pooling, *unprefixed))
+    base = spec.head is None or isinstance(spec.head, (PoolingSpec, *unprefixed))
     loads: list[TensorLoad] = []
     filled: set[str] = set()
     for load, _ in _expand(spec, rows, kind):
@@ -149,14 +150,14 @@ def save_plan(
     return tuple(loads)
 
 
-def _expand(spec: Model, rows: WeightTable, kind: Kind) -> Iterator[tuple[TensorLoad, str]]:
+def _expand(spec: ModelSpec, rows: WeightTable, kind: Kind) -> Iterator[tuple[TensorLoad, str]]:
     """Every load the table can mean for `spec`, with its note; `ours` is empty where the tensor is not needed."""
     shapes = spec.shapes()
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
     heads = _heads(spec)
-    parts = {type(part).__name__ for _, part in spec.walk()}
+    parts = {part_name(part) for _, part in spec.walk()}
     parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()} | {f"as:{spec.naming}"}
-    experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoE)), default=1))
+    experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoESpec)), default=1))
     if not rows:  # a family of our own: every parameter under its own name
         yield from ((TensorLoad((name,), name, (), (shape,)), "") for name, shape in shapes.items())
     depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
@@ -193,17 +194,17 @@ def _fill(pattern: str, i: int, leaf: str, e: int) -> str:
     return pattern.replace("{i}", str(i)).replace("{e}", str(e)).replace("*", leaf)
 
 
-def _heads(spec: Model) -> dict[str, int]:
+def _heads(spec: ModelSpec) -> dict[str, int]:
     """How many heads the rows of each q and k parameter divide into."""
     heads = {}
     for name, part in spec.walk():
-        if isinstance(part, Attention):
+        if isinstance(part, AttentionSpec):
             for leaf in _LEAVES:
                 heads[f"{name}.q.{leaf}"], heads[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
     return heads
 
 
-def _check_covered(spec: Model, covered: Collection[str], kind: Kind, where: str) -> None:
+def _check_covered(spec: ModelSpec, covered: Collection[str], kind: Kind, where: str) -> None:
     left = [name for name in spec.shapes() if name not in covered]
     if left:
         raise CheckpointError(f"{where}: {kind} has no name for {_listed(left)} in family {spec.family!r}")

@@ -12,7 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from triptych.mapping.read_gguf_metadata import POOLING
-from triptych.spec import LayerNorm, LMHead, Model, MoE, Pooling, RMSNorm, Rope, Stack, masks
+from triptych.spec import (
+    LayerNormSpec,
+    LMHeadSpec,
+    ModelSpec,
+    MoESpec,
+    PoolingSpec,
+    RMSNormSpec,
+    RopeSpec,
+    StackSpec,
+    masks,
+)
 from triptych.spec.json import to_json
 from triptych.spec.model import Head
 from triptych.spec.parts import FeedForward
@@ -22,7 +32,7 @@ Tensors = dict[str, list[float]]  # small ones that complete the metadata: divis
 _UNCHANGED = {"dropout", "ids", "init_std", "family"}  # of training, of the tokenizer, and the family's name
 
 
-def header(model: Model, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
+def header(model: ModelSpec, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
     """The keys under `arch.` and the tensors that hold what no key does; `more` are the keys that the family adds."""
     stack = next(iter(model.stacks.values()))
     positions, tensors = _positions(model, stack)
@@ -35,7 +45,7 @@ def header(model: Model, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, 
         **_feed_forward([block.mlp for block in stack.blocks if block.mlp is not None]),
         **positions,
     }
-    if isinstance(model.head, LMHead):
+    if isinstance(model.head, LMHeadSpec):
         keys["final_logit_softcapping"] = model.head.softcap
     if model.layout == "encoder":
         keys |= {"attention.causal": False, **_pooling(model.head)}
@@ -43,12 +53,12 @@ def header(model: Model, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, 
     return {f"{arch}.{key}": value for key, value in keys.items() if value is not None}, tensors
 
 
-def _attention(stack: Stack) -> dict[str, Any]:
+def _attention(stack: StackSpec) -> dict[str, Any]:
     """Of the first layer; where layers differ, what is read back does too."""
     attn = stack.blocks[0].attn
     even = attn.head_width == attn.value_width == stack.width / attn.heads
-    norm = next(part for _, part in stack.walk() if isinstance(part, LayerNorm | RMSNorm))
-    name = "layer_norm_rms_epsilon" if isinstance(norm, RMSNorm) else "layer_norm_epsilon"
+    norm = next(part for _, part in stack.walk() if isinstance(part, LayerNormSpec | RMSNormSpec))
+    name = "layer_norm_rms_epsilon" if isinstance(norm, RMSNormSpec) else "layer_norm_epsilon"
     return {
         "attention.head_count": attn.heads,
         "attention.head_count_kv": attn.kv_heads if attn.kv_heads != attn.heads else None,
@@ -61,8 +71,8 @@ def _attention(stack: Stack) -> dict[str, Any]:
 
 def _feed_forward(mlps: Sequence[FeedForward]) -> dict[str, Any]:
     """The widths of dense layers and of experts."""
-    mixture = next((mlp for mlp in mlps if isinstance(mlp, MoE)), None)
-    dense = next((mlp for mlp in mlps if not isinstance(mlp, MoE)), None)
+    mixture = next((mlp for mlp in mlps if isinstance(mlp, MoESpec)), None)
+    dense = next((mlp for mlp in mlps if not isinstance(mlp, MoESpec)), None)
     widest = dense or (mixture and mixture.expert)
     keys: dict[str, Any] = {"feed_forward_length": widest.up.outputs if widest else None}
     if mixture is not None:
@@ -71,12 +81,12 @@ def _feed_forward(mlps: Sequence[FeedForward]) -> dict[str, Any]:
 
 
 def _pooling(head: Head | None) -> dict[str, Any]:
-    how = head if isinstance(head, Pooling) else Pooling()
+    how = head if isinstance(head, PoolingSpec) else PoolingSpec()
     number = next((number for number, mode in POOLING.items() if mode == how.mode), None)
     return {"pooling_type": number, "pooling_normalize": how.normalize or None}
 
 
-def _positions(model: Model, stack: Stack) -> tuple[dict[str, Any], Tensors]:
+def _positions(model: ModelSpec, stack: StackSpec) -> tuple[dict[str, Any], Tensors]:
     """RoPE's width, base and scaling, and the window of layers that have one."""
     keys: dict[str, Any] = {}
     tensors: Tensors = {}
@@ -84,7 +94,7 @@ def _positions(model: Model, stack: Stack) -> tuple[dict[str, Any], Tensors]:
         position, size = kind.position, _window(kind.mask)
         if size is not None:
             keys["attention.sliding_window"] = size
-        if not isinstance(position, Rope):
+        if not isinstance(position, RopeSpec):
             continue
         suffix = "_swa" if size is not None and len(stack.kinds) > 1 else ""
         keys[f"rope.freq_base{suffix}"] = position.theta
@@ -102,7 +112,7 @@ def _window(mask: masks.Mask) -> int | None:
     return next((part.back for part in parts if isinstance(part, masks.Window)), None)
 
 
-def _scaling(model: Model, rope: Rope) -> tuple[dict[str, Any], Tensors]:
+def _scaling(model: ModelSpec, rope: RopeSpec) -> tuple[dict[str, Any], Tensors]:
     match rope.scaling:
         case Interpolate(factor=factor):
             return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, {}
@@ -122,7 +132,7 @@ def _scaling(model: Model, rope: Rope) -> tuple[dict[str, Any], Tensors]:
             return {}, {}
 
 
-def _divisors(rope: Rope, scaling: Llama3) -> Iterator[float]:
+def _divisors(rope: RopeSpec, scaling: Llama3) -> Iterator[float]:
     """What Llama 3's scaling divides each frequency by: 1 for those that turn often, `factor` for the slow ones."""
     for i in range(0, rope.width, 2):
         turns = scaling.original_length * rope.theta ** (-i / rope.width) / (2 * math.pi)
@@ -131,7 +141,7 @@ def _divisors(rope: Rope, scaling: Llama3) -> Iterator[float]:
         yield 1 / (unscaled + (1 - unscaled) / scaling.factor)
 
 
-def difference(model: Model, read_back: Model) -> str | None:
+def difference(model: ModelSpec, read_back: ModelSpec) -> str | None:
     """Where `read_back`, made from GGUF metadata, computes something else than `model`; None where it does not."""
     return _difference(to_json(model), to_json(read_back), "")
 

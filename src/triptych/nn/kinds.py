@@ -128,7 +128,7 @@ class Context:
         return True
 
 
-class Kind(Module[parts.Kind], of=parts.Kind):
+class Kind(Module[parts.KindSpec], of=parts.KindSpec):
     """What the layers of one kind share."""
 
     position: Position[Part] | None
@@ -157,7 +157,7 @@ def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Head
     )  # fmt: skip
 
 
-def alike(attn: parts.Attention, layer: int) -> tuple[object, ...]:
+def alike(attn: parts.AttentionSpec, layer: int) -> tuple[object, ...]:
     """Equal for layers that may share a state; those with additive scores have weights of their own and share none."""
     own = None if attn.mechanism is None else layer
     return (

@@ -13,7 +13,7 @@ from torch import Tensor
 from triptych.errors import ProbeError, shown
 from triptych.probe.content import digest
 from triptych.probe.sites import MATRIX_SITES, Site, match, sites
-from triptych.spec.model import Model
+from triptych.spec.model import ModelSpec
 
 At = int | slice | Sequence[int] | None
 
@@ -116,7 +116,7 @@ class Plan:
     edits: dict[str, list[Edit]]
 
     @staticmethod
-    def of(model: Model, read: Reads = (), edit: Edits = ()) -> Plan:
+    def of(model: ModelSpec, read: Reads = (), edit: Edits = ()) -> Plan:
         """Resolve names and globs; one read or one edit may be given without a list.
 
         Raises ProbeError for a site that is not there, heads it does not have, positions below 0, and a vector of

@@ -18,7 +18,7 @@ from triptych.generate.arguments import check_ids
 from triptych.media import audio
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
-from triptych.spec import Embed, Frames, Model, Patches
+from triptych.spec import EmbedSpec, FramesSpec, ModelSpec, PatchesSpec
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
 
 Texts = (
@@ -35,7 +35,7 @@ Texts = (
 class ModelInputs:
     """The input slot of the spec says what a model reads; its tokenizer and the files in `path` say how to make it."""
 
-    spec: Model
+    spec: ModelSpec
     tokenizer: Tokenizer | None
     path: Path | None
 
@@ -120,7 +120,7 @@ class ModelInputs:
     @property
     def reads_text(self) -> bool:
         """Whether the model reads token ids, not sound or images."""
-        return isinstance(self.spec.reads.embed, Embed)
+        return isinstance(self.spec.reads.embed, EmbedSpec)
 
     @property
     def words(self) -> Tokenizer:
@@ -192,10 +192,10 @@ class ModelInputs:
     def _opened(self, path: str | Path) -> Tensor:
         """A WAV file as one window of frames [T, M], or an image as pixels [C, H, W]."""
         slot = self.spec.reads.embed
-        if isinstance(slot, Patches):
+        if isinstance(slot, PatchesSpec):
             how = Preparation.of(self.side_file("preprocessor_config.json"), slot.image)
             return torch.from_numpy(read_image(path, how))
-        assert isinstance(slot, Frames)
+        assert isinstance(slot, FramesSpec)
         window = slot.stride * slot.position.length
         frames = audio.log_mel(audio.padded(audio.read_wav(path), window), slot.conv1.inputs)
         if len(frames) > window:

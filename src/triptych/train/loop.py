@@ -23,7 +23,7 @@ from triptych.train.data import Data, Use, micro_batches, random_numbers
 from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.nonfinite import DivergedError, first_nonfinite
-from triptych.train.objectives import Batch, Example, collate
+from triptych.train.objectives import Example, TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
@@ -204,14 +204,14 @@ class Trainer:
         self.at.tokens += sum(batch.tokens for batch in batches)
         return nats / total, norm, factor
 
-    def _batches(self, examples: list[Example]) -> list[Batch]:
+    def _batches(self, examples: list[Example]) -> list[TrainingBatch]:
         """The micro-batches of a step.  One without a trained token adds nothing to the gradient and is left out;
         raises InputError if all are such."""
         parts = micro_batches(examples, self.settings.accumulate)
         trained = [part for part in parts if any(example.trained.any() for example in part)]
         return [collate(part, self.device) for part in trained or [examples]]
 
-    def _gradients(self, batches: list[Batch], total: int, seed: int) -> float:
+    def _gradients(self, batches: list[TrainingBatch], total: int, seed: int) -> float:
         """Add the gradients of the mean loss of all `total` trained tokens; the sum of their losses in nats.
 
         Dropout draws from `seed`.
@@ -222,7 +222,7 @@ class Trainer:
         random = torch.Generator().manual_seed(seed) if self._has_dropout else None
         return sum(self._backward(batch, total, random) for batch in batches)
 
-    def _backward(self, batch: Batch, total: int, random: torch.Generator | None) -> float:
+    def _backward(self, batch: TrainingBatch, total: int, random: torch.Generator | None) -> float:
         """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
         with autocast(self.settings.precision, self.device):
             nats, _ = objectives.loss(self.module, batch, random=random)
@@ -232,7 +232,7 @@ class Trainer:
         (nats / total).backward()
         return value
 
-    def _diverged(self, what: str, batches: list[Batch]) -> DivergedError:
+    def _diverged(self, what: str, batches: list[TrainingBatch]) -> DivergedError:
         def forward() -> None:
             with torch.no_grad(), autocast(self.settings.precision, self.device):
                 for batch in batches:

@@ -40,7 +40,7 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TrainingBatch:
     """Rows end to end: `ids` [N], of which M positions are trained.
 
     `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.
@@ -119,7 +119,7 @@ class TokenMasking:
         return Example(ids, targets, trained)
 
 
-def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
+def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> TrainingBatch:
     """Rows as one flat batch.  Raises InputError when none of their tokens is trained."""
     trained = np.concatenate([e.trained for e in examples]) if examples else np.zeros(0, dtype=bool)
     if not trained.any():
@@ -132,7 +132,7 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
     if examples[0].source is not None:
         sources = [e.source for e in examples if e.source is not None]
         source = (on(np.concatenate(sources)), Rows(tuple(map(len, sources))))
-    return Batch(
+    return TrainingBatch(
         ids=on(np.concatenate([e.ids for e in examples])),
         rows=Rows(tuple(len(e.ids) for e in examples)),
         at=on(np.flatnonzero(trained)),
@@ -145,14 +145,14 @@ def _tensor(values: NDArray[np.integer], device: torch.device) -> Tensor:
     return torch.from_numpy(values.astype(np.int64)).to(device, non_blocking=True)
 
 
-def final(module: Transformer, batch: Batch, random: torch.Generator | None = None) -> Tensor:
+def final(module: Transformer, batch: TrainingBatch, random: torch.Generator | None = None) -> Tensor:
     """[M, D]: the vectors from which the trained positions are predicted; dropout draws from `random`."""
     x = module(nn.Batch(inputs=batch.ids, rows=batch.rows, source=batch.source, random=random))
     return x if batch.trained == len(x) else x[batch.at]
 
 
 def loss(
-    module: Transformer, batch: Batch, max_logits: int = MAX_LOGITS, random: torch.Generator | None = None
+    module: Transformer, batch: TrainingBatch, max_logits: int = MAX_LOGITS, random: torch.Generator | None = None
 ) -> tuple[Tensor, int]:
     """The sum of the cross-entropies of the trained tokens in nats, in fp32 or better, and their number M.
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from triptych.spec import LayerNorm
+from triptych.spec import LayerNormSpec
 from triptych.spec.norms import Norm
 
 
@@ -31,7 +31,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def norm(x: Tensor, spec: Norm, weight: Tensor, bias: Tensor | None) -> Tensor:
     """LayerNorm: (x - mean) / √(var + ε) · w + b.  RMSNorm: x / √(mean(x²) + ε) · w."""
-    if isinstance(spec, LayerNorm):
+    if isinstance(spec, LayerNormSpec):
         centred = x - x.mean(-1, keepdim=True)
         out = centred / ((centred * centred).mean(-1, keepdim=True) + spec.eps) ** 0.5 * weight
         return out if bias is None else out + bias

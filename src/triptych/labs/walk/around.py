@@ -9,7 +9,7 @@ from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, sinusoidal
 from triptych.labs.walk.stack import Stack
 from triptych.labs.walk.steps import Given, Shown, Step
-from triptych.spec import Learned
+from triptych.spec import LearnedSpec
 from triptych.spec.positions import Absolute
 
 OUT = "Text out"  # the last part of every walk
@@ -82,7 +82,7 @@ def _embedding(at: Stack) -> Step:
 
 def _positions(at: Stack, spec: Absolute) -> Shown:
     places = at.places
-    if not isinstance(spec, Learned):
+    if not isinstance(spec, LearnedSpec):
         return at.row_each(f"{at.name}.embed.position", "P", sinusoidal(places, spec))
     rows = at.parameter("embed.position.weight", "P", "positions D").value[places + spec.offset]
     return at.row_each(f"{at.name}.embed.position.weight[positions]", "P", rows)

@@ -15,8 +15,8 @@ from triptych.labs.walk import again
 from triptych.labs.walk.heads import attention
 from triptych.labs.walk.stack import Stack, leaving
 from triptych.labs.walk.steps import Given, Step
-from triptych.spec import GLU, MoE, ParallelBlock
-from triptych.spec.parts import Branch, FeedForward, Norms
+from triptych.spec import GLUSpec, MoESpec, ParallelBlockSpec
+from triptych.spec.parts import BranchSpec, FeedForward, NormsSpec
 
 BETWEEN = "after attention"  # of a decoder's block: no site lies between its two attentions
 BEFORE_BRANCH = "after the MLP"  # of a block with a convolution beside it: no site lies before the two meet
@@ -27,7 +27,7 @@ def middle(at: Stack) -> list[Step]:
     """Every step of the block."""
     block, begins = at.spec.blocks[at.layer], f"block {at.layer}, "
     x = at.prefix + (f"{at.block}.resid_pre" if at.layer else "embed")
-    if isinstance(block, ParallelBlock):
+    if isinstance(block, ParallelBlockSpec):
         return _parallel(at, x, block)
     last, part = f"{at.block}.resid_mid", at.part(f"{begins}attention")
     steps, entered = _entered(at, part, x, "attn", block.attn_norm)
@@ -52,7 +52,7 @@ def middle(at: Stack) -> list[Step]:
     return [*steps, _branch(at, f"{at.prefix}{at.block}.{BEFORE_BRANCH}", block.branch)]
 
 
-def _branch(at: Stack, made: str, spec: Branch) -> Step:
+def _branch(at: Stack, made: str, spec: BranchSpec) -> Step:
     """The convolution beside the block, and where the two meet."""
     part, x = at.part(f"block {at.layer}, beside it"), at.prefix + (f"{at.block}.resid_pre" if at.layer else "embed")
     weight = at.parameter(f"{at.block}.branch.conv.weight", "W_c", "D D kernel")
@@ -74,7 +74,7 @@ def _branch(at: Stack, made: str, spec: Branch) -> Step:
     )
 
 
-def _parallel(at: Stack, x: str, block: ParallelBlock) -> list[Step]:
+def _parallel(at: Stack, x: str, block: ParallelBlockSpec) -> list[Step]:
     """Attention and MLP side by side: both read the stream as it entered, and both are added to it at the end."""
     part, mlp = at.part(f"block {at.layer}, attention"), at.part(f"block {at.layer}, MLP")
     seen, entered = [], {"attn": x, "mlp": x}
@@ -94,7 +94,7 @@ def _parallel(at: Stack, x: str, block: ParallelBlock) -> list[Step]:
     return [*steps, Step(mlp, "Residual", "x ← x + o + o", meaning, [end], lambda g: g[x] + g[added[0]] + g[added[1]])]
 
 
-def _entered(at: Stack, part: str, x: str, sub: str, norms: Norms) -> tuple[list[Step], str]:
+def _entered(at: Stack, part: str, x: str, sub: str, norms: NormsSpec) -> tuple[list[Step], str]:
     """The norm before a sublayer, where it has one, and the name of what enters."""
     if norms.pre is None:
         return [], x
@@ -105,7 +105,7 @@ def _entered(at: Stack, part: str, x: str, sub: str, norms: Norms) -> tuple[list
     return [step], at.prefix + site
 
 
-def _residual(at: Stack, part: str, x: str, sub: str, norms: Norms, site: str) -> Step:
+def _residual(at: Stack, part: str, x: str, sub: str, norms: NormsSpec, site: str) -> Step:
     added, after, value = f"{at.prefix}{at.block}.{sub}.out", None, None
     title, formula = "Residual", "x ← x + o"
     if norms.post is not None:
@@ -126,7 +126,7 @@ def _residual(at: Stack, part: str, x: str, sub: str, norms: Norms, site: str) -
     return Step(part, title, formula, meaning, [at.shown(site, "x", value=value)], once_more, uses)
 
 
-def _experts(at: Stack, part: str, entered: str, spec: MoE, norms: Norms) -> list[Step]:
+def _experts(at: Stack, part: str, entered: str, spec: MoESpec, norms: NormsSpec) -> list[Step]:
     """A mixture of experts: the router's scores, whom each token goes to, and the weighted sum of what they make."""
     under, count = f"{at.prefix}{at.block}.mlp", spec.top_k
     router = at.linear(f"{at.block}.mlp.router", spec.router, "r", "E D")
@@ -167,11 +167,11 @@ def _experts(at: Stack, part: str, entered: str, spec: MoE, norms: Norms) -> lis
     ]  # fmt: skip
 
 
-def _mlp(at: Stack, part: str, entered: str, spec: FeedForward, norms: Norms) -> list[Step]:
-    if isinstance(spec, MoE):
+def _mlp(at: Stack, part: str, entered: str, spec: FeedForward, norms: NormsSpec) -> list[Step]:
+    if isinstance(spec, MoESpec):
         return _experts(at, part, entered, spec, norms)
     under = f"{at.block}.mlp"
-    gated = at.linear(f"{under}.gate", spec.gate, "g", "F D") if isinstance(spec, GLU) else None
+    gated = at.linear(f"{under}.gate", spec.gate, "g", "F D") if isinstance(spec, GLUSpec) else None
     up = at.linear(f"{under}.up", spec.up, "u", "F D")
     maps = {"gate": gated, "up": up} if gated is not None else {"up": up}
     names = {leaf: f"{at.prefix}{under}.{leaf}" for leaf in ("gate", "up", "act")}

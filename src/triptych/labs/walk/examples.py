@@ -195,16 +195,16 @@ def _tie() -> Made:
     return steps, "a tie is a half each; the lecture's .55 and .45 are wrong"
 
 
-def _block(width: int, heads: int, tokens: int, hidden: spec.MLP | spec.GLU, mask: spec.Mask) -> list[Step]:
+def _block(width: int, heads: int, tokens: int, hidden: spec.MLPSpec | spec.GLUSpec, mask: spec.Mask) -> list[Step]:
     """The steps of a pre-norm block of random weights, under RMSNorm."""
-    norms = spec.Norms(pre=spec.RMSNorm(width=width))
-    block = spec.Block(attn=spec.attention(width, heads), mlp=hidden, attn_norm=norms, mlp_norm=norms)
+    norms = spec.NormsSpec(pre=spec.RMSNormSpec(width=width))
+    block = spec.BlockSpec(attn=spec.attention(width, heads), mlp=hidden, attn_norm=norms, mlp_norm=norms)
     vocab = 5
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=vocab, width=width), kinds={"self": spec.Kind(mask=mask)}, blocks=(block,)
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=vocab, width=width), kinds={"self": spec.KindSpec(mask=mask)}, blocks=(block,)
     )
-    head = spec.TokenHead(classes=spec.Linear(inputs=width, outputs=2))
-    model = Model(nn.new(spec.Model(family="example", encoder=stack, head=head)))
+    head = spec.TokenHeadSpec(classes=spec.LinearSpec(inputs=width, outputs=2))
+    model = Model(nn.new(spec.ModelSpec(family="example", encoder=stack, head=head)))
     return list(explain(model, [i % vocab for i in range(tokens)]).steps)
 
 

@@ -13,8 +13,8 @@ from triptych.labs.walk.attending import Attending, Forward
 from triptych.labs.walk.places import angles, relative
 from triptych.labs.walk.stack import Applied, Stack, leaving
 from triptych.labs.walk.steps import Given, Shown, Step
-from triptych.spec import Attention, Rope, full
-from triptych.spec.parts import Norms
+from triptych.spec import AttentionSpec, RopeSpec, full
+from triptych.spec.parts import NormsSpec
 
 TURNING = "Each pair of dimensions turns by position × its own speed, so a product q·k knows how far apart they stand."
 AXES = {"q": "H T K", "k": "G S K", "v": "G S V"}
@@ -31,7 +31,7 @@ class Held:
 
 
 def attention(
-    at: Stack, part: str, entered: str, sub: str, spec: Attention, norms: Norms, held: Held | None = None
+    at: Stack, part: str, entered: str, sub: str, spec: AttentionSpec, norms: NormsSpec, held: Held | None = None
 ) -> list[Step]:
     """From what entered the layer to what leaves it; the keys and values of earlier tokens from a cache, if `held`."""
     kind = None if sub == "cross" else at.spec.kinds[spec.kind]
@@ -68,7 +68,7 @@ def attention(
     return [*begin, *extended, *core.steps(), *_joined(at, part, sub, spec, norms)]
 
 
-def by_head(at: Stack, sub: str, spec: Attention, leaf: str, name: str = " by head") -> Shown:
+def by_head(at: Stack, sub: str, spec: AttentionSpec, leaf: str, name: str = " by head") -> Shown:
     """q, k or v as `[H, T, K]`, `[G, S, K]`, `[G, S, V]`: one matrix a head, a row a token."""
     letter = leaf[0]
     group = at.head if letter == "q" else at.head * spec.kv_heads // spec.heads
@@ -79,7 +79,7 @@ def by_head(at: Stack, sub: str, spec: Attention, leaf: str, name: str = " by he
     return shown if of_source else replace(shown, focus=at.focus)
 
 
-def _projections(at: Stack, part: str, entered: str, sub: str, spec: Attention) -> Step:
+def _projections(at: Stack, part: str, entered: str, sub: str, spec: AttentionSpec) -> Step:
     under, source = f"{at.block}.{sub}", at.source if sub == "cross" else None
     widths = {"q": "H·K", "k": "G·K", "v": "G·V"}
     maps = {
@@ -108,7 +108,7 @@ def _projections(at: Stack, part: str, entered: str, sub: str, spec: Attention) 
     )
 
 
-def _split(at: Stack, part: str, sub: str, spec: Attention) -> Step:
+def _split(at: Stack, part: str, sub: str, spec: AttentionSpec) -> Step:
     makes = [by_head(at, sub, spec, leaf) for leaf in ("q", "k", "v")]
     sizes = ((spec.heads, spec.head_width), (spec.kv_heads, spec.head_width), (spec.kv_heads, spec.value_width))
     names = [f"{at.prefix}{at.block}.{sub}.{leaf}" for leaf in ("q", "k", "v")]
@@ -125,9 +125,9 @@ def _split(at: Stack, part: str, sub: str, spec: Attention) -> Step:
     )
 
 
-def _rotation(at: Stack, part: str, sub: str, spec: Attention, position: object) -> Step | None:
+def _rotation(at: Stack, part: str, sub: str, spec: AttentionSpec, position: object) -> Step | None:
     """Norms of single heads and RoPE: what stands between a projection and the scores."""
-    rope = position if isinstance(position, Rope) else None
+    rope = position if isinstance(position, RopeSpec) else None
     if rope is None and spec.q_norm is None and spec.k_norm is None:
         return None
     under = f"{at.block}.{sub}"
@@ -168,7 +168,7 @@ def _extension(at: Stack, part: str, sub: str, k: Shown, v: Shown, held: Held) -
     return Step(part, "Cache", formula, why, makes, lambda g: [torch.cat([g[old], g[new]], 1) for old, new in pairs])
 
 
-def _joined(at: Stack, part: str, sub: str, spec: Attention, norms: Norms) -> list[Step]:
+def _joined(at: Stack, part: str, sub: str, spec: AttentionSpec, norms: NormsSpec) -> list[Step]:
     under = f"{at.block}.{sub}"
     z = f"{at.prefix}{under}.z"
     joined = at.row_each(f"{z} side by side", "z", at.read(f"{under}.z").flatten(1), "N H·V")

@@ -15,15 +15,15 @@ from triptych.labs.walk.steps import Again, Given, Shown, Step
 from triptych.model import Model
 from triptych.probe import Trace
 from triptych.spec import (
-    ClassHead,
-    Linear,
-    LMHead,
-    MaskedLMHead,
-    Pooling,
-    ReplacedHead,
-    SpanHead,
-    TokenHead,
-    Transform,
+    ClassHeadSpec,
+    LinearSpec,
+    LMHeadSpec,
+    MaskedLMHeadSpec,
+    PoolingSpec,
+    ReplacedHeadSpec,
+    SpanHeadSpec,
+    TokenHeadSpec,
+    TransformSpec,
 )
 
 TOP = 8  # candidates printed
@@ -42,29 +42,29 @@ class Outcome:
 def outcome(model: Model, at: Stack, trace: Trace, row: int) -> Outcome:
     """What the model's own head makes of the last hidden states."""
     head, logits = model.spec.head, trace.logits[0].cpu()
-    if isinstance(head, LMHead):
+    if isinstance(head, LMHeadSpec):
         return _next(model, at, head, logits[-1])
     mask = None if model.tokenizer is None else model.tokenizer.mask_id
-    if isinstance(head, MaskedLMHead) and mask is not None and mask in at.ids:
+    if isinstance(head, MaskedLMHeadSpec) and mask is not None and mask in at.ids:
         place = row if at.ids[row] == mask else list(at.ids).index(mask)
         return _filled(model, at, head, logits[place], place)
-    if isinstance(head, ClassHead):
+    if isinstance(head, ClassHeadSpec):
         return _label(at, head, logits.reshape(-1))
-    if isinstance(head, TokenHead):
+    if isinstance(head, TokenHeadSpec):
         said = f"label {int(logits[row].argmax())} of {head.classes.outputs} for {at.labels[row]}"
         return Outcome([_scored(at, head.transform, "classes", head.classes, logits, "Labels of each token.")], said)
-    if isinstance(head, SpanHead):
+    if isinstance(head, SpanHeadSpec):
         first, last = logits.argmax(0).tolist()
         said = f"the answer begins at {first}, {at.labels[first]}, and ends at {last}, {at.labels[last]}"
         why = "Two numbers a token: does an answer begin here, does it end here."
         return Outcome([_scored(at, head.transform, "ends", head.ends, logits, why)], said)
-    if isinstance(head, ReplacedHead):
+    if isinstance(head, ReplacedHeadSpec):
         said = f"{at.labels[row]}: {float(logits[row, 0]):.4f}, above 0 where it was put in another's place"
         return Outcome([_scored(at, head.transform, "proj", head.proj, logits, "One number a token.")], said)
-    return _pooled(model, at, head if isinstance(head, Pooling) else Pooling())
+    return _pooled(model, at, head if isinstance(head, PoolingSpec) else PoolingSpec())
 
 
-def _parameters(at: Stack, name: str, spec: Linear, symbol: str, letters: str) -> list[Shown]:
+def _parameters(at: Stack, name: str, spec: LinearSpec, symbol: str, letters: str) -> list[Shown]:
     """Of the head, whose names have no stack before them."""
     weight = _parameter(at, f"{name}.weight", f"W{symbol}", letters)
     return [weight, _parameter(at, f"{name}.bias", f"b{symbol}", letters.split()[0])] if spec.bias else [weight]
@@ -78,7 +78,7 @@ def _linear(g: Given, x: Tensor, uses: Sequence[Shown]) -> Tensor:
     return again.linear(x, g[uses[0].name], g[uses[1].name] if len(uses) > 1 else None)
 
 
-def _next(model: Model, at: Stack, head: LMHead, logits: Tensor) -> Outcome:
+def _next(model: Model, at: Stack, head: LMHeadSpec, logits: Tensor) -> Outcome:
     uses = _parameters(at, "proj", head.proj, "_head", "V D")
     scale = 1.0 if head.scale is None else head.scale
     inside = ("h" if head.scale is None else f"({scale:.4g} · h)") + "[last] W_headᵀ" + " + b_head" * head.proj.bias
@@ -102,7 +102,7 @@ def _next(model: Model, at: Stack, head: LMHead, logits: Tensor) -> Outcome:
     return Outcome(steps, f"next token: “{_names(model, [token])[0]}” (id {token}, p {chance:.4f})", token)
 
 
-def _filled(model: Model, at: Stack, head: MaskedLMHead, logits: Tensor, place: int) -> Outcome:
+def _filled(model: Model, at: Stack, head: MaskedLMHeadSpec, logits: Tensor, place: int) -> Outcome:
     transform, proj = _transform(at, head.transform), _parameters(at, "proj", head.proj, "_head", "V D")
     formula = f"l = t W_headᵀ + b_head,  t = {transform.formula} of x = h[{place}]"
     why = "One number for each word of the vocabulary, from the vector at the mask alone."
@@ -124,7 +124,7 @@ def _filled(model: Model, at: Stack, head: MaskedLMHead, logits: Tensor, place: 
     return Outcome(steps, f"the mask at {place} is “{name}” (id {token}, p {chance:.4f})", token)
 
 
-def _label(at: Stack, head: ClassHead, logits: Tensor) -> Outcome:
+def _label(at: Stack, head: ClassHeadSpec, logits: Tensor) -> Outcome:
     transform, classes = _transform(at, head.transform), _parameters(at, "classes", head.classes, "_c", "C D")
     where = {"first": "h[0]", "last": "h[last]", "mean": "mean of h over tokens"}[head.pool]
 
@@ -139,7 +139,7 @@ def _label(at: Stack, head: ClassHead, logits: Tensor) -> Outcome:
     return Outcome([step], f"label {int(logits.argmax())} of {len(logits)}")
 
 
-def _scored(at: Stack, spec: Transform | None, name: str, last: Linear, logits: Tensor, why: str) -> Step:
+def _scored(at: Stack, spec: TransformSpec | None, name: str, last: LinearSpec, logits: Tensor, why: str) -> Step:
     """A few numbers for each token."""
     transform, proj = _transform(at, spec), _parameters(at, name, last, "_c", "C D")
     shown = at.row_each("logits", "l", logits, "N C")
@@ -151,7 +151,7 @@ def _scored(at: Stack, spec: Transform | None, name: str, last: Linear, logits: 
     return _logits(formula, why, shown, once_more, [*transform.uses, *proj])
 
 
-def _transform(at: Stack, spec: Transform | None) -> Applied:
+def _transform(at: Stack, spec: TransformSpec | None) -> Applied:
     """What a head does before its last matrix."""
     if spec is None:
         return Applied([], "x", lambda g, x: x)
@@ -166,7 +166,7 @@ def _transform(at: Stack, spec: Transform | None) -> Applied:
     return Applied([*dense, *norm], formula if kind is None else f"norm({formula})", run)
 
 
-def _pooled(model: Model, at: Stack, how: Pooling) -> Outcome:
+def _pooled(model: Model, at: Stack, how: PoolingSpec) -> Outcome:
     value = model.encode([list(at.ids)])[0].cpu()
     dense = [] if how.mode != "dense" or how.dense is None else _parameters(at, "dense", how.dense, "_d", "D D")
     formula = {"mean": "v = mean of h over tokens", "first": "v = h[0]", "dense": "v = tanh(h[0] W_dᵀ + b_d)"}[how.mode]

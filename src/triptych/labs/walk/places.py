@@ -13,10 +13,10 @@ from triptych.labs.walk import again
 from triptych.labs.walk.attending import Bias
 from triptych.labs.walk.stack import Stack
 from triptych.labs.walk.steps import Given, Shown
-from triptych.spec import Alibi, Disentangled, Rope, T5Buckets
+from triptych.spec import AlibiSpec, DisentangledSpec, RopeSpec, T5BucketsSpec
 
 
-def angles(at: Stack, under: str, rope: Rope) -> list[Shown]:
+def angles(at: Stack, under: str, rope: RopeSpec) -> list[Shown]:
     """cos and sin of every token's place."""
     values = rope_angles(rope, at.places, torch.full_like(at.places, at.first + len(at.ids)))
     names = zip(("cos", "sin"), values, strict=True)
@@ -30,7 +30,7 @@ def relative(at: Stack, q: Shown, k: Shown, k_pos: Tensor, position: object, kin
     def matrix(what: str, symbol: str, value: Tensor) -> Shown:
         return Shown(f"{name}.{what}", symbol, "T S", value, at.labels, k.labels, focus=at.focus)
 
-    if isinstance(position, T5Buckets):
+    if isinstance(position, T5BucketsSpec):
         table = Shown(f"{name}.weight", "R", "buckets H", at.module.get_parameter(f"{name}.weight").detach().cpu())
         near, far = position.buckets, position.max_distance
         bucket = matrix(
@@ -43,7 +43,7 @@ def relative(at: Stack, q: Shown, k: Shown, k_pos: Tensor, position: object, kin
             [table, bucket],
             lambda g: g[table.name][g[bucket.name]].permute(2, 0, 1),
         )
-    if isinstance(position, Alibi):
+    if isinstance(position, AlibiSpec):
         slopes, distance = (
             Shown(f"{name}.slopes", "a", "H", alibi_slopes(position.heads)),
             matrix("distance", "|Δ|", apart.abs()),
@@ -55,7 +55,7 @@ def relative(at: Stack, q: Shown, k: Shown, k_pos: Tensor, position: object, kin
             [slopes, distance],
             lambda g: -g[slopes.name][:, None, None] * g[distance.name],
         )
-    if isinstance(position, Disentangled):
+    if isinstance(position, DisentangledSpec):
         return _distances(at, q, k, k_pos, name, matrix)
     return None
 

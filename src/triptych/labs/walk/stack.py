@@ -13,25 +13,34 @@ from triptych import nn
 from triptych.labs.walk import again
 from triptych.labs.walk.steps import Given, Shown, Step
 from triptych.probe import Trace
-from triptych.spec import GLU, Block, LayerNorm, Linear, Model, MoE, ParallelBlock, Scale
+from triptych.spec import (
+    BlockSpec,
+    GLUSpec,
+    LayerNormSpec,
+    LinearSpec,
+    ModelSpec,
+    MoESpec,
+    ParallelBlockSpec,
+    ScaleSpec,
+)
 from triptych.spec.norms import Norm
-from triptych.spec.parts import Norms
+from triptych.spec.parts import NormsSpec
 
 LEAVES = ("in", "q", "k", "v", "q_rot", "k_rot", "scores", "pattern", "z", "out")
 
 
-def reads(spec: Model, name: str, layer: int) -> list[str]:
+def reads(spec: ModelSpec, name: str, layer: int) -> list[str]:
     """The sites of one stack that a walk through `layer` prints."""
     stack, prefix = spec.stacks[name], f"{name}." if spec.layout == "encoder-decoder" else ""
     block, last = stack.blocks[layer], len(stack.blocks) - 1
     under = [f"attn.{leaf}" for leaf in LEAVES]
     under += [f"cross.{leaf}" for leaf in LEAVES] if block.cross is not None else []
-    if isinstance(block.mlp, MoE):
+    if isinstance(block.mlp, MoESpec):
         under += ["mlp.in", "mlp.router", "mlp.out"]
     elif block.mlp is not None:
-        under += ["mlp.in", "mlp.up", "mlp.act", "mlp.out"] + ["mlp.gate"] * isinstance(block.mlp, GLU)
-    between = [] if isinstance(block, ParallelBlock) else ["resid_mid"]
-    between += ["branch.out"] if isinstance(block, Block) and block.branch is not None else []
+        under += ["mlp.in", "mlp.up", "mlp.act", "mlp.out"] + ["mlp.gate"] * isinstance(block.mlp, GLUSpec)
+    between = [] if isinstance(block, ParallelBlockSpec) else ["resid_mid"]
+    between += ["branch.out"] if isinstance(block, BlockSpec) and block.branch is not None else []
     sites = [f"blocks.{layer}.{leaf}" for leaf in ("resid_pre", *under, *between, "resid_post")]
     return [prefix + site for site in dict.fromkeys(("embed", *sites, f"blocks.{last}.resid_post", "final"))]
 
@@ -46,7 +55,7 @@ class Applied:
 
 
 def norm_formula(spec: Norm) -> str:
-    if isinstance(spec, LayerNorm):
+    if isinstance(spec, LayerNormSpec):
         return f"(x − mean x) / √(var x + {spec.eps:g}) · w" + (" + b" if spec.bias else "")
     return f"x / √(mean x² + {spec.eps:g}) · " + (f"({spec.offset:g} + w)" if spec.offset else "w")
 
@@ -113,7 +122,7 @@ class Stack:
         value = self.module.get_parameter(f"{self.name}.{name}").detach().cpu()
         return Shown(f"{self.name}.{name}", symbol, letters, value)
 
-    def linear(self, name: str, spec: Linear, symbol: str, letters: str) -> Applied:
+    def linear(self, name: str, spec: LinearSpec, symbol: str, letters: str) -> Applied:
         """x Wᵀ + b"""
         uses = [self.parameter(f"{name}.weight", f"W_{symbol}", letters)]
         if spec.bias:
@@ -122,11 +131,11 @@ class Stack:
         formula = f"W_{symbol}ᵀ" + (f" + b_{symbol}" if spec.bias else "")
         return Applied(uses, formula, lambda g, x: again.linear(x, g[weight], None if bias is None else g[bias]))
 
-    def norm(self, name: str, spec: Norm | Scale, width: str = "D") -> Applied:
+    def norm(self, name: str, spec: Norm | ScaleSpec, width: str = "D") -> Applied:
         """LayerNorm or RMSNorm, or a factor in the place of one"""
-        if isinstance(spec, Scale):
+        if isinstance(spec, ScaleSpec):
             return Applied([], f"{spec.factor:g} · x", lambda g, x: x * spec.factor)
-        biased = isinstance(spec, LayerNorm) and spec.bias
+        biased = isinstance(spec, LayerNormSpec) and spec.bias
         uses = [self.parameter(f"{name}.weight", "w", width)]
         uses += [self.parameter(f"{name}.bias", "b", width)] if biased else []
         weight, bias = uses[0].name, uses[1].name if biased else None
@@ -144,13 +153,13 @@ class Stack:
 
 
 def leaving(
-    at: Stack, part: str, title: str, symbol: str, x: str, down: Applied, sub: str, norms: Norms, why: str
+    at: Stack, part: str, title: str, symbol: str, x: str, down: Applied, sub: str, norms: NormsSpec, why: str
 ) -> Step:
     """The projection that ends a sublayer, and the norm after it where there is one."""
     formula, uses, after = f"o = {symbol} {down.formula}", down.uses, None
     if norms.out is not None:
         after = at.norm(f"{at.block}.{sub}_norm.out", norms.out)
-        f = "scale" if isinstance(norms.out, Scale) else "norm"
+        f = "scale" if isinstance(norms.out, ScaleSpec) else "norm"
         formula, uses = f"o = {f}({symbol} {down.formula}),  {f}(x) = {after.formula}", [*uses, *after.uses]
 
     def once_more(g: Given) -> Tensor:
