@@ -80,5 +80,5 @@ def test_the_cheapest_alignments(source: str, target: str, true: set[tuple[int, 
 def test_a_decoder_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(tiny.decoder(), character_tokenizer(alignment.LETTERS))
     monkeypatch.setattr(alignment, "_model", lambda setup, train: (model, []))
-    with pytest.raises(InputError, match="give an encoder-decoder"):
+    with pytest.raises(InputError, match="needs an encoder-decoder whose tokens are letters"):
         run("alignment")
