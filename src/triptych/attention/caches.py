@@ -415,7 +415,11 @@ class CrossCache:
         return sum(store.nbytes for store in self.stores)
 
     def fill(self, memory: Tensor, rows: Rows) -> None:
-        """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before."""
+        """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before.
+
+        Raises InputError while some layer has not read the output that was taken in before."""
+        if self.pending is not None:
+            raise InputError("a source waits for the forward that reads it; run the decoder before the next source")
         self.pending, self.projected = EncoderOutput(memory, rows), set()
         self.lengths.update(zip(rows.slots, rows.lengths, strict=True))
         for store in self.stores:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from triptych import ops
 from triptych.attention import DOT_PRODUCT, AttendPlan, ContentBias, CrossKeys, Heads, KeyStep, RowPlan, Rows, flash
@@ -101,16 +101,20 @@ class Context:
     cross: Sequence[KindState]
     random: torch.Generator | None = None
     dtype: torch.dtype = torch.float32
+    owner: nn.Module | None = None  # the stack that decided it
 
     def __post_init__(self) -> None:
         own = dict.fromkeys(self.own)
         self.distinct = list(own)
-        self.continues = not torch.is_grad_enabled() and all(map(_continues, own)) and not self.cross
+        evaluated = self.owner is not None and not self.owner.training and not torch.is_grad_enabled()
+        self.continues = evaluated and all(map(_continues, own)) and not self.cross
 
     def moved_on(self, rows: Rows, x: Tensor) -> bool:
         """Change what differs one token later, in place, where that is only where each row ends: the places that keys
         are written to and read up to, and the rotation.  False where more differs."""
-        if not self.continues or x.dtype != self.dtype or torch.is_grad_enabled() or not rows.even:
+        if not self.continues or not rows.even or x.dtype != self.dtype:
+            return False
+        if self.owner is None or self.owner.training or torch.is_grad_enabled():
             return False
         past, end = rows.past[0], rows.ends[0]
         self.rows = rows

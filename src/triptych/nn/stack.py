@@ -158,7 +158,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         x = self.embed(inputs, rows, token_types, random)
         step = cache.begin(rows, taps.provenance)
         ctx = step.context if taps is NO_TAPS else None
-        if not isinstance(ctx, Context) or not ctx.moved_on(rows, x):
+        if not isinstance(ctx, Context) or ctx.owner is not self or not ctx.moved_on(rows, x):
             ctx = self.context(x, rows, step, cross, random)
             step.context = ctx
         x = taps("embed", x, rows)
@@ -185,7 +185,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
 
         layers = len(self.blocks)
         crossed = shared_states(self.cross_groups, other, layers) if cross is not None else ()
-        return Context(rows, shared_states(self.own_groups, own, layers), crossed, random, x.dtype)
+        return Context(rows, shared_states(self.own_groups, own, layers), crossed, random, x.dtype, self)
 
     def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
         """The residual stream [N, D] after the last block -> what the head reads."""
