@@ -246,3 +246,14 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(["doctor"], capsys)
     assert f"{found['cores']['usable']} usable of {found['cores']['online']}" in out
     assert "GPU" in out
+
+
+def test_a_program_is_printed_from_a_header(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example directory has a config and no weights."""
+    from triptych.cli import main
+
+    assert main(["inspect", "docs/examples/qwen3-4b", "--program"]) == 0
+    out = capsys.readouterr().out
+    assert "blocks.35.attn.q [N, 32, 128] = site(" in out
+    assert "linear(hidden, decoder.embed.tokens.weight)" in out
+    assert main(["inspect", "docs/examples/qwen3-4b", "a text", "--program"]) == 2

@@ -51,11 +51,19 @@ def inspect(
         Path | None,
         typer.Option("--save", metavar="FILE", help="Write the attention to an offline .html page or a .png picture."),
     ] = None,
+    program: Annotated[
+        bool, typer.Option("--program", help="Show the forward as a list of operations with shapes.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it."""
+    need_text = {"--site": site, "--layer": layer, "--head": head, "--target": target, "--save": save}
+    if program:
+        if text is not None or any(value is not None for value in need_text.values()):
+            raise typer.BadParameter("--program shows the forward of any text; leave out TEXT and what selects of it")
+        _show_program(checkpoint, as_json=as_json)
+        return
     if text is None:
-        need_text = {"--site": site, "--layer": layer, "--head": head, "--target": target, "--save": save}
         if alone := [name for name, value in need_text.items() if value is not None]:
             raise typer.BadParameter(f"{alone[0]} needs a TEXT to run the model on")
         _show_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline, as_json=as_json)
@@ -90,6 +98,26 @@ def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: b
         out.print(line)
     out.print("\nsites for --site ({i} is the number of a block):", style="dim")
     out.print("  ".join(_sites(description.spec)))
+
+
+def _show_program(checkpoint: options.Checkpoint, *, as_json: bool) -> None:
+    """The model's forward, lowered from its header alone: no weights are read."""
+    from triptych.checkpoints.header import read_header
+    from triptych.nn import empty
+    from triptych.program import lower
+
+    header = read_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline)
+    program = lower(empty(header.spec))
+    if as_json:
+        screen.result(program.to_json())
+        return
+    out = screen.console()
+    for name in program.entries:
+        out.print(name, style="bold")
+        for line in program.lines(name):
+            out.print(f"  {plain(line)}", soft_wrap=True, highlight=False)
+    for module, reason in program.unlowered.items():
+        screen.note(f"{module} runs as a module: {reason}")
 
 
 def _sites(spec: ModelSpec) -> list[str]:
