@@ -20,7 +20,7 @@ from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.labs.walk import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
-from triptych.labs.walk.steps import Given, apart, number
+from triptych.labs.walk.steps import Printed, apart, number
 from triptych.model import Model, create, load
 from triptych.spec import LMHead, Pooling
 from triptych.text import DECODER, SEQ2SEQ, byte_tokenizer, word_tokenizer
@@ -311,7 +311,7 @@ def test_apart() -> None:
 
 
 def test_half_precision_is_not_doubled_where_it_is_large() -> None:
-    given = Given()
+    given = Printed()
     given.add([Shown("w", "w", "D", torch.ones(3)), Shown("ids", "ids", "N", torch.ones(2, dtype=torch.long))])
     assert given["w"].dtype == torch.float64
     assert given["ids"].dtype == torch.long
@@ -418,6 +418,6 @@ def test_the_page_holds_every_step(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_step_is_what_it_says() -> None:
     step = Step("p", "t", "y = x + 1", "", [Shown("y", "y", "D", torch.tensor([2.0]))], lambda g: g["x"] + 1)
-    given = Given()
+    given = Printed()
     given.add([Shown("x", "x", "D", torch.tensor([1.5]))])
     assert step.error(given) == 0.25  # of 2

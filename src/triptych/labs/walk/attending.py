@@ -18,7 +18,7 @@ from torch import Tensor
 from triptych.attention import attend_reference, attention_pattern, attention_scores
 from triptych.checkpoints.describe import mask_text
 from triptych.labs.walk import again
-from triptych.labs.walk.steps import Given, Shown, Step
+from triptych.labs.walk.steps import Printed, Shown, Step
 from triptych.spec import Mask, full
 from triptych.spec.masks import Full, Points
 
@@ -31,7 +31,7 @@ class Bias:
     formula: str
     meaning: str
     uses: Sequence[Shown]
-    again: Any  # Given -> Tensor
+    again: Any  # Printed -> Tensor
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Attending:
     k_pos: Tensor | None = None
     head: int = 0
     forward: Forward | None = None
+    out: str = ""  # the name of the result; `z` after the prefix unless there is one
 
     def steps(self) -> list[Step]:
         """Scores, scale, bias, mask, softmax, weighted sum."""
@@ -101,7 +102,7 @@ class Attending:
             formula += f",  then {self.softcap:g} · tanh(s / {self.softcap:g})"
             why += f" The soft cap keeps every score within ±{self.softcap:g}."
 
-        def once_more(g: Given) -> Tensor:
+        def once_more(g: Printed) -> Tensor:
             s = g[f"{self.prefix}products"] * scale
             return s if self.softcap is None else self.softcap * torch.tanh(s / self.softcap)
 
@@ -112,7 +113,7 @@ class Attending:
         value = self._scored(scale=self.scale, softcap=self.softcap, bias=bias.value[None])
         shown = [self._matrix("bias", "b", bias.value), self._matrix("biased", "s", value)]
 
-        def once_more(g: Given) -> list[Tensor]:
+        def once_more(g: Printed) -> list[Tensor]:
             found = bias.again(g)
             return [found, g[f"{self.prefix}scaled"] + found]
 
@@ -152,7 +153,7 @@ class Attending:
         z = attend_reference(_batch(self.q.value), _batch(self.k.value), _batch(self.v.value), **self._options)
         value = self._real("z", _unbatch(z, self.q.value))
         letters = "T V" if value.dim() == 2 else "H T V"
-        width = Shown(f"{self.prefix}z", "z", letters, value, self.q.labels, head=self.head, focus=self.q.focus)
+        width = Shown(self.out or f"{self.prefix}z", "z", letters, value, self.q.labels, head=self.head, focus=self.q.focus)
         return Step(
             self.part,
             "Weighted sum",

@@ -21,12 +21,12 @@ from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.labs.walk import again
 from triptych.labs.walk.attending import Attending
-from triptych.labs.walk.steps import Given, Shown, Step, Walk, number
+from triptych.labs.walk.steps import Printed, Shown, Step, Walk, number
 from triptych.labs.walk.walking import explain
 from triptych.model import Model
 from triptych.spec.masks import Points
 
-GIVEN, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
+GIVEN, LECTURE, REFERENCE = "Printed", "The lecture's figures", "Reference figures"
 QWEN3_4B = {
     "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
@@ -261,10 +261,10 @@ def _entropy() -> Made:
         total = Shown(f"row sums, {name}", "Σ p", "T", pattern.value.sum(-1))
         entropy = Shown(f"entropy, {name}", "H", "·", _row_entropy(pattern.value))
 
-        def weights(g: Given, scale: float = scale, size: int = size) -> list[Tensor]:
+        def weights(g: Printed, scale: float = scale, size: int = size) -> list[Tensor]:
             return [again.softmax(g["Q"] @ g["K"].T * scale), torch.ones(size)]
 
-        def mean(g: Given, of: str = pattern.name) -> Tensor:
+        def mean(g: Printed, of: str = pattern.name) -> Tensor:
             return _row_entropy(g[of])
 
         steps += [
@@ -279,7 +279,7 @@ def _entropy() -> Made:
     return [*steps, *rounded], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
 
 
-def _rounded(step: Step, given: Given) -> Tensor:
+def _rounded(step: Step, given: Printed) -> Tensor:
     """What a step makes of what was printed, to four decimals."""
     value = step.again(given)
     assert isinstance(value, Tensor)
@@ -302,7 +302,7 @@ def _beside_pytorch() -> Made:
             z = attend(q.value[None], k.value[None], v.value[None], mask=mask, path=path)[0]
             shown = Shown(f"z, {path}, {name}", "z", "H T V", z)
 
-            def theirs(g: Given, causal: bool = name == "causal") -> Tensor:
+            def theirs(g: Printed, causal: bool = name == "causal") -> Tensor:
                 with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                     return scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)[0]
 
@@ -343,7 +343,7 @@ def _cache() -> Made:
     alone = count(families.read_config(QWEN3_4B | {"num_key_value_heads": 32})).cache_bytes(4096, dtype="fp16")
     shown = Shown("bytes", "bytes", "· ·", torch.tensor([[grouped, alone]]), columns=["8 groups", "32 heads"])
 
-    def once_more(g: Given) -> Tensor:
+    def once_more(g: Printed) -> Tensor:
         return torch.tensor([[2 * 36 * groups * 128 * 4096 * 2 for groups in (8, 32)]])
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
@@ -360,7 +360,7 @@ def _quadratic() -> Made:
     flops = torch.tensor([[made.flops(t)["scores"] for t in (2048, 32_768)]])
     shown = Shown("flops", "FLOPs", "· T", flops, columns=["2,048", "32,768"])
 
-    def once_more(g: Given) -> Tensor:
+    def once_more(g: Printed) -> Tensor:
         return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in (2048, 32_768)]])
 
     ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))

@@ -97,7 +97,7 @@ class Shown:
         }  # fmt: skip
 
 
-class Given(Mapping[str, Tensor]):
+class Printed(Mapping[str, Tensor]):
     """The tensors printed so far, by name, in float64.  One that was not printed is not there: a KeyError."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Given(Mapping[str, Tensor]):
         return len(self.raw)
 
 
-Again = Callable[[Given], Tensor | Sequence[Tensor]]
+Again = Callable[[Printed], Tensor | Sequence[Tensor]]
 """What a step makes, once more, by the formula as it is written, from what was printed."""
 
 
@@ -134,13 +134,13 @@ class Step:
     again: Again
     uses: Sequence[Shown] = ()
 
-    def error(self, given: Given) -> float:
+    def error(self, printed: Printed) -> float:
         """How far the recomputed is from the printed: the largest difference, relative to the largest number where
-        that is above 1.  `given` grows by what this step prints."""
-        given.add(self.uses)
-        made = self.again(given)
+        that is above 1.  `printed` grows by what this step prints."""
+        printed.add(self.uses)
+        made = self.again(printed)
         made = [made] if isinstance(made, Tensor) else list(made)
-        given.add(self.makes)
+        printed.add(self.makes)
         return max(apart(one.value, other) for one, other in zip(self.makes, made, strict=True))
 
 
@@ -157,8 +157,8 @@ class Walk:
     @cached_property
     def errors(self) -> tuple[float, ...]:
         """Of each step, recomputed from the tensors printed before it."""
-        given = Given()
-        return tuple(step.error(given) for step in self.steps)
+        printed = Printed()
+        return tuple(step.error(printed) for step in self.steps)
 
     @property
     def agrees(self) -> bool:

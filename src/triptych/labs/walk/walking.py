@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from triptych.errors import InputError
-from triptych.labs.walk.around import beginning, ending
-from triptych.labs.walk.block import middle
+from triptych.labs.walk.from_program import StepBuilder
 from triptych.labs.walk.outcome import outcome
-from triptych.labs.walk.stack import Stack, reads
+from triptych.labs.walk.stack_run import StackRun, sections
 from triptych.labs.walk.steps import Shown, Step, Walk
 from triptych.model import Model
+from triptych.program import lower
 from triptych.spec import LMHead
 
 WRITTEN = 6  # tokens an encoder-decoder writes; the walk is through the last of them
@@ -30,24 +30,27 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
     model in half precision or without a head.
     """
     ids, target = checked(model, text, layer, head)
-    asked = _asked(model, ids, row)
+    followed, program = _followed(model, ids, row), lower(model.module)
     layers = {name: min(layer, len(stack.blocks) - 1) for name, stack in model.spec.stacks.items()}
-    sites = [site for name in layers for site in reads(model.spec, name, layers[name])]
-    trace = model.trace([ids], None if target is None else [target], read=sites)
-    stacks: list[Stack] = []
+    parts = {name: sections(model.module, program, name, at) for name, at in layers.items()}
+    reads = [site for part in parts.values() for site in part.reads]
+    trace = model.trace([ids], None if target is None else [target], read=list(dict.fromkeys(reads)))
+    stacks: list[StackRun] = []
+    steps, memory = [], ""
     for name, at in layers.items():
-        own, focus = (ids, asked) if target is None or name == "encoder" else (target, len(target) - 1)
-        stack = Stack(
-            module=model.module, trace=trace, name=name, labels=tokens(model, own), ids=own, layer=at, head=head,
-            focus=focus, source=stacks[0] if stacks else None,
+        own, focus = (ids, followed) if target is None or name == "encoder" else (target, len(target) - 1)
+        stack = StackRun(
+            module=model.module, program=program, sections=parts[name], trace=trace, name=name,
+            labels=tokens(model, own), ids=own, layer=at, head=head, focus=focus,
+            source=stacks[0] if stacks else None, memory=memory,
         )  # fmt: skip
+        builder = StepBuilder(stack)
+        steps.append(_read(model, stack, text if isinstance(text, str) and not stacks else None))
+        steps += [*builder.beginning(), *builder.inside(), *builder.ending()]
         stacks.append(stack)
-    steps = []
-    for number, stack in enumerate(stacks):
-        given = text if isinstance(text, str) and not number else None
-        steps += [_read(model, stack, given), *beginning(stack), *middle(stack), *ending(stack)]
-    end = outcome(model, stacks[-1], trace, asked)
-    return Walk("A forward, step by step", facts(model, text, stacks), [*steps, *end.steps], end.said, end.token)
+        memory = builder.output
+    end = outcome(model, builder, followed)
+    return Walk("A forward, step by step", facts(model, text, stacks), [*steps, *end.steps], end.summary, end.token)
 
 
 def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> tuple[list[int], list[int] | None]:
@@ -71,8 +74,6 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
     for stack in spec.stacks.values():
         block = stack.blocks[min(layer, len(stack.blocks) - 1)]
         in_range("head", head, block.attn.heads)
-        if block.attn.mechanism is not None:
-            raise InputError("this model's scores are no dot products, and a walk is through those")
     if spec.layout != "encoder-decoder":
         return ids, None
     if spec.ids.start is None:
@@ -90,14 +91,14 @@ def tokens(model: Model, ids: Sequence[int]) -> list[str]:
     return [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
 
 
-def facts(model: Model, text: str | Sequence[int], stacks: Sequence[Stack]) -> list[tuple[str, str]]:
+def facts(model: Model, text: str | Sequence[int], stacks: Sequence[StackRun]) -> list[tuple[str, str]]:
     """What was run, and where the walk goes."""
     told = [("Model", f"{model.spec.family}, {model.spec.layout}")]
     told.append(("Text", text if isinstance(text, str) else " ".join(map(str, text))))
     for stack in stacks:
         which = f"{stack.name} " if len(stacks) > 1 else ""
-        told.append((f"{which}block".capitalize(), f"{stack.layer} of 0 to {len(stack.spec.blocks) - 1}"))
-    heads = stacks[0].spec.blocks[stacks[0].layer].attn.heads
+        told.append((f"{which}block".capitalize(), f"{stack.layer} of 0 to {len(stack.stack.blocks) - 1}"))
+    heads = stacks[0].heads
     told.append(("Head", f"{stacks[0].head} of 0 to {heads - 1}"))
     for stack in stacks:
         which = f"{stack.name} row" if len(stacks) > 1 else "row"
@@ -105,7 +106,7 @@ def facts(model: Model, text: str | Sequence[int], stacks: Sequence[Stack]) -> l
     return told
 
 
-def _asked(model: Model, ids: Sequence[int], row: int | None) -> int:
+def _followed(model: Model, ids: Sequence[int], row: int | None) -> int:
     """The row that is followed: the one asked for, else the first mask, else the last token that is a word."""
     if row is not None:
         in_range("row", row, len(ids))
@@ -119,7 +120,7 @@ def _asked(model: Model, ids: Sequence[int], row: int | None) -> int:
     return max((i for i, token in enumerate(ids) if token not in frame), default=len(ids) - 1)
 
 
-def _read(model: Model, stack: Stack, text: str | None) -> Step:
+def _read(model: Model, stack: StackRun, text: str | None) -> Step:
     """Ids and tokens.  A text is tokenized once more; what a decoder wrote is what it wrote."""
     ids = torch.tensor(list(stack.ids))
     n = f"{len(stack.ids)} token" + "s" * (len(stack.ids) != 1)
