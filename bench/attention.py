@@ -1,4 +1,4 @@
-"""Window attention against torch's own with a dense mask, in one run: `python bench/attention.py`.
+"""Window attention beside torch's attention with a dense mask, in one run: `python bench/attention.py`.
 
 Both give the same numbers (checked before timing).  Prints the median of n calls, forward and forward + backward.
 """
@@ -31,43 +31,43 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def both_ways(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
-    learning = [x.clone().requires_grad_() for x in (q, k, v)]
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     upstream = torch.ones_like(q)
     return {
         "forward": lambda: attention(q, k, v),
-        "forward + backward": lambda: torch.autograd.grad(attention(*learning), learning, upstream),
+        "forward + backward": lambda: torch.autograd.grad(attention(*leaves), leaves, upstream),
     }
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--length", type=int, default=8192)
-    options.add_argument("--window", type=int, default=512)
-    options.add_argument("--heads", type=int, default=8)
-    options.add_argument("--width", type=int, default=64)
-    options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    given = options.parse_args()
-    dtype = getattr(torch, given.dtype)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
     print(
         f"torch {torch.__version__}, python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads, {given.dtype}, T {given.length}, window {given.window}, "
-        f"{given.heads} heads of {given.width}, median of {given.repeats}"
+        f"{torch.get_num_threads()} threads, {options.dtype}, T {options.length}, window {options.window}, "
+        f"{options.heads} heads of {options.width}, median of {options.repeats}"
     )
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, given.heads, given.length, given.width, dtype=dtype) for _ in range(3))
-    mask = causal() & window(given.window)
-    line = torch.arange(given.length)
-    distance = line[:, None] - line
-    dense = (distance >= 0) & (distance < given.window)
+    q, k, v = (torch.randn(1, options.heads, options.length, options.width, dtype=dtype) for _ in range(3))
+    mask = causal() & window(options.window)
+    positions = torch.arange(options.length)
+    distance = positions[:, None] - positions
+    dense = (distance >= 0) & (distance < options.window)
     ours = both_ways(lambda q, k, v: attend(q, k, v, mask=mask), q, k, v)
     peer = both_ways(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=dense), q, k, v)
     torch.testing.assert_close(
         ours["forward"](), peer["forward"](), atol=1e-4 if dtype == torch.float32 else 0.05, rtol=0
     )
     for name in ours:
-        mine, theirs = seconds(ours[name], given.repeats), seconds(peer[name], given.repeats)
-        print(f"{name:20} ours {mine * 1e3:9.1f} ms   dense mask {theirs * 1e3:9.1f} ms   ratio {theirs / mine:5.1f}")
+        here, there = seconds(ours[name], options.repeats), seconds(peer[name], options.repeats)
+        print(f"{name:20} ours {here * 1e3:9.1f} ms   dense mask {there * 1e3:9.1f} ms   ratio {there / here:5.1f}")
 
 
 if __name__ == "__main__":

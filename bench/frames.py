@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 import triptych
+from triptych import generate
 from triptych.model import Model
 from triptych.train import causal, collate, loss
 
@@ -71,21 +72,19 @@ def frames(call: Callable[[], object]) -> int:
 def stepper(model: Model, prompt: Sequence[int] = PROMPT, tokens: int = 64) -> Callable[[], object]:
     """A call that makes one greedy step of the generation engine for one row, at most `tokens` times.
 
-    This is the one place that knows how the engine is driven; `bench/decode.py` times the same step.  An engine with
-    another interface goes before the lines below, which must stay for older checkouts.
+    This is the one place that knows how the engine is driven; `bench/decode.py` times the same step.
     """
-    try:
-        from triptych.generate import Engine, Request
-    except ImportError:  # an older checkout
-        pass
-    else:
-        engine = Engine(model.module)
-        engine.add(Request(prompt=prompt, max_new_tokens=tokens))
-        return engine.step
-    from triptych.generate import Sampling, start, stream
+    if not hasattr(generate, "Engine"):
+        return older_stepper(model, prompt, tokens)
+    engine = generate.Engine(model.module)
+    engine.add(generate.Request(prompt=list(prompt), max_new_tokens=tokens))
+    return engine.step
 
-    state = start(model.module, [prompt])
-    steps = stream(state, max_new_tokens=tokens, sampling=Sampling())
+
+def older_stepper(model: Model, prompt: Sequence[int], tokens: int) -> Callable[[], object]:
+    """The same with the functions of commit 133d396, before there was `Engine`."""
+    state = generate.start(model.module, [prompt])  # type: ignore[attr-defined]
+    steps = generate.stream(state, max_new_tokens=tokens, sampling=generate.Sampling())  # type: ignore[attr-defined]
     return lambda: next(steps)
 
 

@@ -1,4 +1,4 @@
-"""A training step of ours against one of transformers of the same shape, in one run: `python bench/train.py`.
+"""A training step of this package beside one of transformers, same shape, in one run: `python bench/train.py`.
 
 Same config, same tokens, same optimizer (fused AdamW), same precision; the losses on the same weights are compared
 before anything is timed.  Steps of the two alternate, and the medians of n steps are printed.
@@ -27,38 +27,44 @@ from triptych.train import CausalText, Optimizer, OptimizerSettings, RunSettings
 from triptych.train.precision import autocast
 
 
-def config(family: str, given: argparse.Namespace) -> dict[str, object]:
-    wide, deep, heads, vocab = given.width, given.layers, given.heads, 256
+def config(family: str, options: argparse.Namespace) -> dict[str, object]:
+    width, layers, heads, vocab = options.width, options.layers, options.heads, 256
     if family == "gpt2":
-        sizes = {"n_embd": wide, "n_layer": deep, "n_head": heads, "n_positions": given.length, "vocab_size": vocab}
+        sizes = {
+            "n_embd": width,
+            "n_layer": layers,
+            "n_head": heads,
+            "n_positions": options.length,
+            "vocab_size": vocab,
+        }
         drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         ends = {"bos_token_id": None, "eos_token_id": None}
         return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes, **drop, **ends}
     return {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": wide,
-        "intermediate_size": wide * 8 // 3, "num_hidden_layers": deep, "num_attention_heads": heads,
-        "vocab_size": vocab, "max_position_embeddings": given.length, "tie_word_embeddings": True,
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width,
+        "intermediate_size": width * 8 // 3, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "vocab_size": vocab, "max_position_embeddings": options.length, "tie_word_embeddings": True,
         "bos_token_id": None, "eos_token_id": None,
     }  # fmt: skip
 
 
-def ours(module: nn.Transformer, data: CausalText, given: argparse.Namespace) -> Trainer:
+def ours(module: nn.Transformer, data: CausalText, options: argparse.Namespace) -> Trainer:
     optimizer = Optimizer(module, OptimizerSettings(name="adamw", lr=3e-4, clip=1.0))
     run = RunSettings(
-        rows=given.rows, length=given.length, steps=1000, precision=given.precision, compile=given.compile
+        rows=options.rows, length=options.length, steps=1000, precision=options.precision, compile=options.compile
     )
     return Trainer(module.train(), data, optimizer, Schedule(), run)
 
 
-def theirs(model: torch.nn.Module, data: CausalText, given: argparse.Namespace) -> Callable[[int], float]:
-    """The step everybody writes: mean loss, clip, fused AdamW."""
-    model = torch.compile(model) if given.compile else model
+def theirs(model: torch.nn.Module, data: CausalText, options: argparse.Namespace) -> Callable[[int], float]:
+    """The usual step: mean loss, gradient clipping, fused AdamW."""
+    model = torch.compile(model) if options.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
 
     def step(number: int) -> float:
-        rows = data.draw(0, number, given.rows)
+        rows = data.draw(0, number, options.rows)
         ids, targets = (torch.from_numpy(np.stack(side).astype(np.int64)) for side in zip(*sides(rows), strict=True))
-        with autocast(given.precision, torch.device("cpu")):
+        with autocast(options.precision, torch.device("cpu")):
             logits = model(ids).logits
             loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
         loss.backward()
@@ -75,39 +81,42 @@ def sides(rows: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     for name, default in {"width": 384, "layers": 6, "heads": 6, "length": 256, "rows": 8, "repeats": 15}.items():
-        options.add_argument(f"--{name}", type=int, default=default)
-    options.add_argument("--family", choices=["gpt2", "llama"], default="gpt2")
-    options.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
-    options.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa", help="theirs")
-    options.add_argument("--compile", action="store_true")
-    given = options.parse_args()
-    hf = config(given.family, given)
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--family", choices=["gpt2", "llama"], default="gpt2")
+    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa", help="the attention of transformers")
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+    hf = config(options.family, options)
     module = nn.new(read_config(hf), seed=1)
     with tempfile.TemporaryDirectory() as folder:
         write_directory(Path(folder) / "model", *to_checkpoint(module, hf))
-        peer = AutoModelForCausalLM.from_pretrained(Path(folder) / "model", attn_implementation=given.attention).train()
+        peer = AutoModelForCausalLM.from_pretrained(
+            Path(folder) / "model", attn_implementation=options.attention
+        ).train()
     text = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.int32)
-    data = CausalText.of([text], given.length)
-    trainer, step = ours(module, data, given), theirs(peer, data, given)
+    data = CausalText.of([text], options.length)
+    trainer, step = ours(module, data, options), theirs(peer, data, options)
     first = trainer.step()[0], step(0)
     assert abs(first[0] - first[1]) < 2e-2, first
     times: dict[str, list[float]] = {"triptych": [], "transformers": []}
-    for number in range(1, given.repeats + 2):
+    for number in range(1, options.repeats + 2):
         for name, call in (("triptych", trainer.step), ("transformers", lambda n=number: step(n))):
             begin = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - begin)
-    bf16 = isinstance(autocast(given.precision, torch.device("cpu")), torch.autocast)
+    bf16 = isinstance(autocast(options.precision, torch.device("cpu")), torch.autocast)
     print(
-        f"{given.family}, {sum(p.numel() for p in module.parameters()):,} parameters, {given.rows} x {given.length} "
-        f"tokens, {'bf16 autocast' if bf16 else 'fp32'}{', compiled' if given.compile else ''}, "
+        f"{options.family}, {sum(p.numel() for p in module.parameters()):,} parameters, "
+        f"{options.rows} x {options.length} tokens, {'bf16 autocast' if bf16 else 'fp32'}"
+        f"{', compiled' if options.compile else ''}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__} "
-        f"({given.attention}), python {platform.python_version()}, {platform.machine()}, median of {given.repeats}"
+        f"({options.attention}), python {platform.python_version()}, {platform.machine()}, median of {options.repeats}"
     )
-    tokens = given.rows * given.length
-    speeds = {name: tokens / statistics.median(found[1:]) for name, found in times.items()}
+    tokens = options.rows * options.length
+    speeds = {name: tokens / statistics.median(seconds[1:]) for name, seconds in times.items()}
     for name, speed in speeds.items():
         print(f"{name:13} {speed:8,.0f} tokens/s")
     print(f"ratio         {speeds['triptych'] / speeds['transformers']:8.2f}")

@@ -20,13 +20,21 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.model import Model
 from triptych.nn import Row
-from triptych.spec import ClassHead, Frames, LMHead, MaskedLMHead, Patches, Pooling, TokenHead
+from triptych.spec import (
+    ClassHeadSpec,
+    FramesSpec,
+    LMHeadSpec,
+    MaskedLMHeadSpec,
+    PatchesSpec,
+    PoolingSpec,
+    TokenHeadSpec,
+)
 
 WITHIN = 1e-4
 ROWS = [[7, 3, 11, 40, 5, 9, 2, 6, 13, 17, 23, 29, 31, 37, 4, 8], [5, 19, 3], [6, 6, 28, 14, 33, 21, 10]]
 TARGETS = [[0, 4, 30, 22, 9], [0, 12, 18, 25, 5, 35, 16, 38], [0, 20]]
 CPU = torch.device("cpu")
-SCORING = LMHead | MaskedLMHead | ClassHead | TokenHead
+SCORING = LMHeadSpec | MaskedLMHeadSpec | ClassHeadSpec | TokenHeadSpec
 
 
 @cache
@@ -35,7 +43,7 @@ def ours(name: str) -> Model:
 
 
 def headless(model: Model) -> bool:
-    return model.spec.head is None or isinstance(model.spec.head, Pooling)
+    return model.spec.head is None or isinstance(model.spec.head, PoolingSpec)
 
 
 def measured(x: Tensor, model: Model) -> Tensor:
@@ -78,10 +86,10 @@ def rows_of(model: Model) -> Sequence[Row]:
     The reference has frames of one length only, the longest.
     """
     random, embed = torch.Generator().manual_seed(1), model.spec.reads.embed
-    if isinstance(embed, Frames):
+    if isinstance(embed, FramesSpec):
         longest = embed.stride * embed.position.length
         return [torch.randn(longest, embed.conv1.inputs, generator=random) for _ in ROWS]
-    if isinstance(embed, Patches):
+    if isinstance(embed, PatchesSpec):
         return [torch.randn(embed.channels, *embed.image, generator=random) for _ in ROWS]
     return [[*row, *model.spec.ids.eos] for row in ROWS] if _labels_targets(model) else ROWS
 
@@ -98,7 +106,7 @@ def token_rows(model: Model) -> list[list[int]]:
 
 
 def _labels_targets(model: Model) -> bool:
-    return model.spec.layout == "encoder-decoder" and isinstance(model.spec.head, ClassHead)
+    return model.spec.layout == "encoder-decoder" and isinstance(model.spec.head, ClassHeadSpec)
 
 
 @cache
@@ -121,7 +129,7 @@ def expected_pooled(name: str, mode: str) -> Tensor:
 def largest(name: str, model: Model) -> float:
     """The worst disagreement over a ragged batch, pooled vectors included where the model pools."""
     gap = apart(mine(model, rows_of(model), targets_of(model)), expected(name), model)
-    if isinstance(model.spec.head, Pooling):
+    if isinstance(model.spec.head, PoolingSpec):
         for mode in ("mean", "first", "dense") if model.spec.head.dense is not None else ("mean", "first"):
             pooled = model.encode(rows_of(model), pooling=mode)
             gap = torch.maximum(gap, (pooled - expected_pooled(name, mode)).abs().max())

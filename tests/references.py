@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from triptych.families import read_config
-from triptych.spec import Model
+from triptych.spec import ModelSpec
 
 V, D, F, L, H, G, K, CONTEXT = 41, 24, 37, 3, 6, 3, 10, 52
 INIT = 0.3  # large, so that a wrong head or norm moves the logits far
@@ -341,7 +341,7 @@ def stored(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors")
 
 
-def read(name: str, **changes: Any) -> Model:
+def read(name: str, **changes: Any) -> ModelSpec:
     """What its config, with some `changes`, means."""
     hf, tensors = stored(name)
     return read_config(hf | changes, stored=tensors)

@@ -79,3 +79,10 @@ def fill(module: torch.nn.Module, patch: pytest.MonkeyPatch, slot: str, value: A
     """Modules keep their children and parameters outside `__dict__`, where `setattr` could not be undone."""
     held = module._modules if slot in module._modules else module._parameters
     patch.setitem(held, slot, value)
+
+
+def regroup(stack: Any, patch: pytest.MonkeyPatch) -> None:
+    """Let the layers share their attention state as their specs now say."""
+    patch.setattr(stack, "own_groups", stack.own_groups)  # to be put back as they were
+    patch.setattr(stack, "cross_groups", stack.cross_groups)
+    stack.group()

@@ -7,63 +7,69 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
-from sabotage import change, fill, of, parity, put
-from triptych import spec
-from triptych.attention import FlatKeys, Rows, SlotKeys
+from sabotage import change, fill, of, parity, put, regroup
+from triptych import ops, spec
+from triptych.attention import EncoderOutput, FlatKeys, Heads, RowPlan, Rows, plan_rows
+from triptych.attention.caches import NullStep
 from triptych.model import Model
-from triptych.nn import attention, positions
-from triptych.spec.masks import Causal
+from triptych.nn import Taps, attention, kinds, positions
+from triptych.spec.masks import Causal, Mask
 
 # ---------------------------------------------------------------- positions
 
 
 @parity("llama", "Rope.pairing:half")
 def flipped_rope_pairing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, pairing="interleaved")
+    change(model, patch, spec.RopeSpec, pairing="interleaved")
 
 
 @parity("gptj", "Rope.pairing:interleaved")
 def rope_pairs_the_halves(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, pairing="half")
+    change(model, patch, spec.RopeSpec, pairing="half")
 
 
 @parity("llama", "Rope.theta")
 def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, theta=20_000.0)
+    change(model, patch, spec.RopeSpec, theta=20_000.0)
 
 
 @parity("llama", "Rope.width")
 def rope_turns_a_part_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, width=8)
+    change(model, patch, spec.RopeSpec, width=8)
 
 
 @parity("gpt-neox", "Rope.width")
 @parity("phi", "Rope.width")
 def rope_turns_the_whole_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, width=6)
+    change(model, patch, spec.RopeSpec, width=6)
 
 
 @parity("gpt-neox", "Rope.width")
 def rope_turns_the_end_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    turn = positions.rotate
-    patch.setattr(positions, "rotate", lambda x, *how: turn(x.roll(4, -1), *how).roll(-4, -1))
+    turn = ops.rotate
+    patch.setattr(ops, "rotate", lambda x, rotation: turn(x.roll(4, -1), rotation).roll(-4, -1))
 
 
 @parity("llama", "Rope")
 def rope_turns_backwards(model: Model, patch: pytest.MonkeyPatch) -> None:
-    turn = positions.rotate
-    patch.setattr(positions, "rotate", lambda x, cos, sin, pairing: turn(x, cos, -sin, pairing))
+    turn = ops.rotate
+
+    def backwards(x: Tensor, rotation: ops.Rotation | None) -> Tensor:
+        return turn(x, None if rotation is None else replace(rotation, sin=-rotation.sin))
+
+    patch.setattr(ops, "rotate", backwards)
 
 
 @parity("llama", "Kind.position")
 def position_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Kind, "position", None)
+    put(model, patch, spec.KindSpec, "position", None)
 
 
 def rope_scaling_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, scaling=None)
+    change(model, patch, spec.RopeSpec, scaling=None)
 
 
 for _variant, _scaling in (("linear", "Interpolate"), ("yarn", "YaRN"), ("llama3", "Llama3"), ("longrope", "LongRope")):
@@ -73,13 +79,13 @@ for _variant, _scaling in (("linear", "Interpolate"), ("yarn", "YaRN"), ("llama3
 @parity("llama-yarn", "Rope.scaling:YaRN")
 @parity("llama-longrope", "Rope.scaling:LongRope")
 def attention_factor_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for rope in of(model, spec.Rope):
+    for rope in of(model, spec.RopeSpec):
         patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(rope.spec.scaling, attention_factor=1.0)))
 
 
 @parity("llama-longrope", "Rope.scaling:LongRope")
 def short_factors_in_long_rows(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for rope in of(model, spec.Rope):
+    for rope in of(model, spec.RopeSpec):
         scaling = rope.spec.scaling
         patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(scaling, long=scaling.short)))
 
@@ -87,7 +93,7 @@ def short_factors_in_long_rows(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("gpt2", "Learned")
 @parity("bert", "Learned")
 def learned_position_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Learned, offset=1)
+    change(model, patch, spec.LearnedSpec, offset=1)
 
 
 @parity("gpt2", "Embed.position")
@@ -104,12 +110,12 @@ def buckets_look_the_other_way(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("t5-encoder", "T5Buckets.bidirectional")
 def buckets_of_an_encoder_look_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.T5Buckets, bidirectional=False)
+    change(model, patch, spec.T5BucketsSpec, bidirectional=False)
 
 
 @parity("t5-encoder", "T5Buckets.max_distance")
 def buckets_reach_twice_as_far(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for buckets in of(model, spec.T5Buckets):
+    for buckets in of(model, spec.T5BucketsSpec):
         patch.setattr(buckets, "spec", replace(buckets.spec, max_distance=2 * buckets.spec.max_distance))
 
 
@@ -123,60 +129,60 @@ def causal_mask_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("llama", "Kind.mask:Causal")
 def causal_mask_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.full())
+    change(model, patch, spec.KindSpec, mask=spec.full())
 
 
 @parity("bert", "Kind.mask:Full")
 def an_encoder_looks_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.causal())
+    change(model, patch, spec.KindSpec, mask=spec.causal())
 
 
 @parity("modernbert", "Kind.mask:Window")
 def local_layers_see_one_token_less_ahead(model: Model, patch: pytest.MonkeyPatch) -> None:
     narrow = spec.window(4, ahead=2)
-    for kind in of(model, spec.Kind):
+    for kind in of(model, spec.KindSpec):
         if kind.spec.mask != spec.full():
             patch.setattr(kind, "spec", replace(kind.spec, mask=narrow))
 
 
 @parity("modernbert", "Kind.mask:Window")
 def local_layers_see_everything(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.full())
+    change(model, patch, spec.KindSpec, mask=spec.full())
 
 
 @parity("modernbert", "Rope.theta")
 def one_base_for_both_kinds(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Rope, theta=10_000.0)
+    change(model, patch, spec.RopeSpec, theta=10_000.0)
 
 
 @parity("mistral", "Kind.mask:Window")
 def window_one_too_wide(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.causal() & spec.window(5))
+    change(model, patch, spec.KindSpec, mask=spec.causal() & spec.window(5))
 
 
 @parity("mistral", "Kind.mask:Window")
 def window_one_too_narrow(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Kind, mask=spec.causal() & spec.window(3))
+    change(model, patch, spec.KindSpec, mask=spec.causal() & spec.window(3))
 
 
 @parity("qwen2-window", "Attention.kind")
 @parity("gemma2", "Attention.kind")
 def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
-        attn = block.spec.attn
-        swapped = replace(attn, kind="self" if attn.kind == "window" else "window")
-        patch.setattr(block, "spec", replace(block.spec, attn=swapped))
+    for attn in of(model, spec.AttentionSpec):
+        patch.setattr(attn, "spec", replace(attn.spec, kind="self" if attn.spec.kind == "window" else "window"))
+    for stack in of(model, spec.StackSpec):
+        regroup(stack, patch)
 
 
 @parity("bert", "Attention")
 def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
-    attend = attention.attend_rows
+    plan = kinds.plan_rows
 
-    def as_one(q: Tensor, keys: FlatKeys, rows: Rows, **options: Any) -> Tensor:
+    def as_one(rows: Rows, keys: FlatKeys, mask: Mask, heads: Heads, **options: Any) -> RowPlan:
         one = Rows((rows.total,))
-        return attend(q, FlatKeys(keys.k, keys.v, one), one, **options)
+        return plan(one, FlatKeys(one), mask, heads, **options)
 
-    patch.setattr(attention, "attend_rows", as_one)
+    patch.setattr(kinds, "plan_rows", as_one)
 
 
 # ---------------------------------------------------------------- attention
@@ -185,44 +191,44 @@ def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("llama", "Attention.kv_heads")
 def wrong_head_grouping(model: Model, patch: pytest.MonkeyPatch) -> None:
     """Head h reads group h % G instead of h * G // H."""
-    attend = attention.attend_rows
+    run = RowPlan.run
 
-    def interleaved(q: Tensor, keys: FlatKeys, rows: Rows, **options: Any) -> Tensor:
-        groups = keys.k.shape[1]
+    def interleaved(self: RowPlan, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        groups = k.shape[1]
         together = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
-        z = attend(together, keys, rows, **options)
+        z = run(self, together, k, v, *rest)
         return z.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
-    patch.setattr(attention, "attend_rows", interleaved)
+    patch.setattr(RowPlan, "run", interleaved)
 
 
 @parity("llama", "Attention.scale")
 @parity("gpt2", "Attention.scale")
 @parity("bert", "Attention.scale")
 def missing_score_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=1.0)
+    change(model, patch, spec.AttentionSpec, scale=1.0)
 
 
 @parity("t5", "Attention.scale")
 @parity("gpt2-unscaled", "Attention.scale")
 @parity("gpt2-layer-scale", "Attention.scale")
 def scores_scaled_like_everyone_s(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=None)
+    change(model, patch, spec.AttentionSpec, scale=None)
 
 
 @parity("llama-mha", "Attention.scale")
 def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=model.spec.decoder.width**-0.5)
+    change(model, patch, spec.AttentionSpec, scale=model.spec.decoder.width**-0.5)
 
 
 @parity("gemma2", "Attention.softcap")
 def missing_cap_of_the_scores(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, softcap=None)
+    change(model, patch, spec.AttentionSpec, softcap=None)
 
 
 @parity("gemma2", "Attention.scale")
 def scores_scaled_by_the_head_width(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=None)
+    change(model, patch, spec.AttentionSpec, scale=None)
 
 
 @parity("gemma3", "Kind.position")
@@ -242,18 +248,18 @@ def bases_of_the_two_kinds_swapped(model: Model, patch: pytest.MonkeyPatch) -> N
 @parity("qwen3", "Attention.q_norm")
 @parity("phi-normed", "Attention.q_norm")
 def missing_query_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Attention, "q_norm", None)
+    put(model, patch, spec.AttentionSpec, "q_norm", None)
 
 
 @parity("qwen3", "Attention.k_norm")
 @parity("phi-normed", "Attention.k_norm")
 def missing_key_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Attention, "k_norm", None)
+    put(model, patch, spec.AttentionSpec, "k_norm", None)
 
 
 @parity("qwen3", "Attention.q_norm")
 def query_norm_after_the_rotation(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for attn in of(model, spec.Attention):
+    for attn in of(model, spec.AttentionSpec):
         norm = attn.q_norm
         fill(attn, patch, "q_norm", None)
         _after_rotation(attn, norm, patch)
@@ -262,16 +268,11 @@ def query_norm_after_the_rotation(model: Model, patch: pytest.MonkeyPatch) -> No
 def _after_rotation(attn: Any, norm: Any, patch: pytest.MonkeyPatch) -> None:
     forward = attn.forward
 
-    def late(x: Tensor, view: Any, taps: Any) -> Tensor:
-        turn, turned = view.rotate, []
+    class Late(Taps):
+        def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
+            return norm(value) if site == "q_rot" else value
 
-        def rotate(x: Tensor) -> Tensor:
-            turned.append(x)
-            return norm(turn(x)) if len(turned) == 1 else turn(x)  # the queries turn first
-
-        return forward(x, replace(view, rotate=rotate), taps)
-
-    patch.setattr(attn, "forward", late)
+    patch.setattr(attn, "forward", lambda x, state, layer, taps: forward(x, state, layer, Late()))
 
 
 @parity("llama", "Attention")
@@ -282,38 +283,41 @@ def keys_and_values_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("t5", "Block.cross")
 def cross_attention_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
+    for block in of(model, spec.BlockSpec):
         patch.setattr(block, "forward", _without_cross(block))
 
 
 def _without_cross(block: Any) -> Callable[..., Tensor]:
     def forward(x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
-        x = x + block.attn(block.attn_norm.pre(x), ctx.own(block.spec.attn.kind, layer), taps)
-        return x + block.mlp(block.mlp_norm.pre(x), ctx.rows, taps)
+        x = x + block.attn(block.attn_norm.pre(x), ctx.own[layer], layer, taps)
+        return x + block.mlp(block.mlp_norm.pre(x), ctx, taps)
 
     return forward
 
 
 @parity("t5", "Block.cross")
 def cross_attention_reads_self_keys(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def own(self: Any, attn: Any, x: Tensor, taps: Any) -> FlatKeys:
-        return FlatKeys(*attn.project(x, self.rows, taps), self.rows)
+    def own(attn: Any, rows: Rows, x: Tensor, source: Any, random: Any) -> kinds.SelfState:
+        plan = plan_rows(rows, FlatKeys(rows), spec.full(), kinds.heads_of(attn, x, random))
+        return kinds.SelfState(rows, plan, NullStep(FlatKeys(rows)), None, None)
 
-    patch.setattr(attention.CrossView, "keys", own)
+    patch.setattr("triptych.nn.stack.cross_state", own)
 
 
 @parity("t5", "Block.cross")
 def cross_attention_reads_the_next_row_s_source(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def neighbour(self: Any, attn: Any, x: Tensor, taps: Any) -> SlotKeys:
-        lengths = (self.held.lengths[-1], *self.held.lengths[:-1])
-        return SlotKeys(self.held.k.roll(1, 0), self.held.v.roll(1, 0), lengths)
+    def neighbour(memory: Tensor, rows: Rows) -> EncoderOutput:
+        sources = rows.split(memory)
+        turned = [sources[-1], *sources[:-1]]
+        return EncoderOutput(torch.cat(turned), Rows(tuple(map(len, turned))))
 
-    patch.setattr(attention.CrossView, "keys", neighbour)
+    patch.setattr("triptych.nn.model.EncoderOutput", neighbour)
 
 
 @parity("t5", "Block.cross")
 def cross_attention_sees_the_padding(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def all_of_it(self: Any, attn: Any, x: Tensor, taps: Any) -> SlotKeys:
-        return replace(self.held, lengths=(max(self.held.lengths),) * len(self.held.lengths))
+    def padded(memory: Tensor, rows: Rows) -> EncoderOutput:
+        filled = torch.nn.utils.rnn.pad_sequence(rows.split(memory), batch_first=True)
+        return EncoderOutput(filled.flatten(0, 1), Rows((rows.longest,) * len(rows)))
 
-    patch.setattr(attention.CrossView, "keys", all_of_it)
+    patch.setattr("triptych.nn.model.EncoderOutput", padded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,90 +10,122 @@ import pytest
 from torch import Tensor
 
 from sabotage import cached
-from triptych.attention import CrossCache, FullCache, NullCache, Rows, SlotKeys, WindowCache
+from triptych import ops
+from triptych.attention import Cache, CachedLayer, CrossCache, Rows, SlotKeys
+from triptych.attention.caches import FullStep, NullStep, RingStep, Store, ring_positions
 from triptych.model import Model
-from triptych.nn import attention, positions, stack
+from triptych.nn import positions, stack
+from triptych.nn.kinds import SelfState
 
 
-@cached("llama", "FullCache")
+@cached("llama", "FullStep")
 def keys_written_one_place_late(model: Model, patch: pytest.MonkeyPatch) -> None:
-    write = FullCache.write
-
-    def late(self: FullCache, k: Tensor, v: Tensor, rows: Rows) -> None:
-        write(self, k, v, Rows(rows.lengths, tuple(past + 1 if past else 0 for past in rows.past)))
-
-    patch.setattr(FullCache, "write", late)
+    patch.setattr(FullStep, "__init__", written_late(FullStep.__init__))
 
 
-@cached("llama", "FullCache")
+def written_late(init: Callable[..., None]) -> Callable[..., None]:
+    """A step whose keys go one place further than where its layout, and the next steps, look for them."""
+
+    def late(self: FullStep, stores: Sequence[Store], rows: Rows, *, fresh: bool) -> None:
+        init(self, stores, rows, fresh=fresh)
+        if not fresh and self.run is not None:
+            self.at = slice(self.at.start + 1, self.at.stop + 1)
+        elif not fresh:
+            self.place = self.place + 1
+
+    return late
+
+
+@cached("llama", "FullStep")
 def stale_lengths(model: Model, patch: pytest.MonkeyPatch) -> None:
     """The new tokens are written and not counted."""
-    extend = FullCache.extend
-    patch.setattr(FullCache, "extend", lambda self, k, v, rows: replace(extend(self, k, v, rows), lengths=rows.past))
+    init = FullStep.__init__
+
+    def stale(self: FullStep, stores: Sequence[Store], rows: Rows, *, fresh: bool) -> None:
+        init(self, stores, rows, fresh=fresh)
+        if not fresh:
+            self.layout = SlotKeys(rows.past, rows.slots)
+
+    patch.setattr(FullStep, "__init__", stale)
 
 
-@cached("llama", "SelfView")
+@cached("llama", "SelfState")
 def keys_cached_before_they_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def unturned(self: Any, attn: Any, x: Tensor, taps: Any) -> Any:
+    def unturned(self: SelfState, attn: Any, x: Tensor, layer: int, taps: Any) -> Any:
         k, v = attn.project(x, self.rows, taps)
-        turned = self.rotate(k) if isinstance(self.cache, NullCache) else k
-        return self.cache.extend(self.layer, turned, v, self.rows)
+        turned = ops.rotate(k, self.rotation) if isinstance(self.step, NullStep) else k
+        return self.step.extend(layer, turned, v)
 
-    patch.setattr(attention.SelfView, "keys", unturned)
+    patch.setattr(SelfState, "keys", unturned)
 
 
 @cached("gpt2", "Learned")
 def positions_restart_at_every_step(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = stack.Embed.forward
-    patch.setattr(
-        stack.Embed, "forward", lambda self, ids, rows, types: forward(self, ids, replace(rows, past=()), types)
-    )
+    patch.setattr(stack.Embed, "forward", lambda self, ids, rows, *rest: forward(self, ids, Rows(rows.lengths), *rest))
 
 
 @cached("gpt2", "Learned")
 def cached_positions_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = stack.Embed.forward
 
-    def late(self: Any, ids: Tensor, rows: Rows, types: Any) -> Tensor:
-        return forward(self, ids, Rows(rows.lengths, tuple(past + 1 if past else 0 for past in rows.past)), types)
+    def late(self: Any, ids: Tensor, rows: Rows, *rest: Any) -> Tensor:
+        return forward(self, ids, Rows(rows.lengths, tuple(past + 1 if past else 0 for past in rows.past)), *rest)
 
     patch.setattr(stack.Embed, "forward", late)
 
 
-@cached("mistral", "WindowCache")
-@cached("qwen2-window", "WindowCache")
-@cached("gemma3", "WindowCache")
-def window_cache_one_too_short(model: Model, patch: pytest.MonkeyPatch) -> None:
-    init = WindowCache.__init__
+@cached("mistral", "RingStep")
+@cached("qwen2-window", "RingStep")
+@cached("gemma3", "RingStep")
+def ring_one_too_short(model: Model, patch: pytest.MonkeyPatch) -> None:
+    init = Store.__init__
 
-    def short(self: WindowCache, layer: Any, *rest: Any) -> None:
-        init(self, replace(layer, window=layer.window - 1), *rest)
+    def short(self: Store, layer: CachedLayer, capacity: int, *on: Any) -> None:
+        if layer.window is not None:
+            layer, capacity = replace(layer, window=layer.window - 1), capacity - 1
+        init(self, layer, capacity, *on)
 
-    patch.setattr(WindowCache, "__init__", short)
+    patch.setattr(Store, "__init__", short)
 
 
-@cached("mistral", "WindowCache")
+@cached("mistral", "RingStep")
 def ring_overwritten_under_a_chunk(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def hasty(self: WindowCache, k: Tensor, v: Tensor, rows: Rows) -> SlotKeys:
-        self.write(k, v, rows)
-        return SlotKeys(self.k, self.v, (self.ring,) * len(rows), self._positions(rows.ends))
+    init, extend = RingStep.__init__, RingStep.extend
 
-    patch.setattr(WindowCache, "extend", hasty)
+    def hasty(self: RingStep, stores: Sequence[Store], window: int, rows: Rows, *, fresh: bool) -> None:
+        init(self, stores, window, rows, fresh=fresh)
+        if not fresh:
+            self.layout = SlotKeys(rows.ends, rows.slots, ring_positions(rows.ends, window, stores[0].k.device))
 
+    def overwritten(self: RingStep, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys = extend(self, layer, k, v)
+        return keys if self.fresh else (self.stores[layer].k, self.stores[layer].v)
 
-@cached("llama", "FullCache.take")
-def full_keys_stay_when_rows_move(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FullCache, "take", lambda self, slots: None)
-
-
-@cached("mistral", "WindowCache.take")
-def window_keys_stay_when_rows_move(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WindowCache, "take", lambda self, slots: None)
+    patch.setattr(RingStep, "__init__", hasty)
+    patch.setattr(RingStep, "extend", overwritten)
 
 
-@cached("t5", "CrossCache.filter")
-def sources_stay_when_rows_move(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CrossCache, "filter", lambda self, slots: None)
+@cached("llama", "Store.copy")
+@cached("mistral", "Store.copy")
+def keys_stay_when_rows_change_their_slots(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Cache, "copy", lambda self, sources, targets: None)
+
+
+@cached("t5", "CrossCache.copy")
+def sources_stay_when_rows_change_their_slots(model: Model, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CrossCache, "copy", lambda self, sources, targets: None)
+
+
+@cached("llama", "Store.copy")
+def slots_copied_one_after_another(model: Model, patch: pytest.MonkeyPatch) -> None:
+    """Two slots that are exchanged then hold the same."""
+
+    def one_by_one(self: Store, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self.k[target], self.v[target] = self.k[source], self.v[source]
+
+    patch.setattr(Store, "copy", one_by_one)
 
 
 @cached("t5", "T5Buckets")

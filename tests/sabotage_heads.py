@@ -20,18 +20,18 @@ from triptych.nn import inputs, positions
 
 @parity("bert", "Embed.token_types")
 def token_types_dropped(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Embed, token_types=0)
+    change(model, patch, spec.EmbedSpec, token_types=0)
 
 
 @parity("bert", "Embed.norm")
 def missing_embedding_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Embed, "norm", None)
+    put(model, patch, spec.EmbedSpec, "norm", None)
 
 
 @parity("llama", "Embed")
 @parity("gpt2", "Embed")
 def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for embed in of(model, spec.Embed):
+    for embed in of(model, spec.EmbedSpec):
         patch.setattr(embed, "spec", replace(embed.spec, scale=embed.spec.width**0.5))
 
 
@@ -40,7 +40,7 @@ def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.Monkey
 @parity("mbart", "Embed.scale")
 @parity("marian", "Embed.scale")
 def missing_embedding_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Embed, scale=None)
+    change(model, patch, spec.EmbedSpec, scale=None)
 
 
 @parity("marian", "Sinusoidal")
@@ -51,23 +51,23 @@ def scale_on_the_positions_too(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("marian", "Sinusoidal.layout:halves")
 def sines_and_cosines_in_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Sinusoidal, layout="interleaved")
+    change(model, patch, spec.SinusoidalSpec, layout="interleaved")
 
 
 @parity("marian", "Sinusoidal.theta")
 def sinusoids_of_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Sinusoidal, theta=9_000.0)
+    change(model, patch, spec.SinusoidalSpec, theta=9_000.0)
 
 
 @parity("bart", "Learned.offset")
 def bart_positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Learned, offset=0)
+    change(model, patch, spec.LearnedSpec, offset=0)
 
 
 @parity("gemma2", "LMHead.softcap")
 @parity("gemma3-linear", "LMHead.softcap")
 def missing_cap_of_the_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHead, softcap=None)
+    change(model, patch, spec.LMHeadSpec, softcap=None)
 
 
 @parity("gpt2", "Table")
@@ -77,12 +77,12 @@ def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("t5", "LMHead.scale")
 def missing_tied_head_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHead, scale=None)
+    change(model, patch, spec.LMHeadSpec, scale=None)
 
 
 @parity("t5-v1.1", "LMHead")
 def tied_head_scale_on_an_untied_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHead, scale=model.spec.decoder.width**-0.5)
+    change(model, patch, spec.LMHeadSpec, scale=model.spec.decoder.width**-0.5)
 
 
 @parity("bart", "LMHead")
@@ -93,7 +93,7 @@ def missing_bias_of_the_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("mt5", "LMHead")
 def tied_head_scale_where_none_is(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHead, scale=model.spec.decoder.width**-0.5)
+    change(model, patch, spec.LMHeadSpec, scale=model.spec.decoder.width**-0.5)
 
 
 @parity("gpt2", "Model.ties")
@@ -107,13 +107,13 @@ def head_not_tied(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("electra-generator", "Embed.project")
 def embedding_projected_by_another_matrix(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for embed in of(model, spec.Embed):
+    for embed in of(model, spec.EmbedSpec):
         fill(embed.project, patch, "weight", Parameter(embed.project.weight.detach().flip(0)))
 
 
 @parity("electra-generator", "Embed.project")
 def missing_bias_of_the_projection(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for embed in of(model, spec.Embed):
+    for embed in of(model, spec.EmbedSpec):
         fill(embed.project, patch, "bias", None)
 
 
@@ -121,25 +121,25 @@ def missing_bias_of_the_projection(model: Model, patch: pytest.MonkeyPatch) -> N
 @parity("roberta-untied", "Transform.act:gelu")
 @parity("electra-classes", "Transform.act:gelu")
 def relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Transform, act="relu")
+    change(model, patch, spec.TransformSpec, act="relu")
 
 
 @parity("distilbert-classes", "Transform.act:relu")
 @parity("bert-untied", "Transform.act:relu")
 def gelu_for_relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Transform, act="gelu")
+    change(model, patch, spec.TransformSpec, act="gelu")
 
 
 @parity("bert-classes", "Transform.act:tanh")
 @parity("roberta-classes", "Transform.act:tanh")
 def gelu_for_tanh_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Transform, act="gelu")
+    change(model, patch, spec.TransformSpec, act="gelu")
 
 
 @parity("bert", "Transform.norm")
 @parity("electra-generator", "Transform.norm")
 def missing_norm_of_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Transform, "norm", None)
+    put(model, patch, spec.TransformSpec, "norm", None)
 
 
 @parity("bert", "MaskedLMHead")
@@ -151,24 +151,24 @@ def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("roberta", "Learned.offset")
 @parity("roberta-untied", "Learned.offset")
 def positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Learned, offset=0)
+    change(model, patch, spec.LearnedSpec, offset=0)
 
 
 @parity("bert-classes", "ClassHead.transform")
 @parity("roberta-classes", "ClassHead.transform")
 def class_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.ClassHead, "transform", None)
+    put(model, patch, spec.ClassHeadSpec, "transform", None)
 
 
 @parity("bert-classes", "ClassHead.pool:first")
 def class_head_reads_the_last_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.ClassHead, pool="last")
+    change(model, patch, spec.ClassHeadSpec, pool="last")
 
 
 @parity("bart-classes", "ClassHead.pool:last")
 @parity("modernbert-classes", "ClassHead.pool:mean")
 def class_head_reads_the_first_token_alone(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.ClassHead, pool="first")
+    change(model, patch, spec.ClassHeadSpec, pool="first")
 
 
 @parity("modernbert-tokens", "TokenHead.transform")
@@ -180,24 +180,24 @@ def labels_of_tokens_without_their_transform(model: Model, patch: pytest.MonkeyP
 @parity("bert-spans", "SpanHead")
 def ends_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = head_parts.SpanHead.forward
-    patch.setattr(head_parts.SpanHead, "forward", lambda self, x, rows: forward(self, x, rows).flip(-1))
+    patch.setattr(head_parts.SpanHead, "forward", lambda self, x, *rest: forward(self, x, *rest).flip(-1))
 
 
 @parity("electra", "ReplacedHead")
 def replaced_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.ReplacedHead, "forward", lambda self, x, rows: self.proj(x))
+    patch.setattr(head_parts.ReplacedHead, "forward", lambda self, x, rows, random: self.proj(x))
 
 
 @parity("bert-tokens", "TokenHead")
 def token_head_reads_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows: self.classes(x.roll(-1, 0)))
+    patch.setattr(head_parts.TokenHead, "forward", lambda self, x, rows, random: self.classes(x.roll(-1, 0)))
 
 
 @parity("bert-pooler", "Pooling.dense", "Pooling.act:tanh")
 def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
     pool = head_parts.Pooling.forward
 
-    def bare(self: Any, x: Tensor, rows: Rows) -> Tensor:
+    def bare(self: Any, x: Tensor, rows: Rows, random: None = None) -> Tensor:
         return self.dense(x[list(rows.starts)]) if self.spec.mode == "dense" else pool(self, x, rows)
 
     patch.setattr(head_parts.Pooling, "forward", bare)
@@ -205,4 +205,4 @@ def pooler_without_its_tanh(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("bert-no-pooler", "Pooling.mode:mean")
 def mean_over_the_whole_batch(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head_parts.Pooling, "forward", lambda self, x, rows: x.mean(0).expand(len(rows), -1))
+    patch.setattr(head_parts.Pooling, "forward", lambda self, x, rows, random=None: x.mean(0).expand(len(rows), -1))

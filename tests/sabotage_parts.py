@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Identity, ModuleList, Parameter
 
 import triptych
-from sabotage import Break, change, fill, of, parity, put
+from sabotage import Break, change, fill, of, parity, put, regroup
 from triptych import families, spec
 from triptych.mapping.tensor_ops import ByHead, RopePermute
 from triptych.mapping.tensor_plan import TensorLoad
@@ -25,13 +25,13 @@ from triptych.nn import linear, stack
 @parity("llama", "RMSNorm")
 def norm_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     """Gemma's (1 + weight) where the weight is the whole factor."""
-    change(model, patch, spec.RMSNorm, offset=1.0)
+    change(model, patch, spec.RMSNormSpec, offset=1.0)
 
 
 @parity("gemma", "RMSNorm.offset")
 @parity("gemma2", "RMSNorm.offset")
 def norm_by_the_weight_alone(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RMSNorm, offset=0.0)
+    change(model, patch, spec.RMSNormSpec, offset=0.0)
 
 
 @parity("llama", "RMSNorm")
@@ -73,18 +73,18 @@ def rms_norm_eps_outside_the_root(model: Model, patch: pytest.MonkeyPatch) -> No
 
 @parity("gpt2-untied", "LayerNorm.eps")
 def layer_norm_with_another_eps(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LayerNorm, eps=1e-5)
+    change(model, patch, spec.LayerNormSpec, eps=1e-5)
 
 
 @parity("llama-mha", "RMSNorm.eps")
 def rms_norm_with_another_eps(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RMSNorm, eps=1e-6)
+    change(model, patch, spec.RMSNormSpec, eps=1e-6)
 
 
 @parity("gpt2", "LayerNorm.bias")
 @parity("bert", "LayerNorm.bias")
 def missing_norm_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.LayerNorm, "bias", None)
+    put(model, patch, spec.LayerNormSpec, "bias", None)
 
 
 class Around(torch.nn.Module):
@@ -97,7 +97,7 @@ class Around(torch.nn.Module):
 
 def renorm(model: Model, patch: pytest.MonkeyPatch, made: Callable[[Any], Around]) -> None:
     """Other norms around both sublayers of every block, made of those there are."""
-    for block in of(model, spec.Block):
+    for block in of(model, spec.BlockSpec):
         for slot in ("attn_norm", "mlp_norm"):
             fill(block, patch, slot, made(getattr(block, slot)))
 
@@ -132,19 +132,19 @@ def output_norm_applied_as_post_norm(model: Model, patch: pytest.MonkeyPatch) ->
 
 @parity("granite", "Scale", "Norms.out")
 def missing_factor_of_what_a_sublayer_gives(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Norms, "out", Identity())
+    put(model, patch, spec.NormsSpec, "out", Identity())
 
 
 @parity("granite", "Scale.factor")
 def factor_applied_after_the_sum(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for norms in of(model, spec.Norms):
+    for norms in of(model, spec.NormsSpec):
         fill(norms, patch, "post", norms.out)
         fill(norms, patch, "out", Identity())
 
 
 @parity("llama", "Block.mlp_norm")
 def norms_of_attention_and_mlp_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.Block):
+    for block in of(model, spec.BlockSpec):
         first, second = block.attn_norm, block.mlp_norm
         fill(block, patch, "attn_norm", second)
         fill(block, patch, "mlp_norm", first)
@@ -159,7 +159,7 @@ def missing_cross_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("llama", "Stack.final_norm")
 @parity("t5", "Stack.final_norm")
 def missing_final_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Stack, "final_norm", None)
+    put(model, patch, spec.StackSpec, "final_norm", None)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -172,7 +172,7 @@ def _rms(x: Tensor, eps: float) -> Tensor:
 @parity("llama", "GLU")
 @parity("phi3", "GLU")
 def swapped_gate_and_up(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for mlp in of(model, spec.GLU):
+    for mlp in of(model, spec.GLUSpec):
         gate, up = mlp.gate, mlp.up
         fill(mlp, patch, "gate", up)
         fill(mlp, patch, "up", gate)
@@ -180,12 +180,12 @@ def swapped_gate_and_up(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("llama", "GLU.act:silu")
 def gelu_for_silu(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.GLU, act="gelu")
+    change(model, patch, spec.GLUSpec, act="gelu")
 
 
 @parity("modernbert", "GLU.act:gelu")
 def silu_for_gelu_in_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.GLU, act="silu")
+    change(model, patch, spec.GLUSpec, act="silu")
 
 
 @parity("modernbert", "Norms.pre")
@@ -196,56 +196,56 @@ def first_layer_normed_twice(model: Model, patch: pytest.MonkeyPatch) -> None:
 
 @parity("t5-gated", "GLU.act:gelu_tanh")
 def exact_gelu_for_the_tanh_one_in_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.GLU, act="gelu")
+    change(model, patch, spec.GLUSpec, act="gelu")
 
 
 @parity("gpt2-unscaled", "MLP.act:gelu_tanh")
 def exact_gelu_for_the_tanh_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLP, act="gelu")
+    change(model, patch, spec.MLPSpec, act="gelu")
 
 
 @parity("bert", "MLP.act:gelu")
 def tanh_gelu_for_the_exact_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLP, act="gelu_tanh")
+    change(model, patch, spec.MLPSpec, act="gelu_tanh")
 
 
 @parity("marian", "MLP.act:silu")
 def gelu_for_silu_without_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLP, act="gelu")
+    change(model, patch, spec.MLPSpec, act="gelu")
 
 
 @parity("t5", "MLP.act:relu")
 def gelu_for_relu(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLP, act="gelu")
+    change(model, patch, spec.MLPSpec, act="gelu")
 
 
 @parity("mixtral", "MoE.top_k")
 @parity("qwen3-moe", "MoE.top_k")
 def one_expert_too_few(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for mixture in of(model, spec.MoE):
+    for mixture in of(model, spec.MoESpec):
         patch.setattr(mixture, "spec", replace(mixture.spec, top_k=mixture.spec.top_k - 1))
 
 
 @parity("mixtral", "MoE.normalize")
 @parity("qwen3-moe-normed", "MoE.normalize")
 def weights_of_experts_not_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MoE, normalize=False)
+    change(model, patch, spec.MoESpec, normalize=False)
 
 
 @parity("qwen3-moe", "MoE")
 def weights_of_experts_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MoE, normalize=True)
+    change(model, patch, spec.MoESpec, normalize=True)
 
 
 @parity("mixtral", "MoE.experts")
 def experts_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for mixture in of(model, spec.MoE):
+    for mixture in of(model, spec.MoESpec):
         fill(mixture, patch, "experts", ModuleList(reversed(mixture.experts)))
 
 
 @parity("mixtral", "MoE")
 def every_expert_weighs_the_same(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for mixture in of(model, spec.MoE):
+    for mixture in of(model, spec.MoESpec):
         patch.setattr(mixture.router, "forward", _signs(mixture.router.forward))
 
 
@@ -257,7 +257,7 @@ def _signs(score: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 @parity("qwen3-moe", "MoE")
 def outputs_of_experts_go_to_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = linear.MoE.forward
-    patch.setattr(linear.MoE, "forward", lambda self, x, rows, taps: forward(self, x, rows, taps).roll(1, 0))
+    patch.setattr(linear.MoE, "forward", lambda self, x, ctx, taps: forward(self, x, ctx, taps).roll(1, 0))
 
 
 def _missing_bias(place: str) -> Break:
@@ -277,15 +277,15 @@ parity("gptj", "Linear.bias")(_missing_bias("proj"))
 
 @parity("gpt2", "Linear")
 def square_matrix_not_transposed(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for attn in of(model, spec.Attention):
+    for attn in of(model, spec.AttentionSpec):
         fill(attn.out, patch, "weight", Parameter(attn.out.weight.detach().T))
 
 
 @parity("llama", "Block", "Block.mlp")
 def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> None:
     def parallel(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
-        seen = self.attn(self.attn_norm.pre(x), ctx.own(self.spec.attn.kind, layer), taps)
-        return x + seen + self.mlp(self.mlp_norm.pre(x), ctx.rows, taps)
+        seen = self.attn(self.attn_norm.pre(x), ctx.own[layer], layer, taps)
+        return x + seen + self.mlp(self.mlp_norm.pre(x), ctx, taps)
 
     patch.setattr(stack.Block, "forward", parallel)
 
@@ -295,22 +295,22 @@ def attention_and_mlp_in_parallel(model: Model, patch: pytest.MonkeyPatch) -> No
 def attention_and_mlp_in_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
     def in_turn(self: Any, x: Tensor, ctx: Any, layer: int, taps: Any) -> Tensor:
         seen = self.attn_norm.pre(self.norm(x))
-        x = x + self.attn(seen, ctx.own(self.spec.attn.kind, layer), taps)
-        return x + self.mlp(self.mlp_norm.pre(self.norm(x)), ctx.rows, taps)
+        x = x + self.attn(seen, ctx.own[layer], layer, taps)
+        return x + self.mlp(self.mlp_norm.pre(self.norm(x)), ctx, taps)
 
     patch.setattr(stack.ParallelBlock, "forward", in_turn)
 
 
 @parity("gpt-neox", "ParallelBlock")
 def the_mlp_reads_what_attention_reads(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.ParallelBlock):
+    for block in of(model, spec.ParallelBlockSpec):
         fill(block, patch, "mlp_norm", block.attn_norm)
 
 
 @parity("gptj", "ParallelBlock.norm")
 @parity("phi", "ParallelBlock.norm")
 def the_mlp_reads_the_stream_itself(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for block in of(model, spec.ParallelBlock):
+    for block in of(model, spec.ParallelBlockSpec):
         norm = block.norm
         fill(block, patch, "norm", Identity())
         fill(block, patch, "attn_norm", Around(pre=norm))
@@ -318,8 +318,9 @@ def the_mlp_reads_the_stream_itself(model: Model, patch: pytest.MonkeyPatch) -> 
 
 @parity("llama", "Stack")
 def blocks_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for stacked in of(model, spec.Stack):
+    for stacked in of(model, spec.StackSpec):
         fill(stacked, patch, "blocks", ModuleList(reversed(stacked.blocks)))
+        regroup(stacked, patch)
 
 
 # ---------------------------------------------------------------- checkpoints

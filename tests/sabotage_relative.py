@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sabotage import change, fill, of, parity, put
 from triptych import spec
 from triptych.attention import Rows, disentangled_bias, distance_row
 from triptych.model import Model
-from triptych.nn import positions, stack
+from triptych.nn import Context, positions, stack
 
 Places = dict[str, Tensor]
 
@@ -72,14 +73,14 @@ def distances_not_scaled(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("deberta-v2", "Disentangled")
 @parity("deberta-v3", "Disentangled")
 def one_term_of_two(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Disentangled, terms=("c2p",))
+    change(model, patch, spec.DisentangledSpec, terms=("c2p",))
 
 
 @parity("deberta", "Attention.scale")
 @parity("deberta-v3", "Attention.scale")
 @parity("deberta-c2p", "Attention.scale")
 def scale_that_does_not_count_the_terms(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Attention, scale=None)
+    change(model, patch, spec.AttentionSpec, scale=None)
 
 
 @parity("deberta", "Disentangled.span")
@@ -94,34 +95,34 @@ def distance_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("deberta-v3", "Disentangled.max_distance")
 @parity("deberta-v2-p2c", "Disentangled.max_distance")
 def far_distances_are_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Disentangled, max_distance=None)
+    change(model, patch, spec.DisentangledSpec, max_distance=None)
 
 
 @parity("deberta-v3", "Disentangled.max_distance")
 def distances_shared_twice_as_far(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Disentangled, max_distance=24)
+    change(model, patch, spec.DisentangledSpec, max_distance=24)
 
 
 @parity("deberta-v3", "Disentangled.norm")
 def missing_norm_of_the_distances(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Disentangled, "norm", None)
+    put(model, patch, spec.DisentangledSpec, "norm", None)
 
 
 @parity("deberta-base", "Attention.pos_q")
 @parity("deberta-v2", "Attention.pos_q")
 def distances_asked_like_words(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Attention, "pos_q", None)
+    put(model, patch, spec.AttentionSpec, "pos_q", None)
 
 
 @parity("deberta-c2p", "Attention.pos_k")
 @parity("deberta-v2", "Attention.pos_k")
 def distances_offered_like_words(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Attention, "pos_k", None)
+    put(model, patch, spec.AttentionSpec, "pos_k", None)
 
 
 @parity("deberta-v3", "Attention.pos_q", "Attention.pos_k")
 def shared_maps_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
-    for attn in of(model, spec.Attention):
+    for attn in of(model, spec.AttentionSpec):
         occupy(attn, patch, "pos_q", attn.k)
         occupy(attn, patch, "pos_k", attn.q)
 
@@ -129,7 +130,7 @@ def shared_maps_swapped(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("deberta", "Attention")
 def three_matrices_in_thirds(model: Model, patch: pytest.MonkeyPatch) -> None:
     """q and k of each head where the file's rows stand."""
-    for attn in of(model, spec.Attention):
+    for attn in of(model, spec.AttentionSpec):
         first, second = attn.q.weight.detach(), attn.k.weight.detach()
         rows = first.unflatten(0, (attn.spec.heads, -1)), second.unflatten(0, (attn.spec.heads, -1))
         fill(attn.q, patch, "weight", Parameter(rows[0].flip(0).flatten(0, 1)))
@@ -159,25 +160,25 @@ def branch_beside_the_second_block(model: Model, patch: pytest.MonkeyPatch) -> N
 @parity("deberta-v2-conv", "Branch")
 def branch_reads_what_the_block_made(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = stack.Branch.forward
-    patch.setattr(stack.Branch, "forward", lambda self, x, made, rows, taps: forward(self, made, made, rows, taps))
+    patch.setattr(stack.Branch, "forward", lambda self, x, made, ctx, taps: forward(self, made, made, ctx, taps))
 
 
 @parity("deberta-v2-conv", "Branch")
 def branch_sees_the_next_row(model: Model, patch: pytest.MonkeyPatch) -> None:
     forward = stack.Branch.forward
 
-    def joined(self: Any, x: Tensor, made: Tensor, rows: Rows, taps: Any) -> Tensor:
-        return forward(self, x, made, Rows((rows.total,)), taps)
+    def joined(self: Any, x: Tensor, made: Tensor, ctx: Context, taps: Any) -> Tensor:
+        return forward(self, x, made, replace(ctx, rows=Rows((ctx.rows.total,))), taps)
 
     patch.setattr(stack.Branch, "forward", joined)
 
 
 @parity("deberta-v2-conv", "Branch")
 def branch_without_its_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.Branch, "norm", Identity())
+    put(model, patch, spec.BranchSpec, "norm", Identity())
 
 
 @parity("deberta-v2-conv", "Branch.act:gelu")
 @parity("deberta-v2-p2c", "Branch.act:tanh")
 def relu_in_the_branch(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.Branch, act="relu")
+    change(model, patch, spec.BranchSpec, act="relu")

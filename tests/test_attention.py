@@ -334,7 +334,7 @@ def test_no_mask_is_built_where_none_is_needed(monkeypatch):
     assert (seen[1]["is_causal"], seen[1]["attn_mask"]) == (False, None)
     assert seen[2]["attn_mask"].stride(2) == 0  # one row in memory for all queries
     with torch.no_grad():
-        monkeypatch.setattr("triptych.attention.request.Request.visible", property(lambda self: 1 / 0))
+        monkeypatch.setattr("triptych.attention.request.AttentionRequest.visible", property(lambda self: 1 / 0))
         attend(q[:, :, :6], k, v, mask=causal(), path="flash")  # a chunk after 7 cached keys
     assert len(seen) == 3
 
@@ -435,3 +435,13 @@ def test_refusals_name_what_is_wrong(unchecked):
         attend(q, k.double(), v)
     with pytest.raises(InputError, match="give q"):
         attend(q[0], k, v)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+def test_a_scale_that_is_not_positive_is_the_definition_s(scale: float) -> None:
+    """Above 2,048 pairs, where a fused kernel, which gives NaN, would be taken for a positive one."""
+    q, v = torch.randn(1, 2, 64, 16), torch.randn(1, 2, 64, 16)
+    for values in (q, v):
+        expected = attend_reference(q, q, values, mask=causal(), scale=scale)
+        torch.testing.assert_close(attend(q, q, values, mask=causal(), scale=scale), expected, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(attend(q, q, values, mask=causal()), expected, atol=1e-2)

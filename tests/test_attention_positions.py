@@ -30,7 +30,7 @@ from triptych.attention import (
     t5_bucket,
 )
 from triptych.errors import InputError
-from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, Rope, Sinusoidal, YaRN
+from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, RopeSpec, SinusoidalSpec, YaRN
 
 WIDTH, HEADS, ORIGINAL = 48, 3, 512
 SHORT = tuple(1 + i / 50 for i in range(WIDTH // 2))
@@ -99,12 +99,12 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_frequencies_and_factor_are_those_of_transformers(name, theta):
     scaling, theirs = CASES[name]
-    spec = Rope(width=WIDTH, theta=theta, scaling=scaling)
+    spec = RopeSpec(width=WIDTH, theta=theta, scaling=scaling)
     frequencies, factor = oracle(theta=theta, **theirs)
     torch.testing.assert_close(inverse_frequencies(spec).float(), frequencies, atol=0, rtol=1e-6)
     assert attention_factor(spec) == pytest.approx(factor, rel=1e-6)
     if scaling is not None:  # negative control: every scaling changes something
-        plain = inverse_frequencies(Rope(width=WIDTH, theta=theta)).float()
+        plain = inverse_frequencies(RopeSpec(width=WIDTH, theta=theta)).float()
         assert ((plain - frequencies).abs() / plain).max() > 0.1
 
 
@@ -112,7 +112,7 @@ def test_frequencies_and_factor_are_those_of_transformers(name, theta):
 @pytest.mark.parametrize("given", [None, 1.25])
 def test_longrope_is_that_of_transformers(length, given):
     scaling = LongRope(short=SHORT, long=LONG, original_length=ORIGINAL, max_length=4096, attention_factor=given)
-    spec = Rope(width=WIDTH, scaling=scaling)
+    spec = RopeSpec(width=WIDTH, scaling=scaling)
     extra = {} if given is None else {"attention_factor": given}
     frequencies, factor = oracle(
         "longrope",
@@ -130,7 +130,7 @@ def test_longrope_is_that_of_transformers(length, given):
 
 
 def test_longrope_takes_a_length_for_each_token():
-    spec = Rope(width=WIDTH, scaling=LongRope(short=SHORT, long=LONG, original_length=ORIGINAL, max_length=4096))
+    spec = RopeSpec(width=WIDTH, scaling=LongRope(short=SHORT, long=LONG, original_length=ORIGINAL, max_length=4096))
     positions, lengths = torch.tensor([0, 9, 900, 3]), torch.tensor([10, 10, 901, 901])
     cos, sin = rope_angles(spec, positions, lengths)
     for i, length in enumerate(lengths.tolist()):
@@ -141,7 +141,7 @@ def test_longrope_takes_a_length_for_each_token():
 
 
 def test_ntk_stretches_the_slowest_pair_by_its_factor_and_keeps_the_fastest():
-    plain, ntk = (inverse_frequencies(Rope(width=WIDTH, scaling=s)) for s in (None, NTK(factor=4.0)))
+    plain, ntk = (inverse_frequencies(RopeSpec(width=WIDTH, scaling=s)) for s in (None, NTK(factor=4.0)))
     ratio = plain / ntk
     assert ratio[0] == 1
     assert ratio[-1].item() == pytest.approx(4.0)
@@ -150,7 +150,7 @@ def test_ntk_stretches_the_slowest_pair_by_its_factor_and_keeps_the_fastest():
 def test_rotation_is_that_of_llama():
     q = torch.randn(7, HEADS, WIDTH)
     positions = torch.tensor([0, 3, 1, 90, 8, 2000, 5])
-    cos, sin = rope_angles(Rope(width=WIDTH), positions)
+    cos, sin = rope_angles(RopeSpec(width=WIDTH), positions)
     theirs, _ = apply_rotary_pos_emb(q, q, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
     torch.testing.assert_close(rotate(q, cos, sin, "half"), theirs, atol=1e-6, rtol=1e-6)
     assert (rotate(q, cos, sin, "interleaved") - theirs).abs().max() > 0.1
@@ -158,14 +158,14 @@ def test_rotation_is_that_of_llama():
 
 def test_interleaved_rotation_is_a_complex_product():
     q = torch.randn(7, HEADS, WIDTH)
-    cos, sin = rope_angles(Rope(width=WIDTH), torch.arange(7))
+    cos, sin = rope_angles(RopeSpec(width=WIDTH), torch.arange(7))
     turned = torch.view_as_complex(q.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)[:, None]
     torch.testing.assert_close(rotate(q, cos, sin, "interleaved"), torch.view_as_real(turned).flatten(2))
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 def test_scores_depend_on_distance_alone_and_partial_rotation_leaves_the_rest(pairing):
-    spec = Rope(width=16)
+    spec = RopeSpec(width=16)
     q, k = (torch.randn(1, HEADS, 24, dtype=torch.float64).expand(9, -1, -1) for _ in range(2))
     at = [rotate(x, *rope_angles(spec, torch.arange(9) + shift), pairing) for x, shift in ((q, 0), (k, 5), (k, 6))]
     assert torch.equal(at[0][..., 16:], q[..., 16:])
@@ -177,13 +177,13 @@ def test_scores_depend_on_distance_alone_and_partial_rotation_leaves_the_rest(pa
 
 def test_sinusoids_are_those_of_the_paper():
     positions, width = torch.tensor([0, 5, 1000]), 10
-    made = sinusoidal(positions, Sinusoidal(width=width))
+    made = sinusoidal(positions, SinusoidalSpec(width=width))
     for n, p in enumerate(positions.tolist()):
         for i in range(width // 2):
             angle = p / 10_000 ** (2 * i / width)
             assert made[n, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-4)
             assert made[n, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-4)
-    halves = sinusoidal(positions, Sinusoidal(width=width, layout="halves"))
+    halves = sinusoidal(positions, SinusoidalSpec(width=width, layout="halves"))
     assert torch.equal(halves, torch.cat((made[:, 0::2], made[:, 1::2]), 1))
 
 
@@ -260,7 +260,7 @@ def test_disentangled_attention_is_the_sum_of_the_paper():
     w = {name: torch.randn(heads * width, model, generator=made) for name in ("q", "k", "pos_q", "pos_k")}
     layer = spec.attention(model, heads, head_width=width, scale=(3 * width) ** -0.5)
     layer = nn.build(replace(layer, pos_q=layer.q, pos_k=layer.k))
-    part = nn.build(spec.Disentangled(width=model, span=span))
+    part = nn.build(spec.DisentangledSpec(width=model, span=span))
     nn.assign(part, "weight", table)
     for name, weight in w.items():
         nn.assign(layer, f"{name}.weight", weight)
@@ -279,7 +279,7 @@ def test_disentangled_attention_is_the_sum_of_the_paper():
 
 
 def test_what_no_row_reaches_is_left_out_of_the_table():
-    part = nn.build(spec.Disentangled(width=5, span=6, max_distance=9))
+    part = nn.build(spec.DisentangledSpec(width=5, span=6, max_distance=9))
     nn.assign(part, "weight", torch.randn(12, 5))
     table, row = part.reached(Rows((3, 2), (1, 0)))
     assert torch.equal(table, part.weight[3:10])

@@ -15,12 +15,12 @@ from triptych.errors import CheckpointError
 # What the message must name, where a later check would refuse the file too but say less.
 SAYS = {
     "safetensors: seven bytes": "7 bytes long",
-    "safetensors: header length 2^63": "says its header is 9223372036854775808 bytes",
+    "safetensors: header length 2^63": "declares a header of 9223372036854775808 bytes",
     "safetensors: header a list": "not a JSON object",
     "safetensors: header holds NaN": "NaN",
     "safetensors: span is not the shape's": "do not span the 48 bytes of F32 [3, 4]",
     "safetensors: truncated data": "truncated: tensor 'b'",
-    "safetensors: tensor twice": "names 'a' twice",
+    "safetensors: tensor twice": "has the key 'a' twice",
     "safetensors: offsets overlap": "tensor 'b' overlaps",
     "safetensors: offsets leave a hole": "tensor 'b' follows unused bytes",
     "sharded: tensor in both shards": "is also in model-00001-of-00002.safetensors",

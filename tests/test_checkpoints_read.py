@@ -138,7 +138,7 @@ def test_read_json_is_strict(tmp_path: Path) -> None:
     path.write_text('{"a": {"b": [1, 2.5]}}')
     assert read_json(path) == {"a": {"b": [1, 2.5]}}
     path.write_text('{"a": {"b": 1, "b": 2}}')
-    with pytest.raises(CheckpointError, match="names 'b' twice"):
+    with pytest.raises(CheckpointError, match="has the key 'b' twice"):
         read_json(path)
 
 

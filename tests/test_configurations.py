@@ -202,7 +202,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 
 def test_a_mixture_of_which_no_layer_is_one_has_no_words_in_gguf() -> None:
     dense = wild.CONFIGS["Qwen3-30B-A3B"] | {"mlp_only_layers": [0, 1, 2]}
-    with pytest.raises(CheckpointError, match="cannot tell this model"):
+    with pytest.raises(CheckpointError, match="cannot represent this model"):
         families.write_gguf(families.read_config(dense))
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 import triptych
 from hub_encoders import HUB
 from random_encoders import ABSENT, FAMILIES, Drawn, draw
-from triptych import families
+from triptych import families, nn
 from triptych.attention import Rows
 from triptych.errors import ConfigError
 from triptych.model import Model
 from triptych.nn import flat
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead
+from triptych.spec import ClassHeadSpec, LMHeadSpec, MaskedLMHeadSpec, PoolingSpec, ReplacedHeadSpec
 from triptych.tasks.batching import head_outputs
 from triptych.text import Encoded
 
@@ -149,26 +149,25 @@ class Asked:
         module = model.module
         if self.labels:
             return head_outputs(module, [Encoded(row, [0] * len(row), [], []) for row in self.rows])
-        source, where = module.flat(self.floats or self.rows)
+        inputs, where = module.flat(self.floats or self.rows)
         if module.decoder is not None:
-            cross = module.remember(module.encode(source, where), where)
-            ids, where = flat(self.targets, CPU)
-            return scored(model, module.decode(ids, where, cross=cross), where)
+            source, (ids, where) = (inputs, where), flat(self.targets, CPU)
+            return scored(model, module(nn.Batch(inputs=ids, rows=where, source=source)), where)
         types = None if self.types is None else torch.tensor([kind for row in self.types for kind in row])
-        return scored(model, module.encode(source, where, token_types=types), where)
+        return scored(model, module(nn.Batch(inputs=inputs, rows=where, token_types=types)), where)
 
     def cached(self, model: Model) -> list[Tensor]:
         """`ours`, a few tokens of each target at a time."""
         module = model.module
         assert module.decoder is not None
-        source, where = module.flat(self.floats or self.rows)
-        cross, cache = module.remember(module.encode(source, where), where), module.decoder.cache(len(LENGTHS))
+        cross, cache = module.decoder.cross_cache(), module.decoder.cache(len(LENGTHS))
+        module(nn.Batch(source=module.flat(self.floats or self.rows), cross=cross))
         pieces: list[list[Tensor]] = [[] for _ in self.targets]
         for begin, end in ((0, 2), (2, 3), (3, 4), (4, 7), (7, 9)):
             parts = [row[begin:end] for row in self.targets]
-            step = Rows(tuple(map(len, parts)), cache.lengths)
-            ids = torch.tensor([token for part in parts for token in part])
-            hidden = module.decode(ids, step, cache=cache, cross=cross)
+            step = Rows(tuple(map(len, parts)), tuple(cache.lengths))
+            ids = torch.tensor([token for part in parts for token in part], dtype=torch.long)
+            hidden = module(nn.Batch(inputs=ids, rows=step, cache=cache, cross=cross))
             for piece, new in zip(pieces, step.split(hidden), strict=True):
                 piece.append(new)
         rows = [torch.cat(piece) for piece in pieces]
@@ -178,12 +177,12 @@ class Asked:
 def scored(model: Model, hidden: Tensor, where: Rows) -> list[Tensor]:
     """What the head says of each row; the hidden vectors where there is none, or one that pools."""
     head = model.spec.head
-    if head is None or isinstance(head, Pooling):
+    if head is None or isinstance(head, PoolingSpec):
         return list(where.split(hidden))
-    said = model.module.logits(hidden, where)
-    if isinstance(head, ReplacedHead):
+    said = model.module.unembed(hidden, where)
+    if isinstance(head, ReplacedHeadSpec):
         said = said[:, 0]
-    return list(said) if isinstance(head, ClassHead) else list(where.split(said))
+    return list(said) if isinstance(head, ClassHeadSpec) else list(where.split(said))
 
 
 def gap(found: list[Tensor], expected: list[Tensor], model: Model) -> float:
@@ -191,7 +190,7 @@ def gap(found: list[Tensor], expected: list[Tensor], model: Model) -> float:
     worst = torch.zeros(())
     for a, b in zip(found, expected, strict=True):
         assert a.shape == b.shape
-        if isinstance(model.spec.head, LMHead | MaskedLMHead):
+        if isinstance(model.spec.head, LMHeadSpec | MaskedLMHeadSpec):
             a, b = a.log_softmax(-1), b.log_softmax(-1)
         worst = torch.maximum(worst, ((a - b).abs() / b.abs().max().clamp(min=1)).max())
     return float(worst)
@@ -211,7 +210,7 @@ def check(drawn: Drawn, seed: int, folder: Path) -> None:
     assert gap(asked.ours(model), expected, model) <= WITHIN
     if asked.both and not asked.labels:
         assert gap(asked.cached(model), expected, model) <= WITHIN
-    if isinstance(model.spec.head, Pooling) and model.spec.head.dense is not None and asked.types is None:
+    if isinstance(model.spec.head, PoolingSpec) and model.spec.head.dense is not None and asked.types is None:
         given = (
             {"pixel_values": torch.stack(asked.floats)} if asked.floats else {"input_ids": torch.tensor(asked.rows[:1])}
         )

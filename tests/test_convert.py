@@ -416,7 +416,7 @@ def test_a_byte_level_tokenizer_comes_back() -> None:
     assert (again.eos_id, again.bos_id, again.stop_ids) == (ours.eos_id, ours.bos_id, ours.stop_ids)
 
 
-def test_the_split_is_found_not_guessed() -> None:
+def test_the_split_is_tested_not_guessed() -> None:
     for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o"):
         fields = to_gguf(trained(), 300) | {"tokenizer.ggml.pre": name}
         assert to_gguf(from_gguf(fields), 300)["tokenizer.ggml.pre"] == name
@@ -426,18 +426,18 @@ def test_the_split_is_found_not_guessed() -> None:
     odd.backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("o", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    with pytest.raises(TextError, match="GGUF cannot tell this tokenizer"):
+    with pytest.raises(TextError, match="GGUF cannot describe this tokenizer"):
         to_gguf(odd, 300)
 
 
-def test_tokenizers_gguf_has_no_words_for() -> None:
+def test_tokenizers_that_gguf_cannot_describe_are_refused() -> None:
     header = read_header(checkpoint("encoder"))
-    with pytest.raises(TextError, match="no tokenizer of type WordLevel"):
+    with pytest.raises(TextError, match="cannot describe a tokenizer of type WordLevel"):
         to_gguf(header.tokenizer(), 500)
-    with pytest.raises(TextError, match="has 283 tokens, the model rows for 282"):
+    with pytest.raises(TextError, match="has 283 tokens, the model has rows for 282"):
         to_gguf(trained(), 282)
     ends = Tokenizer(trained().backend, DECODER.specials, stop_ids=[7, 8, 9])
-    with pytest.raises(TextError, match="two ends of generation"):
+    with pytest.raises(TextError, match="two stop tokens beside EOS"):
         to_gguf(ends, 300)
 
 
@@ -534,13 +534,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_spec_equality_is_not_vacuous() -> None:
-    """`lost` sees a number changed anywhere but in what training alone reads."""
+    """`difference` reports a number changed anywhere but in the fields that only training reads."""
     spec = read_header(references.saved("llama")[1]).spec
-    from triptych.mapping.write_gguf_metadata import lost
+    from triptych.mapping.write_gguf_metadata import difference
 
-    assert lost(spec, spec) is None
-    assert lost(spec, replace(spec, init_std=0.5)) is None
-    assert lost(spec, replace(spec, context=51)) == "context is 52, and would be read back as 51"
+    assert difference(spec, spec) is None
+    assert difference(spec, replace(spec, init_std=0.5)) is None
+    assert difference(spec, replace(spec, context=51)) == "context is 52, and would be read back as 51"
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.bin", "out.PT"])

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import references
 import triptych
-from triptych import families, spec
+from triptych import families, nn, spec
 from triptych.checkpoints.header import read_header
 from triptych.count import Count, count
 from triptych.errors import CheckpointError, InputError
@@ -166,16 +166,16 @@ def test_weight_bytes() -> None:
 
 
 def test_value_width_free_of_key_width() -> None:
-    norm = spec.RMSNorm(width=6)
-    block = spec.Block(
+    norm = spec.RMSNormSpec(width=6)
+    block = spec.BlockSpec(
         attn=spec.attention(6, 2, head_width=5, value_width=7),
         mlp=spec.mlp(6, 3, "relu"),
-        attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
     )
-    embed = spec.Embed(vocab=11, width=6)
-    stack = spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.causal())}, blocks=(block,))
-    found = count(spec.Model(family="x", decoder=stack))
+    embed = spec.EmbedSpec(vocab=11, width=6)
+    stack = spec.StackSpec(embed=embed, kinds={"self": spec.KindSpec(mask=spec.causal())}, blocks=(block,))
+    found = count(spec.ModelSpec(family="x", decoder=stack))
     assert found.cache_bytes(13, dtype="fp32") == 13 * 2 * (5 + 7) * 4
     assert found.flops(13)["scores"] == 2 * 13 * 13 * 2 * (5 + 7)
 
@@ -183,7 +183,7 @@ def test_value_width_free_of_key_width() -> None:
 # ---------------------------------------------------------------- oracles
 
 
-def _spec(name: str) -> spec.Model:
+def _spec(name: str) -> spec.ModelSpec:
     from safetensors import safe_open
 
     path = references.saved(name)[1]
@@ -222,7 +222,8 @@ def test_flops_of_distances_are_torch_s(name: str) -> None:
     model = triptych.load(references.saved(name)[1])
     model.module.requires_grad_(False)  # the counter's hooks mind a parameter that is handed to a module
     with FlopCounterMode(display=False) as counter:
-        model.module(*model.module.flat([list(range(17))]))
+        ids, rows = model.module.flat([list(range(17))])
+        model.module.logits(nn.Batch(inputs=ids, rows=rows))
     assert sum(count(model.spec).flops(17).values()) == counter.get_total_flops()
 
 

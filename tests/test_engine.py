@@ -68,6 +68,21 @@ def test_requests_of_every_kind_run_together_as_alone(name: str, chunk: int | No
     assert not any(token % 2 == 0 for token in rows[3].new)
 
 
+@pytest.mark.parametrize("read", [(), ("final", "blocks.0.attn.pattern")], ids=["plain", "read"])
+@pytest.mark.parametrize("prompts", [PROMPTS[3:], PROMPTS[1:2], PROMPTS[1:2] * 2, PROMPTS], ids=len)
+@pytest.mark.parametrize("name", ["rope", "alibi", "none"])
+def test_every_cached_step_is_that_of_a_whole_forward(
+    name: str, prompts: list[list[int]], read: tuple[str, ...]
+) -> None:
+    """Over many steps: a step may go on from what the one before decided, where only the ends of the rows moved."""
+    model = Model(tiny.decoder(name))
+    for prompt, found in zip(prompts, model.generate(prompts, max_new_tokens=12, read=read), strict=True):
+        row = list(prompt)
+        for _ in range(12):
+            row.append(int(model.logits([row])[0][-1].argmax()))
+        assert found.ids == row[len(prompt) :]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_join_and_leave_between_steps(name: str) -> None:
     """Three slots serve five requests: slots are used again, and no other row notices."""
@@ -86,6 +101,8 @@ def test_rows_join_and_leave_between_steps(name: str) -> None:
     run(engine)
     assert [row.new for row in rows] == [alone(module, request) for request in requests(module)]
     assert len(engine.cache.lengths) == 4
+    engine.free([*rows, *dropped])  # of rows that have left nothing is freed twice
+    assert sorted(engine.cache.free_slots) == [0, 1, 2, 3]
     assert {row.slot for row in rows} | {dropped[0].slot} == {0, 1, 2, 3}
 
 
@@ -206,7 +223,7 @@ def test_what_a_request_lacks_is_refused_before_anything_runs() -> None:
         both.add(Request(prompt=[0]))
     with pytest.raises(InputError, match="takes no source"):
         single.add(Request(prompt=[0], source=[1], max_new_tokens=2))
-    with pytest.raises(InputError, match="token id 41 is outside the model's vocabulary of 41"):
+    with pytest.raises(InputError, match="token id 41 is outside the vocabulary of 41"):
         single.add(Request(prompt=[41], max_new_tokens=2))
     with pytest.raises(TextError, match="stop strings need a tokenizer"):
         single.add(Request(prompt=[1], stop=["x"], max_new_tokens=2))

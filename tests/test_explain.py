@@ -15,14 +15,14 @@ import torch
 import references
 import tiny
 from cli_models import CONTEXT, checkpoint
-from triptych.attention import positions
+from triptych import ops
 from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.labs.walk import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
 from triptych.labs.walk.steps import Printed, apart, number
 from triptych.model import Model, create, load
-from triptych.spec import LMHead, Pooling
+from triptych.spec import LMHeadSpec, PoolingSpec
 from triptych.text import DECODER, SEQ2SEQ, byte_tokenizer, word_tokenizer
 from triptych.train import read_recipe
 
@@ -85,7 +85,7 @@ def test_every_step_follows_and_the_last_is_what_generate_gives(name: str) -> No
         walk = explain(model, IDS, layer=layer, head=head, row=row)
         assert max(walk.errors) <= TOLERANCE, (walk.verdict, walk.errors)
         assert walk.agrees
-        if isinstance(model.spec.head, LMHead):
+        if isinstance(model.spec.head, LMHeadSpec):
             assert walk.token == written(model, IDS)
 
 
@@ -116,8 +116,12 @@ def test_one_printed_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) ->
 
 
 def test_a_forward_that_turns_the_wrong_way_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, right = reference("llama"), positions.rotate
-    monkeypatch.setattr("triptych.nn.positions.rotate", lambda x, cos, sin, pairing: right(x, cos, -sin, pairing))
+    model, right = reference("llama"), ops.rotate
+
+    def backwards(x: torch.Tensor, rotation: ops.Rotation) -> torch.Tensor:
+        return right(x, replace(rotation, sin=-rotation.sin))
+
+    monkeypatch.setattr(ops, "rotate", backwards)
     walk = explain(model, IDS)
     assert [step.title for step, error in zip(walk.steps, walk.errors, strict=True) if error > TOLERANCE] == [
         "Rotation"
@@ -188,7 +192,7 @@ def test_an_encoder_without_a_mask_gives_its_vector() -> None:
 def test_pooling(mode: Any) -> None:
     model = reference("bert-pooler")
     head = model.spec.head
-    assert isinstance(head, Pooling)
+    assert isinstance(head, PoolingSpec)
     model.module.spec = replace(model.spec, head=replace(head, mode=mode, normalize=True))
     model.module.head.spec = model.module.spec.head  # type: ignore[union-attr]
     assert explain(model, IDS).agrees

@@ -22,15 +22,15 @@ def test_gemma_3_in_both_spellings() -> None:
     old |= {"rope_theta": 500.0, "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}
     stack = decoder_of(families.read_config(old | {"sliding_window_pattern": 2}, stored=tensors))
     assert [block.attn.kind for block in stack.blocks] == ["window", "self", "window"]
-    assert stack.kinds["self"].position == spec.Rope(width=K, theta=500.0, scaling=Interpolate(factor=2.5))
-    assert stack.kinds["window"].position == spec.Rope(width=K, theta=50.0)
+    assert stack.kinds["self"].position == spec.RopeSpec(width=K, theta=500.0, scaling=Interpolate(factor=2.5))
+    assert stack.kinds["window"].position == spec.RopeSpec(width=K, theta=50.0)
     hf["rope_parameters"]["full_attention"]["rope_theta"] = 500.0
     assert decoder_of(families.read_config(hf, stored=tensors)) == stack
     bare = {key: value for key, value in old.items() if not key.startswith("rope_")}
     kinds = decoder_of(families.read_config(bare | {"sliding_window_pattern": 2}, stored=tensors)).kinds
     assert [kinds[name].position for name in ("self", "window")] == [
-        spec.Rope(width=K, theta=1_000_000.0),
-        spec.Rope(width=K, theta=10_000.0),
+        spec.RopeSpec(width=K, theta=1_000_000.0),
+        spec.RopeSpec(width=K, theta=10_000.0),
     ]
     pattern = [block.attn.kind for block in decoder_of(families.read_config(bare | {"num_hidden_layers": 7})).blocks]
     assert pattern == ["window"] * 5 + ["self", "window"]
@@ -44,7 +44,7 @@ def test_gemma_defaults() -> None:
         del hf[key]
     model = families.read_config(hf, stored=tensors)
     attn = decoder_of(model).blocks[0].attn
-    assert isinstance(model.head, spec.LMHead)
+    assert isinstance(model.head, spec.LMHeadSpec)
     assert (attn.softcap, model.head.softcap, attn.scale) == (50.0, 30.0, 256**-0.5)
     assert [block.attn.kind for block in decoder_of(model).blocks] == ["window", "self", "window"]
     assert decoder_of(read("gemma3", attn_logit_softcapping=5.0)).blocks[0].attn.softcap is None
@@ -56,7 +56,7 @@ def test_gemma_defaults() -> None:
 def test_layers_of_qwen3_moe() -> None:
     def mixed(**changes: Any) -> list[bool]:
         hf, _ = stored("qwen3-moe-normed")
-        return [isinstance(b.mlp, spec.MoE) for b in decoder_of(families.read_config(hf | changes)).blocks]
+        return [isinstance(b.mlp, spec.MoESpec) for b in decoder_of(families.read_config(hf | changes)).blocks]
 
     assert mixed() == [True] * L
     assert mixed(mlp_only_layers=[0, 2]) == [False, True, False]
@@ -105,7 +105,7 @@ def test_phi3_s_factors_come_from_two_tensors() -> None:
     assert model == replace(hf, ids=spec.SpecialIds(eos=(2,)), init_std=0.02)
     _, other = families.read_gguf(header | {"phi3.rope.scaling.attn_factor": 1.5}, shapes, read=factors.__getitem__)
     position = decoder_of(other).kinds["self"].position
-    assert isinstance(position, spec.Rope)
+    assert isinstance(position, spec.RopeSpec)
     assert isinstance(position.scaling, LongRope)
     assert position.scaling.attention_factor == 1.5
     assert factors.keys() == families.plan(model, "gguf", shapes).ignored.keys()

@@ -11,7 +11,7 @@ from triptych import families, spec
 from triptych.errors import ConfigError, InputError
 
 
-def encoder_of(model: spec.Model) -> spec.Stack:
+def encoder_of(model: spec.ModelSpec) -> spec.StackSpec:
     assert model.encoder is not None
     return model.encoder
 
@@ -19,7 +19,7 @@ def encoder_of(model: spec.Model) -> spec.Stack:
 def test_positions_of_roberta_begin_after_the_padding_id() -> None:
     for pad in (0, 1, 5):
         model = read("roberta", pad_token_id=pad)
-        assert encoder_of(model).embed.position == spec.Learned(length=CONTEXT - pad - 1, width=D, offset=pad + 1)
+        assert encoder_of(model).embed.position == spec.LearnedSpec(length=CONTEXT - pad - 1, width=D, offset=pad + 1)
         assert model.context == CONTEXT - pad - 1
     with pytest.raises(ConfigError, match="max_position_embeddings"):
         read("roberta", max_position_embeddings=2)
@@ -67,11 +67,11 @@ def test_modernbert_configs_before_transformers_5() -> None:
     stack = encoder_of(model)
     assert [block.attn.kind for block in stack.blocks] == ["self", "window", "window"]
     assert stack.kinds["window"].mask == spec.window(4, ahead=3)
-    assert stack.kinds["self"].position == spec.Rope(width=4, theta=160_000.0)
-    assert stack.kinds["window"].position == spec.Rope(width=4, theta=10_000.0)
+    assert stack.kinds["self"].position == spec.RopeSpec(width=4, theta=160_000.0)
+    assert stack.kinds["window"].position == spec.RopeSpec(width=4, theta=10_000.0)
     turned = families.read_config(old | {"global_rope_theta": 8e4, "local_rope_theta": 7e3}, stored=names)
-    assert encoder_of(turned).kinds["self"].position == spec.Rope(width=4, theta=8e4)
-    assert encoder_of(turned).kinds["window"].position == spec.Rope(width=4, theta=7e3)
+    assert encoder_of(turned).kinds["self"].position == spec.RopeSpec(width=4, theta=8e4)
+    assert encoder_of(turned).kinds["window"].position == spec.RopeSpec(width=4, theta=7e3)
     with pytest.raises(ConfigError, match="layer_types must name"):
         read("modernbert", layer_types=["full_attention"] * (L - 1))
     with pytest.raises(ConfigError, match=r"'chunked_attention' .* is not understood"):
@@ -99,7 +99,7 @@ def test_old_configs_may_say_again_how_the_family_is_built(name: str, old: dict[
 def test_bart_without_a_bias_of_the_logits() -> None:
     hf, names = stored("bart")
     model = families.read_config(hf, stored=names.keys() - {"final_logits_bias"})
-    assert isinstance(model.head, spec.LMHead)
+    assert isinstance(model.head, spec.LMHeadSpec)
     assert not model.head.proj.bias
     assert families.plan(model, "hf", names.keys() - {"final_logits_bias"}).ignored == {}
 
@@ -127,7 +127,7 @@ def test_vocabularies_of_marian() -> None:
 
 def test_mt5_scales_no_head() -> None:
     tied, published = read("mt5"), read("mt5-published")
-    assert isinstance(tied.head, spec.LMHead)
+    assert isinstance(tied.head, spec.LMHeadSpec)
     assert tied.head.scale is None
     assert "head.proj.weight" in tied.ties
     assert published.ties == {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"}
@@ -156,7 +156,7 @@ def test_debertas_as_published() -> None:
     theirs = {name for name in names if name.startswith("lm_predictions.")}
     published = {key: value for key, value in hf.items() if key not in ("architectures", "legacy")}
     bare = families.read_config(published | {"pos_att_type": "p2c|c2p"}, stored=names)
-    assert isinstance(bare.head, spec.Pooling)
+    assert isinstance(bare.head, spec.PoolingSpec)
     unread = families.plan(bare, "hf", names | LEFT_BY_PRE_TRAINING).ignored.keys()
     assert unread == theirs | LEFT_BY_PRE_TRAINING
     masked = families.read_config(published | {"architectures": ["DebertaV2ForMaskedLM"]}, stored=names)
@@ -178,7 +178,7 @@ def test_debertas_as_published() -> None:
         ("deberta-v2", {"conv_kernel_size": 3, "conv_groups": 2}, "conv_kernel_size 3 in 2 groups"),
         ("deberta-v2", {"position_buckets": 20}, "20 buckets of distances cannot tell those up to 9 apart"),
         ("deberta-v3", {"embedding_size": 15}, r"tie head\.proj\.weight"),
-        ("deberta-v2-classes", {"pooler_hidden_size": 9}, "pooler_hidden_size is not hidden_size"),
+        ("deberta-v2-classes", {"pooler_hidden_size": 9}, "pooler_hidden_size must be hidden_size"),
     ],
 )
 def test_debertas_that_are_refused(name: str, changes: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ import triptych
 from parity import ROWS, TARGETS, rows_of
 from triptych.model import Model
 from triptych.train import causal, collate, loss, seq2seq
-from triptych.train.objectives import Batch, Example
+from triptych.train.objectives import Example, TrainingBatch
 
 # Base models and labelled ones have another loss than text gives.
 TRAINED = [
@@ -23,7 +23,7 @@ TRAINED = [
 ]
 
 
-def batch(model: Model) -> Batch:
+def batch(model: Model) -> TrainingBatch:
     module = model.module
     if module.spec.layout == "encoder-decoder":
         given = collate([seq2seq(a, b, start=0) for a, b in zip(ROWS, TARGETS, strict=True)])

@@ -5,6 +5,8 @@ Over position parts x masks x layouts, in fp32 and with float64 where exactness 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,17 +20,19 @@ from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import sites
+from triptych.spec import causal, keys, window
 
+CPU = torch.device("cpu")
 VARIANTS = [(p, m) for p in tiny.POSITIONS for m in tiny.MASKS]
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
 rows_of = st.lists(st.lists(st.integers(0, tiny.V - 1), min_size=1, max_size=13), min_size=1, max_size=4)
 
 
 def logits(module: nn.Transformer, rows: list[list[int]], source: list[list[int]] | None = None) -> list[torch.Tensor]:
-    ids, where = nn.flat(rows, torch.device("cpu"))
-    held = None if source is None else nn.flat(source, torch.device("cpu"))
+    ids, where = nn.flat(rows, CPU)
+    read = None if source is None else nn.flat(source, CPU)
     with torch.inference_mode():
-        return list(module(ids, where, source=held).split(list(where.lengths)))
+        return where.split(module.logits(nn.Batch(inputs=ids, rows=where, source=read)))
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor], within: float = 1e-4) -> bool:
@@ -149,14 +153,14 @@ def test_ties_share_storage() -> None:
 @pytest.mark.parametrize("position", ["rope", "t5", "alibi"])
 def test_recompute_gives_the_same_gradients(position: str) -> None:
     module, rows = tiny.decoder(position, blocks=3), ROWS
-    ids, where = nn.flat(rows, torch.device("cpu"))
+    ids, where = nn.flat(rows, CPU)
     grads = []
     for recompute in (False, True):
         module.train()
         assert module.decoder is not None
         module.decoder.recompute = recompute
         module.zero_grad()
-        module(ids, where).logsumexp(-1).sum().backward()
+        module.logits(nn.Batch(inputs=ids, rows=where)).logsumexp(-1).sum().backward()
         grads.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
     assert grads[0].keys() == grads[1].keys() == module.spec.shapes().keys()
     assert all(torch.allclose(grads[0][name], grads[1][name], atol=1e-6) for name in grads[0])
@@ -205,3 +209,36 @@ def test_a_block_may_do_without_an_mlp() -> None:
 def test_rows_positions_follow_the_past() -> None:
     rows = Rows((2, 3), (5, 0))
     assert rows.positions(torch.device("cpu")).tolist() == [5, 6, 0, 1, 2]
+
+
+def with_mask(mask: spec.Mask, position: str = "rope") -> nn.Transformer:
+    """A decoder all of whose layers have this mask."""
+    model = tiny.decoder(position).spec
+    assert model.decoder is not None
+    kinds = {name: replace(kind, mask=mask) for name, kind in model.decoder.kinds.items()}
+    return nn.new(replace(model, decoder=replace(model.decoder, kinds=kinds)))
+
+
+@pytest.mark.parametrize("rows", [[ROWS[0]], ROWS], ids=["one row", "ragged rows"])
+def test_a_mask_that_hides_only_later_tokens_is_decided_at_every_step(rows: list[list[int]]) -> None:
+    """The first key and a window: no step before the fifth hides anything."""
+    module = with_mask(causal() & (window(4) | keys(1)))
+    whole = logits(module, rows)
+    assert same(cached(module, rows, None, 1), whole)
+    assert not same([row[4:] for row in logits(with_mask(causal()), rows[:1])], [whole[0][4:]], within=1e-3)
+
+
+def test_a_step_of_other_rows_is_decided_anew() -> None:
+    """One token a step, of rows that leave, come back and change their order in between."""
+    module = tiny.decoder()
+    assert module.decoder is not None
+    cache, read, rows = module.decoder.cache(3), [0, 0, 0], [ROWS[0], [*ROWS[1], 8, 1, 5], [*ROWS[2], 8, 4]]
+    expected = logits(module, rows)
+    with torch.inference_mode():
+        for live in ([0, 1, 2], [0, 1, 2], [2, 0], [2, 0], [0, 2], [0], [2], [2], [0, 2]):
+            where = Rows((1,) * len(live), tuple(read[i] for i in live), tuple(live))
+            ids = torch.tensor([rows[i][read[i]] for i in live])
+            found = module.logits(nn.Batch(inputs=ids, rows=where, cache=cache))
+            assert same(list(found.split(1)), [expected[i][read[i] : read[i] + 1] for i in live])
+            for i in live:
+                read[i] += 1

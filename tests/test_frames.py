@@ -43,7 +43,6 @@ def test_frames_of_the_package_are_counted(counted: tuple[dict[str, int], dict[s
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the limits are for Python 3.11; 3.12 inlines comprehensions")
 @pytest.mark.parametrize("name", ["decode per layer", "decode outside", "training per layer"])
-@pytest.mark.xfail(strict=False, reason="the forward still decides masks, kernels and rotation in every layer")
 def test_a_step_enters_few_functions(name: str, counted: tuple[dict[str, int], dict[str, int], int]) -> None:
     counts, limits, _ = counted
     assert counts[name] <= limits[name]

@@ -68,13 +68,19 @@ def test_settings_that_mean_nothing_are_refused(model: Model, how: dict[str, Any
     "how",
     [
         {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"seed": 3},
-        {"on_token": lambda row, token: None}, {"logprobs": 1}, {"read": "logits"}, {"edit": zero("embed")},
+        {"logprobs": 1}, {"read": "logits"}, {"edit": zero("embed")},
     ],
     ids=str,
 )  # fmt: skip
 def test_what_does_not_go_with_beams_is_refused(model: Model, how: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"beams and {next(iter(how))}"):
         model.generate([PROMPT], beams=2, max_new_tokens=2, **how)
+
+
+def test_beams_give_each_token_of_the_best_hypothesis(model: Model) -> None:
+    tokens: list[tuple[int, int]] = []
+    best = model.generate([PROMPT, [7, 7]], beams=2, max_new_tokens=4, on_token=lambda *pair: tokens.append(pair))
+    assert tokens == [(i, token) for i, one in enumerate(best) for token in one.ids]
 
 
 def test_no_prompts_and_wrong_ids_are_refused(model: Model) -> None:

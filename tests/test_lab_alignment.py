@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 import tiny
-from triptych.attention import CrossCache
+from triptych.attention import EncoderOutput
+from triptych.attention.caches import Project
 from triptych.errors import InputError
 from triptych.labs import alignment, run
 from triptych.labs.alignment import cheapest
@@ -42,8 +44,13 @@ def test_passes(small: None) -> None:
 
 def test_fails_when_values_stand_beside_other_keys(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder finds its letters all the same, but what it attends to is no longer where they are."""
-    fill = CrossCache.fill
-    monkeypatch.setattr(CrossCache, "fill", lambda self, layer, k, v, rows: fill(self, layer, k, v.roll(2, 0), rows))
+    keys = EncoderOutput.keys
+
+    def shifted(self: EncoderOutput, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+        k, v = keys(self, layer, project)
+        return k, v.roll(2, 0)
+
+    monkeypatch.setattr(EncoderOutput, "keys", shifted)
     result = run("alignment")
     assert HITS in {check.claim for check in result.checks if not check.passed}, result.verdict
 
@@ -73,5 +80,5 @@ def test_the_cheapest_alignments(source: str, target: str, true: set[tuple[int, 
 def test_a_decoder_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(tiny.decoder(), character_tokenizer(alignment.LETTERS))
     monkeypatch.setattr(alignment, "_model", lambda setup, train: (model, []))
-    with pytest.raises(InputError, match="give an encoder-decoder"):
+    with pytest.raises(InputError, match="needs an encoder-decoder whose tokens are letters"):
         run("alignment")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from triptych import labs
+from triptych import labs, ops
 from triptych import numpy_transformer as by_hand
 from triptych.labs.lab import LabResult, Setup
 from triptych.nn import linear
@@ -72,7 +72,7 @@ def test_autograd_is_the_library_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient cut inside the library is seen: the lab does not compare a thing with itself."""
 
     def cut(self: linear.GLU, x: torch.Tensor, rows: object, taps: object) -> torch.Tensor:
-        act = linear.ACTIVATIONS["silu"](self.gate(x))
+        act = ops.ACTIVATIONS["silu"](self.gate(x))
         return self.down((act + act.detach()) / 2 * self.up(x))
 
     monkeypatch.setattr(linear.GLU, "forward", cut)

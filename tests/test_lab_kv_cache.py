@@ -10,7 +10,7 @@ from torch import Tensor
 
 import triptych
 from triptych import nn
-from triptych.attention import FullCache, Rows
+from triptych.attention.caches import FullStep, Store
 from triptych.generate import Engine
 from triptych.labs import kv_cache, run
 from triptych.labs.lab import LabResult, Setup
@@ -30,18 +30,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "decoder", lambda setup: model)
     monkeypatch.setattr(kv_cache, "LENGTHS", (64, 128))
     passed: list[int] = []
-    decode = nn.Transformer.decode
+    forward = nn.Transformer.forward
 
-    def counted(self: nn.Transformer, ids: Tensor, rows: Rows, **options: Any) -> Tensor:
-        passed.append(len(ids))
-        return decode(self, ids, rows, **options)
+    def counted(self: nn.Transformer, batch: nn.Batch) -> Tensor:
+        assert batch.inputs is not None
+        passed.append(len(batch.inputs))
+        return forward(self, batch)
 
     def seconds(work: Callable[[], object]) -> float:
         passed.clear()
         work()
         return float(sum(passed))
 
-    monkeypatch.setattr(nn.Transformer, "decode", counted)
+    monkeypatch.setattr(nn.Transformer, "forward", counted)
     monkeypatch.setattr(kv_cache, "_seconds", seconds)
 
 
@@ -55,12 +56,19 @@ def test_passes(small: None) -> None:
 
 
 def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = FullCache.write
+    extend = FullStep.extend
 
-    def late(self: FullCache, k: Tensor, v: Tensor, rows: Rows) -> None:
-        write(self, k, v, Rows(rows.lengths, tuple(past + 1 if past else 0 for past in rows.past)))
+    def late(self: FullStep, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.fresh:
+            self.stores[layer].resize(0, self.at.stop + 1)
+            self.at = slice(self.at.start + 1, self.at.stop + 1)
+        try:
+            return extend(self, layer, k, v)
+        finally:
+            if not self.fresh:
+                self.at = slice(self.at.start - 1, self.at.stop - 1)
 
-    monkeypatch.setattr(FullCache, "write", late)
+    monkeypatch.setattr(FullStep, "extend", late)
     assert {"tokens that differ", "greatest difference of a logit"} <= failed(run("kv-cache"))
 
 
@@ -77,10 +85,8 @@ def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    init = FullCache.__init__
-    monkeypatch.setattr(
-        FullCache, "__init__", lambda self, spec, slots, capacity, *on: init(self, spec, slots, capacity + 1, *on)
-    )
+    init = Store.__init__
+    monkeypatch.setattr(Store, "__init__", lambda self, layer, capacity, *on: init(self, layer, capacity + 1, *on))
     assert failed(run("kv-cache")) == {"bytes allocated at 128 over bytes counted"}
 
 

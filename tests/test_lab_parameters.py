@@ -70,7 +70,7 @@ def test_it_passes_on_any_llama(tiny: Setup) -> None:
 def test_it_fails_when_groups_are_forgotten(tiny: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     right = spec.attention
 
-    def ungrouped(width: int, heads: int, **options: Any) -> spec.Attention:
+    def ungrouped(width: int, heads: int, **options: Any) -> spec.AttentionSpec:
         return right(width, heads, **options | {"kv_heads": heads})
 
     monkeypatch.setattr(spec, "attention", ungrouped)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from triptych import labs, nn
+from triptych.attention import FlatKeys
 from triptych.labs import bottleneck, depth, induction, mask_leak
 from triptych.labs.lab import LabResult, Setup
-from triptych.nn.positions import unbiased
-from triptych.nn.stack import Kind
+from triptych.nn.positions import UNPOSITIONED, Alibi, Rope, T5Buckets
 from triptych.page import render
-from triptych.probe import taps
-from triptych.spec import full
+from triptych.probe import Edit, zero
+from triptych.spec import Mask, full
 
 
 def failed(result: LabResult) -> list[str]:
@@ -25,10 +25,10 @@ def failed(result: LabResult) -> list[str]:
     return [check.claim for check in result.checks if not check.passed]
 
 
-def every_kind(patch: pytest.MonkeyPatch, **changed: Any) -> None:
-    """All attention of every model gets `changed` in place of its own mask, rotation or bias."""
-    state = Kind.state
-    patch.setattr(Kind, "state", lambda *given: state(*given) | changed)
+def every_mask(patch: pytest.MonkeyPatch, mask: Mask) -> None:
+    """All attention of every model gets `mask` in place of its own."""
+    plan = FlatKeys.plan
+    patch.setattr(FlatKeys, "plan", lambda self, rows, own, *rest: plan(self, rows, mask, *rest))
 
 
 # ---------------------------------------------------------------- depth
@@ -104,7 +104,7 @@ def test_mask_leak_passes_and_shows_what_each_writes(text: str) -> None:
 
 
 def test_mask_leak_fails_when_causal_hides_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_kind(monkeypatch, mask=full())
+    every_mask(monkeypatch, full())
     claims = failed(labs.run("mask-leak", Setup(data=text)))
     assert "trained without and used with it, nats above trained with it" in claims
 
@@ -142,15 +142,18 @@ def test_induction_passes(short: None, trained_once: None) -> None:
 
 
 def test_induction_fails_without_positions(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_kind(monkeypatch, bias=unbiased)
+    for part in (Alibi, Rope, T5Buckets):
+        monkeypatch.setattr(part, "prepare", lambda self, *given: UNPOSITIONED)
     assert "copied right by two layers" in failed(labs.run("induction", Setup(seed=1)))
 
 
 def test_induction_fails_when_the_wrong_head_is_removed(
     short: None, trained_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = taps._heads
-    monkeypatch.setattr(taps, "_heads", lambda *given: [(head + 1) % induction.HEADS for head in chosen(*given)])
+    def another(site: str, heads: list[int]) -> Edit:
+        return zero(site, heads=[(head + 1) % induction.HEADS for head in heads])
+
+    monkeypatch.setattr(induction, "zero", another)
     assert "copied right without it" in failed(labs.run("induction", Setup(seed=1)))
 
 

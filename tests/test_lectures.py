@@ -100,17 +100,17 @@ def test_every_example_and_every_correction_has_a_test() -> None:
 
 def one_layer(width: int, heads: int, tokens: int) -> Trace:
     """What a one-block encoder of this width shows of a row of tokens."""
-    norm = spec.RMSNorm(width=width)
-    block = spec.Block(
+    norm = spec.RMSNormSpec(width=width)
+    block = spec.BlockSpec(
         attn=spec.attention(width, heads),
         mlp=spec.mlp(width, 1, "relu"),
-        attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
     )
-    embed = spec.Embed(vocab=5, width=width)
-    stacked = spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.full())}, blocks=(block,))
-    head = spec.LMHead(proj=spec.Linear(inputs=width, outputs=5))
-    model = Model(nn.new(spec.Model(family="tiny", encoder=stacked, head=head)))
+    embed = spec.EmbedSpec(vocab=5, width=width)
+    stacked = spec.StackSpec(embed=embed, kinds={"self": spec.KindSpec(mask=spec.full())}, blocks=(block,))
+    head = spec.LMHeadSpec(proj=spec.LinearSpec(inputs=width, outputs=5))
+    model = Model(nn.new(spec.ModelSpec(family="tiny", encoder=stacked, head=head)))
     sites = [f"blocks.0.attn.{site}" for site in ("in", "q", "k", "v", "scores", "pattern", "z", "out")]
     return model.trace([[i % 5 for i in range(tokens)]], read=sites)
 
@@ -154,7 +154,7 @@ def test_l4_exercise_7_heads_through_a_layer() -> None:
 def test_layer_norm_adds_eps_under_the_root() -> None:
     """L1 divides by (std + eps), which for small vectors is another function."""
     x = torch.tensor([[0.0, 0.001, 0.002, 0.003]], dtype=torch.float64)
-    norm = nn.build(spec.LayerNorm(width=4, eps=1e-5)).double()
+    norm = nn.build(spec.LayerNormSpec(width=4, eps=1e-5)).double()
     with torch.no_grad():
         norm.weight.fill_(1)
         norm.bias.fill_(0)
@@ -171,7 +171,7 @@ def expand(far: float, near: float) -> Tensor:
 def test_the_embedding_scale_is_the_root_of_the_width() -> None:
     """The original's sqrt(D): tokens of variance 1/D enter as large as the positions, which it does not scale."""
     width, rows = 64, Rows((50,))
-    embed = nn.build(spec.Embed(vocab=50, width=width, position=spec.Sinusoidal(width=width), scale=width**0.5))
+    embed = nn.build(spec.EmbedSpec(vocab=50, width=width, position=spec.SinusoidalSpec(width=width), scale=width**0.5))
     ids = torch.arange(50)
     with torch.no_grad():
         embed.tokens.weight.normal_(0, width**-0.5)
@@ -195,7 +195,7 @@ def test_t5_does_not_scale_its_scores() -> None:
     assert not buckets_explain(scores, products / tiny.K**0.5)
     hf = {"model_type": "t5", "vocab_size": 7, "d_model": 6, "d_kv": 4, "d_ff": 5, "num_layers": 1, "num_heads": 2}
     t5 = families.read_config(hf)
-    assert {part.scale for _, part in t5.walk() if isinstance(part, spec.Attention)} == {1.0}
+    assert {part.scale for _, part in t5.walk() if isinstance(part, spec.AttentionSpec)} == {1.0}
 
 
 # ---------------------------------------------------------------- what a whole stack sees
@@ -303,8 +303,8 @@ SMALL_LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 24, "num_
 QWEN3 = {**SMALL_LLAMA, "model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 2}
 
 
-def blocks(hf: dict[str, object]) -> list[spec.Block]:
-    return [part for _, part in families.read_config(hf).walk() if isinstance(part, spec.Block)]
+def blocks(hf: dict[str, object]) -> list[spec.BlockSpec]:
+    return [part for _, part in families.read_config(hf).walk() if isinstance(part, spec.BlockSpec)]
 
 
 def test_bert_and_bart_are_post_norm() -> None:

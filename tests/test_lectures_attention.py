@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from triptych.attention import attend, attend_reference, attention_pattern, attention_scores, sinusoidal
 from triptych.spec.masks import causal, full, keys
-from triptych.spec.positions import Sinusoidal
+from triptych.spec.positions import SinusoidalSpec
 
 NEAR = {"atol": 1e-4, "rtol": 0}
 
@@ -171,7 +171,7 @@ def test_attention_is_permutation_equivariant_without_a_causal_mask():
 def test_l0_exercise_7_positions_break_the_symmetry():
     x = torch.randn(9, 8, dtype=torch.float64)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
-    table = sinusoidal(torch.arange(9), Sinusoidal(width=8)).double()
+    table = sinusoidal(torch.arange(9), SinusoidalSpec(width=8)).double()
 
     def layer(x):
         return attend_reference(x, x, x)

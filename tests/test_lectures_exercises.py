@@ -83,17 +83,17 @@ def test_l4_4_what_matches_is_not_what_is_fetched() -> None:
 
 def one_block(width: int, heads: int, hidden: int, mask: spec.Mask) -> Model:
     """A pre-norm block of attention and SwiGLU under RMSNorm, with random weights."""
-    norms = spec.Norms(pre=spec.RMSNorm(width=width))
-    block = spec.Block(
+    norms = spec.NormsSpec(pre=spec.RMSNormSpec(width=width))
+    block = spec.BlockSpec(
         attn=spec.attention(width, heads),
         mlp=spec.glu(width, hidden, "silu"),
         attn_norm=norms,
         mlp_norm=norms,
     )
-    embed = spec.Embed(vocab=23, width=width)
-    stack = spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=mask)}, blocks=(block,))
-    head = spec.LMHead(proj=spec.Linear(inputs=width, outputs=23))
-    return Model(nn.new(spec.Model(family="tiny", decoder=stack, head=head, init_std=width**-0.5)))
+    embed = spec.EmbedSpec(vocab=23, width=width)
+    stack = spec.StackSpec(embed=embed, kinds={"self": spec.KindSpec(mask=mask)}, blocks=(block,))
+    head = spec.LMHeadSpec(proj=spec.LinearSpec(inputs=width, outputs=23))
+    return Model(nn.new(spec.ModelSpec(family="tiny", decoder=stack, head=head, init_std=width**-0.5)))
 
 
 def test_l0_2_a_block_keeps_the_shape_and_adds_twice() -> None:

@@ -14,7 +14,7 @@ import test_text_vocabulary as files
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import convert
 from triptych.model import Model, create, load
-from triptych.spec import LMHead
+from triptych.spec import LMHeadSpec
 from triptych.text import from_directory
 
 llama: Any = pytest.importorskip("cyllama.llama.llama_cpp")
@@ -79,7 +79,7 @@ def apart(ours: Model, path: Path, ids: list[int]) -> float:
         return float((Theirs(path).run(ids, encoder=True) - expected).abs().max())
     source = ids[::-1] if ours.spec.layout == "encoder-decoder" else None
     logits = Theirs(path).run(ids, source=source)
-    assert isinstance(ours.spec.head, LMHead)
+    assert isinstance(ours.spec.head, LMHeadSpec)
     if source:
         logits *= ours.spec.head.scale or 1  # llama.cpp leaves T5's out: its tokens are in order, their odds are not
     expected = ours.logits(*([source],) * bool(source), [ids])[0]

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from triptych import spec
 from triptych.attention import Rows
 from triptych.count import count
-from triptych.nn import NO_TAPS, build
+from triptych.nn import NO_TAPS, Context, build
 
 D, F, E, TOP, N = 6, 9, 5, 3, 7
 
@@ -23,7 +23,7 @@ def made(*, normalize: bool = False, seed: int = 0) -> torch.nn.Module:
 
 
 def ours(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return module(x, Rows((len(x),)), NO_TAPS)
+    return module(x, Context(Rows((len(x),)), own=(), cross=()), NO_TAPS)
 
 
 def by_hand(module: torch.nn.Module, x: torch.Tensor, normalize: bool) -> torch.Tensor:
@@ -84,16 +84,16 @@ def test_bf16_stays_bf16_and_near() -> None:
 
 
 def test_active_parameters_by_hand() -> None:
-    norm = spec.RMSNorm(width=D)
-    block = spec.Block(
+    norm = spec.RMSNormSpec(width=D)
+    block = spec.BlockSpec(
         attn=spec.attention(D, 2),
         mlp=spec.moe(D, F, "silu", experts=E, top_k=TOP),
-        attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
     )
-    embed = spec.Embed(vocab=11, width=D)
-    stack = spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.causal())}, blocks=(block, block))
-    found = count(spec.Model(family="x", decoder=stack))
+    embed = spec.EmbedSpec(vocab=11, width=D)
+    stack = spec.StackSpec(embed=embed, kinds={"self": spec.KindSpec(mask=spec.causal())}, blocks=(block, block))
+    found = count(spec.ModelSpec(family="x", decoder=stack))
     assert found.total - found.active == 2 * (E - TOP) * 3 * D * F
     assert found.parameters["mlp"] == 2 * (D * E + E * 3 * D * F)
     assert found.to_dict(5)["parameters"]["active"] == found.active

@@ -15,10 +15,9 @@ import references
 import tiny
 import triptych
 from parity import ROWS, WITHIN, largest, ours, rows_of, targets_of, theirs
-from triptych import generate as running
 from triptych import nn
 from triptych.errors import ConfigError
-from triptych.spec import LMHead
+from triptych.spec import LMHeadSpec
 
 
 @pytest.mark.parametrize("name", references.VARIANTS)
@@ -30,7 +29,7 @@ def test_a_ragged_batch_is_the_reference(name: str) -> None:
 def test_cached_generation_is_the_reference(name: str) -> None:
     """Prefill in chunks of three, then one token at a time, each step's logits against a whole uncached pass."""
     model = ours(name)
-    if not isinstance(model.spec.head, LMHead):
+    if not isinstance(model.spec.head, LMHeadSpec):
         pytest.skip("no head for the next token")
     targets = targets_of(model)
     rows = [row[:5] for row in (targets or ROWS)]

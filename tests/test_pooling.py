@@ -11,6 +11,7 @@ import torch
 
 import references
 import triptych
+from triptych.checkpoints.convert import convert
 from triptych.errors import CheckpointError, InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "river", "bank", "she", "sat", "##s", "by", "the"]
@@ -72,7 +73,7 @@ def test_flags_of_older_files(mode: str, flag: str, tmp_path: Path) -> None:
     OLD | {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, {"pooling_mode": ["cls", "mean"]},
     {"pooling_mode": 3}])  # fmt: skip
 def test_other_pooling_is_refused(told: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="pools by"):
+    with pytest.raises(CheckpointError, match="unsupported pooling_mode"):
         triptych.load(sentences(tmp_path / "m", told))
 
 
@@ -116,6 +117,8 @@ def test_a_text_is_cut_where_sentence_transformers_cuts_it(length: int | None, t
     assert (model.encode(LONG) - expected).abs().max() <= 1e-4
     model.save(tmp_path / "ours")
     assert torch.equal(triptych.load(tmp_path / "ours").encode(LONG), model.encode(LONG))
+    convert(tmp_path / "sentences", tmp_path / "x.gguf")
+    assert (triptych.load(tmp_path / "x.gguf").encode(LONG) - expected).abs().max() <= 1e-4
     ids = model.ids(LONG)
     assert len(ids[0]) > 52 == model.spec.context
     with pytest.raises(InputError, match="row 0 needs 82 positions"):  # ids are read whole

@@ -35,9 +35,10 @@ def run(
     ids, where = nn.flat(rows, CPU)
     source = nn.flat(SOURCES[: len(rows)], CPU) if module.spec.layout == "encoder-decoder" else None
     session = None if plan is None else Session(plan)
+    taps = nn.NO_TAPS if session is None else session.taps
     with torch.inference_mode():
-        out = module(ids, where, source=source, taps=nn.NO_TAPS if session is None else session.taps)
-    return list(out.split(list(where.lengths))), session
+        out = module.logits(nn.Batch(inputs=ids, rows=where, source=source, taps=taps))
+    return where.split(out), session
 
 
 def traced(module: nn.Transformer, *read: Read | str, edit: tuple[Edit, ...] = ()) -> Trace:
@@ -84,6 +85,7 @@ def test_every_site_is_alive(name: str) -> None:
         assert not all(torch.equal(a, b) for a, b in zip(trace.logits, plain, strict=True)), site
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_sites_satisfy_their_equations(name: str) -> None:
     module = MODELS[name]()

@@ -19,12 +19,10 @@ def outputs(name: str, taps: Taps = NO_TAPS) -> torch.Tensor:
     """Logits; what a base model gives without a head."""
     model = ours(name)
     module, both = model.module, model.spec.layout == "encoder-decoder"
-    given = module.flat(rows_of(model)[1:2])
-    ids, rows = nn.flat(TARGETS[1:2], CPU) if both else given
-    source = given if both else None
-    if module.head is not None:
-        return module(ids, rows, source=source, taps=taps)
-    return module.encode(ids, rows, taps=taps) if module.decoder is None else module.decode(ids, rows, taps=taps)
+    source = module.flat(rows_of(model)[1:2])
+    inputs, rows = nn.flat(TARGETS[1:2], CPU) if both else source
+    batch = nn.Batch(inputs=inputs, rows=rows, source=source if both else None, taps=taps)
+    return module(batch) if module.head is None else module.logits(batch)
 
 
 @pytest.mark.parametrize("name", FAMILIES.values())

@@ -19,7 +19,7 @@ from parity import WITHIN, cached_gap, largest, ours
 from sabotage import CACHED, PARITY, Sabotage
 from triptych.attention.lowering import leaves
 from triptych.spec.masks import Mask
-from triptych.spec.part import Part
+from triptych.spec.part import Part, part_name
 
 RED = 1e-3  # ten times what passes
 
@@ -65,7 +65,7 @@ ELSEWHERE = {
 
 def slots(part: Part) -> Iterator[str]:
     """The choices a part of a spec makes: filled optional slots, numbers, flags, and the values of enumerations."""
-    kind = type(part).__name__
+    kind = part_name(part)
     yield kind
     for field in fields(part):
         value, declared = getattr(part, field.name), str(field.type)
@@ -79,7 +79,7 @@ def slots(part: Part) -> Iterator[str]:
         elif declared == "Activation" or declared.startswith("Literal"):
             yield f"{kind}.{field.name}:{value}"
         elif declared.startswith("Scaling"):
-            yield f"{kind}.{field.name}:{type(value).__name__}"
+            yield f"{kind}.{field.name}:{part_name(value)}"
         else:
             yield f"{kind}.{field.name}"
 

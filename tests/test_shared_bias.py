@@ -34,23 +34,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
     return given
 
 
-def difference(q_pos: Tensor, k_pos: Tensor) -> Tensor:
-    return (q_pos[..., :, None] - k_pos[..., None, :]).float()
+def read(module: nn.Transformer, ids: Tensor, rows: Rows) -> Tensor:
+    return module(nn.Batch(inputs=ids, rows=rows))
 
 
 @pytest.mark.parametrize("position", ["t5", "alibi"])
 @pytest.mark.parametrize("rows", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
-def test_a_forward_of_two_layers_computes_it_once(
+def test_a_forward_computes_it_once_for_all_layers_of_a_kind(
     position: str, rows: list[list[int]], asked: list[tuple[Tensor, Tensor]]
 ) -> None:
     module = tiny.decoder(position, blocks=3)  # two layers of one kind, one of the other
-    module(*nn.flat(rows, CPU))
+    read(module, *nn.flat(rows, CPU))
     assert len(asked) == 2
 
 
 def test_each_bucket_of_an_encoder_computes_it_once(asked: list[tuple[Tensor, Tensor]]) -> None:
     module = tiny.encoder("t5")
-    module(*nn.flat(LONG, CPU))
+    read(module, *nn.flat(LONG, CPU))
     assert [len(q_pos) for q_pos, _ in asked] == [40, 23]
 
 
@@ -62,26 +62,18 @@ def test_each_step_of_a_ragged_generation_computes_it_once(asked: list[tuple[Ten
     assert len(asked) == 2 * 4
 
 
-def test_other_positions_never_share() -> None:
-    once = positions._once(difference)
-    k_pos = torch.arange(5)
-    for first in range(200):  # tensors that die in between: memory is given again
-        q_pos = torch.tensor([first, first + 3])
-        assert once(q_pos, k_pos).equal(difference(q_pos, k_pos))
-        assert once(q_pos, q_pos).equal(difference(q_pos, q_pos))
-
-
-def test_views_of_one_tensor_are_told_apart() -> None:
-    once, line = positions._once(difference), torch.arange(12)
-    for view in (line[:4], line[1:5], line[:8:2], line[:5], line[:4].expand(3, -1), line.view(3, 4)):
-        assert once(view, view).equal(difference(view, view))
-    assert once(line[:4], line[1:5]).equal(difference(line[:4], line[1:5]))
-
-
-def test_the_same_positions_share() -> None:
-    once, line = positions._once(difference), torch.arange(12)
-    assert once(line[:4], line) is once(line[:4], line)
-    assert once(line[:4].expand(3, -1), line) is once(line[:4].expand(3, -1), line)
+@pytest.mark.parametrize("position", ["t5", "alibi"])
+def test_every_forward_asks_for_its_own_positions(position: str, asked: list[tuple[Tensor, Tensor]]) -> None:
+    """Steps of one length at other positions, over memory that is used again: none gets the bias of another."""
+    engine = tiny.engine(tiny.decoder(position), [[3, 1, 4], [1, 5, 9]])
+    for step in range(20):
+        asked.clear()
+        engine.logits()
+        first, last = (0, 3) if step == 0 else (step + 2, step + 3)
+        assert [q_pos.tolist() for q_pos, _ in asked] == [list(range(first, last))] * 2
+        assert [k_pos.tolist() for _, k_pos in asked] == [list(range(last))] * 2
+        for row in engine.rows:
+            row.ids.append(7)
 
 
 def test_another_forward_shares_nothing(asked: list[tuple[Tensor, Tensor]]) -> None:
@@ -89,9 +81,9 @@ def test_another_forward_shares_nothing(asked: list[tuple[Tensor, Tensor]]) -> N
     module = tiny.encoder("t5")
     flat, rows = nn.flat(RAGGED[:1], CPU)
     with torch.inference_mode():
-        before = module(flat, rows)
+        before = read(module, flat, rows)
         module.encoder.kinds["self"].position.weight[0] += 1
-        assert not module(flat, rows).equal(before)
+        assert not read(module, flat, rows).equal(before)
     assert len(asked) == 2
 
 

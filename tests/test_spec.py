@@ -147,22 +147,26 @@ def test_impossible_masks(make: Any) -> None:
 # ---------------------------------------------------------------- names and shapes
 
 
-def stack(**changes: Any) -> spec.Stack:
-    norm = spec.RMSNorm(width=6)
-    block = spec.Block(
+def stack(**changes: Any) -> spec.StackSpec:
+    norm = spec.RMSNormSpec(width=6)
+    block = spec.BlockSpec(
         attn=spec.attention(6, 4, kv_heads=2, head_width=5, value_width=7, bias=True, out_bias=False, sinks=True),
         mlp=spec.glu(6, 9, "silu"),
-        attn_norm=spec.Norms(pre=norm, out=norm),
-        mlp_norm=spec.Norms(post=spec.LayerNorm(width=6)),
+        attn_norm=spec.NormsSpec(pre=norm, out=norm),
+        mlp_norm=spec.NormsSpec(post=spec.LayerNormSpec(width=6)),
     )
-    embed = spec.Embed(vocab=11, width=6, position=spec.Learned(length=8, width=6, offset=2), token_types=3, norm=norm)
-    kinds = {"self": spec.Kind(mask=spec.causal(), position=spec.T5Buckets(heads=4, buckets=10))}
+    embed = spec.EmbedSpec(
+        vocab=11, width=6, position=spec.LearnedSpec(length=8, width=6, offset=2), token_types=3, norm=norm
+    )
+    kinds = {"self": spec.KindSpec(mask=spec.causal(), position=spec.T5BucketsSpec(heads=4, buckets=10))}
     parts: dict[str, Any] = {"embed": embed, "kinds": kinds, "blocks": (block, block), "final_norm": norm}
-    return spec.Stack(**parts | changes)
+    return spec.StackSpec(**parts | changes)
 
 
 def test_every_parameter_has_a_name_and_a_shape() -> None:
-    model = spec.Model(family="x", decoder=stack(), head=spec.LMHead(proj=spec.Linear(inputs=6, outputs=11)))
+    model = spec.ModelSpec(
+        family="x", decoder=stack(), head=spec.LMHeadSpec(proj=spec.LinearSpec(inputs=6, outputs=11))
+    )
     shapes = model.shapes()
     block = "decoder.blocks.1"
     assert {name: shape for name, shape in shapes.items() if not name.startswith("decoder.blocks.0")} == {
@@ -194,9 +198,9 @@ def test_every_parameter_has_a_name_and_a_shape() -> None:
 
 
 def test_a_tied_parameter_is_stored_once() -> None:
-    head = spec.LMHead(proj=spec.Linear(inputs=6, outputs=11))
+    head = spec.LMHeadSpec(proj=spec.LinearSpec(inputs=6, outputs=11))
     tie = {"head.proj.weight": "decoder.embed.tokens.weight"}
-    model = spec.Model(family="x", decoder=stack(), head=head, ties=tie)
+    model = spec.ModelSpec(family="x", decoder=stack(), head=head, ties=tie)
     assert "head.proj.weight" not in model.shapes()
     assert model.vocab == 11
     for bad in ({"head.proj.weight": "decoder.final_norm.weight"}, {"head.proj.bias": "decoder.embed.tokens.weight"}):
@@ -205,16 +209,16 @@ def test_a_tied_parameter_is_stored_once() -> None:
 
 
 def test_layouts() -> None:
-    encoder = stack(kinds={"self": spec.Kind(mask=spec.full())})
-    cross, norm = spec.attention(6, 2, kind="cross"), spec.RMSNorm(width=6)
-    crossed = tuple(replace(b, cross=cross, cross_norm=spec.Norms(pre=norm)) for b in stack().blocks)
-    assert spec.Model(family="x", encoder=encoder).layout == "encoder"
-    assert spec.Model(family="x", decoder=stack()).layout == "decoder"
-    assert spec.Model(family="x", encoder=encoder, decoder=stack(blocks=crossed)).layout == "encoder-decoder"
+    encoder = stack(kinds={"self": spec.KindSpec(mask=spec.full())})
+    cross, norm = spec.attention(6, 2, kind="cross"), spec.RMSNormSpec(width=6)
+    crossed = tuple(replace(b, cross=cross, cross_norm=spec.NormsSpec(pre=norm)) for b in stack().blocks)
+    assert spec.ModelSpec(family="x", encoder=encoder).layout == "encoder"
+    assert spec.ModelSpec(family="x", decoder=stack()).layout == "decoder"
+    assert spec.ModelSpec(family="x", encoder=encoder, decoder=stack(blocks=crossed)).layout == "encoder-decoder"
     with pytest.raises(ConfigError, match="cross-attention in every block"):
-        spec.Model(family="x", encoder=encoder, decoder=stack())
+        spec.ModelSpec(family="x", encoder=encoder, decoder=stack())
     with pytest.raises(ConfigError, match="needs an encoder"):
-        spec.Model(family="x")
+        spec.ModelSpec(family="x")
 
 
 @pytest.mark.parametrize(
@@ -223,13 +227,13 @@ def test_layouts() -> None:
         (lambda: spec.attention(6, 4), "does not divide into 4 heads"),
         (lambda: spec.attention(6, 4, kv_heads=3, head_width=2), "do not divide into 3"),
         (lambda: spec.attention(6, 0), "0 heads"),
-        (lambda: replace(spec.attention(6, 2), k=spec.Linear(inputs=6, outputs=5)), "cannot share"),
-        (lambda: replace(spec.attention(6, 2), out=spec.Linear(inputs=5, outputs=6)), "out takes 5"),
+        (lambda: replace(spec.attention(6, 2), k=spec.LinearSpec(inputs=6, outputs=5)), "cannot share"),
+        (lambda: replace(spec.attention(6, 2), out=spec.LinearSpec(inputs=5, outputs=6)), "out takes 5"),
         (
-            lambda: spec.ParallelBlock(
+            lambda: spec.ParallelBlockSpec(
                 attn=spec.attention(6, 2),
                 mlp=spec.mlp(6, 9, "relu"),
-                mlp_norm=spec.Norms(post=spec.LayerNorm(width=6)),
+                mlp_norm=spec.NormsSpec(post=spec.LayerNormSpec(width=6)),
             ),
             "no place",
         ),
@@ -238,15 +242,15 @@ def test_layouts() -> None:
         (lambda: replace(stack().blocks[0], cross=spec.attention(6, 2)), "cross and cross_norm come together"),
         (lambda: replace(stack().blocks[0], mlp=None), "mlp and mlp_norm come together"),
         (
-            lambda: spec.Disentangled(width=6, span=8, max_distance=5),
+            lambda: spec.DisentangledSpec(width=6, span=8, max_distance=5),
             "8 buckets of distances cannot tell those up to 5",
         ),
         (
-            lambda: spec.Disentangled(width=6, span=1, max_distance=5),
+            lambda: spec.DisentangledSpec(width=6, span=1, max_distance=5),
             "1 buckets of distances cannot tell those up to 5",
         ),
-        (lambda: spec.Disentangled(width=6, span=4, terms=()), "terms of distances must be c2p, p2c or both"),
-        (lambda: stack(kinds={"other": spec.Kind(mask=spec.full())}), "'self' is not one of"),
+        (lambda: spec.DisentangledSpec(width=6, span=4, terms=()), "terms of distances must be c2p, p2c or both"),
+        (lambda: stack(kinds={"other": spec.KindSpec(mask=spec.full())}), "'self' is not one of"),
     ],
 )
 def test_parts_that_do_not_fit(make: Any, message: str) -> None:
@@ -258,14 +262,14 @@ def test_parts_that_do_not_fit(make: Any, message: str) -> None:
 
 
 def test_every_part_goes_through_json() -> None:
-    norm, line = spec.RMSNorm(width=6, offset=1.0), spec.Linear(inputs=6, outputs=11, bias=True)
+    norm, line = spec.RMSNormSpec(width=6, offset=1.0), spec.LinearSpec(inputs=6, outputs=11, bias=True)
     examples = [
         stack(),
-        spec.Sinusoidal(width=6, layout="halves"),
-        spec.Alibi(heads=3),
-        spec.Disentangled(width=6, span=4, max_distance=9, terms=("p2c",), norm=spec.LayerNorm(width=6)),
+        spec.SinusoidalSpec(width=6, layout="halves"),
+        spec.AlibiSpec(heads=3),
+        spec.DisentangledSpec(width=6, span=4, max_distance=9, terms=("p2c",), norm=spec.LayerNormSpec(width=6)),
         *(
-            spec.Rope(width=4, pairing="interleaved", scaling=scaling)
+            spec.RopeSpec(width=4, pairing="interleaved", scaling=scaling)
             for scaling in (
                 None,
                 positions.Interpolate(factor=2.0),
@@ -275,34 +279,38 @@ def test_every_part_goes_through_json() -> None:
                 positions.LongRope(short=(1.0, 1.5), long=(2.0, 2.5), original_length=9, max_length=18),
             )
         ),
-        spec.MaskedLMHead(transform=spec.Transform(dense=line, act="gelu", norm=norm), proj=line),
-        spec.ClassHead(pool="mean", classes=line, dropout=0.1),
-        spec.SpanHead(transform=spec.Transform(dense=line, act="relu"), ends=line),
-        spec.ReplacedHead(transform=spec.Transform(dense=line, act="gelu"), proj=line),
-        spec.TokenHead(classes=line),
-        spec.Pooling(mode="dense", normalize=True, dense=line),
-        spec.LMHead(proj=line, scale=0.5, softcap=30.0),
-        spec.Norms(pre=norm, out=spec.Scale(factor=0.5)),
+        spec.MaskedLMHeadSpec(transform=spec.TransformSpec(dense=line, act="gelu", norm=norm), proj=line),
+        spec.ClassHeadSpec(pool="mean", classes=line, dropout=0.1),
+        spec.SpanHeadSpec(transform=spec.TransformSpec(dense=line, act="relu"), ends=line),
+        spec.ReplacedHeadSpec(transform=spec.TransformSpec(dense=line, act="gelu"), proj=line),
+        spec.TokenHeadSpec(classes=line),
+        spec.PoolingSpec(mode="dense", normalize=True, dense=line),
+        spec.LMHeadSpec(proj=line, scale=0.5, softcap=30.0),
+        spec.NormsSpec(pre=norm, out=spec.ScaleSpec(factor=0.5)),
         spec.SpecialIds(pad=0, eos=(1, 2), start=3),
-        spec.attention(6, 2, mechanism=spec.Additive(width=3), scale=1.0),
-        spec.attention(6, 2, mechanism=spec.LinearKernel()),
-        spec.Frames(
-            conv1=spec.Conv(inputs=3, outputs=6, kernel=3),
-            conv2=spec.Conv(inputs=6, outputs=6, kernel=3, stride=2),
-            position=spec.Learned(length=5, width=6),
+        spec.attention(6, 2, mechanism=spec.AdditiveSpec(width=3), scale=1.0),
+        spec.attention(6, 2, mechanism=spec.LinearKernelSpec()),
+        spec.FramesSpec(
+            conv1=spec.ConvSpec(inputs=3, outputs=6, kernel=3),
+            conv2=spec.ConvSpec(inputs=6, outputs=6, kernel=3, stride=2),
+            position=spec.LearnedSpec(length=5, width=6),
         ),
-        spec.Patches(channels=3, image=(8, 8), patch=4, width=6, position=spec.Learned(length=5, width=6), dropout=0.1),
+        spec.PatchesSpec(
+            channels=3, image=(8, 8), patch=4, width=6, position=spec.LearnedSpec(length=5, width=6), dropout=0.1
+        ),
         spec.mlp(6, 9, "relu", dropout=0.1),
         replace(
             stack().blocks[0],
-            branch=spec.Branch(conv=spec.Conv(inputs=6, outputs=6, kernel=3), act="tanh", norm=norm, dropout=0.1),
+            branch=spec.BranchSpec(
+                conv=spec.ConvSpec(inputs=6, outputs=6, kernel=3), act="tanh", norm=norm, dropout=0.1
+            ),
         ),
-        spec.ParallelBlock(
+        spec.ParallelBlockSpec(
             attn=spec.attention(6, 2), mlp=spec.moe(6, 5, "silu", experts=4, top_k=3, normalize=True), norm=norm
         ),
         spec.causal() & spec.window(3) | spec.prefix((1, 2)),
         spec.block_sparse(4, local=2) & spec.keys(3) & spec.same_document() | spec.full() & spec.causal(),
-        spec.Model(family="x", decoder=stack(), ids=spec.SpecialIds(bos=1), naming="old"),
+        spec.ModelSpec(family="x", decoder=stack(), ids=spec.SpecialIds(bos=1), naming="old"),
     ]
     used: set[str] = set()
     for example in examples:

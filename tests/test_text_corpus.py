@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,18 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "empty"):
         with pytest.raises(TextError, match="holds no text"):
             documents(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_not_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(10 << 30)
+    problems = {"pipe": "is a pipe or a device", "zeros": "is a pipe or a device", "loop": "cannot be read",
+                "sparse": "10,737,418,240 bytes"}  # fmt: skip
+    for name, problem in problems.items():
+        with pytest.raises(TextError, match=problem) as refused:
+            documents(tmp_path / name)
+        assert "\n" not in str(refused.value)

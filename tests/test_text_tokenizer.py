@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, decoders, models, normalizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from triptych.header import read_header
 
+import test_text_vocabulary as vocabularies
+from triptych.checkpoints.header import read_header
 from triptych.errors import InputError, TextError
 from triptych.text import (
     ENCODER,
@@ -33,6 +34,7 @@ from triptych.text import (
     corpus_cuts,
     from_directory,
     limits,
+    sentencepiece_file,
     word_tokenizer,
 )
 
@@ -621,15 +623,30 @@ def test_a_tokenizer_that_could_fill_the_memory_is_refused(case: str, tmp_path: 
 
 
 def test_a_table_with_a_long_replacement_is_refused() -> None:
-    """One letter to 9,000: the smallest table that the library reads."""
+    """One letter to 20,000, in a small table that the library reads."""
     units = np.zeros(512, "<u4")
     units[0], units[97] = 256 << 10, (97 | 1 << 8 | (97 ^ 300) << 10)  # the root leads to `a`, which has a value
     units[300] = 1 << 31
-    table = struct.pack("<I", units.nbytes) + units.tobytes() + b"x" * 9000 + b"\0"
+    table = struct.pack("<I", units.nbytes) + units.tobytes() + b"x" * 20_000 + b"\0"
     backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
     backend.normalizer = normalizers.Precompiled(table)
-    with pytest.raises(TextError, match=r"can make 9e\+03 characters of one"):
+    with pytest.raises(TextError, match=r"can make 2e\+04 characters of one"):
         Tokenizer(backend)
+
+
+def test_the_steps_of_albert_are_within_the_limits() -> None:
+    table = sentencepiece_file.parse(vocabularies.trained("unigram", normalization_rule_name="nmt_nfkc_cf")).charsmap
+    backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKD(), normalizers.StripAccents(),
+         normalizers.Lowercase(), normalizers.Precompiled(table), normalizers.Replace(Regex(" {2,}"), " ")]
+    )  # fmt: skip
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    Tokenizer(backend)
+    growth = limits.Growth()
+    for step in reversed([*limits.steps(backend.normalizer), *limits.steps(backend.pre_tokenizer)]):
+        growth.before(step)
+    assert growth.largest == 18 * 2 * 18 * 2 * 2
 
 
 @given(

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from triptych import nn
+from triptych.attention import Rows
 from triptych.errors import CheckpointError, ConfigError, TriptychError
 from triptych.train import Checkpoints, Job, Optimizer, Recipe, check_recipe, prepare, resume, verify_resume
 from triptych.train.state import fault, read_model, read_progress
@@ -130,10 +132,8 @@ def test_a_checkpoint_is_what_others_load(tmp_path: Path) -> None:
     ids = tokenizer("the age of wisdom")["input_ids"]
     assert ids == job.tokenizer.encode("the age of wisdom")
     module, _, _ = read_model(path)
-    from triptych.attention import Rows
-
     with torch.no_grad():
-        ours = module(torch.tensor(ids), Rows((len(ids),))).log_softmax(-1)
+        ours = module.logits(nn.Batch(inputs=torch.tensor(ids), rows=Rows((len(ids),)))).log_softmax(-1)
         theirs = other(torch.tensor([ids])).logits[0].log_softmax(-1)
     assert (ours - theirs).abs().max() < 1e-4
 

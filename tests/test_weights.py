@@ -186,7 +186,7 @@ def test_dense_weights_are_ordinary_parameters(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=0.1)
     before = model.logits(ROWS)[0]
     ids, where = nn.flat(ROWS, model.module.device)
-    model.module(ids, where).logsumexp(-1).sum().backward()
+    model.module.logits(nn.Batch(inputs=ids, rows=where)).logsumexp(-1).sum().backward()
     optimizer.step()
     assert not torch.equal(model.logits(ROWS)[0], before)
     assert model.module.get_parameter("head.proj.weight") is model.module.get_parameter("decoder.embed.tokens.weight")

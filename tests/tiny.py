@@ -9,28 +9,28 @@ from triptych.generate import Engine, Request
 from triptych.nn import Row
 from triptych.probe import Session
 from triptych.spec import (
-    Additive,
-    Alibi,
-    Block,
-    Disentangled,
-    Embed,
-    Kind,
-    LayerNorm,
-    Learned,
-    Linear,
-    LinearKernel,
-    LMHead,
-    MaskedLMHead,
-    Model,
-    Norms,
-    ParallelBlock,
-    RMSNorm,
-    Rope,
-    Sinusoidal,
+    AdditiveSpec,
+    AlibiSpec,
+    BlockSpec,
+    DisentangledSpec,
+    EmbedSpec,
+    KindSpec,
+    LayerNormSpec,
+    LearnedSpec,
+    LinearKernelSpec,
+    LinearSpec,
+    LMHeadSpec,
+    MaskedLMHeadSpec,
+    ModelSpec,
+    NormsSpec,
+    ParallelBlockSpec,
+    RMSNormSpec,
+    RopeSpec,
+    SinusoidalSpec,
     SpecialIds,
-    Stack,
-    T5Buckets,
-    Transform,
+    StackSpec,
+    T5BucketsSpec,
+    TransformSpec,
     attention,
     causal,
     full,
@@ -42,39 +42,39 @@ from triptych.spec import (
 
 D, H, G, K, F, V = 24, 6, 3, 10, 37, 41
 POSITIONS = {
-    "rope": Rope(width=K),
-    "rope-partial-interleaved": Rope(width=4, pairing="interleaved"),
-    "alibi": Alibi(heads=H),
-    "disentangled": Disentangled(width=D, span=6, max_distance=9),
-    "t5": T5Buckets(heads=H, buckets=8, max_distance=11, bidirectional=False),
-    "learned": Learned(length=64, width=D),
-    "sinusoidal": Sinusoidal(width=D),
+    "rope": RopeSpec(width=K),
+    "rope-partial-interleaved": RopeSpec(width=4, pairing="interleaved"),
+    "alibi": AlibiSpec(heads=H),
+    "disentangled": DisentangledSpec(width=D, span=6, max_distance=9),
+    "t5": T5BucketsSpec(heads=H, buckets=8, max_distance=11, bidirectional=False),
+    "learned": LearnedSpec(length=64, width=D),
+    "sinusoidal": SinusoidalSpec(width=D),
     "none": None,
 }
 MASKS = {"causal": causal(), "window": causal() & window(4)}
 
 
-def _embed(position: object) -> Embed:
-    absolute = position if isinstance(position, Learned | Sinusoidal) else None
-    return Embed(vocab=V, width=D, position=absolute)
+def _embed(position: object) -> EmbedSpec:
+    absolute = position if isinstance(position, LearnedSpec | SinusoidalSpec) else None
+    return EmbedSpec(vocab=V, width=D, position=absolute)
 
 
-def _kind(mask: object, position: object) -> Kind:
-    inside = None if isinstance(position, Learned | Sinusoidal) else position
-    return Kind(mask=mask, position=inside)  # type: ignore[arg-type]
+def _kind(mask: object, position: object) -> KindSpec:
+    inside = None if isinstance(position, LearnedSpec | SinusoidalSpec) else position
+    return KindSpec(mask=mask, position=inside)  # type: ignore[arg-type]
 
 
-MECHANISMS = {"dot": None, "additive": Additive(width=K), "linear": LinearKernel()}
+MECHANISMS = {"dot": None, "additive": AdditiveSpec(width=K), "linear": LinearKernelSpec()}
 
 
 def decoder(
     position: str = "rope", mask: str = "causal", blocks: int = 2, seed: int = 0, mechanism: str = "dot"
 ) -> nn.Transformer:
     """Pre-norm, grouped heads, SwiGLU; the last block always sees everything so that windows sit beside full layers."""
-    norm, part = RMSNorm(width=D), POSITIONS[position]
+    norm, part = RMSNormSpec(width=D), POSITIONS[position]
     kinds = {"self": _kind(MASKS[mask], part), "all": _kind(causal(), part)}
     made = tuple(
-        Block(
+        BlockSpec(
             attn=attention(
                 D,
                 H,
@@ -85,14 +85,14 @@ def decoder(
                 scale=1.0 if mechanism == "additive" else None,
             ),
             mlp=glu(D, F, "silu"),
-            attn_norm=Norms(pre=norm),
-            mlp_norm=Norms(pre=norm),
+            attn_norm=NormsSpec(pre=norm),
+            mlp_norm=NormsSpec(pre=norm),
         )
         for i in range(blocks)
     )
-    stack = Stack(embed=_embed(part), kinds=kinds, blocks=made, final_norm=norm)
-    head = LMHead(proj=Linear(inputs=D, outputs=V))
-    return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
+    stack = StackSpec(embed=_embed(part), kinds=kinds, blocks=made, final_norm=norm)
+    head = LMHeadSpec(proj=LinearSpec(inputs=D, outputs=V))
+    return nn.new(ModelSpec(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
 
 
 def engine(
@@ -116,70 +116,70 @@ def engine(
 
 def mixture(seed: int = 0) -> nn.Transformer:
     """Attention and MLP in parallel, the MLP a mixture: in the first block one norm for both, then each its own."""
-    norm, attn = LayerNorm(width=D), attention(D, H, kv_heads=G, head_width=K)
+    norm, attn = LayerNormSpec(width=D), attention(D, H, kv_heads=G, head_width=K)
     experts = moe(D, F, "silu", experts=5, top_k=2)
     blocks = (
-        ParallelBlock(attn=attn, mlp=experts, norm=norm),
-        ParallelBlock(attn=attn, mlp=experts, attn_norm=Norms(pre=norm), mlp_norm=Norms(pre=norm)),
+        ParallelBlockSpec(attn=attn, mlp=experts, norm=norm),
+        ParallelBlockSpec(attn=attn, mlp=experts, attn_norm=NormsSpec(pre=norm), mlp_norm=NormsSpec(pre=norm)),
     )
-    stack = Stack(
+    stack = StackSpec(
         embed=_embed(None), kinds={"self": _kind(causal(), POSITIONS["rope"])}, blocks=blocks, final_norm=norm
     )
-    head = LMHead(proj=Linear(inputs=D, outputs=V))
-    return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
+    head = LMHeadSpec(proj=LinearSpec(inputs=D, outputs=V))
+    return nn.new(ModelSpec(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
 
 
 def attention_only(blocks: int = 2, seed: int = 0) -> nn.Transformer:
     """A decoder whose blocks have no MLP."""
-    norm = Norms(pre=RMSNorm(width=D))
-    block = Block(attn=attention(D, H, kv_heads=G, head_width=K), mlp=None, attn_norm=norm, mlp_norm=None)
-    stack = Stack(embed=_embed(None), kinds={"self": _kind(causal(), Rope(width=K))}, blocks=(block,) * blocks)
-    head = LMHead(proj=Linear(inputs=D, outputs=V))
-    return nn.new(Model(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
+    norm = NormsSpec(pre=RMSNormSpec(width=D))
+    block = BlockSpec(attn=attention(D, H, kv_heads=G, head_width=K), mlp=None, attn_norm=norm, mlp_norm=None)
+    stack = StackSpec(embed=_embed(None), kinds={"self": _kind(causal(), RopeSpec(width=K))}, blocks=(block,) * blocks)
+    head = LMHeadSpec(proj=LinearSpec(inputs=D, outputs=V))
+    return nn.new(ModelSpec(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)
 
 
 def encoder(position: str = "learned", seed: int = 0) -> nn.Transformer:
     """Post-norm, GELU, biases everywhere, token types, a masked-LM head."""
-    norm, part = LayerNorm(width=D), POSITIONS[position]
-    if isinstance(part, T5Buckets):
-        part = T5Buckets(heads=H, buckets=8, max_distance=11)
-    block = Block(
+    norm, part = LayerNormSpec(width=D), POSITIONS[position]
+    if isinstance(part, T5BucketsSpec):
+        part = T5BucketsSpec(heads=H, buckets=8, max_distance=11)
+    block = BlockSpec(
         attn=attention(D, H, head_width=K, bias=True),
         mlp=mlp(D, F, "gelu", bias=True),
-        attn_norm=Norms(post=norm),
-        mlp_norm=Norms(post=norm),
+        attn_norm=NormsSpec(post=norm),
+        mlp_norm=NormsSpec(post=norm),
     )
-    absolute = part if isinstance(part, Learned | Sinusoidal) else None
-    embed = Embed(vocab=V, width=D, position=absolute, token_types=2, norm=norm)
-    stack = Stack(embed=embed, kinds={"self": _kind(full(), part)}, blocks=(block, block))
-    dense, proj = Linear(inputs=D, outputs=D, bias=True), Linear(inputs=D, outputs=V, bias=True)
-    head = MaskedLMHead(transform=Transform(dense=dense, act="gelu", norm=norm), proj=proj)
-    return nn.new(Model(family="tiny", encoder=stack, head=head, context=64, init_std=0.3), seed)
+    absolute = part if isinstance(part, LearnedSpec | SinusoidalSpec) else None
+    embed = EmbedSpec(vocab=V, width=D, position=absolute, token_types=2, norm=norm)
+    stack = StackSpec(embed=embed, kinds={"self": _kind(full(), part)}, blocks=(block, block))
+    dense, proj = LinearSpec(inputs=D, outputs=D, bias=True), LinearSpec(inputs=D, outputs=V, bias=True)
+    head = MaskedLMHeadSpec(transform=TransformSpec(dense=dense, act="gelu", norm=norm), proj=proj)
+    return nn.new(ModelSpec(family="tiny", encoder=stack, head=head, context=64, init_std=0.3), seed)
 
 
 def encoder_decoder(seed: int = 0) -> nn.Transformer:
     """T5 in small: relative buckets shared by the layers, no score scale, cross-attention."""
-    norm = RMSNorm(width=D)
+    norm = RMSNormSpec(width=D)
 
-    def stack(mask: object, both_ways: bool) -> Stack:
-        buckets = T5Buckets(heads=H, buckets=8, max_distance=11, bidirectional=both_ways)
+    def stack(mask: object, both_ways: bool) -> StackSpec:
+        buckets = T5BucketsSpec(heads=H, buckets=8, max_distance=11, bidirectional=both_ways)
         cross = None if both_ways else attention(D, H, head_width=K, kind="cross", scale=1.0)
-        block = Block(
+        block = BlockSpec(
             attn=attention(D, H, head_width=K, scale=1.0),
             cross=cross,
             mlp=mlp(D, F, "relu"),
-            attn_norm=Norms(pre=norm),
-            cross_norm=None if cross is None else Norms(pre=norm),
-            mlp_norm=Norms(pre=norm),
+            attn_norm=NormsSpec(pre=norm),
+            cross_norm=None if cross is None else NormsSpec(pre=norm),
+            mlp_norm=NormsSpec(pre=norm),
         )
-        embed = Embed(vocab=V, width=D)
-        return Stack(embed=embed, kinds={"self": _kind(mask, buckets)}, blocks=(block, block), final_norm=norm)
+        embed = EmbedSpec(vocab=V, width=D)
+        return StackSpec(embed=embed, kinds={"self": _kind(mask, buckets)}, blocks=(block, block), final_norm=norm)
 
-    model = Model(
+    model = ModelSpec(
         family="tiny",
         encoder=stack(full(), True),
         decoder=stack(causal(), False),
-        head=LMHead(proj=Linear(inputs=D, outputs=V), scale=D**-0.5),
+        head=LMHeadSpec(proj=LinearSpec(inputs=D, outputs=V), scale=D**-0.5),
         ties={
             "decoder.embed.tokens.weight": "encoder.embed.tokens.weight",
             "head.proj.weight": "encoder.embed.tokens.weight",

@@ -1,9 +1,9 @@
-"""The pictures of docs/learn, drawn by what they show.
+"""Draws the pictures of docs/learn.
 
-    python tools/pictures.py [NAME...]      all, or some, of those that are not a lab's
+    python tools/pictures.py [NAME...]      all, or some, of those that are not plots of a lab
 
 The plots of labs are drawn by `tools/lectures.py` whenever their results are recorded.  The rest comes from the three
-quickstart runs in runs/ and from SmolLM2; pages are photographed with chromium.
+quickstart runs in runs/ and from SmolLM2; screenshots of pages are taken with chromium.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def draw(name: str, section: Curve | AttentionSection) -> None:
 
 
 def save(name: str, picture: Path) -> None:
-    """Into docs/pictures, small."""
+    """Write a picture into docs/pictures, scaled and with 256 colours."""
     from PIL import Image
 
     image = Image.open(picture).convert("RGB")
@@ -74,15 +74,15 @@ def maps(name: str, run: str, text: str, stack: str, layer: int, heads: list[int
     draw(name, AttentionSection("", "", [replace(found, pattern=np.asarray(found.pattern)[heads], heads=heads)]))
 
 
-def photograph(name: str, page: str, height: int) -> None:
+def screenshot(name: str, page: str, height: int) -> None:
     """A page as a browser shows it."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("photographs of pages need chromium")
+        sys.exit("screenshots of pages need chromium")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "page.html").write_text(page, "utf-8")
-        taken = Path(folder) / "taken.png"
-        given = [
+        image = Path(folder) / "page.png"
+        options = [
             "--headless",
             "--no-sandbox",
             "--hide-scrollbars",
@@ -90,15 +90,15 @@ def photograph(name: str, page: str, height: int) -> None:
             "--blink-settings=preferredColorScheme=1",
         ]
         subprocess.run(
-            [chromium, *given, f"--window-size={WIDTH},{height}", f"--screenshot={taken}", f"file://{folder}/page.html"],
+            [chromium, *options, f"--window-size={WIDTH},{height}", f"--screenshot={image}", f"file://{folder}/page.html"],
             check=True, capture_output=True,
         )  # fmt: skip
-        frame(taken)
-        save(name, taken)
+        frame(image)
+        save(name, image)
 
 
 def frame(picture: Path) -> None:
-    """A thin line around a page that is shown within a page."""
+    """Draw a thin border, so that the screenshot of a page stands out on a page."""
     from PIL import Image, ImageDraw
 
     image = Image.open(picture).convert("RGB")
@@ -114,21 +114,21 @@ def smollm2() -> Model:
 
 
 def explain() -> None:
-    """The attention of one block, its softmax opened."""
+    """The attention of one block, its softmax unfolded."""
     from triptych.labs import walk
     from triptych.labs.walk.page import sections
     from triptych.page import Steps, render
 
-    found = walk.explain(smollm2(), SENTENCE, layer=7, head=4)
-    [part] = [one for one in sections(found) if isinstance(one, Steps) and "attention" in one.title]
+    steps = walk.explain(smollm2(), SENTENCE, layer=7, head=4)
+    [part] = [one for one in sections(steps) if isinstance(one, Steps) and "attention" in one.title]
     items = [replace(item, open=item.title == "Softmax") for item in part.items]
-    photograph("explain", render(found.title, [replace(part, items=items)], subtitle=SENTENCE), 1010)
+    screenshot("explain", render(steps.title, [replace(part, items=items)], subtitle=SENTENCE), 1010)
 
 
 def inspect() -> None:
     from triptych.page.inspect import inspect_text
 
-    photograph("inspect", inspect_text(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 1010)
+    screenshot("inspect", inspect_text(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 1010)
 
 
 PICTURES: dict[str, Callable[[], None]] = {

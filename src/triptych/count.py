@@ -17,25 +17,25 @@ from typing import Any
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
 from triptych.spec import (
-    Attention,
-    ClassHead,
-    Disentangled,
-    Frames,
+    AttentionSpec,
+    ClassHeadSpec,
+    DisentangledSpec,
+    FramesSpec,
     Input,
-    LayerNorm,
-    Learned,
-    Linear,
-    Model,
-    MoE,
+    LayerNormSpec,
+    LearnedSpec,
+    LinearSpec,
+    ModelSpec,
+    MoESpec,
     Part,
-    Patches,
-    Pooling,
-    RMSNorm,
-    Stack,
-    T5Buckets,
+    PatchesSpec,
+    PoolingSpec,
+    RMSNormSpec,
+    StackSpec,
+    T5BucketsSpec,
 )
 from triptych.spec.masks import And, Mask, Window
-from triptych.spec.parts import Block, FeedForward
+from triptych.spec.parts import BlockSpec, FeedForward
 
 # Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
 _PACKED = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
@@ -50,7 +50,7 @@ PARTS = ("embedding", "position", "attention", "mlp", "norms", "head")
 class Count:
     """What a model costs.  `parameters` by part (`PARTS`), a tied one counted once, where it is stored."""
 
-    spec: Model
+    spec: ModelSpec
     parameters: dict[str, int]
 
     @property
@@ -61,7 +61,7 @@ class Count:
     @property
     def active(self) -> int:
         """Parameters one token goes through: all but the experts it is not given to."""
-        mixtures = [part for _, part in self.spec.walk() if isinstance(part, MoE)]
+        mixtures = [part for _, part in self.spec.walk() if isinstance(part, MoESpec)]
         return self.total - sum((m.experts - m.top_k) * sum(map(prod, m.expert.shapes().values())) for m in mixtures)
 
     def weight_bytes(self, dtype: str = "bf16") -> int:
@@ -135,7 +135,7 @@ class Count:
         }
 
 
-def count(spec: Model) -> Count:
+def count(spec: ModelSpec) -> Count:
     """Count `spec`."""
     found: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
     for name, part in spec.walk():
@@ -146,9 +146,9 @@ def count(spec: Model) -> Count:
 
 
 def _part_of(name: str, part: object) -> str:
-    if isinstance(part, LayerNorm | RMSNorm):
+    if isinstance(part, LayerNormSpec | RMSNormSpec):
         return "norms"
-    if isinstance(part, Learned | T5Buckets | Disentangled):
+    if isinstance(part, LearnedSpec | T5BucketsSpec | DisentangledSpec):
         return "position"
     places = {"attn": "attention", "cross": "attention", "mlp": "mlp", "embed": "embedding", "head": "head"}
     places["branch"] = "mlp"
@@ -164,16 +164,16 @@ def visible(mask: Mask) -> int | None:
     return None
 
 
-def _span(stack: Stack, kind: str, keys: int) -> int:
+def _span(stack: StackSpec, kind: str, keys: int) -> int:
     seen = visible(stack.kinds[kind].mask)
     return keys if seen is None else min(keys, seen)
 
 
-def _kv_width(attn: Attention) -> int:
+def _kv_width(attn: AttentionSpec) -> int:
     return attn.kv_heads * (attn.head_width + attn.value_width)
 
 
-def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter[str]:
+def _stack_flops(stack: StackSpec, tokens: int, cached: int, source: int) -> Counter[str]:
     found: Counter[str] = Counter()
     found["projections"] += _input_flops(stack.embed, tokens)
     for block in stack.blocks:
@@ -186,15 +186,15 @@ def _stack_flops(stack: Stack, tokens: int, cached: int, source: int) -> Counter
             found["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
             found["scores"] += _scores(cross, tokens, source)
         found["mlp"] += sum(_linear(part, tokens) for part in _used(block.mlp))
-        if isinstance(block, Block) and block.branch is not None:
+        if isinstance(block, BlockSpec) and block.branch is not None:
             found["mlp"] += 2 * tokens * prod(block.branch.conv.tensors()["weight"])
     return found
 
 
-def _distances(position: Part | None, attn: Attention, queries: int, keys: int) -> dict[str, int]:
+def _distances(position: Part | None, attn: AttentionSpec, queries: int, keys: int) -> dict[str, int]:
     """What disentangled attention adds: the distances of a row mapped, and scored against all queries and keys.  Of
     logarithmic buckets, as many as there are when the row is long enough to need them all."""
-    if not isinstance(position, Disentangled):
+    if not isinstance(position, DisentangledSpec):
         return {}
     reached = min(2 * keys - 1, 2 * position.span)
     meets = {"c2p": (attn.pos_k or attn.k, queries), "p2c": (attn.pos_q or attn.q, keys)}
@@ -205,35 +205,35 @@ def _distances(position: Part | None, attn: Attention, queries: int, keys: int) 
     }
 
 
-def _used(mlp: FeedForward | None) -> list[Linear]:
+def _used(mlp: FeedForward | None) -> list[LinearSpec]:
     """The matrices one token goes through: of a mixture, its router and `top_k` experts."""
-    parts: list[Part | None] = [mlp.router, *(mlp.expert,) * mlp.top_k] if isinstance(mlp, MoE) else [mlp]
-    return [part for whole in parts if whole is not None for _, part in whole.walk() if isinstance(part, Linear)]
+    parts: list[Part | None] = [mlp.router, *(mlp.expert,) * mlp.top_k] if isinstance(mlp, MoESpec) else [mlp]
+    return [part for whole in parts if whole is not None for _, part in whole.walk() if isinstance(part, LinearSpec)]
 
 
 def _input_flops(embed: Input, positions: int) -> int:
     match embed:
-        case Frames():  # the first convolution runs on every frame, the second on every position
+        case FramesSpec():  # the first convolution runs on every frame, the second on every position
             first, second = prod(embed.conv1.tensors()["weight"]), prod(embed.conv2.tensors()["weight"])
             return 2 * positions * (embed.stride * first + second)
-        case Patches():
+        case PatchesSpec():
             return 2 * (positions - 1) * prod(embed.tensors()["weight"])
     return sum(_linear(part, positions) for part in (embed.widen, embed.project) if part is not None)
 
 
-def _head_flops(spec: Model, places: int) -> int:
+def _head_flops(spec: ModelSpec, places: int) -> int:
     head = spec.head
-    if head is None or (isinstance(head, Pooling) and head.mode != "dense"):
+    if head is None or (isinstance(head, PoolingSpec) and head.mode != "dense"):
         return 0
-    rows = 1 if isinstance(head, ClassHead | Pooling) else places
-    return sum(_linear(part, rows) for _, part in head.walk() if isinstance(part, Linear))
+    rows = 1 if isinstance(head, ClassHeadSpec | PoolingSpec) else places
+    return sum(_linear(part, rows) for _, part in head.walk() if isinstance(part, LinearSpec))
 
 
-def _linear(part: Linear, tokens: int) -> int:
+def _linear(part: LinearSpec, tokens: int) -> int:
     return 2 * tokens * part.inputs * part.outputs
 
 
-def _scores(attn: Attention, queries: int, keys: int) -> int:
+def _scores(attn: AttentionSpec, queries: int, keys: int) -> int:
     """q against k, then the weights against v."""
     return 2 * queries * keys * attn.heads * (attn.head_width + attn.value_width)
 

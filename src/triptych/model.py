@@ -23,8 +23,8 @@ from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace
-from triptych.spec import ClassHead, Frames, Pooling, TokenHead
-from triptych.spec import Model as Spec
+from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
+from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
@@ -78,7 +78,7 @@ class Model:
     def check_words(self, what: str) -> None:
         """Raise InputError where the model reads sound or images and `what` needs text."""
         if not self.inputs.reads_text:
-            slot = "sound" if isinstance(self.spec.reads.embed, Frames) else "images"
+            slot = "sound" if isinstance(self.spec.reads.embed, FramesSpec) else "images"
             raise InputError(f"{what} needs a model that reads text; this {self.spec.family} model reads {slot}")
 
     @torch.no_grad()
@@ -156,16 +156,18 @@ class Model:
         `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  `rules` change
         the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
         log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
-        instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for every
-        token as it comes.  Raises InputError for an empty or over-long prompt, for settings out of range and for those
-        that do not go together; ProbeError for reads of more than `max_bytes` and as `trace`.
+        instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
+        every token as it comes, after a search for those of the best text.
+
+        Raises InputError for an empty or over-long prompt, for settings out of range and for those that do not go
+        together; ProbeError for reads of more than `max_bytes` and as `trace`.
         """
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed,
         )  # fmt: skip
         if integer("beams", beams, 0):
-            single = {"read": read, "edit": edit, "logprobs": logprobs, "on_token": on_token}
+            single = {"read": read, "edit": edit, "logprobs": logprobs}
             _check_beams(sampling, [name for name, value in single.items() if not (value is None or value == ())])
         elif length_penalty != 1:
             raise InputError("length_penalty is for beams; give beams= too")
@@ -179,7 +181,9 @@ class Model:
         plan.check_bytes(lengths, sources, max_bytes, new=max_new_tokens)
         engine = self._engine(chunk, stop)
         if beams:
-            return running.search(engine, requests, self.tokenizer, beams=beams, length_penalty=length_penalty)
+            return running.search(
+                engine, requests, self.tokenizer, beams=beams, length_penalty=length_penalty, on_token=on_token
+            )
         return running.generate(engine, requests, self.tokenizer, on_token=on_token)
 
     def stream(
@@ -227,12 +231,9 @@ class Model:
         template = self.inputs.words.chat
         if template is None:
             raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
-        listed: object = messages
-        if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+        every = list(messages) if isinstance(messages, Sequence) else []
+        if not every or not all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in every):
             raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
         return template.render([dict(message) for message in messages], add_generation_prompt=True)
 
     def encode(
@@ -295,7 +296,7 @@ class Model:
     def labels(self) -> list[str]:
         """The names of the classes, from the config; `LABEL_0`, `LABEL_1`, ... where it has none."""
         head = self.spec.head
-        if not isinstance(head, ClassHead | TokenHead):
+        if not isinstance(head, ClassHeadSpec | TokenHeadSpec):
             return []
         names = (self.hf or {}).get("id2label") or {}
         return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(head.classes.outputs)]
@@ -352,7 +353,7 @@ class Model:
             into, where_into = nn.flat(self.ids(target, target_mask, target=True), self.device)
             out = self.module.logits(nn.Batch(inputs=into, rows=where_into, source=(given, where), taps=taps))
             where = where_into
-        return list(out) if isinstance(self.spec.head, ClassHead | Pooling) else where.split(out)
+        return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
 
     def _config_ids(self, name: str) -> list[int]:
         """Token ids of the generation config, or of the config where older files keep them; words of several ids are
@@ -394,9 +395,13 @@ MESSAGES = 'a list of {"role": ..., "content": ...}'
 
 def _check_beams(sampling: running.Sampling, others: Sequence[str]) -> None:
     """Raise InputError for settings that a search for the likeliest text has no use for."""
-    drawn = [field.name for field in fields(sampling) if getattr(sampling, field.name) != field.default]
-    for name in (*drawn, *others):
-        raise InputError(f"beams and {name} do not go together: a search draws nothing, and may drop what it has run")
+    for field in fields(sampling):
+        if getattr(sampling, field.name) != field.default:
+            why = "beam search ranks texts by the model's own probabilities"
+            raise InputError(f"beams and {field.name} do not go together: {why}; leave {field.name} out")
+    for name in others:
+        why = "a hypothesis may be dropped after it was computed"
+        raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
 
 
 def load(

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from triptych.attention import folding, lowering
-from triptych.attention.request import Request, Runner
+from triptych.attention.request import AttentionRequest, Runner
 from triptych.spec.masks import BlockSparse, Points
 
 
-def cannot(request: Request) -> list[str]:
+def cannot(request: AttentionRequest) -> list[str]:
     reasons = folding.refusals(request)
     if lowering.blocks_of(request.mask) is None:
         reasons.append("no block pattern in the mask")
     return reasons
 
 
-def saves(request: Request) -> bool:
+def saves(request: AttentionRequest) -> bool:
     """No query block reads more than half of the keys."""
     pattern = lowering.blocks_of(request.mask)
     if pattern is None:
@@ -28,7 +28,7 @@ def saves(request: Request) -> bool:
     return 2 * _candidates(request, pattern).shape[1] * pattern.block <= request.keys
 
 
-def plan(request: Request) -> Runner:
+def plan(request: AttentionRequest) -> Runner:
     pattern = lowering.blocks_of(request.mask)
     assert pattern is not None
     size, device = pattern.block, request.device
@@ -65,7 +65,7 @@ def _run(
     return run(q, k, v, bias, sinks)[:, :, inside]
 
 
-def _candidates(request: Request, pattern: BlockSparse) -> Tensor:
+def _candidates(request: AttentionRequest, pattern: BlockSparse) -> Tensor:
     """Key blocks that each query block may see, `[n, m]` on the host, -1 where a block sees fewer than m."""
     size = pattern.block
     first = request.keys - request.queries

@@ -52,6 +52,7 @@ class Continued(Protocol):
     def moved_on(self, rows: Rows, x: Tensor) -> bool: ...
 
 
+@runtime_checkable
 class CacheStep(Protocol):
     """One forward's use of a cache.  `context` is what the stack decided in the step before, where that was one token
     of each of the same rows; None elsewhere."""
@@ -277,10 +278,11 @@ class Cache:
         Raises InputError when they do not, ProbeError under other edits than before.
         """
         last = self.last
-        if last is not None and last.counted and last.rows.longest == 1 == rows.longest:
+        if last is not None and last.counted and not last.fresh and last.rows.longest == 1 == rows.longest:
             same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
             if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
-                last.rows, last.counted = rows, False
+                last.rows, last.fresh, last.counted = rows, False, False
+                last.steps = {}  # prepared anew where the stack cannot go on from its last context
                 return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):

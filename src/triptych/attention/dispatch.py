@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from triptych.attention import block, flash, materialized, reference, window
-from triptych.attention.request import Request, Runner, Tensors, prepare
+from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
 from triptych.errors import InputError, nearest
 from triptych.spec.masks import Full, Mask
 
@@ -26,8 +26,8 @@ class Kernel:
     """One way to compute attention: the reasons why it cannot serve a request, and what runs it."""
 
     name: str
-    cannot: Callable[[Request], list[str]]
-    plan: Callable[[Request], Runner]
+    cannot: Callable[[AttentionRequest], list[str]]
+    plan: Callable[[AttentionRequest], Runner]
 
 
 KERNELS = {
@@ -84,7 +84,7 @@ def attend(
     return restore(run(request, tensors, path))
 
 
-def run(request: Request, tensors: Tensors, path: str = "auto") -> Tensor:
+def run(request: AttentionRequest, tensors: Tensors, path: str = "auto") -> Tensor:
     """`[B, H, T, Kv]` on the named kernel, or on the one that `choose` takes."""
     if request.keys == 0 or tensors.q.numel() == 0:
         return tensors.q.new_zeros(*tensors.q.shape[:3], request.value_width)
@@ -98,7 +98,7 @@ def run(request: Request, tensors: Tensors, path: str = "auto") -> Tensor:
     return KERNELS[path].plan(request)(*tensors)
 
 
-def choose(request: Request) -> Kernel:
+def choose(request: AttentionRequest) -> Kernel:
     """The kernel that `auto` takes: a sparse one where it saves at least half of the work, an explicit pattern for
     short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
     and an explicit pattern otherwise."""

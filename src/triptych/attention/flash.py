@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.attention import lowering
-from triptych.attention.request import Request, Runner
+from triptych.attention.request import AttentionRequest, Runner
 
 
-def cannot(request: Request) -> list[str]:
+def cannot(request: AttentionRequest) -> list[str]:
     reasons = []
     cpu = request.device.type == "cpu"
     if request.softcap is not None:
@@ -31,7 +31,7 @@ def cannot(request: Request) -> list[str]:
     return reasons
 
 
-def plan(request: Request) -> Runner:
+def plan(request: AttentionRequest) -> Runner:
     """The cheapest call of the kernel that serves the request, everything about it decided."""
     if request.sinks:
         return partial(_with_sinks, request)
@@ -45,8 +45,8 @@ def plan(request: Request) -> Runner:
 
 
 def _sdpa(
-    request: Request, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-    sinks: Tensor | None,
+    request: AttentionRequest, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    bias: Tensor | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if bias is not None:
         bias = bias.to(q.dtype)
@@ -64,7 +64,7 @@ def _sdpa(
 
 
 def _one_query(
-    request: Request, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: None, sinks: None
+    request: AttentionRequest, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: None, sinks: None
 ) -> Tensor:
     """One query a row: the heads of a group stand side by side as queries, so that each key is read once."""
     together = (request.rows, request.groups, request.heads // request.groups, request.width)
@@ -80,20 +80,20 @@ def _one_query(
 
 
 def _uneven(
-    request: Request, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-    sinks: Tensor | None,
+    request: AttentionRequest, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    bias: Tensor | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Keys and values of unlike widths: the narrower filled with zeros."""
     q, k, v = _evened(request, q, k, v)
     return _sdpa(request, causal, visible, q, k, v, bias, sinks)[..., : request.value_width]
 
 
-def _evened(request: Request, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _evened(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lack = request.width - request.value_width
     return (q, k, F.pad(v, (0, lack))) if lack >= 0 else (F.pad(q, (0, -lack)), F.pad(k, (0, -lack)), v)
 
 
-def _lowered(request: Request) -> tuple[bool, Tensor | None]:
+def _lowered(request: AttentionRequest) -> tuple[bool, Tensor | None]:
     """`(is_causal, booleans true where visible)`.  With `is_causal` the kernel multiplies its -inf by the scale, which
     must be positive."""
     square = request.aligned and request.queries == request.keys and request.scale > 0
@@ -105,7 +105,7 @@ def _lowered(request: Request) -> tuple[bool, Tensor | None]:
     return False, visible
 
 
-def _is_chunk(request: Request) -> bool:
+def _is_chunk(request: AttentionRequest) -> bool:
     """Queries of a causal row whose earlier keys are already there, with no gradient asked."""
     return (
         request.aligned
@@ -120,14 +120,14 @@ def _is_chunk(request: Request) -> bool:
 
 
 def _chunk(
-    request: Request, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, sinks: Tensor | None = None
+    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, sinks: Tensor | None = None
 ) -> Tensor:
     """Past keys without a mask, the chunk's own with `is_causal`, joined exactly by their log-sum-exps."""
     q, k, v = _evened(request, q, k, v)
     return _merged(request, q, k, v)[0].to(q.dtype)[..., : request.value_width]
 
 
-def _merged(request: Request, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _merged(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     past = request.keys - request.queries
     old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale)
     new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=True)
@@ -136,7 +136,9 @@ def _merged(request: Request, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     return old * old_share + new * new_share, lse
 
 
-def _with_sinks(request: Request, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
+def _with_sinks(
+    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+) -> Tensor:
     """Softmax's share beside one more logit a head follows from the log-sum-exp."""
     assert sinks is not None
     q, k, v = _evened(request, q, k, v)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.attention import flash, lowering, materialized
-from triptych.attention.request import Request, Runner
+from triptych.attention.request import AttentionRequest, Runner
 from triptych.spec.masks import Dense, Points
 
 SCORES = 1 << 24  # score elements of one piece when the pattern is materialized
@@ -38,7 +38,7 @@ class Blocks:
 Fold = Callable[[Tensor], Tensor]
 
 
-def refusals(request: Request) -> list[str]:
+def refusals(request: AttentionRequest) -> list[str]:
     """What no folding path serves."""
     reasons = []
     if not request.aligned:
@@ -52,7 +52,7 @@ def refusals(request: Request) -> list[str]:
     return reasons
 
 
-def plan(request: Request, blocks: Blocks, fold_queries: Fold, fold_keys: Fold) -> Runner:
+def plan(request: AttentionRequest, blocks: Blocks, fold_queries: Fold, fold_keys: Fold) -> Runner:
     """A runner that folds q `[B, H, T, K]` to `[B, H, n, c, K]` and k, v `[B, G, S, K]` to `[B, G, n, w, K]`, and
     attends block by block.  It gives `[B, H, n * c, Kv]`; queries past the last (block padding) are the caller's to
     drop."""
@@ -68,8 +68,8 @@ def plan(request: Request, blocks: Blocks, fold_queries: Fold, fold_keys: Fold) 
 
 
 def _run(
-    request: Request, pieces: list[tuple[int, Runner]], fold_queries: Fold, fold_keys: Fold, q: Tensor, k: Tensor,
-    v: Tensor, bias: Tensor | None, sinks: Tensor | None,
+    request: AttentionRequest, pieces: list[tuple[int, Runner]], fold_queries: Fold, fold_keys: Fold, q: Tensor,
+    k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     folded = [_as_rows(fold_queries(q)), _as_rows(fold_keys(k)), _as_rows(fold_keys(v))]
     q_parts, k_parts, v_parts = (x.split([rows for rows, _ in pieces]) for x in folded)
@@ -83,7 +83,7 @@ def _as_rows(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _visible(request: Request, blocks: Blocks) -> Tensor:
+def _visible(request: AttentionRequest, blocks: Blocks) -> Tensor:
     """The whole mask on the candidate pairs, `[B or 1, n, c, w]`."""
     exists = blocks.exists[None, :, None, :]
     if blocks.uniform and lowering.reads_distances(request.mask):
@@ -106,7 +106,7 @@ def _documents(labels: Tensor | None, index: Tensor, dim: int) -> Tensor | None:
     return (taken if taken.dim() == 3 else taken[None]).unsqueeze(dim)
 
 
-def _pieces(inner: Request) -> Iterator[Request]:
+def _pieces(inner: AttentionRequest) -> Iterator[AttentionRequest]:
     rows = max(1, SCORES // (inner.heads * inner.queries * inner.keys))
     assert isinstance(inner.mask, Dense)
     for start in range(0, inner.rows, rows):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from triptych.attention import lowering
 from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
-from triptych.attention.request import Request, Runner, Tensors
+from triptych.attention.request import AttentionRequest, Runner, Tensors
 from triptych.attention.rows import Rows
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
@@ -211,7 +211,7 @@ class KeysIn:
 class Piece:
     """Rows that run as one call.  `placed` is the bias of its positions, or what a `ContentBias` is made from."""
 
-    request: Request
+    request: AttentionRequest
     runner: Runner
     queries: Batching
     keys: KeyBatching
@@ -315,7 +315,7 @@ class _Placing:
     k_pos: Tensor | None = None
     documents: Tensor | None = None
 
-    def request(self, mask: Mask, heads: Heads, bias: ScoreBias | None) -> tuple[Request, Tensor | None]:
+    def request(self, mask: Mask, heads: Heads, bias: ScoreBias | None) -> tuple[AttentionRequest, Tensor | None]:
         """The request, and its bias.  Positions stay implicit where they are the default ones or nothing reads them."""
         past, device = self.rows.past, heads.device
         explicit = self.k_pos is not None
@@ -328,7 +328,7 @@ class _Placing:
             if q_pos.dim() != k_pos.dim():
                 q_pos, k_pos = q_pos.expand(len(past), -1), k_pos.expand(len(past), -1)
             placed = bias(q_pos, k_pos)
-        request = Request(
+        request = AttentionRequest(
             rows=len(self.rows), heads=heads.heads, groups=heads.groups, queries=self.queries, keys=self.keys,
             width=heads.width, value_width=heads.value_width, dtype=heads.dtype, device=device,
             scale=1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,

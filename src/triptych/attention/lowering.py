@@ -1,7 +1,8 @@
 """From symbolic masks to what kernels understand; the only module that knows both.
 
 `simplify` drops what a mask does not forbid in a request of known size, so `causal() & window(4096)` over 300 keys
-is plain causality, and one query after a cache sees everything.  `Request.visible` writes the rest as booleans.
+is plain causality, and one query after a cache sees everything.  `AttentionRequest.visible` writes the rest as
+booleans.
 """
 
 from __future__ import annotations

@@ -11,20 +11,20 @@ from torch import Tensor
 from triptych import ops
 from triptych.attention import lowering
 from triptych.attention.reference import softmax
-from triptych.attention.request import Request, Runner
+from triptych.attention.request import AttentionRequest, Runner
 
 
-def cannot(request: Request) -> list[str]:
+def cannot(request: AttentionRequest) -> list[str]:
     """Nothing: it serves every request, at the price of `[B, H, T, S]`."""
     return []
 
 
-def plan(request: Request) -> Runner:
+def plan(request: AttentionRequest) -> Runner:
     return partial(_run, request, request.hidden, _empty(request))
 
 
 def _run(
-    request: Request,
+    request: AttentionRequest,
     hidden: Tensor | None,
     empty: Tensor | None,
     q: Tensor,
@@ -58,7 +58,7 @@ def _run(
     return out.view(b, h, t, -1)
 
 
-def _empty(request: Request) -> Tensor | None:
+def _empty(request: AttentionRequest) -> Tensor | None:
     """Queries that see nothing by the mask alone, `[., ., T, 1]`; None where there can be none.  A bias may hold -inf
     too, which is looked for in its scores."""
     sees_itself = request.aligned and request.queries <= request.keys and lowering.reads_distances(request.mask)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triptych.attention import dispatch, lowering, reference
 from triptych.attention.reference import Hook
-from triptych.attention.request import Request, Runner, Tensors, prepare
+from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
 from triptych.errors import InputError
 from triptych.spec.masks import Causal, Points
 
@@ -23,9 +23,9 @@ class Mechanism(Protocol):
     """How queries score keys: prepares a runner for a request, and runs it under a hook that is shown its scores and
     pattern."""
 
-    def plan(self, request: Request) -> Runner: ...
+    def plan(self, request: AttentionRequest) -> Runner: ...
 
-    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor: ...
+    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor: ...
 
 
 CHUNK = 64  # tokens whose pairs linear attention forms at once
@@ -34,10 +34,10 @@ CHUNK = 64  # tokens whose pairs linear attention forms at once
 class DotProduct:
     """Scaled dot products on the fastest kernel that serves them; by the definition under a hook."""
 
-    def plan(self, request: Request) -> Runner:
+    def plan(self, request: AttentionRequest) -> Runner:
         return dispatch.choose(request).plan(request)
 
-    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor:
+    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor:
         return reference.run(request, *tensors, hook=hook)
 
 
@@ -47,14 +47,14 @@ class AdditiveOver:
 
     weight: Tensor
 
-    def plan(self, request: Request) -> Runner:
+    def plan(self, request: AttentionRequest) -> Runner:
         return partial(self._run, request, None)
 
-    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor:
+    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor:
         return self._run(request, hook, *tensors)
 
     def _run(
-        self, request: Request, hook: Hook | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+        self, request: AttentionRequest, hook: Hook | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         q, k = q.to(request.precision), k.to(request.precision)
@@ -66,13 +66,13 @@ class AdditiveOver:
 class LinearKernelized:
     """Linear attention."""
 
-    def plan(self, request: Request) -> Runner:
+    def plan(self, request: AttentionRequest) -> Runner:
         reasons = linear_cannot(request)
         if reasons:
             raise InputError(f"linear attention: {'; '.join(reasons)}")
         return partial(_linear, request, _present(request))
 
-    def hooked(self, request: Request, tensors: Tensors, hook: Hook) -> Tensor:
+    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor:
         raise InputError("linear attention: it has no scores and no pattern to read or edit")
 
 
@@ -116,7 +116,13 @@ def linear(
 
 
 def _linear(
-    request: Request, present: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+    request: AttentionRequest,
+    present: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     b, h, t = request.rows, request.heads, request.queries
     grouped = q.to(request.precision).reshape(b, request.groups, h // request.groups, t, -1)
@@ -136,7 +142,7 @@ def _linear(
     return out.reshape(b, h, t, -1).to(request.dtype)
 
 
-def linear_cannot(request: Request) -> list[str]:
+def linear_cannot(request: AttentionRequest) -> list[str]:
     reasons = []
     acting = {"softcap": request.softcap is not None, "bias": request.biased, "sinks": request.sinks}
     reasons += [f"{name}: it acts on scores, and there are none" for name, present in acting.items() if present]
@@ -149,11 +155,11 @@ def linear_cannot(request: Request) -> list[str]:
     return reasons
 
 
-def _causal(request: Request) -> bool:
+def _causal(request: AttentionRequest) -> bool:
     return lowering.CAUSAL in lowering.conjuncts(request.mask)
 
 
-def _present(request: Request) -> Tensor:
+def _present(request: AttentionRequest) -> Tensor:
     """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query; for all queries it would be `[T, S]`."""
     rest = lowering.without_causal(request.mask)
     q, k = request.points()

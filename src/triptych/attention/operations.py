@@ -74,7 +74,7 @@ for _operation in (
     Operation(
         name="disentangled_bias", equation="q · pos_k[row] + pos_q[row] · k", run=positions.disentangled_bias,
         arguments=("q", "k", "row", "pos_q", "pos_k"),
-        shape=lambda shapes, attributes: (shapes["q"][1], *shapes["row"]), flops=_content_flops,
+        shape=lambda shapes, attributes: (1, shapes["q"][1], *shapes["row"]), flops=_content_flops,
     ),
     Operation(
         name="extend", equation="the cache's keys and values, then these", run=extend, arguments=("k", "v"),

@@ -11,16 +11,16 @@ from torch.overrides import has_torch_function_unary
 
 from triptych import ops
 from triptych.errors import InputError
-from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, Rope, Sinusoidal, YaRN
+from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, RopeSpec, SinusoidalSpec, YaRN
 
 
-def sinusoidal(positions: Int[Tensor, " N"], spec: Sinusoidal) -> Float[Tensor, "N D"]:
+def sinusoidal(positions: Int[Tensor, " N"], spec: SinusoidalSpec) -> Float[Tensor, "N D"]:
     """Vaswani et al. 2017, section 3.5: `sin(p / theta^(2i/D))` and `cos` of the same, fp32."""
     return ops.sinusoids(positions, spec.width, spec.theta, spec.layout)
 
 
 def rope_angles(
-    spec: Rope,
+    spec: RopeSpec,
     positions: Int[Tensor, " N"],
     length: int | Int[Tensor, " N"] | None = None,
     dtype: torch.dtype = torch.float32,
@@ -38,7 +38,7 @@ def rope_angles(
     return angles.cos() * factor, angles.sin() * factor
 
 
-def inverse_frequencies(spec: Rope, length: int | Int[Tensor, " N"] | None = None) -> Float[Tensor, "*N half"]:
+def inverse_frequencies(spec: RopeSpec, length: int | Int[Tensor, " N"] | None = None) -> Float[Tensor, "*N half"]:
     """Radians per position of each pair, fp64 on the host: `[width / 2]`, or `[N, width / 2]` for a length a token."""
     base = _inverse(spec.theta, spec.width)
     match spec.scaling:
@@ -57,7 +57,7 @@ def inverse_frequencies(spec: Rope, length: int | Int[Tensor, " N"] | None = Non
 
 
 def rotation(
-    spec: Rope,
+    spec: RopeSpec,
     positions: Int[Tensor, " N"],
     length: Int[Tensor, " N"] | None = None,
     dtype: torch.dtype = torch.float32,
@@ -70,17 +70,17 @@ def rotation(
     return rotation_of(*rope_angles(spec, positions, length, dtype), spec.pairing)
 
 
-def rotation_cos(spec: Rope, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
+def rotation_cos(spec: RopeSpec, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
     """[N, 1, width], the cosines of `rotation`."""
     return rotation(spec, positions, length, dtype).cos
 
 
-def rotation_sin(spec: Rope, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
+def rotation_sin(spec: RopeSpec, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
     """[N, 1, width], the sines of `rotation`, that of the first dimension of each pair negated."""
     return rotation(spec, positions, length, dtype).sin
 
 
-def attention_factor(spec: Rope) -> float:
+def attention_factor(spec: RopeSpec) -> float:
     """What cos and sin are multiplied by; 1 unless YaRN or LongRope."""
     match spec.scaling:
         case YaRN(attention_factor=None) as yarn:
@@ -256,7 +256,7 @@ def _inverse(theta: float, width: int) -> Tensor:
     return torch.pow(theta, -torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
-def _yarn(base: Tensor, spec: Rope, yarn: YaRN) -> Tensor:
+def _yarn(base: Tensor, spec: RopeSpec, yarn: YaRN) -> Tensor:
     """Peng et al. 2023, section 3.2: pairs that turn more than beta_fast times in the original length keep their
     frequency, those that turn less than beta_slow times are interpolated, a ramp between."""
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention.request import Request, Runner, prepare
+from triptych.attention.request import AttentionRequest, Runner, prepare
 
 Hook = Callable[[str, Tensor], Tensor]
 """Called with ("scores", [B, H, T, S]) - exactly what enters softmax, hidden entries -inf, no sink column - and with
@@ -58,17 +58,17 @@ def attention_pattern(
     return restore(pattern_of(scores_of(request, q4, k4, bias), sinks))
 
 
-def cannot(request: Request) -> list[str]:
+def cannot(request: AttentionRequest) -> list[str]:
     """Nothing: it is the definition."""
     return []
 
 
-def plan(request: Request) -> Runner:
+def plan(request: AttentionRequest) -> Runner:
     return partial(run, request)
 
 
 def run(
-    request: Request,
+    request: AttentionRequest,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -80,13 +80,13 @@ def run(
     return finish(request, scores_of(request, q, k, bias), v, sinks, hook)
 
 
-def scores_of(request: Request, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+def scores_of(request: AttentionRequest, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
     """scale -> softcap -> bias -> mask, `[B, H, T, S]`."""
     q, k = q.to(request.precision), k.to(request.precision)
     return adjust(request, q @ _per_head(k, request).mT, bias)
 
 
-def adjust(request: Request, scores: Tensor, bias: Tensor | None = None) -> Tensor:
+def adjust(request: AttentionRequest, scores: Tensor, bias: Tensor | None = None) -> Tensor:
     """From raw scores `[B, H, T, S]` to what enters softmax."""
     scores = scores * request.scale
     if request.softcap is not None:
@@ -113,7 +113,9 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
-def finish(request: Request, scores: Tensor, v: Tensor, sinks: Tensor | None, hook: Hook | None = None) -> Tensor:
+def finish(
+    request: AttentionRequest, scores: Tensor, v: Tensor, sinks: Tensor | None, hook: Hook | None = None
+) -> Tensor:
     """softmax -> dropout -> weighted sum of the values, in the dtype of the query."""
     if hook is not None:
         scores = hook("scores", scores)
@@ -125,6 +127,6 @@ def finish(request: Request, scores: Tensor, v: Tensor, sinks: Tensor | None, ho
     return (pattern @ _per_head(v.to(request.precision), request)).to(request.dtype)
 
 
-def _per_head(x: Tensor, request: Request) -> Tensor:
+def _per_head(x: Tensor, request: AttentionRequest) -> Tensor:
     """`[B, G, S, K]` as `[B, H, S, K]`: head h reads group `h * G // H`."""
     return x.repeat_interleave(request.heads // request.groups, dim=1)

@@ -20,7 +20,7 @@ Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Request:
+class AttentionRequest:
     """Attention of q `[B, H, T, K]` over k `[B, G, S, K]` and v `[B, G, S, Kv]`; head h reads group `h * G // H`.
 
     rows, heads, groups, queries, keys, width, value_width   B, H, G, T, S, K, Kv.
@@ -149,7 +149,7 @@ def prepare(
     q_doc: Tensor | None = None,
     k_doc: Tensor | None = None,
     dropout: float = 0.0,
-) -> tuple[Request, Tensors, Callable[[Tensor], Tensor]]:
+) -> tuple[AttentionRequest, Tensors, Callable[[Tensor], Tensor]]:
     """The request, the tensors of it in four dimensions, and how to give the output the shape of the input.
 
     Accepts `[B, H, T, K]`, one head of one row `[T, K]`, or one query `[K]` over keys `[S, K]`.
@@ -174,7 +174,7 @@ def prepare(
     lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
     aligned = q_pos is None and k_pos is None
     tensors = Tensors(q, k, v, bias, sinks)
-    request = Request(
+    request = AttentionRequest(
         rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=q.shape[2], keys=k.shape[2], width=q.shape[3],
         value_width=v.shape[3], dtype=q.dtype, device=q.device,
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),

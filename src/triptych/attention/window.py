@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from triptych.attention import folding, lowering
-from triptych.attention.request import Request, Runner
+from triptych.attention.request import AttentionRequest, Runner
 
 
-def cannot(request: Request) -> list[str]:
+def cannot(request: AttentionRequest) -> list[str]:
     reasons = folding.refusals(request)
     if lowering.window_of(request.mask) is None:
         reasons.append("no window in the mask that is narrower than its keys")
     return reasons
 
 
-def saves(request: Request) -> bool:
+def saves(request: AttentionRequest) -> bool:
     """The bands together are less than half of all pairs."""
     band = lowering.window_of(request.mask)
     if band is None:
@@ -27,7 +27,7 @@ def saves(request: Request) -> bool:
     return 2 * (sum(band) - 1 + block) <= request.keys
 
 
-def plan(request: Request) -> Runner:
+def plan(request: AttentionRequest) -> Runner:
     """Queries in blocks of `c`; block i reads the `back - 1 + c + ahead` keys that any of its queries may see."""
     band = lowering.window_of(request.mask)
     assert band is not None

@@ -13,7 +13,16 @@ from triptych.check.report import Finding, Layer
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import NO_TAPS, Row, Taps
-from triptych.spec import ClassHead, Embed, Frames, LMHead, MaskedLMHead, MoE, Patches, Pooling
+from triptych.spec import (
+    ClassHeadSpec,
+    EmbedSpec,
+    FramesSpec,
+    LMHeadSpec,
+    MaskedLMHeadSpec,
+    MoESpec,
+    PatchesSpec,
+    PoolingSpec,
+)
 
 LONGEST = 32  # tokens of a row
 TEXTS = (
@@ -71,16 +80,16 @@ def case_of(model: Model, threshold: float) -> Case:
     start = model.spec.ids.start
     if start is None:
         raise InputError(f"{model.path}: the config has no decoder_start_token_id, so the decoder cannot begin")
-    source = rows if isinstance(model.spec.reads.embed, Embed) else _noise(model)
+    source = rows if isinstance(model.spec.reads.embed, EmbedSpec) else _noise(model)
     return Case(model, source, [[start, *row[: most // 2]] for row in (*rows[1:], rows[0])], threshold)
 
 
 def _noise(model: Model) -> list[Tensor]:
     slot, random = model.spec.reads.embed, torch.Generator().manual_seed(0)
-    if isinstance(slot, Frames):
+    if isinstance(slot, FramesSpec):
         shape: tuple[int, ...] = (slot.stride * slot.position.length, slot.conv1.inputs)
     else:
-        assert isinstance(slot, Patches)
+        assert isinstance(slot, PatchesSpec)
         shape = (slot.channels, *slot.image)
     return [torch.randn(shape, generator=random) for _ in TEXTS]
 
@@ -97,7 +106,7 @@ def run(model: Model, rows: Sequence[Row], targets: list[list[int]] | None, taps
         x, where = module(batch), batch.rows
         if not headless(model):
             x = measured(model, module.unembed(x, where, taps))
-    return list(x) if isinstance(model.spec.head, ClassHead) else where.split(x)
+    return list(x) if isinstance(model.spec.head, ClassHeadSpec) else where.split(x)
 
 
 def apart(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
@@ -110,14 +119,16 @@ def apart(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 def measured(model: Model, logits: Tensor) -> Tensor:
     """What is compared of a head's output: of words their log-probabilities, of labels and ends the scores."""
-    return torch.log_softmax(logits.double(), -1) if isinstance(model.spec.head, LMHead | MaskedLMHead) else logits
+    return (
+        torch.log_softmax(logits.double(), -1) if isinstance(model.spec.head, LMHeadSpec | MaskedLMHeadSpec) else logits
+    )
 
 
 def headless(model: Model) -> bool:
     """Whether what is compared is hidden states: there is no head, or one that pools them."""
-    return model.spec.head is None or isinstance(model.spec.head, Pooling)
+    return model.spec.head is None or isinstance(model.spec.head, PoolingSpec)
 
 
 def mixture(model: Model) -> bool:
     """Whether any of its MLPs is a mixture of experts."""
-    return any(isinstance(part, MoE) for _, part in model.spec.walk())
+    return any(isinstance(part, MoESpec) for _, part in model.spec.walk())

@@ -16,16 +16,24 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import Row
 from triptych.probe import Plan, Session
-from triptych.spec import ClassHead, Embed, LMHead, MaskedLMHead, ReplacedHead, SpanHead, TokenHead
+from triptych.spec import (
+    ClassHeadSpec,
+    EmbedSpec,
+    LMHeadSpec,
+    MaskedLMHeadSpec,
+    ReplacedHeadSpec,
+    SpanHeadSpec,
+    TokenHeadSpec,
+)
 
 # Where a config does not name its class: the one with our head.
 AUTO: dict[type, str] = {
-    LMHead: "AutoModelForCausalLM",
-    MaskedLMHead: "AutoModelForMaskedLM",
-    ClassHead: "AutoModelForSequenceClassification",
-    TokenHead: "AutoModelForTokenClassification",
-    SpanHead: "AutoModelForQuestionAnswering",
-    ReplacedHead: "AutoModelForPreTraining",
+    LMHeadSpec: "AutoModelForCausalLM",
+    MaskedLMHeadSpec: "AutoModelForMaskedLM",
+    ClassHeadSpec: "AutoModelForSequenceClassification",
+    TokenHeadSpec: "AutoModelForTokenClassification",
+    SpanHeadSpec: "AutoModelForQuestionAnswering",
+    ReplacedHeadSpec: "AutoModelForPreTraining",
 }
 UNNORMED = {"vit"}  # families whose last hidden state, over there, comes before the final norm
 
@@ -92,8 +100,8 @@ def _peer(model: Model) -> Any:
         asked["use_safetensors"] = True
     names = (model.hf or {}).get("architectures") or [AUTO.get(type(model.spec.head), "AutoModel")]
     name = names[0]
-    if name == AUTO[LMHead] and model.spec.encoder is not None:
-        name = "AutoModelForSeq2SeqLM" if isinstance(model.spec.reads.embed, Embed) else "AutoModelForSpeechSeq2Seq"
+    if name == AUTO[LMHeadSpec] and model.spec.encoder is not None:
+        name = "AutoModelForSeq2SeqLM" if isinstance(model.spec.reads.embed, EmbedSpec) else "AutoModelForSpeechSeq2Seq"
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
         with redirect_stderr(io.StringIO()):  # it draws a bar of its own whatever it is told
@@ -120,7 +128,7 @@ def _their_output(theirs: Any, model: Model) -> Tensor:
     if headless(model):
         hidden: Tensor = theirs["last_hidden_state"]
         return hidden
-    if isinstance(model.spec.head, SpanHead):
+    if isinstance(model.spec.head, SpanHeadSpec):
         return torch.stack((theirs["start_logits"], theirs["end_logits"]), dim=-1)
     logits = theirs["logits"]
-    return measured(model, logits.unsqueeze(-1) if isinstance(model.spec.head, ReplacedHead) else logits)
+    return measured(model, logits.unsqueeze(-1) if isinstance(model.spec.head, ReplacedHeadSpec) else logits)

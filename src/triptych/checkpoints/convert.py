@@ -24,25 +24,27 @@ from triptych.checkpoints.header import BESIDE, Header, read_header
 from triptych.checkpoints.load_weights import StoredParameters
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
+from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError
 from triptych.mapping.gguf_types import TYPES
-from triptych.spec import Model as Spec
-from triptych.spec import Pooling
+from triptych.spec import ModelSpec as Spec
+from triptych.spec import PoolingSpec
 from triptych.text.gguf_tokenizer import OWN_KEYS
 
 Format = Literal["hf", "gguf"]
-#: What may be asked for -> torch's name of a plain dtype, ggml's of a packed one.
+#: Values of `dtype` -> torch's plain dtype.
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+#: Values of `dtype` -> GGUF's name of a packed type.
 QUANTIZED = {name.lower(): name for name in WRITABLE}
-#: Tensors that are looked up or steer, kept in fp32 whatever the rest becomes, as llama.cpp does.
-_KEPT = (
+#: Tensors that stay fp32 whatever the others become, as llama.cpp does: norms, routers and tables of positions.
+_ALWAYS_FP32 = (
     "_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "attn_rel_b.weight"
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: how many tensors in which dtype, and what the reader of the file should know."""
+    """What was written: how many tensors in which dtype, and notes on what was lost or grew."""
 
     path: str
     format: Format
@@ -69,10 +71,10 @@ def convert(
 
     `dtype` is "f32", "f16" or "bf16", for GGUF also "q8_0", "q4_0" or "q4_1"; when None, that of most of the plain
     numbers of the checkpoint.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay
-    f32.  What is at `out` is replaced only with `force`, and then whole or not at all.
+    f32.  An existing `out` is replaced only with `force`, and then completely or not at all.
 
     Raises InputError for an existing `out` or a dtype the format lacks, CheckpointError or TextError for a model or a
-    tokenizer that GGUF has no words for, and what reading raises.
+    tokenizer that GGUF cannot represent, and what reading raises.
     """
     path = Path(out)
     to = to or ("gguf" if path.suffix.lower() == ".gguf" else "hf")
@@ -101,9 +103,7 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
 def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
     source = header.source or open_source(header.path)
     wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
-    stored = StoredParameters(
-        header.spec, source, ignore, torch.float32
-    )  # what ops add or take away is not rounded twice
+    stored = StoredParameters(header.spec, source, ignore, torch.float32)  # fp32: operations must not round twice
     stored.check_duplicates()
     written: Counter[str] = Counter()
 
@@ -122,7 +122,7 @@ def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str])
 
 
 def _growth(nbytes: int, source: Source, written: torch.dtype) -> tuple[str, ...]:
-    """A note where unpacking made the files much larger than what was read, which nobody asked for by name."""
+    """A note where unpacking made the files much larger than the source and no dtype was chosen."""
     stored = sum(info.nbytes for info in source.infos.values())
     if nbytes <= 1.5 * stored:
         return ()
@@ -132,7 +132,7 @@ def _growth(nbytes: int, source: Source, written: torch.dtype) -> tuple[str, ...
 
 
 def _texts(header: Header) -> dict[str, bytes]:
-    """The tokenizer's files, and how the model is used; of a GGUF the ends of generation beside EOS."""
+    """The files written beside the weights: the tokenizer's, the side files, and a GGUF's additional end tokens."""
     files = {file.name: file.read_bytes() for name in BESIDE if (file := header.path / name).is_file()}
     tokenizer = header.tokenizer()
     if tokenizer is None:
@@ -161,11 +161,13 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
     entries += [GGUFTensor(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
     metadata |= {"general.name": header.path.stem, "general.file_type": TYPES[kind].file_type}
     metadata |= {"general.quantization_version": 2} if kind in WRITABLE else {}
+    metadata |= SentenceSettings.of(header.hf.get(KEY, {}), str(header.path)).to_gguf()
     stored.check_duplicates()
     tokenizer = _tokenizer(header, spec)
     if any(f"tokenizer.ggml.{key}" in tokenizer for key in OWN_KEYS):
         notes += (
-            "how some texts are cut is told in keys of our own: other readers cut those apart, mostly around spaces",
+            "the tokenizer needs keys that only triptych reads; other readers split some texts differently, mostly "
+            "around spaces",
         )
     nbytes = write_gguf(path, metadata | tokenizer, entries)
     notes += () if dtype else _growth(nbytes, source, PLAIN[wanted])
@@ -174,23 +176,23 @@ def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str
 
 
 def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
-    """GGUF keeps no pooler, and a model that pools without one computes the same without it."""
+    """The spec without a pooler that its pooling does not use: GGUF has no place for one."""
     head = spec.head
-    if not isinstance(head, Pooling) or head.dense is None or head.mode == "dense":
+    if not isinstance(head, PoolingSpec) or head.dense is None or head.mode == "dense":
         return spec, ()
     return replace(spec, head=replace(head, dense=None)), ("left out head.dense, which its pooling does not read",)
 
 
 def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
-    whole = shape[-1] % TYPES[kind].elements == 0
-    return kind if len(shape) > 1 and whole and not name.endswith(_KEPT) else "F32"
+    whole_blocks = shape[-1] % TYPES[kind].elements == 0
+    return kind if len(shape) > 1 and whole_blocks and not name.endswith(_ALWAYS_FP32) else "F32"
 
 
 def _tokenizer(header: Header, spec: Spec) -> dict[str, Any]:
-    """The tokenizer's metadata; where there is none, the ids with a meaning that the config names."""
-    found = text.to_gguf(header.tokenizer(), spec.vocab)
+    """The tokenizer's metadata; without a tokenizer, the special ids that the config names."""
+    metadata = text.to_gguf(header.tokenizer(), spec.vocab)
     if spec.encoder is not None and spec.encoder.words.token_types:
-        found["tokenizer.ggml.token_type_count"] = spec.encoder.words.token_types
+        metadata["tokenizer.ggml.token_type_count"] = spec.encoder.words.token_types
     ids = {"bos": spec.ids.bos, "eos": next(iter(spec.ids.eos), None), "padding": spec.ids.pad}
     named = {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items() if index is not None}
-    return named | found
+    return named | metadata

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, from its header alone."""
+"""What a checkpoint holds, read from its header."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import Any, Literal
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.header import Header, read_header
-from triptych.spec import Linear, Model, Part
+from triptych.spec import LinearSpec, ModelSpec, Part
+from triptych.spec.masks import And, Mask, Or
+from triptych.spec.part import part_name
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One stored tensor: the parameters it becomes, and how and where it lies."""
+    """One stored tensor: the parameters it becomes, its shape, type, size and file."""
 
     name: str
     becomes: tuple[str, ...]
@@ -26,7 +28,7 @@ class StoredTensor:
     dtype: str
     nbytes: int
     file: str
-    op: str  # what is done to it on the way in
+    op: str  # the operations of loading, in words
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Description:
     ties: dict[str, str]
     ignored: dict[str, str]
     tokenizer: dict[str, Any] | None
-    spec: Model
+    spec: ModelSpec
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the spec."""
@@ -87,17 +89,19 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
 
 
 def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[StoredTensor, ...], dict[str, str]]:
-    source = header.source or open_source(header.path)  # without weights: its error says what is there instead
+    source = header.source or open_source(header.path)  # without weights this raises
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(header.spec, kind, source.names, ignore=ignore, where=str(header.path))
-    found = []
+    tensors = []
     for step in plan.loads:
         info = source.infos[step.source]
         op = " + ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", type(op).__name__).lower() for op in step.ops)
         split = f"split in {len(step.ours)}" if len(step.ours) > 1 else ""
-        done = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
-        found.append(StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, done))
-    return tuple(found), dict(plan.ignored)
+        operations = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
+        tensors.append(
+            StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, operations)
+        )
+    return tuple(tensors), dict(plan.ignored)
 
 
 def _tokenizer(header: Header) -> dict[str, Any] | None:
@@ -116,8 +120,8 @@ def _tokenizer(header: Header) -> dict[str, Any] | None:
 
 
 def _line(name: str, part: Part) -> PartLine:
-    """A part and those below it."""
-    return PartLine(name, _said(part), tuple(_below(part)))
+    """A part and its children."""
+    return PartLine(name, _part_text(part), tuple(_below(part)))
 
 
 def _below(part: Part) -> Iterator[PartLine]:
@@ -141,34 +145,33 @@ def _runs(children: Sequence[tuple[str, Part]]) -> list[int]:
     return numbers
 
 
-def _said(part: Part) -> str:
+def _part_text(part: Part) -> str:
     """A part in one line: its class and those of its own values that are not the default."""
-    name = type(part).__name__
-    if isinstance(part, Linear):
+    name = part_name(part)
+    if isinstance(part, LinearSpec):
         return f"{name} {part.inputs:,} → {part.outputs:,}{' + bias' if part.bias else ''}"
     values = [_value(item.name, getattr(part, item.name), item.default) for item in fields(part)]
     return f"{name} {', '.join(filter(None, values))}".strip()
 
 
 def _value(name: str, value: Any, default: Any) -> str:
-    """One field in words; empty where it says nothing: its default, or a part, which has a line of its own."""
+    """One field in words; empty for its default, and for a part, which has its own line."""
     if name == "mask":
         return f"mask {mask_text(value)}"
     if value == default or value is False or not isinstance(value, int | float | str):
         return ""
     if value is True:
         return name
-    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return f"{name} {value:,.0f}" if whole else f"{name} {value}"
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return f"{name} {value:,.0f}" if is_whole else f"{name} {value}"
 
 
-def mask_text(mask: Any) -> str:
-    """A mask as somebody would write it: `causal & window(back=512)`."""
-    name = type(mask).__name__
-    if name in ("And", "Or"):
-        return (" & " if name == "And" else " | ").join(map(mask_text, mask.parts))
-    words = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-    given = ", ".join(
+def mask_text(mask: Mask) -> str:
+    """A mask as Python code: `causal & window(back=512)`."""
+    if isinstance(mask, And | Or):
+        return (" & " if isinstance(mask, And) else " | ").join(map(mask_text, mask.parts))
+    function = re.sub(r"(?<!^)(?=[A-Z])", "_", type(mask).__name__).lower()
+    arguments = ", ".join(
         f"{item.name}={value}" for item in fields(mask) if (value := getattr(mask, item.name)) != item.default
     )
-    return f"{words}({given})" if given else words
+    return f"{function}({arguments})" if arguments else function

@@ -23,7 +23,7 @@ _WRITE_CHUNK = 1 << 18  # elements packed at a time: the temporaries stay small 
 
 
 @dataclass(frozen=True)
-class BlockFormat:
+class GGUFBlockFormat:
     """One packed type with the functions that read and, where there is one, write its blocks."""
 
     type: GGUFType
@@ -75,7 +75,7 @@ class BlockFormat:
 class PackedBlocks:
     """A stored tensor as its file has it: `raw` uint8 `[..., bytes of a row]` in the blocks of `format`."""
 
-    format: BlockFormat
+    format: GGUFBlockFormat
     raw: Tensor
 
     @property
@@ -92,7 +92,7 @@ class PackedBlocks:
         return PackedBlocks(self.format, self.raw[start:stop])
 
 
-def block_format(name: str) -> BlockFormat:
+def block_format(name: str) -> GGUFBlockFormat:
     """The packed type called `name`.  Raises CheckpointError for any other type."""
     if name not in FORMATS:
         raise CheckpointError(f"{name} is not a packed type; known are {', '.join(FORMATS)}")
@@ -219,15 +219,15 @@ def _write_q8_0(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------- the table
 
 #: Every packed type, by its name in GGUF.
-FORMATS: dict[str, BlockFormat] = {
-    "Q4_0": BlockFormat(TYPES["Q4_0"], _read_q4_0, _write_q4_0),
-    "Q4_1": BlockFormat(TYPES["Q4_1"], _read_q4_1, _write_q4_1),
-    "Q5_0": BlockFormat(TYPES["Q5_0"], _read_q5_0),
-    "Q5_1": BlockFormat(TYPES["Q5_1"], _read_q5_1),
-    "Q8_0": BlockFormat(TYPES["Q8_0"], _read_q8_0, _write_q8_0),
-    "Q4_K": BlockFormat(TYPES["Q4_K"], _read_q4_k),
-    "Q5_K": BlockFormat(TYPES["Q5_K"], _read_q5_k),
-    "Q6_K": BlockFormat(TYPES["Q6_K"], _read_q6_k),
+FORMATS: dict[str, GGUFBlockFormat] = {
+    "Q4_0": GGUFBlockFormat(TYPES["Q4_0"], _read_q4_0, _write_q4_0),
+    "Q4_1": GGUFBlockFormat(TYPES["Q4_1"], _read_q4_1, _write_q4_1),
+    "Q5_0": GGUFBlockFormat(TYPES["Q5_0"], _read_q5_0),
+    "Q5_1": GGUFBlockFormat(TYPES["Q5_1"], _read_q5_1),
+    "Q8_0": GGUFBlockFormat(TYPES["Q8_0"], _read_q8_0, _write_q8_0),
+    "Q4_K": GGUFBlockFormat(TYPES["Q4_K"], _read_q4_k),
+    "Q5_K": GGUFBlockFormat(TYPES["Q5_K"], _read_q5_k),
+    "Q6_K": GGUFBlockFormat(TYPES["Q6_K"], _read_q6_k),
 }
 #: Those that can be written.
 WRITABLE = tuple(name for name, kind in FORMATS.items() if kind.write is not None)

@@ -1,7 +1,7 @@
-"""GGUF versions 2 and 3, little-endian, behind a strict reader that allocates nothing it has not seen bytes for.
+"""A strict reader of GGUF versions 2 and 3, little-endian.  It allocates no more than the file has bytes for.
 
 The format (github.com/ggml-org/ggml, docs/gguf.md): magic, version, two counts; key/value pairs; one entry a
-tensor; then, aligned, the data.  Every count is held against the bytes that remain before it is believed.
+tensor; then, aligned, the data.  Every count is compared with the bytes that remain before it is used.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class GGUFSource:
 
 
 def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-    """Metadata and tensors of a whole GGUF file; `path` only names it in errors, one `CheckpointError` each."""
+    """Metadata and tensors of a whole GGUF file; `path` is for errors only.  Raises CheckpointError."""
     reader = _Cursor(data, path)
     if reader.take(4, "magic") != b"GGUF":
         raise fault(path, "does not start with GGUF; not a GGUF file")
@@ -103,11 +103,11 @@ def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str
     alignment = _check_metadata(metadata, path)
     entries = [_entry(reader) for _ in range(tensors)]
     start = -(-reader.position // alignment) * alignment
-    return metadata, _place(entries, start, alignment, len(data), path)
+    return metadata, _by_name(entries, start, alignment, len(data), path)
 
 
 def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
-    """Refuse a file without an architecture or one of several; the alignment of its data, bytes."""
+    """The alignment of the data, bytes.  Raises CheckpointError without an architecture and for a split file."""
     if not isinstance(metadata.get("general.architecture"), str):
         raise fault(path, f"general.architecture is {shown(metadata.get('general.architecture'))}, not a string")
     split = metadata.get("split.count", 0)
@@ -142,10 +142,10 @@ def _entry(reader: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
     return name, kind.name, dims[::-1], kind.size(dims), offset
 
 
-def _place(
+def _by_name(
     entries: list[tuple[str, str, tuple[int, ...], int, int]], start: int, alignment: int, total: int, path: Path
 ) -> dict[str, TensorInfo]:
-    """The entries by name, in file order, each aligned, inside the file, and on bytes of its own."""
+    """The entries by name, in file order; each must be aligned, inside the file, and overlap no other."""
     infos: dict[str, TensorInfo] = {}
     for name, dtype, shape, nbytes, offset in entries:
         if name in infos:
@@ -164,7 +164,7 @@ def _place(
 
 
 class _Cursor:
-    """A cursor that never believes a length the file has no bytes for."""
+    """Reads values one after another; a length is checked against the bytes that are left before it is used."""
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
         self.data, self.path, self.position = data, path, 0
@@ -184,10 +184,10 @@ class _Cursor:
         return layout.unpack(self.take(layout.size, "a number"))[0]
 
     def count(self, limit: int, nbytes: int, what: str) -> int:
-        """A number of things of at least `nbytes` bytes each, at most `limit` of them."""
+        """A stored count, at most `limit`, of items of at least `nbytes` bytes each."""
         count: int = self.number("Q")
         if count > limit:
-            raise fault(self.path, f"says it has {count} {what}, more than the limit of {limit}")
+            raise fault(self.path, f"has {count} {what} according to its header, more than the limit of {limit}")
         self.need(count * nbytes, f"{count} {what}")
         return count
 
@@ -223,11 +223,11 @@ class _Cursor:
         if kind != _BOOL:
             return values
         if not set(values) <= {0, 1}:
-            raise fault(self.path, f"key {shown(key)}: a truth value is neither 0 nor 1")
+            raise fault(self.path, f"key {shown(key)}: a boolean is neither 0 nor 1")
         return [value == 1 for value in values]
 
     def strings(self, count: int, key: str) -> list[str]:
-        """`count` strings in one tight loop: a tokenizer is a hundred thousand of them."""
+        """`count` strings, in one loop without calls: a tokenizer has a hundred thousand of them."""
         data, position, total = self.data, self.position, len(self.data)
         length_at = struct.Struct("<Q").unpack_from
         values: list[str] = []

@@ -1,6 +1,6 @@
-"""Writing GGUF version 3, little-endian: metadata, then tensors one at a time, whole or not at all.
+"""Writes GGUF version 3, little-endian: metadata, then tensors one at a time; the file appears complete or not at all.
 
-The format: github.com/ggml-org/ggml, docs/gguf.md; the strict reader of the same is `triptych.checkpoints.gguf_reader`.
+The format: github.com/ggml-org/ggml, docs/gguf.md; the reader is `triptych.checkpoints.gguf_reader`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _U8, _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 0, 4, 6, 7, 8, 9, 5
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor to be written: its type in GGUF's spelling, its shape, and how to get its numbers."""
+    """One tensor to write: its type by GGUF's name, its shape, and a function that returns its numbers."""
 
     name: str
     kind: str
@@ -39,8 +39,8 @@ class GGUFTensor:
 def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[GGUFTensor]) -> int:
     """Write the file `path`; its size, bytes.
 
-    Metadata are strings, truth values, numbers (unsigned 32-bit integers, 32-bit floats), lists of one of these, bytes.
-    Raises CheckpointError, with whatever `path` was before still there, when anything cannot be written.
+    Metadata are strings, booleans, numbers (unsigned 32-bit integers, 32-bit floats), lists of one of these, bytes.
+    Raises CheckpointError when anything cannot be written; `path` is then as it was before.
     """
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     header += b"".join(_string(key) + _value(key, value) for key, value in metadata.items())
@@ -93,7 +93,7 @@ def _string(text: str) -> bytes:
 
 
 def _value(key: str, value: Any) -> bytes:
-    """A value with its type before it."""
+    """A value, preceded by its type."""
     if isinstance(value, bytes):
         return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
     if not isinstance(value, list):

@@ -14,7 +14,7 @@ from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.checkpoints.source import check_text_size, file_size
 from triptych.errors import CheckpointError, TextError, said, shown
-from triptych.spec import Model, Pooling
+from triptych.spec import ModelSpec, PoolingSpec
 
 if TYPE_CHECKING:
     from triptych.text import Tokenizer
@@ -37,7 +37,7 @@ class Header:
     """A spec, the HF config it came from, and the tensors beside it; `source` is None where there are no weights."""
 
     path: Path
-    spec: Model
+    spec: ModelSpec
     hf: dict[str, Any]
     source: Source | None
 
@@ -90,6 +90,9 @@ def read_header(
         return source.read(name).tolist()
 
     hf, spec = families.read_gguf(source.metadata, shapes, read=values, ignore=ignore, where=str(where))
+    settings = SentenceSettings.of_gguf(source.metadata, str(where))
+    if settings != SentenceSettings():
+        hf = {**hf, KEY: settings.to_dict()}
     return Header(where, spec, hf, source)
 
 
@@ -102,18 +105,17 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     hf = dict(families.text_config(hf, str(config), ignore))
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
-    told = _told_to_generate(where)
-    spec = families.read_config(hf | told, stored=stored, ignore=ignore, where=str(config))
+    special_ids = _generation_ids(where)
+    spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
     if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
         hf = {key: value for key, value in hf.items() if key != "architectures"}
-        spec = families.read_config(hf | told, stored=stored, ignore=ignore, where=str(config))
+        spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
     pooled = _pooled(spec, where, ignore)
-    if pooled != spec and isinstance(
-        pooled.head, Pooling
-    ):  # written back with the model, which has no other file for it
+    if pooled != spec and isinstance(pooled.head, PoolingSpec):
+        # Saved with the config: a saved model has no 1_Pooling.
         hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
     settings = SentenceSettings.of_directory(where, spec.context) if where.is_dir() else None
-    if settings is not None and isinstance(spec.head, Pooling):
+    if settings is not None and isinstance(spec.head, PoolingSpec):
         hf = {**hf, KEY: settings.to_dict()}
     return Header(where, pooled, hf, source)
 
@@ -125,44 +127,44 @@ def _check_side_files(directory: Path) -> None:
         check_text_size(file, file_size(file))
 
 
-def _headless(spec: Model, stored: Collection[str]) -> bool:
-    """Whether the head the config names is in no file: sentence-transformers keeps the bare encoder of a model, and
-    some of its configs still name the class that was trained."""
+def _headless(spec: ModelSpec, stored: Collection[str]) -> bool:
+    """Whether no file has the head that the config names: sentence-transformers stores the bare encoder, and some
+    of its configs still name the class that was trained."""
     names = {load.source for load in families.save_plan(spec) if load.ours[0].startswith("head.")}
     return bool(names) and names.isdisjoint(stored)
 
 
-def _told_to_generate(where: Path) -> dict[str, Any]:
-    """The special tokens of `generation_config.json`, which hold against those of the config."""
+def _generation_ids(where: Path) -> dict[str, Any]:
+    """The special token ids of `generation_config.json`; they override those of the config."""
     file = where / BESIDE[0]
-    told = read_json(file) if file.is_file() else {}
-    return {name: told[name] for name in _IDS if told.get(name) is not None}
+    config = read_json(file) if file.is_file() else {}
+    return {name: config[name] for name in _IDS if config.get(name) is not None}
 
 
-def _pooled(spec: Model, where: Path, ignore: Collection[str]) -> Model:
+def _pooled(spec: ModelSpec, where: Path, ignore: Collection[str]) -> ModelSpec:
     """The pooling a sentence-transformers directory declares beside a bare encoder."""
     pooling = where / "1_Pooling" / "config.json"
-    if not isinstance(spec.head, Pooling) or not pooling.is_file():
+    if not isinstance(spec.head, PoolingSpec) or not pooling.is_file():
         return spec
     known: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
-    told = _modes(read_json(pooling))
-    if len(told) != 1 or told[0] not in known:
-        raise CheckpointError(f"{pooling}: pools by {shown(told)}; only mean and cls, one of them, are understood")
+    modes = _modes(read_json(pooling))
+    if len(modes) != 1 or modes[0] not in known:
+        raise CheckpointError(f"{pooling}: unsupported pooling_mode {shown(modes)}; use mean or cls")
     normalize = _normalizes(where / "modules.json", ignore)
-    return replace(spec, head=replace(spec.head, mode=known[told[0]], normalize=normalize))
+    return replace(spec, head=replace(spec.head, mode=known[modes[0]], normalize=normalize))
 
 
 def _modes(config: dict[str, Any]) -> list[Any]:
-    """By what sentence-transformers pools: one name or several under one key, and until its version 5 a flag each."""
-    told = config.get("pooling_mode")
-    if told is None:
+    """The pooling modes of sentence-transformers: one name or several under one key, or a flag each in old files."""
+    modes = config.get("pooling_mode")
+    if modes is None:
         flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
-        told = [flag.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for flag in flags]
-    return [told] if isinstance(told, str) else list(told) if isinstance(told, list) else [told]
+        modes = [flag.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for flag in flags]
+    return list(modes) if isinstance(modes, list) else [modes]
 
 
 def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
-    """Whether the chain of modules that sentence-transformers lists scales its vectors to length 1.
+    """Whether the modules that sentence-transformers lists scale vectors to length 1.
 
     Raises CheckpointError for a module that changes them otherwise.
     """
@@ -177,7 +179,6 @@ def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
     for kind, path in chain:
         if not kind.endswith((".Transformer", ".Pooling", ".Normalize")) and path not in ignore:
             raise CheckpointError(
-                f"{modules}: its vectors go through {shown(kind)}, which this does not have; for those before it, load "
-                f"with ignore=[{path!r}]"
+                f"{modules}: unsupported module {shown(kind)}; to stop before it, load with ignore=[{path!r}]"
             )
     return any(kind.endswith(".Normalize") for kind, _ in chain)

@@ -1,7 +1,7 @@
-"""`hub:org/name`: the only words that reach the network, always through huggingface-hub and its cache.
+"""`hub:org/name`: the only model names that use the network, through huggingface-hub and its cache.
 
 A name is `hub:org/name[@revision][:file.gguf]`.  Only weights without code in them (safetensors, or the one
-GGUF asked for) and the small text files beside them are ever downloaded.
+named GGUF) and the small text files beside them are ever downloaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TEXTS = (".json", ".txt", ".model", ".spm", ".jinja")
 
 @dataclass(frozen=True)
 class HubName:
-    """`hub:repo[@revision][:file]`, taken apart and found well-formed."""
+    """The parts of a well-formed `hub:repo[@revision][:file]`."""
 
     repo: str  # "org/name"
     revision: str | None = None  # a branch, tag or commit; the main branch when None
@@ -86,15 +86,15 @@ def fetch(
 
     offline = offline or constants.HF_HUB_OFFLINE
     try:
-        wanted = [file or "config.json"]  # in the cache, one of the files leads to the folder of all
+        patterns = [file or "config.json"]  # in the cache, one of the files leads to the folder of all
         if not offline:
             info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, timeout=_TIMEOUT)
-            wanted = choose(name, [sibling.rfilename for sibling in info.siblings or []])
+            patterns = choose(name, [sibling.rfilename for sibling in info.siblings or []])
         folder = snapshot_download(
             repo,
             revision=revision,
             cache_dir=cache,
-            allow_patterns=wanted if weights or file else [one for one in wanted if ".safetensors" not in one],
+            allow_patterns=patterns if weights or file else [one for one in patterns if ".safetensors" not in one],
             local_files_only=offline,
             endpoint=endpoint,
             etag_timeout=_TIMEOUT,
@@ -110,7 +110,7 @@ def fetch(
 
 
 def choose(name: HubName, files: Iterable[str]) -> list[str]:
-    """Which of a repository's `files` to download: the GGUF asked for, or one set of weights and its texts.
+    """Which of a repository's `files` to download: the named GGUF, or the safetensors weights and the texts.
 
     Raises `FetchError` when a name could leave the download directory, and when there is nothing to run.
     """
@@ -125,14 +125,14 @@ def choose(name: HubName, files: Iterable[str]) -> list[str]:
         return [name.file]
     weights = [file for file in files if re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors", file)]
     if not weights:
-        raise FetchError(f"{name}: {_instead(name, files)}")
+        raise FetchError(f"{name}: {_why_no_weights(name, files)}")
     # A sentence encoder keeps the settings of its pooling one level down.
     texts = [file for file in files if file.endswith(_TEXTS if "/" not in file else "/config.json")]
     return weights + [file for file in texts if file.count("/") <= 1]
 
 
-def _instead(name: HubName, files: list[str]) -> str:
-    """What to say about a repository without safetensors weights."""
+def _why_no_weights(name: HubName, files: list[str]) -> str:
+    """The problem of a repository without safetensors weights, and what to load instead."""
     if ggufs := [file for file in files if file.endswith(".gguf")]:
         return f"holds GGUF files; name one, for example hub:{name.repo}:{ggufs[0]}"
     if pickles := [file for file in files if file.endswith(PICKLES)]:

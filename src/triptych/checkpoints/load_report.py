@@ -1,4 +1,4 @@
-"""What was loaded from where, for a person and for a program, and the error when it does not add up."""
+"""What was loaded from where, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LoadedTensor:
 class LoadReport:
     """Where every parameter came from.
 
-    `ties` maps an alias to the parameter it shares, `ignored` what was not read to the reason, `notes` say what was not
-    done as asked.
+    `ties` maps an alias to the parameter it shares, `ignored` each tensor that was not read to the reason; `notes` are
+    deviations from the arguments of `load`.
     """
 
     tensors: tuple[LoadedTensor, ...]

@@ -17,7 +17,7 @@ from triptych.nn import Transformer, assign, empty, finish
 from triptych.nn.inputs import Table
 from triptych.nn.linear import Linear
 from triptych.nn.weights import PackedWeight, dense
-from triptych.spec import Model
+from triptych.spec import ModelSpec
 
 #: What `dtype=` may be called.
 DTYPES: dict[str, torch.dtype] = {
@@ -59,7 +59,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def read_weights(
-    spec: Model,
+    spec: ModelSpec,
     source: Source,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str = "cpu",
@@ -69,7 +69,7 @@ def read_weights(
 ) -> tuple[Transformer, LoadReport]:
     """The module of `spec` with every parameter read from `source`, tensor by tensor.
 
-    Plain tensors in their stored dtype are private views of the mapped file: no copy until somebody writes to them.  A
+    Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
     packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
@@ -118,7 +118,7 @@ def _packed(
     return {name: PackedWeight(raw, blocks.format, dtype) for name, raw in step.to_ours(blocks.raw).items()}
 
 
-def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorPlan:
+def _checked_plan(spec: ModelSpec, source: Source, ignore: Sequence[str]) -> TensorPlan:
     """How `source` fills `spec`, with every shape as the spec has it and every tensor of floating-point numbers."""
     kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
     plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
@@ -136,7 +136,7 @@ def _checked_plan(spec: Model, source: Source, ignore: Sequence[str]) -> TensorP
     return plan
 
 
-def _instead_of_fp16(spec: Model, device: torch.device) -> torch.dtype | None:
+def _instead_of_fp16(spec: ModelSpec, device: torch.device) -> torch.dtype | None:
     """What to keep the weights of a family in that overflows fp16; None for the others."""
     if not families.find(spec.family).overflows_fp16:
         return None
@@ -152,7 +152,7 @@ def _check_equal(stored: str, name: str, value: Tensor, parameter: Tensor, sourc
 def to_checkpoint(
     module: Transformer, hf: Mapping[str, Any] | None
 ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """Tensors under their HF names, made one at a time, and the `config.json` to write beside them.
+    """Tensors under their HF names, one at a time, and the `config.json` to write beside them.
 
     A model that came with an HF config is written back with it; one made from parts saves its spec.
     """
@@ -164,7 +164,7 @@ def to_checkpoint(
 
 
 class DetachedWeights(Mapping[str, Tensor]):
-    """The parameters of a module without gradients; a packed one is unpacked when it is read, and not stored."""
+    """The parameters of a module without gradients; a packed one is unpacked on access and not cached."""
 
     def __init__(self, module: Transformer) -> None:
         self._parameters = dict(module.named_parameters())
@@ -180,13 +180,13 @@ class DetachedWeights(Mapping[str, Tensor]):
 
 
 class StoredParameters(Mapping[str, Tensor]):
-    """The parameters of `spec` in a checkpoint, each read when it is asked for, in `dtype` or as stored, and not kept.
+    """The parameters of `spec` in a checkpoint: each is read on access, in `dtype` or as stored, and not cached.
 
-    Raises CheckpointError, when made, for tensors that are missing, left over or of the wrong shape.
+    The constructor raises CheckpointError for tensors that are missing, left over or of the wrong shape.
     """
 
     def __init__(
-        self, spec: Model, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None
+        self, spec: ModelSpec, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None
     ) -> None:
         self._source, self._plan, self._dtype = source, _checked_plan(spec, source, ignore), dtype
         self._steps = {name: step for step in self._plan.loads if not step.duplicate for name in step.ours}

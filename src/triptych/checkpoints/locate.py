@@ -1,4 +1,4 @@
-"""Which reader a path gets, and what is said about the paths that get none."""
+"""Opens a path with the reader of its format; explains why other paths cannot be opened."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""safetensors whose matrices are packed: FP8 with scales (DeepSeek, Qwen), GPTQ and AWQ.  They are shown, and read, as
-the plain matrices they stand for.
+"""safetensors whose matrices are packed: FP8 with scales (DeepSeek, Qwen), GPTQ and AWQ.  They are listed and
+read as the plain matrices that they represent.
 
     fp8    weight [out, in] in float8-e4m3; weight_scale_inv [out / b, in / c] for blocks of b x c, or weight_scale for
-           rows or the whole.  value = weight * scale, whatever the scale's name says
+           rows or the whole matrix.  value = weight * scale, despite the `_inv` in the name
     gptq   qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out], g_idx [in].  Lowest
            bits first; zeros are stored minus one but in `gptq_v2`; g_idx is the group of each input (act-order)
     awq    qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]: eight columns a word, in AWQ's order
@@ -40,9 +40,9 @@ class Packing:
     minus_one: bool = False  # gptq: zeros are stored so
 
 
-# Keys that say how codes were found or are to be run, not what they mean.  AWQ's and GPTQ's share a class in
-# transformers, which writes all of them for either.
-_FOUND = (
+# Keys about how the codes were computed or which kernel runs them; they do not change the values.  AWQ's and GPTQ's
+# share a class in transformers, which writes all of them for either.
+_COMMON_SILENT = (
     "sym true_sequential damp_percent damp_auto_increment static_groups dataset tokenizer backend meta quantizer "
     "model_name_or_path model_file_base_name block_name_to_quantize module_name_preceding_first_block "
     "modules_in_block_to_quantize batch_size pad_token_id model_seqlen max_input_length cache_block_outputs "
@@ -50,10 +50,10 @@ _FOUND = (
 )
 _SILENT = {
     "fp8": "activation_scheme modules_to_not_convert ignored_layers modules_to_convert dequantize scale_fmt",
-    "gptq": f"{_FOUND} desc_act",
-    "awq": f"{_FOUND} modules_to_not_convert do_fuse fuse_max_seq_len modules_to_fuse",
+    "gptq": f"{_COMMON_SILENT} desc_act",
+    "awq": f"{_COMMON_SILENT} modules_to_not_convert do_fuse fuse_max_seq_len modules_to_fuse",
 }
-_WAY_OUT = "convert the model to plain safetensors with the tool that packed it"
+_ADVICE = "convert the model to plain safetensors with the tool that packed it"
 
 
 def scheme(config: object, where: str = "config.json") -> Packing:
@@ -63,9 +63,9 @@ def scheme(config: object, where: str = "config.json") -> Packing:
     """
     reader = _QuantizationKeys(config, f"{where}: quantization_config")
     method = reader.one_of("quant_method", ("fp8", "gptq", "awq"))
-    found = {"fp8": _fp8, "gptq": _gptq, "awq": _awq}[method](reader)
+    packing = {"fp8": _fp8, "gptq": _gptq, "awq": _awq}[method](reader)
     reader.finish(_SILENT[method].split())
-    return found
+    return packing
 
 
 def _fp8(reader: _QuantizationKeys) -> Packing:
@@ -86,7 +86,7 @@ def _gptq(reader: _QuantizationKeys) -> Packing:
     reader.one_of("pack_dtype", ("int32",), "int32")
     for off in ("is_marlin_format", "dynamic"):  # another layout, and other sizes for some modules
         if reader.get(off, None):
-            raise reader.error(f"{off} is set, which is not read; {_WAY_OUT}")
+            raise reader.error(f"{off} is set, which is not read; {_ADVICE}")
     return Packing("gptq", bits, reader.group(), minus_one=version == "gptq")
 
 
@@ -100,7 +100,7 @@ def _awq(reader: _QuantizationKeys) -> Packing:
 
 
 class _QuantizationKeys:
-    """The keys of a `quantization_config`, each read or known to be silent."""
+    """The keys of a `quantization_config`; each must be read or be known not to matter."""
 
     def __init__(self, data: object, where: str) -> None:
         if not isinstance(data, Mapping):
@@ -116,7 +116,7 @@ class _QuantizationKeys:
         value = value.lower() if isinstance(value, str) else value
         if not any(value == one and type(value) is type(one) for one in known):
             listed = ", ".join(map(repr, known))
-            raise self.error(f"{name} {shown(value)} is not one of {listed}; {_WAY_OUT}")
+            raise self.error(f"{name} {shown(value)} is not one of {listed}; {_ADVICE}")
         return value
 
     def group(self) -> int | None:
@@ -127,7 +127,7 @@ class _QuantizationKeys:
 
     def finish(self, silent: list[str]) -> None:
         for key in self.data.keys() - self.read - set(silent):
-            raise self.error(f"{shown(key)} is not understood{nearest(key, [*self.read, *silent])}; {_WAY_OUT}")
+            raise self.error(f"{shown(key)} is not understood{nearest(key, [*self.read, *silent])}; {_ADVICE}")
 
     def error(self, problem: str) -> ConfigError:
         return ConfigError(f"{self.where}: {problem}")
@@ -135,18 +135,18 @@ class _QuantizationKeys:
 
 @dataclass(frozen=True)
 class _PackedMatrix:
-    """One packed matrix: what it is made of, the plain one it stands for, and how that is made, row by row."""
+    """One packed matrix: its stored tensors, the matrix it represents, and a function that computes rows of that."""
 
     parts: tuple[str, ...]
     info: TensorInfo
     rows: Callable[[Source, TensorInfo], Callable[[int, int], Tensor]]  # -> values of outputs [a, b), float32
-    idle: tuple[str, ...] = ()  # stored beside it and not needed: scales of activations
+    unused: tuple[str, ...] = ()  # stored beside it and not needed: scales of activations
 
 
 class PackedSource:
     """A source whose packed matrices look like plain ones.
 
-    They are read in the dtype most of the plain tensors beside them have, unless another is asked for.
+    They are read in `dtype`, or in the dtype of most of the plain tensors beside them.
     """
 
     kind: Literal["safetensors"] = "safetensors"
@@ -155,7 +155,7 @@ class PackedSource:
         self._source, self.path, self.metadata = source, source.path, source.metadata
         matrices = _matrices(source, packing)
         self._matrices = {matrix.info.name: matrix for matrix in matrices}
-        hidden = {name for matrix in matrices for name in (*matrix.parts, *matrix.idle)}
+        hidden = {name for matrix in matrices for name in (*matrix.parts, *matrix.unused)}
         self.infos = {name: info for name, info in source.infos.items() if name not in hidden}
         self._plain = plain_dtype(self.infos)
         for name, matrix in self._matrices.items():
@@ -227,7 +227,7 @@ def _fp8_matrix(source: Source, name: str, packing: Packing) -> _PackedMatrix:
         raise fault(info.file, f"tensor {shown(name)} has two scales")
     if scales:
         _check_scale(source.infos[scales[0]], info, packing)
-    idle = tuple(f"{stem}{kind}_scale" for kind in ("input", "activation"))
+    unused = tuple(f"{stem}{kind}_scale" for kind in ("input", "activation"))
     logical = replace(info, dtype="F8_E4M3 scaled" if scales else "F8_E4M3")
 
     def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
@@ -238,7 +238,7 @@ def _fp8_matrix(source: Source, name: str, packing: Packing) -> _PackedMatrix:
         by_row = _by_row(scale, info.shape, packing)
         return lambda a, b: codes[a:b].float() * by_row(a, b)
 
-    return _PackedMatrix((name, *scales), logical, rows, tuple(one for one in idle if one in source.infos))
+    return _PackedMatrix((name, *scales), logical, rows, tuple(one for one in unused if one in source.infos))
 
 
 def _check_scale(scale: TensorInfo, info: TensorInfo, packing: Packing) -> None:
@@ -306,7 +306,7 @@ class _StoredModule:
             )
 
     def groups(self, inputs: int, outputs: int, packing: Packing) -> int:
-        """How many groups of inputs there are; the scales must say the same."""
+        """How many groups of inputs there are; the shapes of scales and zeros must agree."""
         groups = 1 if packing.group is None else -(-inputs // packing.group)
         self.check(self.info("scales", "F16", "BF16", "F32"), (groups, outputs))
         self.check(self.info("qzeros", "I32"), (groups, outputs * packing.bits // 32))

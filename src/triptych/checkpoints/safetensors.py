@@ -2,7 +2,7 @@
 
 The format (github.com/huggingface/safetensors): eight bytes of little-endian header length, a JSON object
 `name -> {dtype, shape, data_offsets}` with an optional `__metadata__` of strings, then the data, which the
-tensors must tile exactly.  A file that breaks any rule is refused whole, before a tensor is handed out.
+tensors must tile exactly.  A file that breaks any rule is refused before any tensor of it is read.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def open_file(path: Path) -> SafetensorsSource:
 
 
 def open_sharded(index: Path) -> SafetensorsSource:
-    """The shards that `index` (`*.safetensors.index.json`) lists, each tensor where the index says it is."""
+    """The shards that `index` (`*.safetensors.index.json`) lists, each tensor in the shard that the index names."""
     where = read_index(index)
     shards = [index.parent / name for name in sorted(set(where.values()))]
     for shard in shards:
@@ -133,7 +133,10 @@ def parse_header(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, TensorI
     if total < 8:
         raise fault(path, f"is {total} bytes long, too short for a safetensors file")
     if length > MAX_HEADER or 8 + length > total:
-        raise fault(path, f"says its header is {length} bytes long, of {total - 8}; truncated, or not safetensors")
+        raise fault(
+            path,
+            f"declares a header of {length} bytes and has {total - 8}; truncated, or not safetensors",
+        )
     raw = data[8 : 8 + length]
     if raw[:1] != b"{":
         raise fault(path, "its header is not a JSON object; not a safetensors file")
@@ -147,7 +150,7 @@ def parse_header(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, TensorI
 
 
 def _tensor(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
-    """One header entry, judged on its own; `start` is where the data begins."""
+    """One header entry, checked on its own; `start` is where the data begins."""
 
     def bad(problem: str) -> CheckpointError:
         return fault(path, f"tensor {shown(name)}: {problem}")

@@ -1,4 +1,4 @@
-"""Writing checkpoints so that a crash, a full disk or a `kill -9` leaves the old one or the new one, whole.
+"""Writes checkpoints so that a crash, a full disk or a `kill -9` leaves either the old one or the new one complete.
 
 A directory is built beside its target, every byte forced to disk, and then put in place by one rename.
 """
@@ -46,14 +46,14 @@ def write_directory(
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
-            _keep_other_files(path, temporary)
+            _link_other_files(path, temporary)
         for directory, _, _ in os.walk(temporary):
             _sync_directory(Path(directory))
         _put_in_place(temporary, path)
 
 
 def atomic_write(path: str | Path, content: bytes) -> None:
-    """Replace the file `path` by `content`, on disk when this returns; `CheckpointError` with the old file kept."""
+    """Replace the file `path` by `content`, on disk when this returns.  On a CheckpointError the old file remains."""
     with replacing(path) as file:
         file.write(content)
 
@@ -80,7 +80,7 @@ def is_complete(path: str | Path) -> bool:
 
 
 def recover(path: str | Path) -> None:
-    """Finish or undo a replacement of `path` that was killed half-way, and remove what dead writers left beside it."""
+    """Finish or undo a replacement of `path` that was interrupted, and remove temporary files of writers that ended."""
     path = Path(os.path.realpath(path))
     aside = path.with_name(f".{path.name}.old")
     if aside.exists() and not path.exists():
@@ -92,7 +92,7 @@ def recover(path: str | Path) -> None:
 
 
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """One safetensors file, streamed: a tensor at a time is brought to the CPU and made contiguous."""
+    """One safetensors file, streamed: one tensor at a time is copied to the CPU and made contiguous where needed."""
     import torch
 
     spelling = {name: ours for ours, name in DTYPES.items()}
@@ -139,12 +139,12 @@ def _write_weights(
 
 
 def _shards(pairs: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
-    """At least one shard, in the order given."""
+    """At least one shard, in the order of `pairs`."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in pairs:
         nbytes = tensor.numel() * tensor.dtype.itemsize
-        if name in shard or (shard and size + nbytes > limit):  # a name seen twice is for the caller to refuse
+        if name in shard or (shard and size + nbytes > limit):  # the caller refuses a repeated name
             yield shard
             shard, size = {}, 0
         shard[name] = tensor
@@ -183,7 +183,7 @@ def _beside(path: Path) -> Iterator[Path]:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _keep_other_files(old: Path, new: Path) -> None:
+def _link_other_files(old: Path, new: Path) -> None:
     """Link into `new` the files of `old` that are neither weights nor written again."""
 
     def link(source: str, target: str) -> None:
@@ -201,8 +201,8 @@ def _keep_other_files(old: Path, new: Path) -> None:
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    """`temporary` becomes `path`.  Where the system cannot swap two directories, the old one steps aside under a
-    name that `recover` knows, so a kill between the two renames loses nothing."""
+    """`temporary` becomes `path`.  Where the system cannot swap two directories, the old one is renamed to
+    one that `recover` knows, so that a kill between the two renames loses nothing."""
     if not path.exists():
         temporary.rename(path)
     elif not _swap(temporary, path):
@@ -238,6 +238,6 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # someone else's
+    except OSError:  # a process of another user
         return True
     return True

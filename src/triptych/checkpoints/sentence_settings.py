@@ -17,6 +17,7 @@ from triptych.errors import CheckpointError, shown
 
 KEY = "triptych_sentences"
 _FILE = "sentence_bert_config.json"
+_GGUF = "triptych."
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,15 @@ class SentenceSettings:
         length = None if file_size(tokenizer) is None else read_json(tokenizer).get("model_max_length")
         lengths = [n for n in (length, context) if isinstance(n, int | float) and n >= 3]
         return cls(int(min(lengths)) if lengths else None, settings.do_lower_case)
+
+    @classmethod
+    def of_gguf(cls, metadata: Mapping[str, Any], where: str) -> SentenceSettings:
+        """The settings that `to_gguf` wrote; the defaults for files of other programs."""
+        return cls.of({name: metadata.get(_GGUF + name) for name in ("max_seq_length", "do_lower_case")}, where)
+
+    def to_gguf(self) -> dict[str, Any]:
+        """GGUF metadata, under keys of ours: the format has none."""
+        return {_GGUF + name: value for name, value in asdict(self).items() if value}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `KEY` of a config."""

@@ -1,8 +1,8 @@
-"""What every weights file looks like from outside: names, shapes and dtypes at once, numbers one tensor at a time.
+"""The interface of every weights file: names, shapes and dtypes at once, numbers one tensor at a time.
 
-Files are mapped privately: a tensor handed out unchanged is a view of the page cache, costs no memory of its
-own, keeps its mapping alive, and may be changed in place without the change ever reaching the file.  Nothing
-here imports torch until a tensor is read.
+Files are mapped privately: a tensor returned in its stored dtype is a view of the page cache.  It costs no memory of
+its own, keeps its mapping alive, and a change in place never reaches the file.  Nothing here imports torch until a
+tensor is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_NAME = 255  # bytes of a file's name, the limit of most file systems
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor: everything about it but its numbers."""
+    """One stored tensor without its numbers."""
 
     name: str
     dtype: str  # as the format spells it: "F32", "BF16", "Q4_K"
@@ -60,7 +60,7 @@ class Source(Protocol):
         """The tensor called `name`, of shape `infos[name].shape`.
 
         In the stored dtype it is a view of the mapped file; packed formats come as float32.  Another `dtype` is
-        converted while reading, without a second whole copy.
+        converted while reading, without a second copy of all of it.
         """
         ...
 
@@ -70,7 +70,7 @@ class Source(Protocol):
 
 
 def fault(path: Path, problem: str) -> CheckpointError:
-    """The one error every malformed file ends in."""
+    """The error for a malformed file."""
     return CheckpointError(f"{path}: {problem}")
 
 
@@ -113,7 +113,7 @@ def view(data: mmap.mmap, info: TensorInfo, dtype: torch.dtype, shape: tuple[int
     count = info.nbytes // dtype.itemsize
     if count == 0:
         return torch.empty(shape, dtype=dtype)
-    if info.offset % dtype.itemsize:  # old files: kernels want aligned elements, and only a copy has them
+    if info.offset % dtype.itemsize:  # old files: kernels need aligned elements, so copy
         return torch.frombuffer(bytearray(data[info.offset : info.offset + info.nbytes]), dtype=dtype).view(shape)
     return torch.frombuffer(data, dtype=dtype, count=count, offset=info.offset).view(shape)
 
@@ -125,13 +125,13 @@ def is_plain_name(name: str) -> bool:
 
 
 def json_object(raw: bytes, path: Path) -> dict[str, Any]:
-    """Strict JSON: an object, each key once, no NaN; whatever the parser trips over is a `CheckpointError`."""
+    """Strict JSON: an object, each key once, no NaN.  Raises CheckpointError for anything else."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            raise fault(path, f"names {shown(twice)} twice")
+            raise fault(path, f"has the key {shown(twice)} twice")
         return result
 
     def constant(text: str) -> NoReturn:
@@ -157,6 +157,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_text_size(path: Path, size: int | None) -> None:
-    """Raise CheckpointError for a text or JSON file too large to be one: it would be read into memory whole."""
+    """Raise CheckpointError for a text or JSON file too large to be one: all of it would be read into memory."""
     if size is not None and size > MAX_TEXT:
         raise fault(path, f"is {size:,} bytes long; no config or tokenizer is longer than {MAX_TEXT:,}")

@@ -26,11 +26,11 @@ def classify(
     as_json: options.Json = False,
 ) -> None:
     """Classify each text or image file, or each token where the model labels tokens."""
-    from triptych.spec import ReplacedHead, TokenHead
+    from triptych.spec import ReplacedHeadSpec, TokenHeadSpec
 
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
-    if isinstance(model.spec.head, TokenHead | ReplacedHead):
+    if isinstance(model.spec.head, TokenHeadSpec | ReplacedHeadSpec):
         _classify_tokens(model, inputs, as_json)
         return
     scores = model.classify(inputs, second=None if pair is None else [pair] * len(inputs))
@@ -49,11 +49,11 @@ def classify(
 
 
 def _classify_tokens(model: Model, texts: list[str], as_json: bool) -> None:
-    from triptych.spec import TokenHead
+    from triptych.spec import TokenHeadSpec
     from triptych.tasks import entities
 
     named_labels = isinstance(
-        model.spec.head, TokenHead
+        model.spec.head, TokenHeadSpec
     )  # a discriminator only tells replaced tokens from original ones
     tagged = zip(texts, model.tag(texts), strict=True)
     results = [(text, tags, entities(tags, text) if named_labels else []) for text, tags in tagged]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from triptych.checkpoints.describe import Description, PartLine
     from triptych.page import AttentionMap
     from triptych.page.inspect import Inspection
-    from triptych.spec import Model
+    from triptych.spec import ModelSpec
 
 PAGE_OR_PICTURE = (".html", ".htm", ".png")
 TOP_KEYS = 4  # keys listed for each query
@@ -92,7 +92,7 @@ def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: b
     out.print("  ".join(_sites(description.spec)))
 
 
-def _sites(spec: Model) -> list[str]:
+def _sites(spec: ModelSpec) -> list[str]:
     """The probe sites of a model, with `{i}` for the number of a block."""
     from triptych.probe.sites import sites
 

@@ -21,7 +21,7 @@ prefix = "model."
 ignore = frozenset(
     {
         "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
-        "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
+        "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
         "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
         "force_bos_token_to_be_generated", "save_step",
         "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART
@@ -62,25 +62,25 @@ encoder.embed.tokens.weight        model.shared.weight|spare  -  # stored beside
 """)  # fmt: skip
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     name, pre = _NAMES[keys.str("model_type")], keys.str("model_type") == "mbart"
     width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_position_embeddings")
     seq2seq.as_built(
         keys, normalize_before=pre, add_final_layer_norm=pre, normalize_embedding=True, static_position_embeddings=False
     )
-    position, norm = spec.Learned(length=context, width=width, offset=2), spec.LayerNorm(width=width)
+    position, norm = spec.LearnedSpec(length=context, width=width, offset=2), spec.LayerNormSpec(width=width)
     lm = seq2seq.lm_head(keys, width, vocab)
     heads = seq2seq.heads(keys, name, width, lm, labels=2 if pre else 3)
     head = keys.architecture(heads, default=f"{name}ForConditionalGeneration")
     ids = keys.special_ids(vocab, start=None if pre else 2)
-    if pre and isinstance(head, spec.ClassHead | spec.SpanHead):
+    if pre and isinstance(head, spec.ClassHeadSpec | spec.SpanHeadSpec):
         ids = replace(ids, start=None)  # each row begins with its own last token, whatever the config says
     tied = keys.bool("tie_word_embeddings", default=True)
     # Before transformers 5, `false` left one embedding to both sides; now each may have stored its own.
     shared = tied or not keys.has_tensor("decoder.embed_tokens.weight", default=True)
     ties = {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"} if shared else {}
-    ties |= {"head.proj.weight": "encoder.embed.tokens.weight"} if tied and isinstance(head, spec.LMHead) else {}
-    return spec.Model(
+    ties |= {"head.proj.weight": "encoder.embed.tokens.weight"} if tied and isinstance(head, spec.LMHeadSpec) else {}
+    return spec.ModelSpec(
         family=keys.str("model_type"),
         encoder=side(keys, "encoder", vocab, position, pre=pre, embed_norm=norm),
         decoder=side(keys, "decoder", vocab, position, pre=pre, embed_norm=norm),
@@ -99,19 +99,19 @@ def side(
     position: Absolute,
     *,
     pre: bool,
-    embed_norm: spec.LayerNorm | None,
-) -> spec.Stack:
+    embed_norm: spec.LayerNormSpec | None,
+) -> spec.StackSpec:
     """One side.  `pre`: norms before each sublayer and one at the end, instead of after each."""
-    width, norm = keys.int("d_model"), spec.LayerNorm(width=keys.int("d_model"))
+    width, norm = keys.int("d_model"), spec.LayerNormSpec(width=keys.int("d_model"))
     act, dropout = keys.act("activation_function", default="gelu"), keys.dropout("dropout", default=0.1)
     scale = width**0.5 if keys.bool("scale_embedding", default=False) else None
     inside, between = keys.dropout("attention_dropout"), keys.dropout("activation_dropout")
     return seq2seq.stack(
         name,
-        spec.Embed(vocab=vocab, width=width, position=position, norm=embed_norm, scale=scale, dropout=dropout),
+        spec.EmbedSpec(vocab=vocab, width=width, position=position, norm=embed_norm, scale=scale, dropout=dropout),
         attn=spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside),
         mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
-        norms=spec.Norms(pre=norm) if pre else spec.Norms(post=norm),
+        norms=spec.NormsSpec(pre=norm) if pre else spec.NormsSpec(post=norm),
         layers=keys.count(f"{name}_layers"),
         dropout=dropout,
         final_norm=norm if pre else None,

@@ -71,13 +71,13 @@ head.classes.*                        classifier.*
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     stack = encoder(keys)
-    dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
+    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, "Bert", stack.width,
-        masked=spec.Transform(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm),
-        label=spec.Transform(dense=dense, act="tanh"),
+        masked=spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm),
+        label=spec.TransformSpec(dense=dense, act="tanh"),
         pooler=keys.has_tensor("pooler.dense.weight", default=True),  # is written in no config
         dropout=stack.words.dropout,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def config(keys: ConfigKeys) -> spec.Model:
     return encoders.model(keys, stack, keys.architecture(heads, default="BertModel"))
 
 
-def encoder(keys: ConfigKeys, *, offset: int = 0, embed_width: int | None = None) -> spec.Stack:
+def encoder(keys: ConfigKeys, *, offset: int = 0, embed_width: int | None = None) -> spec.StackSpec:
     """The stack of a config with BERT's keys.  `offset` rows of the table of positions are skipped."""
     keys.choice("position_embedding_type", {"absolute": None}, default="absolute")
     return encoders.post_norm(

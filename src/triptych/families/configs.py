@@ -13,7 +13,7 @@ from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
 from triptych.mapping import read_gguf_metadata, write_gguf_metadata
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.spec import Model, Pooling
+from triptych.spec import ModelSpec, PoolingSpec
 
 
 def read_config(
@@ -22,11 +22,11 @@ def read_config(
     stored: Collection[str] | None = None,
     ignore: Collection[str] = (),
     where: str = "config.json",
-) -> Model:
+) -> ModelSpec:
     """The spec of an HF config.
 
     `stored` are the checkpoint's tensor names where there is a checkpoint: some facts (BERT's pooler, T5's untied
-    head) are written nowhere else.  `ignore` are keys the caller knows cannot matter.  Raises ConfigError for a key
+    head) are only visible there.  `ignore` are keys that the caller declares irrelevant.  Raises ConfigError for a key
     that is missing, out of range, or not understood.
     """
     if not isinstance(hf, Mapping):
@@ -36,9 +36,9 @@ def read_config(
     keys = ConfigKeys({**family.ids, **hf}, where, stored)
     try:
         spec = family.config(keys)
-    except ConfigError as error:  # a part's own complaint does not know the file
+    except ConfigError as error:  # an error of a part does not name the file
         raise (error if str(error).startswith(where) else keys.error(str(error))) from None
-    if isinstance(spec.head, Pooling):
+    if isinstance(spec.head, PoolingSpec):
         spec = replace(spec, head=pooling(keys, spec.head))
     keys.finish({*ignore, *family.ignore})
     return spec
@@ -51,7 +51,7 @@ def read_gguf(
     read: Callable[[str], Sequence[float]] | None = None,
     ignore: Collection[str] = (),
     where: str = "GGUF",
-) -> tuple[dict[str, Any], Model]:
+) -> tuple[dict[str, Any], ModelSpec]:
     """The HF config a GGUF file would have had, and its spec.
 
     `shapes` are the tensors of the file, outermost dimension first; `read` gives the values of a small one (Llama 3
@@ -72,10 +72,10 @@ def read_gguf(
     return config, read_config(config, stored=shapes, where=where)
 
 
-def write_gguf(model: Model) -> tuple[dict[str, Any], write_gguf_metadata.Tensors]:
+def write_gguf(model: ModelSpec) -> tuple[dict[str, Any], write_gguf_metadata.Tensors]:
     """The metadata of a GGUF file of `model`, and the small tensors that belong to them: `read_gguf` gives it back.
 
-    Raises CheckpointError where GGUF has no names for the family or no words for something the model computes.
+    Raises CheckpointError where GGUF has no names for the family or no key for something the model computes.
     """
     family = find(model.family)
     arch = gguf_name(model)
@@ -85,9 +85,9 @@ def write_gguf(model: Model) -> tuple[dict[str, Any], write_gguf_metadata.Tensor
     shapes: dict[str, tuple[int, ...]] = {load.source: load.source_shape for load in save_plan(model, "gguf")}
     shapes |= {name: (len(values),) for name, values in tensors.items()}
     try:
-        problem = write_gguf_metadata.lost(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
+        problem = write_gguf_metadata.difference(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
     except ConfigError as error:
         problem = str(error).removeprefix("GGUF: ").partition(";")[0]
     if problem:
-        raise CheckpointError(f"GGUF's {arch!r} cannot tell this model: {problem}; convert it to hf")
+        raise CheckpointError(f"GGUF cannot represent this model as {arch!r}: {problem}; convert it to hf")
     return metadata, tensors

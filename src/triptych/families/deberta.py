@@ -1,4 +1,4 @@
-"""DeBERTa (He et al. 2021): BERT whose scores compare, beside words with words, each word with how far the other is.
+"""DeBERTa (He et al. 2021): BERT whose scores also compare content with relative positions.
 
 Reference: transformers `models/deberta`, which keeps q, k and v in one matrix, head by head, and has no bias for keys.
 """
@@ -39,7 +39,7 @@ encoder.blocks.{i}.mlp_norm.post.*    deberta.encoder.layer.{i}.output.LayerNorm
 encoder.blocks.0.branch.conv.*        deberta.encoder.conv.conv.*
 encoder.blocks.0.branch.norm.*        deberta.encoder.conv.LayerNorm.*
 -  deberta.embeddings.position_ids                -  # 0, 1, 2, ...
--  deberta.embeddings.position_embeddings.weight  -  # where the input has none: of the decoder that pre-training had
+-  deberta.embeddings.position_embeddings.weight  -  # unused by the encoder; of the decoder used in pre-training
 -  lm_predictions.lm_head.dense.*                 -  # heads of the pre-training
 -  lm_predictions.lm_head.LayerNorm.*             -
 -  lm_predictions.lm_head.bias                    -
@@ -66,10 +66,10 @@ encoder.blocks.{i}.attn.pos_q.*         deberta.encoder.layer.{i}.attention.self
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     if keys.bool("talking_head", default=False):
         raise keys.error("talking_head is set: scores of different heads are mixed, which no published DeBERTa does")
     attn = spec.attention(keys.int("hidden_size"), keys.count("num_attention_heads"), bias=True)
     without = replace(attn.k, bias=False)
     attn = replace(attn, k=without, pos_k=without, pos_q=attn.q)
-    return disentangled.model(keys, "Deberta", attn, span=disentangled.furthest(keys))
+    return disentangled.model(keys, "Deberta", attn, span=disentangled.max_distance_of(keys))

@@ -27,12 +27,12 @@ encoder.blocks.{i}.attn.pos_q.*  deberta.encoder.layer.{i}.attention.self.pos_qu
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads = keys.int("hidden_size"), keys.count("num_attention_heads")
     attn = spec.attention(width, heads, head_width=keys.optional_int("attention_head_size"), bias=True)
     if not keys.bool("share_att_key", default=False):
         attn = replace(attn, pos_q=attn.q, pos_k=attn.k)
-    most, buckets = disentangled.furthest(keys), keys.int("position_buckets", default=-1, low=-1, high=COUNT)
+    most, buckets = disentangled.max_distance_of(keys), keys.int("position_buckets", default=-1, low=-1, high=COUNT)
     return disentangled.model(
         keys, "DebertaV2", attn,
         span=buckets if buckets > 0 else most,
@@ -42,7 +42,7 @@ def config(keys: ConfigKeys) -> spec.Model:
     )  # fmt: skip
 
 
-def _branch(keys: ConfigKeys, width: int) -> spec.Branch | None:
+def _branch(keys: ConfigKeys, width: int) -> spec.BranchSpec | None:
     """The convolution beside the first block, where the kernel has a size."""
     kernel, groups = keys.int("conv_kernel_size", default=0, low=0, high=COUNT), keys.count("conv_groups", default=1)
     act, norm = keys.act("conv_act", default="tanh"), keys.float("layer_norm_eps", default=1e-7)
@@ -50,9 +50,9 @@ def _branch(keys: ConfigKeys, width: int) -> spec.Branch | None:
         return None
     if kernel % 2 == 0 or groups != 1:
         raise keys.error(f"conv_kernel_size {kernel} in {groups} groups: odd ones in one group can be read")
-    return spec.Branch(
-        conv=spec.Conv(inputs=width, outputs=width, kernel=kernel),
+    return spec.BranchSpec(
+        conv=spec.ConvSpec(inputs=width, outputs=width, kernel=kernel),
         act=act,
-        norm=spec.LayerNorm(width=width, eps=norm),
+        norm=spec.LayerNormSpec(width=width, eps=norm),
         dropout=keys.dropout("hidden_dropout_prob", default=0.1),
     )

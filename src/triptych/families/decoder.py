@@ -1,4 +1,4 @@
-"""What decoder-only families share: how windows lie on layers, and the model around a stack."""
+"""What decoder-only families share: which layers have a window, and the model around a stack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Windows = Sequence[int | None]  # how many keys each layer sees, None for all
 
 
 def windows(keys: ConfigKeys, size: int | None, slides: Callable[[int], bool]) -> Windows:
-    """The window of each layer, as `layer_types` says; without that key, `size` where `slides(layer)`."""
+    """The window of each layer, by `layer_types`; without that key, `size` where `slides(layer)`."""
     layers = keys.count("num_hidden_layers")
     if keys.get("layer_types", None) is None:
         return [size if slides(i) else None for i in range(layers)]
@@ -25,26 +25,26 @@ def windows(keys: ConfigKeys, size: int | None, slides: Callable[[int], bool]) -
     return [known[name] for name in types]
 
 
-def kinds(windows: Windows, position: Position | None, sliding: Position | None = None) -> dict[str, spec.Kind]:
+def kinds(windows: Windows, position: Position | None, sliding: Position | None = None) -> dict[str, spec.KindSpec]:
     """The kinds of layers with these windows, each under the name `kind` gives it; `sliding` is the position part
     of layers with a window where it is another one."""
     return {
-        kind(size, windows): spec.Kind(mask=spec.causal(), position=position)
+        kind(size, windows): spec.KindSpec(mask=spec.causal(), position=position)
         if size is None
-        else spec.Kind(mask=spec.causal() & spec.window(size), position=sliding or position)
+        else spec.KindSpec(mask=spec.causal() & spec.window(size), position=sliding or position)
         for size in windows
     }
 
 
 def kind(size: int | None, windows: Windows) -> str:
-    """The kind most models have alone is called `self`; `window` exists beside it where layers alternate."""
+    """The name of a layer's kind: `self`, or `window` in a model where only some layers have one."""
     return "self" if size is None or None not in windows else "window"
 
 
 def model(
     keys: ConfigKeys,
     name: str,
-    stack: spec.Stack,
+    stack: spec.StackSpec,
     *,
     context: int,
     base: str | None = None,
@@ -52,20 +52,20 @@ def model(
     bias: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
-) -> spec.Model:
+) -> spec.ModelSpec:
     """The model of class `{name}ForCausalLM`, or without its head of `base`, `{name}Model` when None.
 
-    `tied` is what the family means by no `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
+    `tied` is the family's default of `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
     """
     vocab = stack.words.vocab
-    whole = f"{name}ForCausalLM"
-    lm = keys.architecture({whole: True, base or f"{name}Model": False}, default=whole)
+    full_class = f"{name}ForCausalLM"
+    lm = keys.architecture({full_class: True, base or f"{name}Model": False}, default=full_class)
     tied = keys.bool("tie_word_embeddings", default=tied) and lm
-    proj = spec.Linear(inputs=stack.width, outputs=vocab, bias=bias)
-    return spec.Model(
+    proj = spec.LinearSpec(inputs=stack.width, outputs=vocab, bias=bias)
+    return spec.ModelSpec(
         family=keys.str("model_type"),
         decoder=stack,
-        head=spec.LMHead(proj=proj, scale=scale, softcap=softcap) if lm else None,
+        head=spec.LMHeadSpec(proj=proj, scale=scale, softcap=softcap) if lm else None,
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
         ids=keys.special_ids(vocab),
         context=context,

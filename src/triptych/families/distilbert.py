@@ -46,7 +46,7 @@ head.proj.*                           vocab_projector.*
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     act = keys.act("activation", default="gelu")
     stack = encoders.post_norm(
         vocab=keys.int("vocab_size"),
@@ -60,11 +60,11 @@ def config(keys: ConfigKeys) -> spec.Model:
         dropout=keys.dropout("dropout", default=0.1),
         attn_dropout=keys.dropout("attention_dropout", default=0.1),
     )
-    dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
+    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, "DistilBert", stack.width,
-        masked=spec.Transform(dense=dense, act=act, norm=stack.words.norm),
-        label=spec.Transform(dense=dense, act="relu"),
+        masked=spec.TransformSpec(dense=dense, act=act, norm=stack.words.norm),
+        label=spec.TransformSpec(dense=dense, act="relu"),
         dropout=stack.words.dropout,
     )  # fmt: skip
     head = keys.architecture(heads, default="DistilBertModel")
@@ -72,8 +72,8 @@ def config(keys: ConfigKeys) -> spec.Model:
         keys.dropout("seq_classif_dropout", default=0.2),
         keys.dropout("qa_dropout", default=0.1),
     )
-    if isinstance(head, spec.ClassHead):
+    if isinstance(head, spec.ClassHeadSpec):
         head = replace(head, dropout=label_dropout)
-    elif isinstance(head, spec.SpanHead):
+    elif isinstance(head, spec.SpanHeadSpec):
         head = replace(head, dropout=span_dropout)
     return encoders.model(keys, stack, head)

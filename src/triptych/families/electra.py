@@ -1,5 +1,5 @@
-"""ELECTRA (Clark et al. 2020): BERT whose embedding may be narrower than its blocks.  The generator guesses hidden
-words, the discriminator says of each token whether it was replaced.
+"""ELECTRA (Clark et al. 2020): BERT whose embedding may be narrower than its blocks.  The generator predicts masked
+tokens, the discriminator classifies each token as original or replaced.
 
 Reference: transformers `models/electra`, whose heads over words and labels have GELU whatever `hidden_act` says.
 """
@@ -33,19 +33,19 @@ head.proj.*                 discriminator_predictions.dense_prediction.*
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     stack = bert.encoder(keys, embed_width=keys.int("embedding_size", default=128))
     width, inner = stack.width, stack.words.width
-    dense = spec.Linear(inputs=width, outputs=width, bias=True)
-    narrow = spec.Linear(inputs=width, outputs=inner, bias=True)
+    dense = spec.LinearSpec(inputs=width, outputs=width, bias=True)
+    narrow = spec.LinearSpec(inputs=width, outputs=inner, bias=True)
     heads = encoders.heads(
         keys, "Electra", width,
-        masked=spec.Transform(dense=narrow, act="gelu", norm=stack.words.norm),
-        label=spec.Transform(dense=dense, act="gelu"),
+        masked=spec.TransformSpec(dense=narrow, act="gelu", norm=stack.words.norm),
+        label=spec.TransformSpec(dense=dense, act="gelu"),
         dropout=stack.words.dropout,
     )  # fmt: skip
-    heads["ElectraForPreTraining"] = spec.ReplacedHead(
-        transform=spec.Transform(dense=dense, act=keys.act("hidden_act", default="gelu")),
-        proj=spec.Linear(inputs=width, outputs=1, bias=True),
+    heads["ElectraForPreTraining"] = spec.ReplacedHeadSpec(
+        transform=spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu")),
+        proj=spec.LinearSpec(inputs=width, outputs=1, bias=True),
     )
     return encoders.model(keys, stack, keys.architecture(heads, default="ElectraModel"))

@@ -25,29 +25,29 @@ def post_norm(
     offset: int = 0,
     types: int = 0,
     embed_width: int | None = None,
-) -> spec.Stack:
+) -> spec.StackSpec:
     """Devlin et al. 2019: learned positions, a norm on the embedding and after every sublayer, biases everywhere.
 
     `offset` rows of the table of positions are skipped; `embed_width` is the embedding's where it is not `width`.
     """
-    norm, inner = spec.LayerNorm(width=width, eps=eps), embed_width or width
-    block = spec.Block(
+    norm, inner = spec.LayerNormSpec(width=width, eps=eps), embed_width or width
+    block = spec.BlockSpec(
         attn=spec.attention(width, heads, bias=True, dropout=attn_dropout),
         mlp=spec.mlp(width, hidden, act, bias=True),
-        attn_norm=spec.Norms(post=norm),
-        mlp_norm=spec.Norms(post=norm),
+        attn_norm=spec.NormsSpec(post=norm),
+        mlp_norm=spec.NormsSpec(post=norm),
         dropout=dropout,
     )
-    embed = spec.Embed(
+    embed = spec.EmbedSpec(
         vocab=vocab,
         width=inner,
-        position=spec.Learned(length=positions, width=inner, offset=offset),
+        position=spec.LearnedSpec(length=positions, width=inner, offset=offset),
         token_types=types,
-        norm=spec.LayerNorm(width=inner, eps=eps),
-        project=spec.Linear(inputs=inner, outputs=width, bias=True) if inner != width else None,
+        norm=spec.LayerNormSpec(width=inner, eps=eps),
+        project=spec.LinearSpec(inputs=inner, outputs=width, bias=True) if inner != width else None,
         dropout=dropout,
     )
-    return spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.full())}, blocks=(block,) * layers)
+    return spec.StackSpec(embed=embed, kinds={"self": spec.KindSpec(mask=spec.full())}, blocks=(block,) * layers)
 
 
 def heads(
@@ -55,9 +55,9 @@ def heads(
     name: str,
     width: int,
     *,
-    masked: spec.Transform,
-    label: spec.Transform,
-    each: spec.Transform | None = None,
+    masked: spec.TransformSpec,
+    label: spec.TransformSpec,
+    each: spec.TransformSpec | None = None,
     pool: Literal["first", "mean"] = "first",
     masked_bias: bool = True,
     pooler: bool = False,
@@ -65,48 +65,52 @@ def heads(
 ) -> dict[str, spec.Head]:
     """The head of each class `{name}...` a checkpoint can be saved from; a bare encoder pools.
 
-    `masked`, `label` and `each` come before the logits of hidden words, of a row's label, and of what is said of each
-    token; `pooler` is whether a bare encoder carries BERT's pooler; `dropout` comes before labels unless the config
-    has a `classifier_dropout`.
+    `masked`, `label` and `each` come before the logits of masked tokens, of a row's label, and of each token's label;
+    `pooler` is whether a bare encoder carries BERT's pooler; `dropout` comes before labels unless the config has a
+    `classifier_dropout`.
     """
     own = keys.optional_float("classifier_dropout", high=1.0)
     dropout = dropout if own is None else own
-    labels = spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
-    ends = spec.Linear(inputs=width, outputs=2, bias=True)
-    words = spec.Linear(inputs=masked.dense.outputs, outputs=keys.int("vocab_size"), bias=masked_bias)
+    labels = spec.LinearSpec(inputs=width, outputs=keys.labels(), bias=True)
+    ends = spec.LinearSpec(inputs=width, outputs=2, bias=True)
+    words = spec.LinearSpec(inputs=masked.dense.outputs, outputs=keys.int("vocab_size"), bias=masked_bias)
     return {
-        f"{name}Model": spec.Pooling(dense=spec.Linear(inputs=width, outputs=width, bias=True) if pooler else None),
-        f"{name}ForMaskedLM": spec.MaskedLMHead(transform=masked, proj=words),
-        f"{name}ForSequenceClassification": spec.ClassHead(pool=pool, transform=label, classes=labels, dropout=dropout),
-        f"{name}ForTokenClassification": spec.TokenHead(transform=each, classes=labels, dropout=dropout),
-        f"{name}ForQuestionAnswering": spec.SpanHead(transform=each, ends=ends, dropout=dropout),
+        f"{name}Model": spec.PoolingSpec(
+            dense=spec.LinearSpec(inputs=width, outputs=width, bias=True) if pooler else None
+        ),
+        f"{name}ForMaskedLM": spec.MaskedLMHeadSpec(transform=masked, proj=words),
+        f"{name}ForSequenceClassification": spec.ClassHeadSpec(
+            pool=pool, transform=label, classes=labels, dropout=dropout
+        ),
+        f"{name}ForTokenClassification": spec.TokenHeadSpec(transform=each, classes=labels, dropout=dropout),
+        f"{name}ForQuestionAnswering": spec.SpanHeadSpec(transform=each, ends=ends, dropout=dropout),
     }
 
 
-def model(keys: ConfigKeys, encoder: spec.Stack, head: spec.Head) -> spec.Model:
-    """The encoder under its head, which shares the embedding where it is one over words."""
+def model(keys: ConfigKeys, encoder: spec.StackSpec, head: spec.Head) -> spec.ModelSpec:
+    """The encoder with its head; a masked-language-model head shares the embedding."""
     position = encoder.embed.position
-    tied = keys.bool("tie_word_embeddings", default=True) and isinstance(head, spec.MaskedLMHead)
-    return spec.Model(
+    tied = keys.bool("tie_word_embeddings", default=True) and isinstance(head, spec.MaskedLMHeadSpec)
+    return spec.ModelSpec(
         family=keys.str("model_type"),
         encoder=encoder,
         head=head,
         ties={"head.proj.weight": "encoder.embed.tokens.weight"} if tied else {},
         ids=keys.special_ids(encoder.words.vocab),
-        context=position.length if isinstance(position, spec.Learned) else keys.int("max_position_embeddings"),
+        context=position.length if isinstance(position, spec.LearnedSpec) else keys.int("max_position_embeddings"),
         init_std=keys.float("initializer_range", default=0.02),
     )
 
 
-def pooling(keys: ConfigKeys, head: spec.Pooling) -> spec.Pooling:
-    """How a bare encoder pools.  HF has no key for it and keeps unknown ones, so ours travels in its config."""
-    given = keys.table("triptych_pooling")
-    if given is None:
+def pooling(keys: ConfigKeys, head: spec.PoolingSpec) -> spec.PoolingSpec:
+    """How a bare encoder pools.  HF configs have no key for it and preserve unknown ones, so ours is stored there."""
+    table = keys.table("triptych_pooling")
+    if table is None:
         return head
     modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
-    mode = given.choice("mode", modes, default="mean")
+    mode = table.choice("mode", modes, default="mean")
     if mode == "dense" and head.dense is None:
-        raise given.error("mode 'dense' needs the pooler, which this checkpoint lacks")
-    normalize = given.bool("normalize", default=False)
-    given.finish()
+        raise table.error("mode 'dense' needs the pooler, which this checkpoint lacks")
+    normalize = table.bool("normalize", default=False)
+    table.finish()
     return replace(head, mode=mode, normalize=normalize)

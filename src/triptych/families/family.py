@@ -9,7 +9,7 @@ from typing import Any
 
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import WeightTable
-from triptych.spec import Model
+from triptych.spec import ModelSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Family:
     #: The `model_type`s of Hugging Face configs that it reads.
     hf_types: frozenset[str]
     #: A config as a spec.  A key that neither this nor `ignore` reads is an error.
-    config: Callable[[ConfigKeys], Model]
+    config: Callable[[ConfigKeys], ModelSpec]
     #: The reversible table of tensor names (`triptych.mapping.weight_table`).
     weights: WeightTable
     #: What the names of the base model begin with in HF files, which a file may have or lack.
@@ -43,9 +43,9 @@ class Family:
     #: `model_type` -> GGUF architecture, where the two differ.
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     #: The GGUF architecture of a model, where its `model_type` does not decide it.
-    gguf_arch: Callable[[Model], str] | None = None
+    gguf_arch: Callable[[ModelSpec], str] | None = None
     #: GGUF keys of a model beyond, or in place of, those of `triptych.mapping.write_gguf_metadata`.
-    to_gguf: Callable[[Model], Mapping[str, Any]] | None = None
+    to_gguf: Callable[[ModelSpec], Mapping[str, Any]] | None = None
 
     @classmethod
     def of(cls, module: ModuleType) -> Family | None:

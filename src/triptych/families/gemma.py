@@ -17,7 +17,7 @@ from triptych.mapping.weight_table import table
 hf_types = frozenset({"gemma"})
 ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 gguf_archs = frozenset({"gemma"})
-ignore = frozenset({"hidden_activation"})  # stands beside hidden_act in some configs; the reference reads that
+ignore = frozenset({"hidden_activation"})  # in some configs beside hidden_act, which the reference reads
 prefix = "model."
 
 ROWS = """
@@ -42,23 +42,23 @@ decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.* 
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
-    norm = spec.RMSNorm(width=width, eps=keys.float("rms_norm_eps", default=1e-6), offset=1.0)
+    norm = spec.RMSNormSpec(width=width, eps=keys.float("rms_norm_eps", default=1e-6), offset=1.0)
     act = keys.act("hidden_act", default="gelu_pytorch_tanh")
-    block = spec.Block(
+    block = spec.BlockSpec(
         attn=spec.attention(
             width, heads, kv_heads=keys.count("num_key_value_heads"), head_width=inner,
             bias=keys.bool("attention_bias", default=False), dropout=keys.dropout("attention_dropout"),
         ),
-        # The first configs say gelu and mean the tanh form.
+        # The first configs have gelu where the tanh form is meant.
         mlp=spec.glu(width, keys.int("intermediate_size"), "gelu_tanh" if act == "gelu" else act),
-        attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
     )  # fmt: skip
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
-        kinds={"self": spec.Kind(mask=spec.causal(), position=rope(keys, inner))},
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
+        kinds={"self": spec.KindSpec(mask=spec.causal(), position=rope(keys, inner))},
         blocks=(block,) * keys.count("num_hidden_layers"),
         final_norm=norm,
     )

@@ -1,6 +1,6 @@
-"""Gemma 2 (2024) and the text model of Gemma 3 (2025): Gemma that norms the output of each sublayer too and alternates
-windows.  Gemma 2 caps scores and logits; Gemma 3 norms each head's q and k, and its layers with a window turn at a base
-of their own.
+"""Gemma 2 (2024) and the text model of Gemma 3 (2025): Gemma with norms on the output of each sublayer and
+alternating windows.  Gemma 2 caps scores and logits; Gemma 3 has norms on each head's q and k, and a RoPE base of its
+own for layers with a window.
 
 References: transformers `models/gemma2`, `models/gemma3`.
 """
@@ -22,9 +22,9 @@ gguf_archs = frozenset({"gemma2", "gemma3"})
 gguf_names = {"gemma3_text": "gemma3"}
 ignore = frozenset(
     {
-        "_sliding_window_pattern",  # written beside layer_types, which holds
+        "_sliding_window_pattern",  # written beside layer_types, which decides
         "cache_implementation",  # how the reference generates
-        "hidden_act", "sliding_window_size",  # old doubles of hidden_activation and sliding_window
+        "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
     }
 )  # fmt: skip
 prefix = gemma.prefix
@@ -41,11 +41,11 @@ decoder.blocks.{i}.mlp_norm.out.*   model.layers.{i}.post_feedforward_layernorm.
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     third = keys.str("model_type") == "gemma3_text"
     width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
     eps = keys.float("rms_norm_eps", default=1e-6)
-    norm, each_head = (spec.RMSNorm(width=size, eps=eps, offset=1.0) for size in (width, inner))
+    norm, each_head = (spec.RMSNormSpec(width=size, eps=eps, offset=1.0) for size in (width, inner))
     pattern = keys.count("sliding_window_pattern", default=6) if third else 2
     windows = decoder.windows(keys, keys.int("sliding_window", default=4096), lambda i: (i + 1) % pattern != 0)
     cap, final_cap = (
@@ -53,7 +53,7 @@ def config(keys: ConfigKeys) -> spec.Model:
         for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
     )
 
-    def attn(kind: str) -> spec.Attention:
+    def attn(kind: str) -> spec.AttentionSpec:
         return spec.attention(
             width, heads, kv_heads=keys.count("num_key_value_heads"), head_width=inner, kind=kind,
             bias=keys.bool("attention_bias", default=False), dropout=keys.dropout("attention_dropout"),
@@ -63,13 +63,13 @@ def config(keys: ConfigKeys) -> spec.Model:
         )  # fmt: skip
 
     act = keys.act("hidden_activation", default="gelu_pytorch_tanh")
-    mlp, norms = spec.glu(width, keys.int("intermediate_size"), act), spec.Norms(pre=norm, out=norm)
+    mlp, norms = spec.glu(width, keys.int("intermediate_size"), act), spec.NormsSpec(pre=norm, out=norm)
     position, sliding = rope_by_layer_type(keys, inner, 1e6) if third else (rope(keys, inner), None)
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
         kinds=decoder.kinds(windows, position, sliding),
         blocks=tuple(
-            spec.Block(attn=attn(decoder.kind(size, windows)), mlp=mlp, attn_norm=norms, mlp_norm=norms)
+            spec.BlockSpec(attn=attn(decoder.kind(size, windows)), mlp=mlp, attn_norm=norms, mlp_norm=norms)
             for size in windows
         ),
         final_norm=norm,
@@ -81,25 +81,25 @@ def config(keys: ConfigKeys) -> spec.Model:
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     third = keys.str("model_type") == "gemma3"
-    found = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
-    # No key says what scores are scaled by: of each generation it is D/H in the largest model, which is told by depth.
-    largest = found["num_hidden_layers"] == (62 if third else 46)
-    share = found["hidden_size"] // found["num_attention_heads"]
-    found["query_pre_attn_scalar"] = share if largest else found["head_dim"]
-    found["sliding_window"] = keys.int("attention.sliding_window")
-    found["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
+    config = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
+    # No key holds the scale of scores: it is D/H in the largest model of each generation, known by its depth.
+    largest = config["num_hidden_layers"] == (62 if third else 46)
+    share = config["hidden_size"] // config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = share if largest else config["head_dim"]
+    config["sliding_window"] = keys.int("attention.sliding_window")
+    config["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
     if not third:
         cap = keys.optional_float("attn_logit_softcapping", 50.0)
-        return found | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
-    found["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
+        return config | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
+    config["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
     sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
     ropes = {"full_attention": gguf_config.rope(keys, 1e6), "sliding_attention": sliding}
-    return found | {"model_type": "gemma3_text", "rope_parameters": ropes}
+    return config | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
     if model.family == "gemma2":
-        return {"rope.freq_base_swa": None}  # it has one base
+        return {"rope.freq_base_swa": None}  # it has only one base
     kinds = [block.attn.kind for block in model.stacks["decoder"].blocks]
     period = kinds.index("self") + 1 if "window" in kinds else 6
     return {"attention.sliding_window_pattern": period} if period != 6 else {}

@@ -24,38 +24,41 @@ def header(keys: ConfigKeys, name: str) -> dict[str, Any]:
 
 
 def head_width(keys: ConfigKeys, *, partial: bool = False) -> dict[str, Any]:
-    """`head_dim`, and with `partial` the share of it that turns."""
+    """`head_dim`, and with `partial` the share of it that is rotated."""
     default = keys.int("embedding_length") // keys.count("attention.head_count")
-    given = default if partial else keys.int("rope.dimension_count", default=default)
-    inner = keys.int("attention.key_length", default=given)
-    turned = keys.int("rope.dimension_count", default=inner)
-    if keys.int("attention.value_length", default=inner) != inner or (turned != inner and not partial):
+    rotary = default if partial else keys.int("rope.dimension_count", default=default)
+    inner = keys.int("attention.key_length", default=rotary)
+    rotated = keys.int("rope.dimension_count", default=inner)
+    if keys.int("attention.value_length", default=inner) != inner or (rotated != inner and not partial):
         raise keys.error("key, value and rotary widths of a head differ, which no such model does")
-    return {"head_dim": inner} | ({"partial_rotary_factor": turned / inner} if partial else {})
+    return {"head_dim": inner} | ({"partial_rotary_factor": rotated / inner} if partial else {})
 
 
 def rope(keys: ConfigKeys, theta: float = 10_000.0) -> dict[str, Any]:
     """`rope_parameters`; `theta` is the family's default base."""
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
     length = keys.get("rope.scaling.original_context_length", None)
     factors, short, long = (keys.get(name, None) for name in TENSORS)
     names = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
     kind = keys.choice("rope.scaling.type", names, default="none")
-    keys.get("rope.scaling.finetuned", None)  # says how the model was trained, not what it computes
+    keys.get("rope.scaling.finetuned", None)  # about training; changes nothing in the forward
     if factors is not None:
-        # Llama 3's scaling arrives as one divisor a frequency, the same at every length: LongRoPE says just that.
+        # Llama 3's scaling is stored as one divisor a frequency, the same at every length: LongRoPE expresses that.
         divisors = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-        found |= {"rope_type": "longrope", "original_max_position_embeddings": keys.int("context_length")} | divisors
+        parameters |= {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": keys.int("context_length"),
+        } | divisors
     elif short is not None:
-        found |= {"rope_type": "longrope", "original_max_position_embeddings": length}
-        found |= {"short_factor": short, "long_factor": long}
-        found |= {"attention_factor": keys.optional_float("rope.scaling.attn_factor")}
+        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length}
+        parameters |= {"short_factor": short, "long_factor": long}
+        parameters |= {"attention_factor": keys.optional_float("rope.scaling.attn_factor")}
     elif kind == "linear":
-        found |= {"rope_type": kind, "factor": keys.float("rope.scaling.factor")}
+        parameters |= {"rope_type": kind, "factor": keys.float("rope.scaling.factor")}
     elif kind == "yarn":
         factor = keys.float("rope.scaling.factor")
-        found |= {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length}
-    return found
+        parameters |= {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length}
+    return parameters
 
 
 def pooling(keys: ConfigKeys) -> dict[str, Any]:

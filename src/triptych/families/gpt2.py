@@ -17,7 +17,7 @@ ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = frozenset({"gpt2"})
 ignore = frozenset(
     {
-        "n_ctx",  # an old double of n_positions
+        "n_ctx",  # an old duplicate of n_positions
         "n_special", "predict_special_tokens",  # of the library that read GPT-1; in medium, large and xl
         "reorder_and_upcast_attn",  # the order of a product; softmax is in fp32 here anyway
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
@@ -41,35 +41,37 @@ head.proj.weight                    lm_head.weight                            ou
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, context = keys.int("n_embd"), keys.count("n_head"), keys.int("n_positions")
     hidden = keys.optional_int("n_inner") or 4 * width
     vocab = keys.int("vocab_size")
-    norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
+    norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
     scale = None if keys.bool("scale_attn_weights", default=True) else 1.0
     by_layer = keys.bool("scale_attn_by_inverse_layer_idx", default=False)
     first = (scale or (width / heads) ** -0.5) if by_layer else 0.0
     act, attn_dropout = keys.act("activation_function", default="gelu_new"), keys.dropout("attn_pdrop", default=0.1)
     blocks = tuple(
-        spec.Block(
+        spec.BlockSpec(
             attn=spec.attention(
                 width, heads, bias=True, scale=first / (i + 1) if by_layer else scale, dropout=attn_dropout
             ),
             mlp=spec.mlp(width, hidden, act, bias=True),
-            attn_norm=spec.Norms(pre=norm),
-            mlp_norm=spec.Norms(pre=norm),
+            attn_norm=spec.NormsSpec(pre=norm),
+            mlp_norm=spec.NormsSpec(pre=norm),
             dropout=keys.dropout("resid_pdrop", default=0.1),
         )
         for i in range(keys.count("n_layer"))
     )
-    position = spec.Learned(length=context, width=width)
-    embed = spec.Embed(vocab=vocab, width=width, position=position, dropout=keys.dropout("embd_pdrop", default=0.1))
+    position = spec.LearnedSpec(length=context, width=width)
+    embed = spec.EmbedSpec(vocab=vocab, width=width, position=position, dropout=keys.dropout("embd_pdrop", default=0.1))
     lm = keys.architecture({"GPT2LMHeadModel": True, "GPT2Model": False}, default="GPT2LMHeadModel")
     tied = keys.bool("tie_word_embeddings", default=True) and lm
-    return spec.Model(
+    return spec.ModelSpec(
         family="gpt2",
-        decoder=spec.Stack(embed=embed, kinds={"self": spec.Kind(mask=spec.causal())}, blocks=blocks, final_norm=norm),
-        head=spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab)) if lm else None,
+        decoder=spec.StackSpec(
+            embed=embed, kinds={"self": spec.KindSpec(mask=spec.causal())}, blocks=blocks, final_norm=norm
+        ),
+        head=spec.LMHeadSpec(proj=spec.LinearSpec(inputs=width, outputs=vocab)) if lm else None,
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
         ids=keys.special_ids(vocab),
         context=context,

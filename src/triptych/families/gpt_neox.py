@@ -23,7 +23,7 @@ ignore = frozenset(
     {
         "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
         "classifier_dropout",
-        "rope_theta", "partial_rotary_factor",  # doubles of rotary_emb_base and rotary_pct, which hold
+        "rope_theta", "partial_rotary_factor",  # duplicates of rotary_emb_base and rotary_pct, which decide
     }
 )  # fmt: skip
 prefix = "gpt_neox."
@@ -44,12 +44,12 @@ head.proj.weight                    embed_out.weight                            
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    norm = spec.Norms(pre=spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-5)))
+    norm = spec.NormsSpec(pre=spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-5)))
     bias, dropout = keys.bool("attention_bias", default=True), keys.dropout("attention_dropout")
     act = keys.act("hidden_act", default="gelu")
-    kind = spec.ParallelBlock if keys.bool("use_parallel_residual", default=True) else spec.Block
+    kind = spec.ParallelBlockSpec if keys.bool("use_parallel_residual", default=True) else spec.BlockSpec
     block = kind(
         attn=spec.attention(width, heads, bias=bias, dropout=dropout),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
@@ -58,9 +58,9 @@ def config(keys: ConfigKeys) -> spec.Model:
         dropout=keys.dropout("hidden_dropout"),
     )
     position = rope(keys, width // heads, share=0.25, base="rotary_emb_base", part="rotary_pct")
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=block.dropout),
-        kinds={"self": spec.Kind(mask=spec.causal(), position=position)},
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=block.dropout),
+        kinds={"self": spec.KindSpec(mask=spec.causal(), position=position)},
         blocks=(block,) * layers,
         final_norm=norm.pre,
     )
@@ -68,11 +68,11 @@ def config(keys: ConfigKeys) -> spec.Model:
 
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
-    found = gguf_config.header(keys, "GPTNeoX") | gguf_config.head_width(keys, partial=True)
-    width, heads, share = (found.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
-    if (width * heads, heads) != (found["hidden_size"], found["num_attention_heads"]):
+    config = gguf_config.header(keys, "GPTNeoX") | gguf_config.head_width(keys, partial=True)
+    width, heads, share = (config.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
+    if (width * heads, heads) != (config["hidden_size"], config["num_attention_heads"]):
         raise keys.error("heads do not share the width evenly, as those of every GPT-NeoX do")
-    return found | {
+    return config | {
         "model_type": "gpt_neox",
         "rotary_pct": share,
         "hidden_act": "gelu",
@@ -83,5 +83,5 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
-    return {"use_parallel_residual": any(isinstance(part, spec.ParallelBlock) for _, part in model.walk())}
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+    return {"use_parallel_residual": any(isinstance(part, spec.ParallelBlockSpec) for _, part in model.walk())}

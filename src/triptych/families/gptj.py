@@ -19,7 +19,7 @@ ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = frozenset({"gptj"})
 ignore = frozenset(
     {
-        "rotary",  # says that it turns, which all do
+        "rotary",  # whether positions are rotated; they always are
         "scale_attn_weights",  # never read by the reference
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     }
@@ -42,12 +42,12 @@ head.proj.*                    lm_head.*                             output.*
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads = keys.int("n_embd"), keys.count("n_head")
     hidden = keys.optional_int("n_inner") or 4 * width
-    norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
+    norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
     act, dropout = keys.act("activation_function", default="gelu_new"), keys.dropout("resid_pdrop")
-    block = spec.ParallelBlock(
+    block = spec.ParallelBlockSpec(
         norm=norm,
         attn=spec.attention(width, heads, dropout=keys.dropout("attn_pdrop")),
         mlp=spec.mlp(width, hidden, act, bias=True),
@@ -56,10 +56,10 @@ def config(keys: ConfigKeys) -> spec.Model:
     turned = keys.int("rotary_dim", default=64)
     if turned % 2 or turned > width // heads:
         raise keys.error(f"rotary_dim {turned} must be even and at most the width of a head, {width // heads}")
-    position = spec.Rope(width=turned, pairing="interleaved")
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
-        kinds={"self": spec.Kind(mask=spec.causal(), position=position)},
+    position = spec.RopeSpec(width=turned, pairing="interleaved")
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
+        kinds={"self": spec.KindSpec(mask=spec.causal(), position=position)},
         blocks=(block,) * keys.count("n_layer"),
         final_norm=norm,
     )
@@ -81,5 +81,5 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
     return {"rope.freq_base": None}  # the only base there is

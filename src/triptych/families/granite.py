@@ -19,13 +19,13 @@ gguf_archs = frozenset({"granite"})
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
     inner, bias = keys.optional_int("head_dim") or width // heads, keys.bool("attention_bias", default=False)
-    norm = spec.RMSNorm(width=width, eps=keys.float("rms_norm_eps", default=1e-6))
-    norms = spec.Norms(pre=norm, out=spec.Scale(factor=keys.float("residual_multiplier", default=1.0)))
+    norm = spec.RMSNormSpec(width=width, eps=keys.float("rms_norm_eps", default=1e-6))
+    norms = spec.NormsSpec(pre=norm, out=spec.ScaleSpec(factor=keys.float("residual_multiplier", default=1.0)))
     hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
-    block = spec.Block(
+    block = spec.BlockSpec(
         attn=spec.attention(
             width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner, bias=bias,
             scale=keys.float("attention_multiplier", default=1.0), dropout=keys.dropout("attention_dropout"),
@@ -34,11 +34,11 @@ def config(keys: ConfigKeys) -> spec.Model:
         attn_norm=norms,
         mlp_norm=norms,
     )  # fmt: skip
-    stack = spec.Stack(
-        embed=spec.Embed(
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(
             vocab=keys.int("vocab_size"), width=width, scale=keys.float("embedding_multiplier", default=1.0)
         ),
-        kinds={"self": spec.Kind(mask=spec.causal(), position=rope(keys, inner))},
+        kinds={"self": spec.KindSpec(mask=spec.causal(), position=rope(keys, inner))},
         blocks=(block,) * layers,
         final_norm=norm,
     )
@@ -61,12 +61,12 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
-    found: dict[type, Any] = {type(part): part for _, part in model.walk()}
-    head = found.get(spec.LMHead)
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+    parts: dict[type, Any] = {type(part): part for _, part in model.walk()}
+    head = parts.get(spec.LMHeadSpec)
     return {
-        "embedding_scale": found[spec.Embed].scale,
-        "attention.scale": found[spec.Attention].scale,
-        "residual_scale": found[spec.Scale].factor,
+        "embedding_scale": parts[spec.EmbedSpec].scale,
+        "attention.scale": parts[spec.AttentionSpec].scale,
+        "residual_scale": parts[spec.ScaleSpec].factor,
         "logit_scale": 1 / head.scale if head else 1.0,
     }

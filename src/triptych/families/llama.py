@@ -22,7 +22,7 @@ gguf_archs = frozenset({"llama"})
 ignore = frozenset(
     {
         "pretraining_tp",  # slices the matmuls of the reference, same result
-        "max_sequence_length",  # an old double of max_position_embeddings
+        "max_sequence_length",  # an old duplicate of max_position_embeddings
         "is_llama_config", "rope_interleaved",  # for the library that trained SmolLM
     }
 )  # fmt: skip
@@ -50,7 +50,7 @@ decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*       
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     bias = keys.bool("attention_bias", default=False)
     hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
     mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False))
@@ -68,7 +68,7 @@ def model(
     head_norm: bool = False,
     share: float | None = None,
     dropout: float = 0.0,
-) -> spec.Model:
+) -> spec.ModelSpec:
     """The model of classes `{name}ForCausalLM` and `{name}Model`.
 
     `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty;
@@ -76,36 +76,39 @@ def model(
     """
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
     inner, eps = keys.optional_int("head_dim") or width // heads, keys.float("rms_norm_eps", default=1e-6)
-    norm, each_head = spec.RMSNorm(width=width, eps=eps), spec.RMSNorm(width=inner, eps=eps) if head_norm else None
+    norm, each_head = (
+        spec.RMSNormSpec(width=width, eps=eps),
+        spec.RMSNormSpec(width=inner, eps=eps) if head_norm else None,
+    )
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
     mlps = mlp if isinstance(mlp, Sequence) else [mlp] * layers
     windows = windows or [None] * layers
     blocks = tuple(
-        spec.Block(
+        spec.BlockSpec(
             attn=spec.attention(
                 width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner,
                 bias=bias, out_bias=out_bias, q_norm=each_head, k_norm=each_head, kind=decoder.kind(size, windows),
                 dropout=keys.dropout("attention_dropout"),
             ),
             mlp=mlp,
-            attn_norm=spec.Norms(pre=norm),
-            mlp_norm=spec.Norms(pre=norm),
+            attn_norm=spec.NormsSpec(pre=norm),
+            mlp_norm=spec.NormsSpec(pre=norm),
             dropout=dropout,
         )
         for size, mlp in zip(windows, mlps, strict=True)
     )  # fmt: skip
-    embed = spec.Embed(vocab=keys.int("vocab_size"), width=width)
+    embed = spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width)
     kinds = decoder.kinds(windows, rope(keys, inner, share=share))
-    stack = spec.Stack(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
+    stack = spec.StackSpec(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
     return decoder.model(keys, name, stack, context=keys.int("max_position_embeddings"))
 
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     if keys.int("expert_count", default=0, low=0):
         experts, chosen = keys.count("expert_count"), keys.count("expert_used_count")
-        found = from_gguf_as(keys, "Mixtral")
-        return found | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
+        config = from_gguf_as(keys, "Mixtral")
+        return config | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
     return from_gguf_as(keys, "Llama") | {
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
         "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),

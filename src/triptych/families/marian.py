@@ -29,7 +29,7 @@ decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_position_embeddings")
     seq2seq.as_built(
         keys, normalize_before=False, add_final_layer_norm=False, normalize_embedding=False,
@@ -47,8 +47,8 @@ def config(keys: ConfigKeys) -> spec.Model:
     ties = {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"} if shared else {}
     if lm and tied:
         ties["head.proj.weight"] = f"{'encoder' if shared else 'decoder'}.embed.tokens.weight"
-    position = spec.Sinusoidal(width=width, layout="halves")
-    return spec.Model(
+    position = spec.SinusoidalSpec(width=width, layout="halves")
+    return spec.ModelSpec(
         family="marian",
         encoder=bart.side(keys, "encoder", vocab, position, pre=False, embed_norm=None),
         decoder=bart.side(keys, "decoder", target, position, pre=False, embed_norm=None),

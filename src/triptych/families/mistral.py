@@ -1,4 +1,4 @@
-"""Mistral 7B (Jiang et al. 2023): Llama whose layers see a sliding window.  GGUF files of it call themselves llama."""
+"""Mistral 7B (Jiang et al. 2023): Llama whose layers see a sliding window.  In GGUF its architecture is llama."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ gguf_names = {"mistral": "llama"}
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=8)
     size = keys.optional_int("sliding_window", default=4096)
     return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"))

@@ -1,6 +1,6 @@
 """Mixtral (Jiang et al. 2024): Mistral whose MLP is a mixture of experts, the chosen ones' weights summing to 1.
 
-Reference: transformers `models/mixtral`.  GGUF files of it call themselves llama and keep the experts as one tensor.
+Reference: transformers `models/mixtral`.  In GGUF its architecture is llama, and the experts are one tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  -  blk.{i}.ffn_down.{e}.weight
 """)  # noqa: E501
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6)
     mlp = spec.moe(
         keys.int("hidden_size"),

@@ -1,5 +1,5 @@
 """ModernBERT (Warner et al. 2024): pre-norm encoder with RoPE, GeGLU and, in two layers of three, a local window with a
-base of its own.  The embedding's norm stands for the first layer's.
+base of its own.  The embedding's norm replaces that of the first layer.
 
 Reference: transformers `models/modernbert`, which keeps q, k and v in one matrix, gate and up in another.
 """
@@ -22,7 +22,7 @@ ignore = frozenset(
         "cls_token_id",
         "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",  # how the reference runs
         "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",  # training
-        "layer_norm_eps", "position_embedding_type",  # left over from BERT's config: norm_eps and RoPE hold
+        "layer_norm_eps", "position_embedding_type",  # from BERT's config; norm_eps and RoPE are used
     }
 )  # fmt: skip
 
@@ -46,11 +46,11 @@ head.ends.*                            classifier.*
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     if keys.bool("is_causal", default=False) or keys.bool("causal_mask", default=False):
         raise keys.error("is_causal or causal_mask is set, which no ModernBERT is")
     width, heads, vocab = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("vocab_size")
-    norm = spec.LayerNorm(
+    norm = spec.LayerNormSpec(
         width=width, eps=keys.float("norm_eps", default=1e-5), bias=keys.bool("norm_bias", default=False)
     )
     attn_bias, attn_dropout = keys.bool("attention_bias", default=False), keys.dropout("attention_dropout")
@@ -59,28 +59,28 @@ def config(keys: ConfigKeys) -> spec.Model:
         bias=keys.bool("mlp_bias", default=False), dropout=keys.dropout("mlp_dropout"),
     )  # fmt: skip
     blocks = tuple(
-        spec.Block(
+        spec.BlockSpec(
             attn=spec.attention(width, heads, bias=attn_bias, kind=kind, dropout=attn_dropout),
             mlp=mlp,
-            attn_norm=spec.Norms(pre=norm if i else None),
-            mlp_norm=spec.Norms(pre=norm),
+            attn_norm=spec.NormsSpec(pre=norm if i else None),
+            mlp_norm=spec.NormsSpec(pre=norm),
         )
         for i, kind in enumerate(_kinds(keys))
     )
     near = keys.int("local_attention", default=128) // 2  # on either side
     far, close = _ropes(keys, width // heads)
     kinds = {
-        "self": spec.Kind(mask=spec.full(), position=far),
-        "window": spec.Kind(mask=spec.window(near + 1, ahead=near), position=close),
+        "self": spec.KindSpec(mask=spec.full(), position=far),
+        "window": spec.KindSpec(mask=spec.window(near + 1, ahead=near), position=close),
     }
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=vocab, width=width, norm=norm, dropout=keys.dropout("embedding_dropout")),
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=vocab, width=width, norm=norm, dropout=keys.dropout("embedding_dropout")),
         kinds={name: kind for name, kind in kinds.items() if any(block.attn.kind == name for block in blocks)},
         blocks=blocks,
         final_norm=norm,
     )
-    dense = spec.Linear(inputs=width, outputs=width, bias=keys.bool("classifier_bias", default=False))
-    transform = spec.Transform(dense=dense, act=keys.act("classifier_activation", default="gelu"), norm=norm)
+    dense = spec.LinearSpec(inputs=width, outputs=width, bias=keys.bool("classifier_bias", default=False))
+    transform = spec.TransformSpec(dense=dense, act=keys.act("classifier_activation", default="gelu"), norm=norm)
     known = encoders.heads(
         keys, "ModernBert", width, masked=transform, label=transform, each=transform,
         dropout=0.0,
@@ -91,7 +91,7 @@ def config(keys: ConfigKeys) -> spec.Model:
 
 
 def _kinds(keys: ConfigKeys) -> tuple[str, ...]:
-    """The kind of each layer: `layer_types` says it, or every third (`global_attn_every_n_layers`) sees everything."""
+    """The kind of each layer, from `layer_types`, else every third is global (`global_attn_every_n_layers`)."""
     layers, every = keys.count("num_hidden_layers"), keys.count("global_attn_every_n_layers", default=3)
     known = {"full_attention": "self", "sliding_attention": "window"}
     if keys.get("layer_types", None) is None:
@@ -102,16 +102,16 @@ def _kinds(keys: ConfigKeys) -> tuple[str, ...]:
     return tuple(known[name] for name in types)
 
 
-def _ropes(keys: ConfigKeys, head_width: int) -> tuple[spec.Rope, spec.Rope]:
+def _ropes(keys: ConfigKeys, head_width: int) -> tuple[spec.RopeSpec, spec.RopeSpec]:
     """RoPE of layers that see everything and of local ones: each under its name in `rope_parameters`; before
     transformers 5, two bases."""
-    given = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
-    length, found = keys.get("max_position_embeddings"), []
+    table = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
+    length, ropes = keys.get("max_position_embeddings"), []
     for name, old, theta in (
         ("full_attention", "global_rope_theta", 160_000.0),
         ("sliding_attention", "local_rope_theta", 10_000.0),
     ):
-        own = {"rope_parameters": given.get(name, None), "max_position_embeddings": length}
-        found.append(rope(ConfigKeys(own, given.where), head_width, keys.float(old, default=theta, low=1.0)))
-    given.finish()
-    return found[0], found[1]
+        own = {"rope_parameters": table.get(name, None), "max_position_embeddings": length}
+        ropes.append(rope(ConfigKeys(own, table.where), head_width, keys.float(old, default=theta, low=1.0)))
+    table.finish()
+    return ropes[0], ropes[1]

@@ -39,13 +39,13 @@ head.proj.*                       lm_head.*                                     
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, eps = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.float("layer_norm_eps", 1e-5)
     inner = keys.optional_int("head_dim") or width // heads
-    norm = spec.LayerNorm(width=width, eps=eps)
-    each_head = spec.LayerNorm(width=inner, eps=eps) if keys.bool("qk_layernorm", default=False) else None
+    norm = spec.LayerNormSpec(width=width, eps=eps)
+    each_head = spec.LayerNormSpec(width=inner, eps=eps) if keys.bool("qk_layernorm", default=False) else None
     act = keys.act("hidden_act", default="gelu_new")
-    block = spec.ParallelBlock(
+    block = spec.ParallelBlockSpec(
         norm=norm,
         attn=spec.attention(
             width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner, bias=True,
@@ -54,9 +54,9 @@ def config(keys: ConfigKeys) -> spec.Model:
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
         dropout=keys.dropout("resid_pdrop"),
     )  # fmt: skip
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
-        kinds={"self": spec.Kind(mask=spec.causal(), position=rope(keys, inner, share=0.5))},
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
+        kinds={"self": spec.KindSpec(mask=spec.causal(), position=rope(keys, inner, share=0.5))},
         blocks=(block,) * keys.count("num_hidden_layers"),
         final_norm=norm,
     )

@@ -43,7 +43,7 @@ head.proj.weight                    lm_head.weight                              
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
     windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
     return llama.model(keys, "Phi3", windows=windows, share=1.0, dropout=keys.dropout("resid_pdrop"))

@@ -31,7 +31,7 @@ decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*       
 )
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=32)
     if keys.str("model_type") == "qwen2":
         return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys))
@@ -43,9 +43,9 @@ def config(keys: ConfigKeys) -> spec.Model:
 def _windows(keys: ConfigKeys) -> Windows:
     """Without `layer_types`, layers from `max_window_layers` on have one."""
     used = keys.bool("use_sliding_window", default=False)
-    given = keys.optional_int("sliding_window", default=4096)
+    size = keys.optional_int("sliding_window", default=4096)
     first = keys.int("max_window_layers", default=28, low=0)
-    return decoder.windows(keys, given if used else None, lambda i: i >= first)
+    return decoder.windows(keys, size if used else None, lambda i: i >= first)
 
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:

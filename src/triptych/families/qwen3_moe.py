@@ -19,7 +19,7 @@ gguf_names = {"qwen3_moe": "qwen3moe"}
 ignore = frozenset(
     {
         "output_router_logits", "router_aux_loss_coef",  # training only
-        "max_window_layers",  # left over from Qwen2: a window, if any, is every layer's
+        "max_window_layers",  # from Qwen2; here a window is that of every layer
         "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",  # of another library; the reference reads none
     }
 )  # fmt: skip
@@ -33,7 +33,7 @@ decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.mlp.experts.{e}
 """)  # noqa: E501
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=4)
     width, act, layers = keys.int("hidden_size"), keys.act("hidden_act", "silu"), keys.count("num_hidden_layers")
     name = "num_local_experts" if "num_local_experts" in keys.data else "num_experts"
@@ -68,8 +68,8 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
-    mixture = next((part for _, part in model.walk() if isinstance(part, spec.MoE)), None)
-    if mixture is None:  # every layer was named dense, and then no word of the format fits
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+    mixture = next((part for _, part in model.walk() if isinstance(part, spec.MoESpec)), None)
+    if mixture is None:  # every layer is dense, which the format cannot express
         return {}
     return {"expert_feed_forward_length": mixture.expert.up.outputs, "expert_weights_norm": mixture.normalize}

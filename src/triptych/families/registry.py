@@ -14,7 +14,7 @@ from importlib import import_module
 
 from triptych.errors import CheckpointError, ConfigError, nearest, shown
 from triptych.families.family import Family
-from triptych.spec import Model
+from triptych.spec import ModelSpec
 
 
 def all_families() -> tuple[Family, ...]:
@@ -32,7 +32,7 @@ def find_gguf(arch: str, where: str = "GGUF") -> Family:
     return _find(arch, lambda family: family.gguf_archs, f"{where}: architecture")
 
 
-def gguf_name(model: Model) -> str:
+def gguf_name(model: ModelSpec) -> str:
     """What GGUF calls the architecture of `model`.  Raises CheckpointError where it has no name for it."""
     family = find(model.family)
     if family.gguf_arch is not None:

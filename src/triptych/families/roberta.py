@@ -34,15 +34,15 @@ head.proj.bias             lm_head.bias|spare  -  # added to a tied head alone
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     # Row `pad` of the table is for padding and the first token is at `pad + 1`.
     stack = bert.encoder(keys, offset=keys.int("pad_token_id", default=1, low=0) + 1)
     name = _NAMES[keys.str("model_type")]
-    dense = spec.Linear(inputs=stack.width, outputs=stack.width, bias=True)
+    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, name, stack.width,
-        masked=spec.Transform(dense=dense, act="gelu", norm=stack.words.norm),
-        label=spec.Transform(dense=dense, act="tanh"),
+        masked=spec.TransformSpec(dense=dense, act="gelu", norm=stack.words.norm),
+        label=spec.TransformSpec(dense=dense, act="tanh"),
         pooler=keys.has_tensor("pooler.dense.weight", default=True),
         dropout=stack.words.dropout,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""RoPE out of a `config.json`: one reader for both ways HF has written it.
+"""RoPE from a `config.json`: one reader for both layouts of the keys.
 
 Since transformers 5 everything is under `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`, whose
 kind was called `type` and later `rope_type`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.spec import Rope
+from triptych.spec import RopeSpec
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
 PART, SLOWEST = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN divides by its logarithm
@@ -22,34 +22,36 @@ def rope(
     share: float | None = None,
     base: str = "rope_theta",
     part: str = PART,
-) -> Rope:
+) -> RopeSpec:
     """The position part of `keys`, for heads of width K.
 
-    `theta` is the family's default base, `share` how much of a head it turns by default, None where it turns all
-    whatever the config says; `base` and `part` are what the two are called outside of the table.  Raises ConfigError
-    for a scaling that is not understood.
+    `theta` is the family's default base, `share` the default share of a head that is rotated, None where all of it
+    is whatever the config has; `base` and `part` are the names of the two keys outside of the table.  Raises
+    ConfigError for a scaling that is not understood.
     """
-    given, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=SLOWEST)
-    return _rope(keys, keys.table("rope_scaling") or given, head_width, theta, share, part)
+    table, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=SLOWEST)  # both count as read
+    return _rope(keys, keys.table("rope_scaling") or table, head_width, theta, share, part)
 
 
-def rope_by_layer_type(keys: ConfigKeys, head_width: int, theta: float, local: float = 10_000.0) -> tuple[Rope, Rope]:
+def rope_by_layer_type(
+    keys: ConfigKeys, head_width: int, theta: float, local: float = 10_000.0
+) -> tuple[RopeSpec, RopeSpec]:
     """The position parts of layers that see everything and of those with a window, whose bases are `theta` and `local`
     by default.  Before transformers 5 the second base was `rope_local_base_freq`, and a scaling was the first's.
     """
-    given = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
-    full, sliding, old = given.table("full_attention"), given.table("sliding_attention"), keys.table("rope_scaling")
-    given.finish()
+    table = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
+    full, sliding, old = table.table("full_attention"), table.table("sliding_attention"), keys.table("rope_scaling")
+    table.finish()
     if old and (full or "rope_type" not in old.data):
-        raise keys.error("rope_scaling must name its rope_type, and rope_parameters must not stand beside it")
+        raise keys.error("rope_scaling must have a rope_type, and must not occur together with rope_parameters")
     theta, local = keys.float("rope_theta", theta, low=SLOWEST), keys.float("rope_local_base_freq", local, low=SLOWEST)
     return _rope(keys, old or full, head_width, theta), _rope(keys, sliding, head_width, local)
 
 
 def _rope(
     keys: ConfigKeys, table: ConfigKeys | None, width: int, theta: float, share: float | None = None, part: str = PART
-) -> Rope:
-    """The part for heads of `width` that `table` describes, with the keys that stand beside the table in `keys`."""
+) -> RopeSpec:
+    """The part for heads of `width` that `table` describes, and the keys beside the table, in `keys`."""
     scaling = table or ConfigKeys({}, f"{keys.where}: rope_parameters")
     rotated = scaling.float(PART, default=keys.float(part, default=share or 1.0, high=1.0), high=1.0)
     if share is None and rotated != 1.0:
@@ -57,7 +59,7 @@ def _rope(
             f"{PART} {rotated} is not 1: the reference of this family rotates whole heads and ignores the key, other "
             "programs obey it"
         )
-    rope = Rope(
+    rope = RopeSpec(
         width=int(width * rotated + 1e-6),  # 49 * (2 / 49) is slightly less than 2
         theta=scaling.float("rope_theta", default=theta, low=SLOWEST),
         scaling=_scaling(scaling, keys),
@@ -70,18 +72,18 @@ def _rope(
 
 def _scaling(scaling: ConfigKeys, keys: ConfigKeys) -> Scaling | None:
     context, name = keys.optional_int("max_position_embeddings"), "original_max_position_embeddings"
-    outer, own = keys.optional_int(name), scaling.optional_int(name)  # stand there without need of them too
+    outer, own = keys.optional_int(name), scaling.optional_int(name)  # some configs have them without a scaling
     original = outer or own or context
     kind = scaling.str("rope_type", default=scaling.str("type", default="default"))
     if kind == "default":
         return None
-    if kind == "su":  # what the first Phi-3 configs call it
+    if kind == "su":  # its name in the first Phi-3 configs
         kind = "longrope"
     if kind == "linear":
         return Interpolate(factor=scaling.float("factor", low=1e-6))
     if kind == "dynamic":
-        # Its frequencies change only for rows longer than max_position_embeddings, and those are refused: keys cached
-        # before that length would not be the keys of one full forward.
+        # Its frequencies change only for rows longer than max_position_embeddings.  Those are refused: keys cached
+        # before that length would differ from those of one full forward.
         scaling.float("factor", low=1e-6)
         return None
     if kind not in ("yarn", "llama3", "longrope"):

@@ -21,7 +21,7 @@ gguf_archs = frozenset({"starcoder2"})
 prefix = "model."
 ignore = frozenset(
     {
-        "activation_function", "layer_norm_epsilon",  # old doubles of hidden_act and norm_epsilon, which hold
+        "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
         "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
         "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
     }
@@ -43,24 +43,24 @@ head.proj.weight                    lm_head.weight                              
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
     inner, bias = keys.optional_int("head_dim") or width // heads, keys.bool("use_bias", default=True)
-    norm = spec.LayerNorm(width=width, eps=keys.float("norm_epsilon", default=1e-5))
+    norm = spec.LayerNormSpec(width=width, eps=keys.float("norm_epsilon", default=1e-5))
     act = keys.act("hidden_act", default="gelu_pytorch_tanh")
     windows = [keys.optional_int("sliding_window")] * layers
-    block = spec.Block(
+    block = spec.BlockSpec(
         attn=spec.attention(
             width, heads, kv_heads=keys.count("num_key_value_heads", default=2), head_width=inner, bias=bias,
             dropout=keys.dropout("attention_dropout"),
         ),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=bias),
-        attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
         dropout=keys.dropout("residual_dropout"),
     )  # fmt: skip
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embedding_dropout")),
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embedding_dropout")),
         kinds=decoder.kinds(windows, rope(keys, inner)),
         blocks=(block,) * layers,
         final_norm=norm,

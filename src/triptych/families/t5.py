@@ -18,13 +18,13 @@ prefix = "transformer."  # only classes over labels write it
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
 ignore = frozenset(
     {
-        "dense_act_fn", "is_gated_act",  # doubles of feed_forward_proj
-        "n_positions",  # of the training data; the distances have no end
-        "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # doubles of num_layers, d_model, ...
+        "dense_act_fn", "is_gated_act",  # duplicates of feed_forward_proj
+        "n_positions",  # of the training data; distances are unbounded
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # duplicates of num_layers, d_model, ...
     }
 )  # fmt: skip
 
-unprefixed = (spec.LMHead, spec.SpanHead)
+unprefixed = (spec.LMHeadSpec, spec.SpanHeadSpec)
 weights = within(prefix, seq2seq.table("""
 SIDE.kinds.self.position.*        SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.*  GG.blk.0.attn_rel_b.*
 SIDE.blocks.{i}.attn_norm.pre.*   SIDE.block.{i}.layer.0.layer_norm.*              GG.blk.{i}.attn_norm.*
@@ -57,20 +57,20 @@ head.classes.*                    classifier.*
 """)  # fmt: skip
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, vocab, name = keys.int("d_model"), keys.int("vocab_size"), keys.str("model_type").upper()
     layers = keys.count("num_layers")
     later = keys.optional_int("num_decoder_layers", high=COUNT) or layers
     keys.bool("is_encoder_decoder", default=True)
     tied, scaled = _head(keys)
-    lm = spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab), scale=width**-0.5 if scaled else None)
+    lm = spec.LMHeadSpec(proj=spec.LinearSpec(inputs=width, outputs=vocab), scale=width**-0.5 if scaled else None)
     known = {f"{name}WithLMHeadModel": lm, **seq2seq.heads(keys, name, width, lm)}
     head = keys.architecture(
         known | seq2seq.encoder_heads(keys, name, width), default=f"{name}ForConditionalGeneration"
     )
-    alone = isinstance(head, spec.Pooling | spec.TokenHead)
+    alone = isinstance(head, spec.PoolingSpec | spec.TokenHeadSpec)
     tables = ["decoder.embed.tokens.weight"] * (not alone) + ["head.proj.weight"] * (head is lm and tied)
-    return spec.Model(
+    return spec.ModelSpec(
         family=name.lower(),
         encoder=_stack(keys, layers, "encoder"),
         decoder=None if alone else _stack(keys, later, "decoder"),
@@ -84,24 +84,24 @@ def config(keys: ConfigKeys) -> spec.Model:
 def _head(keys: ConfigKeys) -> tuple[bool, bool]:
     """Whether the head shares the embedding, and whether its input is scaled by 1/sqrt(D), which no mT5's is.
 
-    Until transformers 5 `tie_word_embeddings` said both; now it is always true and `scale_decoder_outputs` says the
-    second, so that only a stored `lm_head` tells an untied head.
+    Before transformers 5 `tie_word_embeddings` decided both; now it is always true, `scale_decoder_outputs` decides the
+    second, and only a stored `lm_head` shows an untied head.
     """
     tied = keys.bool("tie_word_embeddings", default=True)
     scaled = keys.bool("scale_decoder_outputs", default=tied and keys.str("model_type") == "t5")
     return tied and (scaled or not keys.has_tensor("lm_head.weight", default=False)), scaled
 
 
-def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.Stack:
+def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.StackSpec:
     """One side: its blocks share kinds whose one table of distances all its layers add."""
     width, heads, hidden = keys.int("d_model"), keys.count("num_heads"), keys.int("d_ff")
     dropout = keys.dropout("dropout_rate", default=0.1)
-    norm = spec.RMSNorm(width=width, eps=keys.float("layer_norm_epsilon", default=1e-6))
-    kinds: dict[str, spec.MLP | spec.GLU] = {}
+    norm = spec.RMSNormSpec(width=width, eps=keys.float("layer_norm_epsilon", default=1e-6))
+    kinds: dict[str, spec.MLPSpec | spec.GLUSpec] = {}
     for act, ours in ACTIVATIONS.items():
         kinds[act] = spec.mlp(width, hidden, ours, dropout=dropout)
         kinds[f"gated-{act}"] = spec.glu(width, hidden, "gelu_tanh" if act == "gelu" else ours, dropout=dropout)
-    distances = spec.T5Buckets(
+    distances = spec.T5BucketsSpec(
         heads=heads,
         buckets=keys.count("relative_attention_num_buckets", default=32),
         max_distance=keys.int("relative_attention_max_distance", default=128),
@@ -109,10 +109,10 @@ def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.Stack:
     )
     return seq2seq.stack(
         side,
-        spec.Embed(vocab=keys.int("vocab_size"), width=width, dropout=dropout),
+        spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=dropout),
         attn=spec.attention(width, heads, head_width=keys.int("d_kv"), scale=1.0, dropout=dropout),
         mlp=keys.choice("feed_forward_proj", kinds, default="relu" if keys.str("model_type") == "t5" else "gated-gelu"),
-        norms=spec.Norms(pre=norm),
+        norms=spec.NormsSpec(pre=norm),
         layers=layers,
         dropout=dropout,
         position=distances,

@@ -1,6 +1,6 @@
-"""T5 in GGUF's words: architecture `t5`, or `t5encoder` for an encoder alone.
+"""T5 in GGUF: architecture `t5`, or `t5encoder` for an encoder alone.
 
-Reference: llama.cpp, its converter's `T5Model` and its graphs.  They know one largest distance, 128, and two MLPs:
+Reference: llama.cpp, its converter's `T5Model` and its graphs.  They support one largest distance, 128, and two MLPs:
 ReLU, and GEGLU where there is a gate.
 """
 
@@ -16,13 +16,13 @@ from triptych.mapping.config_keys import ConfigKeys
 archs = frozenset({"t5", "t5encoder"})
 
 
-def arch(model: spec.Model) -> str:
+def arch(model: spec.ModelSpec) -> str:
     return "t5encoder" if model.decoder is None else "t5"
 
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
-    """The HF keys.  None says whether the head's input is scaled: in v1.0 it is; later models have a gate and a head of
-    their own, and it is not."""
+    """The HF keys.  No GGUF key tells whether the head's input is scaled: it is in v1.0, and not in later models, which
+    have a gate and a head of their own."""
     alone, heads, layers = keys.str("model_type") == "t5encoder", keys.count("attention.head_count"), "block_count"
     width, gated = keys.int("embedding_length"), keys.has_tensor("enc.blk.0.ffn_gate.weight", default=False)
     inner = keys.int("attention.key_length", default=width // heads)
@@ -51,9 +51,12 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.Model) -> dict[str, Any]:
-    buckets = next(part.buckets for _, part in model.walk() if isinstance(part, spec.T5Buckets))
-    found: dict[str, Any] = {"attention.relative_buckets_count": buckets, "context_length": 512}  # a key readers need
+def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+    buckets = next(part.buckets for _, part in model.walk() if isinstance(part, spec.T5BucketsSpec))
+    metadata: dict[str, Any] = {
+        "attention.relative_buckets_count": buckets,
+        "context_length": 512,
+    }  # required
     if model.decoder is not None:
-        found |= {"decoder_block_count": len(model.decoder.blocks), "decoder_start_token_id": model.ids.start}
-    return found
+        metadata |= {"decoder_block_count": len(model.decoder.blocks), "decoder_start_token_id": model.ids.start}
+    return metadata

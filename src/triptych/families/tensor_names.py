@@ -1,4 +1,4 @@
-"""The names of a model's tensors in a file, by its family's table."""
+"""The names of a model's tensors in HF and GGUF files, from its family's table."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from triptych.mapping import tensor_plan as plans
 from triptych.mapping.read_gguf_metadata import TENSORS
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.mapping.weight_table import Kind, table
-from triptych.spec import Model
+from triptych.spec import ModelSpec
 
 _DIVISORS = table("".join(f"- - {name}.weight # in the config\n" for name in TENSORS))
 
 
 def plan(
-    spec: Model,
+    spec: ModelSpec,
     kind: Kind,
     stored: Collection[str],
     *,
@@ -26,7 +26,7 @@ def plan(
 ) -> TensorPlan:
     """How the tensors of a checkpoint of `kind` fill `spec`; see `triptych.mapping.tensor_plan.plan`.
 
-    `ignore` are patterns (`*.inv_freq`) of tensors the caller gives up.  They may name config keys too, as in
+    `ignore` are patterns (`*.inv_freq`) of tensors to leave out.  They may name config keys too, as in
     `load(..., ignore=[...])`; those match no tensor.
     """
     family = find(spec.family)
@@ -37,7 +37,7 @@ def plan(
         old = next((old for old in endings if name.endswith(old)), "")
         return name.removesuffix(old) + endings.get(old, "")
 
-    asked = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
+    ignored = {name: "as asked" for name in stored if any(fnmatchcase(name, pattern) for pattern in ignore)}
     return plans.plan(
         spec,
         family.weights + (_DIVISORS if kind == "gguf" else ()),
@@ -45,12 +45,12 @@ def plan(
         stored,
         prefix=family.prefix if kind == "hf" else "",
         rename=rename,
-        ignored=beside(stored) | asked,
+        ignored=beside(stored) | ignored,
         where=where,
     )
 
 
-def save_plan(spec: Model, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
+def save_plan(spec: ModelSpec, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
     """The name and the operations under which each parameter of `spec` is written; see `mapping.tensor_plan`."""
     family = find(spec.family)
     prefix = family.prefix if kind == "hf" else ""

@@ -1,4 +1,4 @@
-"""Models of our own that no other library has a name for: the spec itself, as JSON, and our own tensor names."""
+"""Models that no other library has a class for: the spec itself, as JSON, and our own tensor names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import WeightTable
-from triptych.spec import Model, from_json, to_json
+from triptych.spec import ModelSpec, from_json, to_json
 from triptych.spec.json import VERSION
 
 hf_types = frozenset({"triptych"})
@@ -15,16 +15,16 @@ prefix = ""
 weights: WeightTable = ()  # every parameter under its own name
 
 
-def config(keys: ConfigKeys) -> Model:
+def config(keys: ConfigKeys) -> ModelSpec:
     version = keys.int("triptych_version")
     if version != VERSION:
         raise keys.error(f"triptych_version {version} is not {VERSION}; update triptych to read it")
     spec = from_json(keys.get("spec"), f"{keys.where}: spec")
-    if not isinstance(spec, Model):
-        raise keys.error("spec is not a whole model")
+    if not isinstance(spec, ModelSpec):
+        raise keys.error("spec is a part, not a model")
     return replace(spec, family="triptych")
 
 
-def to_config(spec: Model) -> dict[str, Any]:
-    """The `config.json` of `spec`, whatever family it began in: what was changed since has no other name."""
+def to_config(spec: ModelSpec) -> dict[str, Any]:
+    """The `config.json` of `spec`, also of one that began as another family and was changed."""
     return {"model_type": "triptych", "triptych_version": VERSION, "spec": to_json(replace(spec, family="triptych"))}

@@ -35,21 +35,21 @@ head.classes.*                        classifier.*
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     stack = _encoder(keys)
     width, pooled = stack.width, keys.optional_int("pooler_output_size")
-    dense = spec.Linear(inputs=width, outputs=pooled or width, bias=True)
+    dense = spec.LinearSpec(inputs=width, outputs=pooled or width, bias=True)
     dense_act = keys.act("pooler_act", default="tanh")
     heads: dict[str, spec.Head] = {
-        "ViTModel": spec.Pooling(
+        "ViTModel": spec.PoolingSpec(
             dense=dense if keys.has_tensor("pooler.dense.weight", default=True) else None, act=dense_act
         ),
-        "ViTForImageClassification": spec.ClassHead(
-            classes=spec.Linear(inputs=width, outputs=keys.labels(), bias=True)
+        "ViTForImageClassification": spec.ClassHeadSpec(
+            classes=spec.LinearSpec(inputs=width, outputs=keys.labels(), bias=True)
         ),
     }
-    assert isinstance(stack.embed, spec.Patches)
-    return spec.Model(
+    assert isinstance(stack.embed, spec.PatchesSpec)
+    return spec.ModelSpec(
         family="vit",
         encoder=stack,
         head=keys.architecture(heads, default="ViTModel"),
@@ -58,34 +58,34 @@ def config(keys: ConfigKeys) -> spec.Model:
     )
 
 
-def _encoder(keys: ConfigKeys) -> spec.Stack:
+def _encoder(keys: ConfigKeys) -> spec.StackSpec:
     width, heads = keys.int("hidden_size"), keys.count("num_attention_heads")
     sides, (patch, across) = _sides(keys, "image_size", 224), _sides(keys, "patch_size", 16)
-    norm = spec.LayerNorm(width=width, eps=keys.float("layer_norm_eps", default=1e-12))
+    norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-12))
     dropout = keys.dropout("hidden_dropout_prob")
     if patch != across or any(side % patch for side in sides):
         raise keys.error(f"image_size {list(sides)} is no multiple of one square patch_size {[patch, across]}")
-    block = spec.Block(
+    block = spec.BlockSpec(
         attn=spec.attention(
             width, heads, bias=keys.bool("qkv_bias", default=True), out_bias=True,
             dropout=keys.dropout("attention_probs_dropout_prob"),
         ),
         mlp=spec.mlp(width, keys.int("intermediate_size"), keys.act("hidden_act", default="gelu"), bias=True),
-        attn_norm=spec.Norms(pre=norm),
-        mlp_norm=spec.Norms(pre=norm),
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
         dropout=dropout,
     )  # fmt: skip
-    embed = spec.Patches(
+    embed = spec.PatchesSpec(
         channels=keys.count("num_channels", default=3),
         image=sides,
         patch=patch,
         width=width,
-        position=spec.Learned(length=prod(side // patch for side in sides) + 1, width=width),
+        position=spec.LearnedSpec(length=prod(side // patch for side in sides) + 1, width=width),
         dropout=dropout,
     )
     layers = keys.count("num_hidden_layers")
-    kinds = {"self": spec.Kind(mask=spec.full())}
-    return spec.Stack(embed=embed, kinds=kinds, blocks=(block,) * layers, final_norm=norm)
+    kinds = {"self": spec.KindSpec(mask=spec.full())}
+    return spec.StackSpec(embed=embed, kinds=kinds, blocks=(block,) * layers, final_norm=norm)
 
 
 def _sides(keys: ConfigKeys, name: str, default: int) -> tuple[int, int]:

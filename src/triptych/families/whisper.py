@@ -21,11 +21,11 @@ ignore = frozenset(
     {
         "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
         "mask_feature_length", "mask_feature_min_masks", "decoder_layerdrop", "encoder_layerdrop",  # training
-        "num_hidden_layers", "hidden_size", "num_attention_heads",  # doubles of encoder_layers, d_model, ...
+        "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
         "classifier_proj_size", "use_weighted_layer_sum",  # of a head these classes do not have
         "scale_embedding",  # no reference multiplies by it, whatever it says
         "median_filter_width",  # of word times read off the attention, after the forward
-        "forced_decoder_ids",  # what the decoder is given to begin with, which `transcribe` asks for by name
+        "forced_decoder_ids",  # the first tokens of the decoder, which `transcribe` chooses
     }
 )  # fmt: skip
 
@@ -37,19 +37,19 @@ head.proj.weight             proj_out.weight
 """)
 
 
-def config(keys: ConfigKeys) -> spec.Model:
+def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, vocab, context = keys.int("d_model"), keys.int("vocab_size"), keys.int("max_target_positions", default=448)
     seq2seq.as_built(keys)
     heads: dict[str, spec.Head | None] = {
         "WhisperModel": None,
-        "WhisperForConditionalGeneration": spec.LMHead(proj=spec.Linear(inputs=width, outputs=vocab)),
+        "WhisperForConditionalGeneration": spec.LMHeadSpec(proj=spec.LinearSpec(inputs=width, outputs=vocab)),
     }
     head = keys.architecture(heads, default="WhisperForConditionalGeneration")
     tied = keys.bool("tie_word_embeddings", default=True) and head is not None
     dropout = keys.dropout("dropout")
-    position = spec.Learned(length=context, width=width)
-    words = spec.Embed(vocab=vocab, width=width, position=position, dropout=dropout)
-    return spec.Model(
+    position = spec.LearnedSpec(length=context, width=width)
+    words = spec.EmbedSpec(vocab=vocab, width=width, position=position, dropout=dropout)
+    return spec.ModelSpec(
         family="whisper",
         encoder=_side(keys, "encoder", _frames(keys, width, dropout), dropout),
         decoder=_side(keys, "decoder", words, dropout),
@@ -61,27 +61,27 @@ def config(keys: ConfigKeys) -> spec.Model:
     )
 
 
-def _frames(keys: ConfigKeys, width: int, dropout: float) -> spec.Frames:
+def _frames(keys: ConfigKeys, width: int, dropout: float) -> spec.FramesSpec:
     mels = keys.count("num_mel_bins", default=80)
-    return spec.Frames(
-        conv1=spec.Conv(inputs=mels, outputs=width, kernel=3),
-        conv2=spec.Conv(inputs=width, outputs=width, kernel=3, stride=2),
-        position=spec.Learned(length=keys.int("max_source_positions", default=1500), width=width),
+    return spec.FramesSpec(
+        conv1=spec.ConvSpec(inputs=mels, outputs=width, kernel=3),
+        conv2=spec.ConvSpec(inputs=width, outputs=width, kernel=3, stride=2),
+        position=spec.LearnedSpec(length=keys.int("max_source_positions", default=1500), width=width),
         dropout=dropout,
     )
 
 
-def _side(keys: ConfigKeys, name: seq2seq.Side, embed: spec.Input, dropout: float) -> spec.Stack:
+def _side(keys: ConfigKeys, name: seq2seq.Side, embed: spec.Input, dropout: float) -> spec.StackSpec:
     width, inside = keys.int("d_model"), keys.dropout("attention_dropout")
     attn = spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside)
     act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
-    norm = spec.LayerNorm(width=width)
+    norm = spec.LayerNormSpec(width=width)
     return seq2seq.stack(
         name,
         embed,
-        attn=replace(attn, k=spec.Linear(inputs=width, outputs=width)),
+        attn=replace(attn, k=spec.LinearSpec(inputs=width, outputs=width)),
         mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
-        norms=spec.Norms(pre=norm),
+        norms=spec.NormsSpec(pre=norm),
         layers=keys.count(f"{name}_layers"),
         dropout=dropout,
         final_norm=norm,

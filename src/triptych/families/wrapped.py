@@ -1,8 +1,8 @@
-"""Text models inside models of images and text (Gemma 3, LLaVA, Mistral 3): the text model is read as the one it is,
-and every tensor of the rest is named as left out.
+"""Text models inside models of images and text (Gemma 3, LLaVA, Mistral 3): the text model is read on its own,
+and every other tensor is reported as left out.
 
-References: transformers `models/gemma3`, `models/llava`, `models/mistral3`; text alone goes through their text model
-as if there were nothing else.
+References: transformers `models/gemma3`, `models/llava`, `models/mistral3`; text without images
+goes through their text model alone.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from typing import Any
 
 from triptych.mapping.config_keys import ConfigKeys
 
-INSIDE = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"}  # what text_config is when it does not say
+INSIDE = {
+    "gemma3": "gemma3_text",
+    "llava": "llama",
+    "mistral3": "mistral",
+}  # the model_type of a text_config without one
 
-# What the configurations of these text models mean by an absent size: inside a wrapper they leave out what is so.
+# Default sizes of these text models in transformers: a text_config leaves out the sizes that equal them.
 _SIZES = {
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -29,24 +33,29 @@ _SIZES = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
     },
 }  # fmt: skip
-_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")  # said of the text model outside it
+_OUTER_KEYS = (
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
 _OF_IMAGES = frozenset(
     """
     boi_token_id boi_token_index eoi_token_id eoi_token_index image_seq_length image_token_id image_token_index
     initializer_range mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size
     vision_config vision_feature_layer vision_feature_select_strategy
-    """.split()  # noqa: SIM905 - fifteen words on three lines
+    """.split()  # noqa: SIM905 - fifteen names on three lines
 )
 
-# Old and new beginnings of the names of tensors, and what stands beside the text model.
+# Prefixes of the text model's tensors -> those of a model of text alone, and the prefixes of everything else.
 _BEGINNINGS = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
 _BESIDE = {
-    "vision_tower.": "it reads images, and only the text model is built",
-    "multi_modal_projector.": "it brings images into the text, and only the text model is built",
+    "vision_tower.": "part of the image encoder; only the text model is built",
+    "multi_modal_projector.": "maps images into the text; only the text model is built",
 }
 
 
@@ -55,16 +64,16 @@ def text_config(hf: Mapping[str, Any], where: str, ignore: Collection[str] = ())
 
     Raises ConfigError for a key of the wrapper that is not understood, and for a wrapper without text.
     """
-    if str(hf.get("model_type")) not in INSIDE:  # what is no string is told apart later
+    if str(hf.get("model_type")) not in INSIDE:  # a value that is not a string is refused later
         return hf
     keys = ConfigKeys(hf, where)
     inside = keys.table("text_config")
     if inside is None:
-        raise keys.error("text_config is missing or empty, and only the text model could be read")
-    told = {name: keys.get(name) for name in _WHOLE if hf.get(name) is not None}
+        raise keys.error("text_config is missing or empty, and only the text model can be read")
+    outer = {name: keys.get(name) for name in _OUTER_KEYS if hf.get(name) is not None}
     keys.finish({*ignore, *_OF_IMAGES})
     kind = inside.str("model_type", default=INSIDE[keys.str("model_type")])
-    text = {**_SIZES.get(kind, {}), **inside.data, **told, "model_type": kind}
+    text = {**_SIZES.get(kind, {}), **inside.data, **outer, "model_type": kind}
     return {name: value for name, value in text.items() if name != "architectures"}
 
 
@@ -80,5 +89,7 @@ def beside(stored: Collection[str]) -> dict[str, str]:
     """Why each tensor beside a text model is left out; none where there is no text model inside another."""
     if not any(name.startswith(tuple(_BEGINNINGS)) for name in stored):
         return {}
-    found = {name: name.removeprefix("model.") for name in stored}
-    return {name: why for name, short in found.items() for start, why in _BESIDE.items() if short.startswith(start)}
+    short_names = {name: name.removeprefix("model.") for name in stored}
+    return {
+        name: why for name, short in short_names.items() for start, why in _BESIDE.items() if short.startswith(start)
+    }

@@ -7,9 +7,8 @@ from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
 from triptych.generate.rules import Rule, forbid
 from triptych.generate.sampling import Sampling, sample
 from triptych.generate.stops import stop_strings
-from triptych.nn import flat
 
 __all__ = [
     "Beam", "Engine", "Generation", "LiveRow", "Output", "Request", "Rule", "Sampling", "TokenLogprobs", "beam_search",
-    "flat", "forbid", "generate", "pieces", "sample", "search", "stop_strings",
+    "forbid", "generate", "pieces", "sample", "search", "stop_strings",
 ]  # fmt: skip

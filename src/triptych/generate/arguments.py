@@ -1,10 +1,14 @@
-"""Checks of the numbers a person gives: type, range and NaN, in one line."""
+"""Checks of arguments: type, range and NaN, each refused in one line."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from numbers import Real
+
+import numpy as np
+from torch import Tensor
 
 from triptych.errors import InputError, shown
 
@@ -28,3 +32,19 @@ def number(name: str, value: object, least: float, most: float, wanted: str) -> 
     if not least <= float(value) <= most or math.isinf(value):
         raise InputError(f"{name}={shown(value)} must be {wanted}")
     return float(value)
+
+
+def check_ids(ids: Iterable[object], vocab: int, what: str) -> list[int]:
+    """`ids` as integers.  Raises InputError for anything that is no integer in `[0, vocab)`."""
+    out = []
+    for token in ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids:
+        try:
+            if isinstance(token, bool):
+                raise TypeError
+            index = operator.index(token)  # type: ignore[arg-type]  # what has no __index__ raises here
+        except TypeError:
+            raise InputError(f"{what}: {shown(token)} is no token id; ids are integers") from None
+        if not 0 <= index < vocab:
+            raise InputError(f"{what}: token id {index} is outside the vocabulary of {vocab}")
+        out.append(index)
+    return out

@@ -10,14 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from triptych.attention import CrossCache, Rows
 from triptych.errors import InputError, TextError
-from triptych.generate.arguments import integer
+from triptych.generate.arguments import check_ids, integer
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
 from triptych.generate.rules import apply_rules
 from triptych.generate.sampling import Sampling, check_finite, sample
@@ -26,7 +25,6 @@ from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.spec.positions import LongRope
 
-_SLOT = attrgetter("slot")
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -62,8 +60,8 @@ class Engine:
         """
         for request in requests:
             self._check(request)
-        if self.cross is not None:
-            self.module.flat([request.source for request in requests if request.source is not None])  # or refuses them
+        if sources := [request.source for request in requests if request.source is not None]:
+            self.module.flat(sources)  # raises for a source of another form
         rows = [LiveRow(request, list(request.prompt), _stops(request, self.decode)) for request in requests]
         for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
             row.slot = slot
@@ -73,8 +71,10 @@ class Engine:
 
     @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
-        """Let rows go, ended or not; their slots are given to rows that come later."""
-        slots = [row.slot for row in rows]
+        """Remove rows and free their slots for rows that are added later; those that have left are passed over."""
+        slots = [row.slot for row in rows if row.holds_slot]
+        for row in rows:
+            row.holds_slot = False
         self.cache.free(slots)
         if self.cross is not None:
             self.cross.free(slots)
@@ -91,8 +91,11 @@ class Engine:
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Go on with these rows alone, in this order; one that is named several times is copied (beams)."""
         used: set[int] = set()
-        kept = set(rows)
-        spare = [row.slot for row in self.rows if row not in kept]
+        named = set(rows)
+        dropped = [row for row in self.rows if row not in named]
+        spare = [row.slot for row in dropped]
+        for row in dropped:
+            row.holds_slot = False
         sources, targets, next_rows = [], [], []
         for row in rows:
             if row.slot not in used:
@@ -121,11 +124,17 @@ class Engine:
         row.cached = length
 
     def restart(self, row: LiveRow, request: Request) -> LiveRow:
-        """Another request in the slot of `row`, beside the same source, which is not encoded again."""
-        self._check(replace(request, source=row.request.source))
+        """Another request in the slot of `row`, beside the same source, which is not encoded again.
+
+        Raises InputError where `row` has left its slot: give its request `keep_slot`.
+        """
+        if not row.holds_slot:
+            raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")
+        request = replace(request, source=row.request.source)
+        self._check(request)
         self.cache.trim(row.slot, 0)
         new = LiveRow(request, list(request.prompt), _stops(request, self.decode), row.slot)
-        new.source = row.source
+        new.source, row.holds_slot = row.source, False
         self.rows = [one for one in self.rows if one.slot != row.slot] + [new]
         self.regroup()
         return new
@@ -189,7 +198,7 @@ class Engine:
         """The next piece of each row.  Gives the rows that are now read to their end, the logits after each of these,
         and all logits of the rows that want them."""
         ids: list[int] = []
-        lengths, past, last = [], [], []
+        lengths, past, slots, last = [], [], [], []
         due: list[LiveRow] = []
         for row in rows:
             done, end, chunk = row.cached, len(row.ids), self.chunk
@@ -200,10 +209,11 @@ class Engine:
             ids += piece
             past.append(done)
             lengths.append(len(piece))
+            slots.append(row.slot)
             if done + len(piece) == end:
                 due.append(row)
                 last.append(len(ids) - 1)
-        where = Rows(tuple(lengths), tuple(past), tuple(map(_SLOT, rows)))
+        where = Rows(tuple(lengths), tuple(past), tuple(slots))
         taps = NO_TAPS
         if session is not None:
             taps, session.items = session.taps, [row.request.number for row in rows]
@@ -224,7 +234,7 @@ class Engine:
             return due, logits[last], every
         if len(last) < len(ids):  # some tokens are of prompts, whose logits nobody wants
             if not due:
-                return due, hidden, every
+                return due, hidden[:0], every
             hidden, where = hidden[last], Rows((1,) * len(due), tuple([len(row.ids) - 1 for row in due]))
             if session is not None:
                 session.items = [row.request.number for row in due]
@@ -239,12 +249,9 @@ class Engine:
 
     # -- sources and settings -------------------------------------------------------------------------------------
 
-    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows] | None:
-        """What the encoder reads in the first forward of these rows, None in later ones."""
-        sources = [row.source for row in rows if row.source is not None]
-        if not sources:
-            return None
-        inputs, where = self.module.flat(sources)
+    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows]:
+        """What the encoder reads in the first forward of these rows."""
+        inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
         return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
 
     def _check(self, request: Request) -> None:
@@ -255,11 +262,7 @@ class Engine:
                 f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones need {end} positions, the "
                 f"model has {limit}; shorten the prompt or lower max_new_tokens"
             )
-        for token in request.prompt:
-            if not 0 <= token < spec.vocab:
-                raise InputError(
-                    f"prompt {request.number}: token id {token} is outside the model's vocabulary of {spec.vocab}"
-                )
+        check_ids(request.prompt, spec.vocab, f"prompt {request.number}")
         if request.source is None and self.cross is not None:
             raise InputError(f"prompt {request.number}: an encoder-decoder generates from a source for each row")
         if request.source is not None and self.cross is None:

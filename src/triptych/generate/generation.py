@@ -19,7 +19,7 @@ OnToken = Callable[[int, int], None]  # (number of the request, id)
 @dataclass(frozen=True)
 class Generation:
     """The new `text` and `ids` of one prompt and why it ended; the trace of the whole batch and the log-probabilities
-    of the ids, where they were asked for."""
+    of the ids, where the request has them."""
 
     text: str
     ids: list[int]
@@ -53,10 +53,20 @@ def generate(
 
 
 def search(
-    engine: Engine, requests: Sequence[Request], tokenizer: Tokenizer | None, *, beams: int, length_penalty: float
+    engine: Engine,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer | None,
+    *,
+    beams: int,
+    length_penalty: float = 1.0,
+    on_token: OnToken | None = None,
 ) -> list[Generation]:
-    """The best of `beams` hypotheses for each request."""
+    """The best of `beams` hypotheses for each request; `on_token` is called for its tokens after the search."""
     hypotheses = beam_search(engine, requests, beams=beams, length_penalty=length_penalty)
+    if on_token is not None:
+        for request, best in zip(requests, hypotheses, strict=True):
+            for token in best[0].tokens:
+                on_token(request.number, token)
     return [_generation(request, best[0].tokens, tokenizer) for request, best in zip(requests, hypotheses, strict=True)]
 
 
@@ -98,10 +108,10 @@ def _generation(
     trace: Trace | None = None,
     logprobs: list[TokenLogprobs] | None = None,
 ) -> Generation:
-    kept = logprobs if request.logprobs is not None else None
+    wanted = None if request.logprobs is None else logprobs
     ended = bool(ids) and ids[-1] in request.ends
     if tokenizer is None:
-        return Generation("", ids, "end" if ended else "length", trace, kept)
+        return Generation("", ids, "end" if ended else "length", trace, wanted)
     if request.stop and (text := before_stop(tokenizer.decode(ids), request.stop)) is not None:
-        return Generation(text, ids, "stop", trace, kept)
-    return Generation(tokenizer.decode(ids[: len(ids) - ended]), ids, "end" if ended else "length", trace, kept)
+        return Generation(text, ids, "stop", trace, wanted)
+    return Generation(tokenizer.decode(ids[: len(ids) - ended]), ids, "end" if ended else "length", trace, wanted)

@@ -77,6 +77,7 @@ class LiveRow:
     slot: int = -1
     cached: int = 0
     reason: str | None = None
+    holds_slot: bool = True
 
     def __post_init__(self) -> None:
         self.limit = len(self.request.prompt) + self.request.max_new_tokens

@@ -37,5 +37,5 @@ def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Te
             got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise InputError(f"a rule returned {got}, not logits {list(logits.shape)}")
     if not bool(torch.isfinite(scores.max())):
-        raise InputError("the rules leave no token to choose, or made logits that are not finite")
+        raise InputError("the rules leave no token to choose, or return logits that are not finite")
     return scores

@@ -81,9 +81,9 @@ def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> T
     """[B, V] with the logits of each row's own tokens lowered.  Raises InputError where they overflow."""
     scores = scores.clone()
     for b, row in enumerate(rows):
-        seen = torch.tensor(sorted(set(row)), device=scores.device)
-        value = scores[b, seen]
-        scores[b, seen] = torch.where(value > 0, value / penalty, value * penalty)
+        present = torch.tensor(sorted(set(row)), device=scores.device)
+        value = scores[b, present]
+        scores[b, present] = torch.where(value > 0, value / penalty, value * penalty)
     if not bool(torch.isfinite(scores.amax(dim=-1)).all()):
         raise InputError(f"repetition_penalty={penalty} makes the scores overflow; choose a value nearer to 1")
     return scores

@@ -22,7 +22,7 @@ from triptych.attention import additive, attend
 from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.memory import peak_bytes
 from triptych.page import Curve, Facts, TableSection
-from triptych.spec import Additive, attention
+from triptych.spec import AdditiveSpec, attention
 
 WIDTH, HIDDEN, HEADS = 64, 64, 8
 LENGTHS = (32, 64, 128, 256, 512)
@@ -142,7 +142,7 @@ def _formula_error(seed: int) -> float:
 
 def _parameters() -> tuple[int, int]:
     """(parameters of an attention layer with the dot product, how many more it has with the additive score)"""
-    layers = (attention(WIDTH * HEADS, HEADS), attention(WIDTH * HEADS, HEADS, mechanism=Additive(width=WIDTH)))
+    layers = (attention(WIDTH * HEADS, HEADS), attention(WIDTH * HEADS, HEADS, mechanism=AdditiveSpec(width=WIDTH)))
     plain, bahdanau = (sum(p.numel() for p in nn.build(layer).parameters()) for layer in layers)
     return plain, bahdanau - plain
 

@@ -29,7 +29,7 @@ DRAWS = 8
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArchitectureKind:
     """How the decoder learns what the source is: a vector of `code` numbers, and attention over its states or not."""
 
     code: int
@@ -37,9 +37,9 @@ class Kind:
 
 
 KINDS = {
-    f"vector of {NARROW}": Kind(NARROW, attention=False),
-    f"vector of {WIDE}": Kind(WIDE, attention=False),
-    "attention": Kind(NARROW, attention=True),
+    f"vector of {NARROW}": ArchitectureKind(NARROW, attention=False),
+    f"vector of {WIDE}": ArchitectureKind(WIDE, attention=False),
+    "attention": ArchitectureKind(NARROW, attention=True),
 }
 
 
@@ -48,7 +48,7 @@ class Copier(nn.Module):
     is part of each of its inputs; with attention its states also query all states of the source (Luong et al. 2015).
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ArchitectureKind) -> None:
         super().__init__()
         self.kind = kind
         self.embed = nn.Embedding(SYMBOLS + 1, WIDTH)  # the last one starts the target
@@ -110,7 +110,7 @@ def run(setup: Setup) -> LabResult:
     return LabResult("What does a fixed vector hold?", meaning, checks, _sections(right, sizes, through, looked))
 
 
-def _train(kind: Kind, seed: int) -> tuple[list[float], int]:
+def _train(kind: ArchitectureKind, seed: int) -> tuple[list[float], int]:
     """(share of symbols right at each length, parameters)"""
     noise = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():

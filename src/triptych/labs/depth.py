@@ -19,7 +19,7 @@ from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import Points, block, decoder, fit, growth, power
 from triptych.page import Curve, Section, TableSection
-from triptych.spec import LayerNorm, Model, Norms, Sinusoidal, parts
+from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import Example, OptimizerSettings, Pairs, Schedule, collate, loss
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -35,7 +35,7 @@ LAST = 10  # steps whose mean loss counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoResidual(parts.Block):
+class NoResidual(parts.BlockSpec):
     """A block without the residual stream: each sublayer replaces what it read."""
 
 
@@ -47,12 +47,12 @@ class NoResidualBlock(nn.Block, of=NoResidual):
         return changed
 
 
-NORM = LayerNorm(width=WIDTH)
-STACKS: dict[str, tuple[type[parts.Block], Norms]] = {
-    "pre-norm": (parts.Block, Norms(pre=NORM)),
-    "post-norm": (parts.Block, Norms(post=NORM)),
-    "no residual": (NoResidual, Norms()),
-    "no residual, with norms": (NoResidual, Norms(pre=NORM)),
+NORM = LayerNormSpec(width=WIDTH)
+STACKS: dict[str, tuple[type[parts.BlockSpec], NormsSpec]] = {
+    "pre-norm": (parts.BlockSpec, NormsSpec(pre=NORM)),
+    "post-norm": (parts.BlockSpec, NormsSpec(post=NORM)),
+    "no residual": (NoResidual, NormsSpec()),
+    "no residual, with norms": (NoResidual, NormsSpec(pre=NORM)),
 }
 
 
@@ -105,11 +105,11 @@ def _measure(name: str, depth: int, seed: int) -> tuple[float, float]:
     return ratio, last
 
 
-def _spec(name: str, depth: int) -> Model:
+def _spec(name: str, depth: int) -> ModelSpec:
     kind, norms = STACKS[name]
     usual = block(WIDTH, HEADS, HIDDEN, norms=norms)
     one = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
-    spec = decoder(VOCAB, (one,) * depth, embedded=Sinusoidal(width=WIDTH), final_norm=norms.pre)
+    spec = decoder(VOCAB, (one,) * depth, embedded=SinusoidalSpec(width=WIDTH), final_norm=norms.pre)
     return replace(spec, init_std=1.0)
 
 
@@ -122,7 +122,7 @@ def _xavier(module: nn.Transformer, seed: int) -> torch.Generator:
     return noise
 
 
-def _gradients(spec: Model, seed: int) -> tuple[float, float]:
+def _gradients(spec: ModelSpec, seed: int) -> tuple[float, float]:
     """(norm of the gradient at the first block's input over that at the last's output, norm at the last's weights)"""
     module = nn.new(spec, seed).double()  # a vanished gradient is far below what fp32 can tell from 0
     assert module.decoder is not None
@@ -140,10 +140,10 @@ def _gradients(spec: Model, seed: int) -> tuple[float, float]:
 
 def _train(name: str, warmup: float, seed: int) -> Points:
     """The loss of a stack of `LAYERS` blocks over training, without gradient clipping."""
-    norm = LayerNorm(width=NARROW)
-    norms = Norms(pre=norm) if name == "pre-norm" else Norms(post=norm)
+    norm = LayerNormSpec(width=NARROW)
+    norms = NormsSpec(pre=norm) if name == "pre-norm" else NormsSpec(post=norm)
     blocks = [block(NARROW, HEADS, 4 * NARROW, norms=norms)] * LAYERS
-    module = nn.new(decoder(SYMBOLS, blocks, embedded=Sinusoidal(width=NARROW), final_norm=norms.pre), seed)
+    module = nn.new(decoder(SYMBOLS, blocks, embedded=SinusoidalSpec(width=NARROW), final_norm=norms.pre), seed)
     _xavier(module, seed)
     noise = np.random.default_rng(seed)
     follows = noise.permutation(SYMBOLS)

@@ -17,7 +17,7 @@ from triptych.labs.lab import Check, LabResult, Setup
 from triptych.model import Model
 from triptych.numpy_transformer import Array, Config, Weights
 from triptych.page import Curve, TableSection
-from triptych.train import Batch, Example, Optimizer, OptimizerSettings, collate, loss
+from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 
 CONFIG = Config(V=29, D=24, H=6, G=3, K=10, F=37, blocks=2, tied=False)
 ROWS, TOKENS = 4, 13
@@ -103,7 +103,7 @@ def library_name(name: str) -> str:
     return outside.get(name, f"decoder.{name}{slot}.weight")
 
 
-def batch(ids: Array, targets: Array) -> Batch:
+def batch(ids: Array, targets: Array) -> TrainingBatch:
     """Rows [B, T] as a batch of the library, every token trained."""
     ids, targets = ids.astype(np.int32), targets.astype(np.int32)
     return collate([Example(row, own, np.ones(len(row), bool)) for row, own in zip(ids, targets, strict=True)])

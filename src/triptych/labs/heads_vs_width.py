@@ -21,7 +21,7 @@ from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import block, decoder, fit
 from triptych.model import Model
 from triptych.page import Curve, TableSection
-from triptych.spec import Learned, RMSNorm, full
+from triptych.spec import LearnedSpec, RMSNormSpec, full
 from triptych.train import Example, OptimizerSettings, Pairs
 
 WIDTH, TOKENS, LONG = 512, 10, 512
@@ -112,8 +112,8 @@ def _read_places(heads: int, places: Sequence[int], seed: int) -> float:
     spec = decoder(
         SYMBOLS ** len(places),
         [block(NARROW, heads, hidden=None)],
-        embedded=Learned(length=LENGTH, width=NARROW),
-        final_norm=RMSNorm(width=NARROW),
+        embedded=LearnedSpec(length=LENGTH, width=NARROW),
+        final_norm=RMSNormSpec(width=NARROW),
     )
     module = nn.new(spec, seed)
     settings = OptimizerSettings(name="adamw", lr=1e-2, weight_decay=0.0)

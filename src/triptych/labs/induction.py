@@ -20,7 +20,7 @@ from triptych.labs.small import Points, block, decoder, fit
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
-from triptych.spec import Alibi, RMSNorm
+from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, OptimizerSettings, Pairs
 
 WIDTH, HEADS, VOCAB = 48, 3, 48
@@ -117,7 +117,7 @@ def _repeated(noise: np.random.Generator) -> Example:
 
 def _train(layers: int, data: Pairs, seed: int) -> tuple[Model, Points]:
     blocks = [block(WIDTH, HEADS, hidden=None)] * layers
-    spec = decoder(VOCAB, blocks, inside=Alibi(heads=HEADS), final_norm=RMSNorm(width=WIDTH))
+    spec = decoder(VOCAB, blocks, inside=AlibiSpec(heads=HEADS), final_norm=RMSNormSpec(width=WIDTH))
     module = nn.new(spec, seed)
     settings = OptimizerSettings(lr=1e-2, weight_decay=0.0)
     return Model(module), fit(module, data, rows=ROWS, length=2 * LONGEST, steps=STEPS, seed=seed, optimizer=settings)

@@ -17,7 +17,7 @@ from triptych.labs.small import Points, fit
 from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, Section, TableSection
 from triptych.spec import Mask, causal, full
-from triptych.spec import Model as Spec
+from triptych.spec import ModelSpec as Spec
 from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
 
 STEPS, ROWS, LENGTH = 1000, 16, 64

@@ -14,7 +14,7 @@ from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.small import block, decoder
 from triptych.model import Model
 from triptych.page import Curve, TableSection
-from triptych.spec import Alibi, Learned, Rope, Sinusoidal, T5Buckets, causal, full
+from triptych.spec import AlibiSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, Position
 
 WIDTH, HEADS, BLOCKS, TOKENS = 48, 4, 4, 24
@@ -84,18 +84,18 @@ def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, s
 def _parts(causal: bool) -> dict[str, Absolute | Position | None]:
     return {
         NONE: None,
-        "sinusoidal": Sinusoidal(width=WIDTH),
-        "learned": Learned(length=TOKENS, width=WIDTH),
-        "RoPE": Rope(width=WIDTH // HEADS),
-        "ALiBi": Alibi(heads=HEADS),
-        "T5 buckets": T5Buckets(heads=HEADS, bidirectional=not causal),
+        "sinusoidal": SinusoidalSpec(width=WIDTH),
+        "learned": LearnedSpec(length=TOKENS, width=WIDTH),
+        "RoPE": RopeSpec(width=WIDTH // HEADS),
+        "ALiBi": AlibiSpec(heads=HEADS),
+        "T5 buckets": T5BucketsSpec(heads=HEADS, bidirectional=not causal),
     }
 
 
 def _model(name: str, mask: str, seed: int) -> Model:
     part = _parts(causal=mask == "causal")[name]
-    absolute = part if isinstance(part, Learned | Sinusoidal) else None
-    inside = None if isinstance(part, Learned | Sinusoidal) else part
+    absolute = part if isinstance(part, LearnedSpec | SinusoidalSpec) else None
+    inside = None if isinstance(part, LearnedSpec | SinusoidalSpec) else part
     blocks = [block(WIDTH, HEADS, 2 * WIDTH)] * BLOCKS
     spec = decoder(TOKENS, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
     return Model(nn.new(spec, seed, torch.float64))

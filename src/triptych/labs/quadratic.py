@@ -45,7 +45,7 @@ BLOCKS = causal() & block_sparse(64, local=2, first=1)
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class MechanismCost:
     """One way to attend causally, the bounds of its exponents, and the lengths these are fitted to.  `exact` is what
     it must agree with, None where it computes something else; `nbytes` is None where a kernel hides its memory."""
 
@@ -66,13 +66,13 @@ def _fast(mask: Mask) -> Call:
 
 
 FULL = _definition(causal())
-MECHANISMS: Mapping[str, Mechanism] = {
-    "full": Mechanism(FULL, SQUARE, SQUARE_BYTES),
-    "fused": Mechanism(_fast(causal()), SQUARE, None, exact=FULL),
-    "one key/value head": Mechanism(_fast(causal()), SQUARE, None, exact=FULL, groups=1),
-    "window of 128": Mechanism(_fast(BAND), LINEAR, LINEAR_BYTES, exact=_definition(BAND)),
-    "block-sparse": Mechanism(_fast(BLOCKS), LINEAR, LINEAR_BYTES, exact=_definition(BLOCKS)),
-    "linear": Mechanism(lambda q, k, v: linear(q, k, v, mask=causal()), LINEAR, LINEAR_BYTES),
+MECHANISMS: Mapping[str, MechanismCost] = {
+    "full": MechanismCost(FULL, SQUARE, SQUARE_BYTES),
+    "fused": MechanismCost(_fast(causal()), SQUARE, None, exact=FULL),
+    "one key/value head": MechanismCost(_fast(causal()), SQUARE, None, exact=FULL, groups=1),
+    "window of 128": MechanismCost(_fast(BAND), LINEAR, LINEAR_BYTES, exact=_definition(BAND)),
+    "block-sparse": MechanismCost(_fast(BLOCKS), LINEAR, LINEAR_BYTES, exact=_definition(BLOCKS)),
+    "linear": MechanismCost(lambda q, k, v: linear(q, k, v, mask=causal()), LINEAR, LINEAR_BYTES),
 }
 
 

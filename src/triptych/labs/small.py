@@ -7,9 +7,22 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from triptych import nn
-from triptych.spec import Block, Embed, Kind, LMHead, Mask, Model, Norms, RMSNorm, Stack, attention, causal, mlp
+from triptych.spec import (
+    BlockSpec,
+    EmbedSpec,
+    KindSpec,
+    LMHeadSpec,
+    Mask,
+    ModelSpec,
+    NormsSpec,
+    RMSNormSpec,
+    StackSpec,
+    attention,
+    causal,
+    mlp,
+)
 from triptych.spec.norms import Norm
-from triptych.spec.parts import Linear
+from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import Absolute, Position
 from triptych.train import Data, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
 
@@ -18,11 +31,11 @@ CAUSAL = causal()
 Points = list[tuple[float, float]]
 
 
-def block(width: int, heads: int, hidden: int | None, *, norms: Norms | None = None) -> Block:
+def block(width: int, heads: int, hidden: int | None, *, norms: NormsSpec | None = None) -> BlockSpec:
     """A block of width D and H heads, pre-norm by default; without an MLP when `hidden` (F) is None."""
-    norms = norms or Norms(pre=RMSNorm(width=width))
+    norms = norms or NormsSpec(pre=RMSNormSpec(width=width))
     inner = None if hidden is None else mlp(width, hidden, "relu")
-    return Block(
+    return BlockSpec(
         attn=attention(width, heads, head_width=width // heads),
         mlp=inner,
         attn_norm=norms,
@@ -32,27 +45,27 @@ def block(width: int, heads: int, hidden: int | None, *, norms: Norms | None = N
 
 def decoder(
     vocab: int,
-    blocks: Sequence[Block],
+    blocks: Sequence[BlockSpec],
     *,
     embedded: Absolute | None = None,
     inside: Position | None = None,
     final_norm: Norm | None = None,
     mask: Mask = CAUSAL,
-) -> Model:
+) -> ModelSpec:
     """A decoder of `blocks`, causal by default, with positions added to the embedding (`embedded`) or in attention
     (`inside`).
 
     Initial weights have variance 1/D, so that a linear map keeps the size of a normalized vector.
     """
     width = blocks[0].attn.q.inputs
-    stack = Stack(
-        embed=Embed(vocab=vocab, width=width, position=embedded),
-        kinds={"self": Kind(mask=mask, position=inside)},
+    stack = StackSpec(
+        embed=EmbedSpec(vocab=vocab, width=width, position=embedded),
+        kinds={"self": KindSpec(mask=mask, position=inside)},
         blocks=tuple(blocks),
         final_norm=final_norm,
     )
-    head = LMHead(proj=Linear(inputs=width, outputs=vocab))
-    return Model(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
+    head = LMHeadSpec(proj=LinearSpec(inputs=width, outputs=vocab))
+    return ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
 
 
 def fit(

@@ -1,4 +1,4 @@
-"""Between a file's words and ours: typed config keys, GGUF metadata, and reversible tables of tensor names.
+"""From the terms of files to those of a spec: typed config keys, GGUF metadata, reversible tables of tensor names.
 
-What each family says in these terms stands in `triptych.families`.  Nothing here imports torch.
+`triptych.families` uses them, one file a family.  Nothing here imports torch.
 """

@@ -1,7 +1,7 @@
-"""Typed readers over the keys of a `config.json` that remember what was read.
+"""Typed reading of the keys of a `config.json`, with a record of which were read.
 
-A key that nobody read changes the model in a way we do not know, so it is an error - unless it is on the short
-list of keys that cannot change the arithmetic (`METADATA`), or a family or the caller says why it may be ignored.
+A key that was not read may change the model in an unknown way, so it is an error, unless it is on the list of keys that
+cannot change the arithmetic (`METADATA`), or the family or the caller ignores it.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ METADATA = frozenset(
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
     top_k top_p torch_dtype torchscript transformers.js_config transformers_version triptych_sentences typical_p
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
-    """.split()  # noqa: SIM905 - sixty words on eight lines
+    """.split()  # noqa: SIM905 - sixty names on nine lines
 )
 
 # Keys that are harmless only while they are off: null, false, zero or empty.
 REFUSED = {
     "auto_map": "the model brings its own code, which is never run",
-    "quantization_config": "its tensors are packed in a way this version does not read",
+    "quantization_config": "its tensors are packed in a format that is not supported",
     "pruned_heads": "heads were cut out of some layers",
     "add_cross_attention": "its blocks have a cross-attention this family does not build",
     "cross_attention_hidden_size": "its blocks have a cross-attention this family does not build",
-    "use_mrope": "its positions have three axes, and this family's one",
-    "use_bidirectional_attention": "its tokens look ahead, and this family's do not",
+    "use_mrope": "its positions have three axes, and this family has one",
+    "use_bidirectional_attention": "its tokens attend to later ones, and those of this family do not",
     "is_decoder": "it turns an encoder into a decoder",
-    "is_encoder_decoder": "it says the model is an encoder-decoder, which this family is not",
+    "is_encoder_decoder": "this family has no encoder-decoder",
 }
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -63,10 +63,10 @@ assert set(ACTIVATIONS.values()) == set(get_args(Activation))
 
 
 class ConfigKeys:
-    """The keys of one dict, each typed and ranged on reading, none left over in the end.
+    """The keys of one dict: each is checked for type and range when it is read, and `finish` refuses those left over.
 
     `where` names the file in errors.  `stored` are the tensor names of the checkpoint beside it, None when only
-    the config is known (counting, or a new model).
+    the config is known (counting parameters, or a new model).
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ConfigKeys:
         return default
 
     def assume(self, **values: Any) -> None:
-        """What the family means by keys that are absent."""
+        """Set the values of absent keys, as the family defines them."""
         self.data = {**values, **self.data}
 
     def _typed(self, name: Str, kind: type[T] | tuple[type, ...], default: Any, expected: Str) -> Any:
@@ -107,18 +107,18 @@ class ConfigKeys:
         return None if self.get(name, default) is None else self.int(name, default, low=low, high=high)
 
     def count(self, name: Str, default: Any = REQUIRED) -> Int:
-        """How many layers, heads or buckets: an integer in [1, 4096], so that nobody builds 2^31 blocks."""
+        """How many layers, heads or buckets: an integer in [1, 4096], so that no config asks for 2^31 blocks."""
         return self.int(name, default, high=COUNT)
 
     def float(self, name: Str, default: Any = REQUIRED, low: Float = 0.0, high: Float = math.inf) -> Float:
         """A finite number in [low, high]; an integer will do."""
         value: Float = self._typed(name, (int, float), default, "a number")
-        if value is default:
-            absent: Float = value
-            return absent
+        absent = value is default
+        if absent:
+            return value
         if not math.isfinite(value) or not low <= value <= high:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
-        return value + 0.0
+        return float(value)
 
     def optional_float(
         self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf
@@ -154,7 +154,7 @@ class ConfigKeys:
         return tuple(ConfigKeys({name: value}, self.where).str(name) for value in values)
 
     def choice(self, name: Str, choices: Mapping[Str, T], default: Any = REQUIRED) -> T:
-        """The value standing for the string under `name`; the error lists what is understood."""
+        """The value in `choices` for the string under `name`.  Raises ConfigError, listing them, for another string."""
         text = self.str(name, default)
         if text not in choices:
             raise self.error(
@@ -174,7 +174,7 @@ class ConfigKeys:
         return ConfigKeys(value, f"{self.where}: {name}") if value else None
 
     def architecture(self, known: Mapping[Str, T], default: Str) -> T:
-        """The value for the class the checkpoint was saved from (`architectures`), `default`'s when it says none."""
+        """The value for the class the checkpoint was saved from (`architectures`), or that of `default`."""
         names = self.strings("architectures", default=()) if self.get("architectures", None) is not None else ()
         name = names[0] if names else default
         if name not in known:
@@ -182,21 +182,21 @@ class ConfigKeys:
         return known[name]
 
     def has_tensor(self, name: Str, default: Bool) -> Bool:
-        """Whether the checkpoint stores tensor `name`, under whatever prefix; `default` when there is none to ask."""
+        """Whether the checkpoint stores tensor `name`, under any prefix; `default` without a checkpoint."""
         if self.stored is None:
             return default
         return any(stored == name or stored.endswith("." + name) for stored in self.stored)
 
     def labels(self, default: Int = 2) -> Int:
-        """How many classes a classifying head has: HF keeps them as `id2label`, or as `num_labels`, or means 2."""
+        """How many classes a classification head has: the length of `id2label`, else `num_labels`, else `default`."""
         names = self.get("id2label", None)
         if names is not None and not isinstance(names, Mapping):
             raise self.error(f"id2label must be a table, not {shown(names)}")
         return len(names) if names else self.int("num_labels", default=default)
 
     def special_ids(self, vocab: Int, start: Int | None = None) -> SpecialIds:
-        """pad, bos, eos and start.  An id outside the vocabulary can never occur; files carry such leftovers
-        (-1, or 50256 beside a small vocabulary) and they are dropped."""
+        """pad, bos, eos and start.  An id outside the vocabulary can never occur; some files have such values
+        (-1, or 50256 with a small vocabulary), and they are dropped."""
 
         def one(name: Str) -> Int | None:
             value = self.optional_int(name, low=-1)
@@ -211,21 +211,21 @@ class ConfigKeys:
         )
 
     def finish(self, ignore: Iterable[Str] = (), metadata: Collection[Str] = METADATA) -> None:
-        """Raise ConfigError for a key nobody read that is neither metadata nor on `ignore`."""
+        """Raise ConfigError for a key that was not read and is neither metadata nor in `ignore`."""
         allowed = self.read | set(ignore) | set(metadata)
         left = [key for key in self.data if key not in allowed]
         for key in left:
             if key in REFUSED and self.data[key]:
-                raise self.error(f"{key} is set: {REFUSED[key]}; {_way_out(key)}")
+                raise self.error(f"{key} is set: {REFUSED[key]}; {_advice(key)}")
         for key in left:
             if key not in REFUSED:
                 close = nearest(key, self.read - self.data.keys())
-                raise self.error(f"{key!r} (= {shown(self.data[key])}) is not understood{close}; {_way_out(key)}")
+                raise self.error(f"{key!r} (= {shown(self.data[key])}) is not understood{close}; {_advice(key)}")
 
     def error(self, problem: Str) -> ConfigError:
-        """A ConfigError that begins with the file's name."""
+        """A ConfigError whose message begins with the name of the file."""
         return ConfigError(f"{self.where}: {problem}")
 
 
-def _way_out(key: str) -> str:
+def _advice(key: str) -> str:
     return f"if it cannot matter, load with ignore=[{key!r}]"

@@ -1,4 +1,4 @@
-"""GGUF metadata as plain keys: those of one architecture, and what only the tensors tell."""
+"""GGUF metadata as plain keys: those of one architecture, and what only tensors hold."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def under(
     shapes: Mapping[str, Sequence[int]],
     read: Callable[[str], Sequence[float]] | None,
 ) -> dict[str, Any]:
-    """The keys under the architecture's prefix, without it, and what only the tensors tell."""
+    """The keys under the architecture's prefix, without the prefix, and the values that only tensors hold."""
     start = f"{arch}."
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         name.removeprefix(start): _decimal(value) if isinstance(value, float) else value
         for name, value in metadata.items()
         if name.startswith(start)
     }
     for key, tensor in {"vocab_size": "token_embd.weight", "token_types": "token_types.weight"}.items():
         if tensor in shapes:
-            found[key] = shapes[tensor][0]
+            keys[key] = shapes[tensor][0]
     for name in TENSORS:
         if (tensor := f"{name}.weight") in shapes:
-            found[name] = [float(x) for x in (read(tensor) if read else [1.0] * shapes[tensor][0])]
-    return found | {"model_type": arch}
+            keys[name] = [float(x) for x in (read(tensor) if read else [1.0] * shapes[tensor][0])]
+    return keys | {"model_type": arch}
 
 
 def _decimal(value: float) -> float:

@@ -1,4 +1,4 @@
-"""What happens to a tensor between a file and the model, each op with its inverse and the shape it makes in the file.
+"""Operations between a stored tensor and a parameter, each with its inverse and the shape of the stored tensor.
 
 The ops work on torch's tensors and NumPy's arrays alike, and as views where they can.
 """
@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 class Transpose:
     """The stored matrix is `[inputs, outputs]` (GPT-2's Conv1D)."""
 
-    rows = False  # whether it only moves whole rows, and so works on packed columns
+    rows = False  # whether it only moves whole rows, so that it also works on packed rows
 
     def to_ours(self, x: Any) -> Any:
         return x.swapaxes(0, 1) if x.ndim == 2 else x
@@ -95,7 +95,7 @@ class Stacked:
 
 @dataclass(frozen=True)
 class PlusOne:
-    """GGUF stores the whole factor of Gemma's norms, of which the model has the distance from 1."""
+    """GGUF stores the whole factor of Gemma's norms, of which the model stores the difference from 1."""
 
     rows = False
 

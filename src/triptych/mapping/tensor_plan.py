@@ -1,4 +1,4 @@
-"""A family's table of names laid over one spec: which stored tensor becomes which parameters, and back."""
+"""A family's table of names applied to one spec: which stored tensor becomes which parameters, and the inverse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.mapping.tensor_ops import ByHead, OneRow, Op, PlusOne, RopePermute, Shape, Stacked, Transpose
 from triptych.mapping.weight_table import Kind, WeightTable
-from triptych.spec import Attention, Model, MoE, Pooling
+from triptych.spec import AttentionSpec, ModelSpec, MoESpec, PoolingSpec
+from triptych.spec.part import part_name
 
 _LEAVES = ("weight", "bias")
 
@@ -34,7 +35,7 @@ class TensorLoad:
 
     @property
     def rows_only(self) -> bool:
-        """Whether it only moves whole rows, so that it may be done on a packed tensor."""
+        """Whether it only moves whole rows, so that it can be applied to packed rows."""
         return all(op.rows for op in self.ops)
 
     @property
@@ -49,11 +50,11 @@ class TensorLoad:
         """Parameters from the stored tensor, as views where the ops allow it."""
         for op in self.ops:
             x = op.to_ours(x)
-        found, start = {}, 0
+        parameters, start = {}, 0
         for name, shape in zip(self.ours, self.shapes, strict=True):
-            found[name] = x[start : start + shape[0]]
+            parameters[name] = x[start : start + shape[0]]
             start += shape[0]
-        return found
+        return parameters
 
     def to_source(self, parameters: Mapping[str, Any]) -> Any:
         """The stored tensor from parameters: the inverse of `to_ours`."""
@@ -68,14 +69,14 @@ class TensorLoad:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How a checkpoint becomes a model: what is loaded (and compared), and what is left and why."""
+    """How a checkpoint becomes a model: what is loaded or compared, and what is ignored for which reason."""
 
     loads: tuple[TensorLoad, ...]
     ignored: dict[str, str]
 
 
 def plan(
-    spec: Model,
+    spec: ModelSpec,
     rows: WeightTable,
     kind: Kind,
     stored: Collection[str],
@@ -103,12 +104,12 @@ def plan(
         if not load.ours:
             notes[source] = note
             continue
-        # A tied parameter has no tensor of its own: what is stored under its name stands for the one it shares.
+        # A tied parameter has no tensor of its own: a tensor stored under its name is that of the parameter it shares.
         ours = tuple(spec.ties.get(name, name) for name in load.ours)
         for name in ours:
             expected.setdefault(name, source)
         duplicate = filled.issuperset(ours)
-        mixed = not duplicate and not filled.isdisjoint(ours)  # one tensor for all beside one for each of some
+        mixed = not duplicate and not filled.isdisjoint(ours)  # some came from tensors of their own
         if source in original and original[source] not in ignored and not mixed:
             if duplicate and load.spare:
                 ignored[original[source]] = note
@@ -126,14 +127,14 @@ def plan(
 
 
 def save_plan(
-    spec: Model, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
+    spec: ModelSpec, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
 ) -> tuple[TensorLoad, ...]:
     """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.
 
     A model without a head of its own is written as the base model, without `prefix`; so is one whose head is
     `unprefixed`.
     """
-    base = spec.head is None or isinstance(spec.head, (Pooling, *unprefixed))
+    base = spec.head is None or isinstance(spec.head, (PoolingSpec, *unprefixed))
     loads: list[TensorLoad] = []
     filled: set[str] = set()
     for load, _ in _expand(spec, rows, kind):
@@ -149,14 +150,14 @@ def save_plan(
     return tuple(loads)
 
 
-def _expand(spec: Model, rows: WeightTable, kind: Kind) -> Iterator[tuple[TensorLoad, str]]:
+def _expand(spec: ModelSpec, rows: WeightTable, kind: Kind) -> Iterator[tuple[TensorLoad, str]]:
     """Every load the table can mean for `spec`, with its note; `ours` is empty where the tensor is not needed."""
     shapes = spec.shapes()
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
     heads = _heads(spec)
-    parts = {type(part).__name__ for _, part in spec.walk()}
+    parts = {part_name(part) for _, part in spec.walk()}
     parts |= {f"tie:{name}" for name in spec.ties} | {f"own:{name}" for name in spec.shapes()} | {f"as:{spec.naming}"}
-    experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoE)), default=1))
+    experts = range(max((part.experts for _, part in spec.walk() if isinstance(part, MoESpec)), default=1))
     if not rows:  # a family of our own: every parameter under its own name
         yield from ((TensorLoad((name,), name, (), (shape,)), "") for name, shape in shapes.items())
     depths = {name: len(stack.blocks) for name, stack in spec.stacks.items()}
@@ -173,8 +174,8 @@ def _expand(spec: Model, rows: WeightTable, kind: Kind) -> Iterator[tuple[Tensor
             ours = tuple(_fill(pattern, i, leaf, x) for pattern in row.ours for x in every)
             if all(one in shapes for one in ours):
                 bound = tuple(_op(op, heads.get(ours[0], 1), len(ours)) for op in ops if op != "spare")
-                found = tuple(shapes[one] for one in ours)
-                yield TensorLoad(ours, _fill(name, i, leaf, e), bound, found, spare="spare" in ops), row.note
+                stored_shapes = tuple(shapes[one] for one in ours)
+                yield TensorLoad(ours, _fill(name, i, leaf, e), bound, stored_shapes, spare="spare" in ops), row.note
 
 
 def _op(name: str, heads: int, several: int) -> Op:
@@ -193,17 +194,17 @@ def _fill(pattern: str, i: int, leaf: str, e: int) -> str:
     return pattern.replace("{i}", str(i)).replace("{e}", str(e)).replace("*", leaf)
 
 
-def _heads(spec: Model) -> dict[str, int]:
+def _heads(spec: ModelSpec) -> dict[str, int]:
     """How many heads the rows of each q and k parameter divide into."""
-    found = {}
+    heads = {}
     for name, part in spec.walk():
-        if isinstance(part, Attention):
+        if isinstance(part, AttentionSpec):
             for leaf in _LEAVES:
-                found[f"{name}.q.{leaf}"], found[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
-    return found
+                heads[f"{name}.q.{leaf}"], heads[f"{name}.k.{leaf}"] = part.heads, part.kv_heads
+    return heads
 
 
-def _check_covered(spec: Model, covered: Collection[str], kind: Kind, where: str) -> None:
+def _check_covered(spec: ModelSpec, covered: Collection[str], kind: Kind, where: str) -> None:
     left = [name for name in spec.shapes() if name not in covered]
     if left:
         raise CheckpointError(f"{where}: {kind} has no name for {_listed(left)} in family {spec.family!r}")
@@ -216,8 +217,8 @@ def _mismatch(where: str, missing: list[str], extra: list[str]) -> CheckpointErr
         parts.append(f"missing {len(missing)} tensors: {_listed(missing)}{close}")
     if extra:
         pattern = re.sub(r"\d+", "*", extra[0])
-        way_out = f"if they cannot matter, load with ignore=[{pattern!r}]"
-        parts.append(f"{len(extra)} tensors nobody asked for: {_listed(extra)}; {way_out}")
+        advice = f"if they cannot matter, load with ignore=[{pattern!r}]"
+        parts.append(f"unexpected tensors: {_listed(extra)}; {advice}")
     return CheckpointError(f"{where}: " + "; ".join(parts))
 
 

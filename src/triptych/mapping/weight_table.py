@@ -9,12 +9,12 @@
 
 `{i}` runs over the blocks, `{e}` over the experts of a mixture, `*` over weight and bias; rows of parameters the spec
 does not have fall away.  Several names of ours in brackets are one stored tensor, split along its rows; so are all
-experts where only our column says `{e}`.  `-` in our column is a tensor known and not needed, the comment says why; `-`
-elsewhere, a name that format lacks.  Two rows for one of our names are duplicates: the first one present is loaded, the
-others must equal it, the first is written.  One marked `spare` is written too, and when there is a first one, not
-looked at.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those in which that parameter shares
-another's tensor, `[own:name]` where it has its own and `[as:naming]` for models of that `naming`.  A format without
-names for a family needs no column.
+experts where only our column says `{e}`.  `-` in our column is a tensor that is known and not needed, for the reason in
+the comment; `-` elsewhere, a name that format lacks.  Two rows for one of our names are duplicates: the first one
+present is loaded, the others must equal it, the first is written.  One marked `spare` is written too, and is not
+compared when the first one is present.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those in
+which that parameter shares another's tensor, `[own:name]` where it has its own and `[as:naming]` for models of that
+`naming`.  A format without names for a family needs no column.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def table(text: str) -> WeightTable:
 def renamed(rows: WeightTable, old: str, new: str) -> WeightTable:
     """The rows of a family in which `new` stands for `old` in every HF name.
 
-    GGUF names do not come along: under them is the family they were made for.
+    GGUF names are dropped: they belong to the family the rows came from.
     """
     return tuple(replace(row, hf=row.hf and row.hf.replace(old, new), gguf=None) for row in rows)
 

@@ -1,8 +1,8 @@
-"""A spec as GGUF metadata: what `read_gguf` reads, said the other way round.
+"""A spec as GGUF metadata: the inverse of `read_gguf`.
 
-Everything is told by the parts of the spec.  A family with something more to say, or with other words, has a function
-`to_gguf(model) -> dict`; a value of None takes a key away.  That nothing was lost is seen by reading it back, which
-`lost` does: a model whose metadata would give another model is not written.
+All keys are computed from the parts of the spec.  A family with further or other keys has a function
+`to_gguf(model) -> dict`, in which a value of None removes a key.  The metadata are then read back and compared
+(`difference`): a model whose metadata would give another model is not written.
 """
 
 from __future__ import annotations
@@ -12,18 +12,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from triptych.mapping.read_gguf_metadata import POOLING
-from triptych.spec import LayerNorm, LMHead, Model, MoE, Pooling, RMSNorm, Rope, Stack, masks
+from triptych.spec import (
+    LayerNormSpec,
+    LMHeadSpec,
+    ModelSpec,
+    MoESpec,
+    PoolingSpec,
+    RMSNormSpec,
+    RopeSpec,
+    StackSpec,
+    masks,
+)
 from triptych.spec.json import to_json
 from triptych.spec.model import Head
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
 
-Tensors = dict[str, list[float]]  # small ones that stand beside the metadata: divisors of RoPE
-_UNCHANGED = {"dropout", "ids", "init_std", "family"}  # of training, of the tokenizer, and a name
+Tensors = dict[str, list[float]]  # small ones that complete the metadata: divisors of RoPE
+_UNCHANGED = {"dropout", "ids", "init_std", "family"}  # of training, of the tokenizer, and the family's name
 
 
-def header(model: Model, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
-    """The keys under `arch.` and the tensors that tell what no key does; `more` is what the family adds to them."""
+def header(model: ModelSpec, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
+    """The keys under `arch.` and the tensors that hold what no key does; `more` are the keys that the family adds."""
     stack = next(iter(model.stacks.values()))
     positions, tensors = _positions(model, stack)
     keys: dict[str, Any] = {
@@ -35,7 +45,7 @@ def header(model: Model, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, 
         **_feed_forward([block.mlp for block in stack.blocks if block.mlp is not None]),
         **positions,
     }
-    if isinstance(model.head, LMHead):
+    if isinstance(model.head, LMHeadSpec):
         keys["final_logit_softcapping"] = model.head.softcap
     if model.layout == "encoder":
         keys |= {"attention.causal": False, **_pooling(model.head)}
@@ -43,12 +53,12 @@ def header(model: Model, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, 
     return {f"{arch}.{key}": value for key, value in keys.items() if value is not None}, tensors
 
 
-def _attention(stack: Stack) -> dict[str, Any]:
+def _attention(stack: StackSpec) -> dict[str, Any]:
     """Of the first layer; where layers differ, what is read back does too."""
     attn = stack.blocks[0].attn
     even = attn.head_width == attn.value_width == stack.width / attn.heads
-    norm = next(part for _, part in stack.walk() if isinstance(part, LayerNorm | RMSNorm))
-    name = "layer_norm_rms_epsilon" if isinstance(norm, RMSNorm) else "layer_norm_epsilon"
+    norm = next(part for _, part in stack.walk() if isinstance(part, LayerNormSpec | RMSNormSpec))
+    name = "layer_norm_rms_epsilon" if isinstance(norm, RMSNormSpec) else "layer_norm_epsilon"
     return {
         "attention.head_count": attn.heads,
         "attention.head_count_kv": attn.kv_heads if attn.kv_heads != attn.heads else None,
@@ -61,39 +71,39 @@ def _attention(stack: Stack) -> dict[str, Any]:
 
 def _feed_forward(mlps: Sequence[FeedForward]) -> dict[str, Any]:
     """The widths of dense layers and of experts."""
-    mixture = next((mlp for mlp in mlps if isinstance(mlp, MoE)), None)
-    dense = next((mlp for mlp in mlps if not isinstance(mlp, MoE)), None)
+    mixture = next((mlp for mlp in mlps if isinstance(mlp, MoESpec)), None)
+    dense = next((mlp for mlp in mlps if not isinstance(mlp, MoESpec)), None)
     widest = dense or (mixture and mixture.expert)
-    found: dict[str, Any] = {"feed_forward_length": widest.up.outputs if widest else None}
+    keys: dict[str, Any] = {"feed_forward_length": widest.up.outputs if widest else None}
     if mixture is not None:
-        found |= {"expert_count": mixture.experts, "expert_used_count": mixture.top_k}
-    return found
+        keys |= {"expert_count": mixture.experts, "expert_used_count": mixture.top_k}
+    return keys
 
 
 def _pooling(head: Head | None) -> dict[str, Any]:
-    how = head if isinstance(head, Pooling) else Pooling()
+    how = head if isinstance(head, PoolingSpec) else PoolingSpec()
     number = next((number for number, mode in POOLING.items() if mode == how.mode), None)
     return {"pooling_type": number, "pooling_normalize": how.normalize or None}
 
 
-def _positions(model: Model, stack: Stack) -> tuple[dict[str, Any], Tensors]:
+def _positions(model: ModelSpec, stack: StackSpec) -> tuple[dict[str, Any], Tensors]:
     """RoPE's width, base and scaling, and the window of layers that have one."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     tensors: Tensors = {}
     for kind in stack.kinds.values():
         position, size = kind.position, _window(kind.mask)
         if size is not None:
-            found["attention.sliding_window"] = size
-        if not isinstance(position, Rope):
+            keys["attention.sliding_window"] = size
+        if not isinstance(position, RopeSpec):
             continue
         suffix = "_swa" if size is not None and len(stack.kinds) > 1 else ""
-        found[f"rope.freq_base{suffix}"] = position.theta
+        keys[f"rope.freq_base{suffix}"] = position.theta
         if position.width != stack.blocks[0].attn.head_width:
-            found["rope.dimension_count"] = position.width
+            keys["rope.dimension_count"] = position.width
         if not suffix:
-            said, tensors = _scaling(model, position)
-            found |= said
-    return found, tensors
+            scaling, tensors = _scaling(model, position)
+            keys |= scaling
+    return keys, tensors
 
 
 def _window(mask: masks.Mask) -> int | None:
@@ -102,7 +112,7 @@ def _window(mask: masks.Mask) -> int | None:
     return next((part.back for part in parts if isinstance(part, masks.Window)), None)
 
 
-def _scaling(model: Model, rope: Rope) -> tuple[dict[str, Any], Tensors]:
+def _scaling(model: ModelSpec, rope: RopeSpec) -> tuple[dict[str, Any], Tensors]:
     match rope.scaling:
         case Interpolate(factor=factor):
             return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, {}
@@ -122,38 +132,38 @@ def _scaling(model: Model, rope: Rope) -> tuple[dict[str, Any], Tensors]:
             return {}, {}
 
 
-def _divisors(rope: Rope, scaling: Llama3) -> Iterator[float]:
+def _divisors(rope: RopeSpec, scaling: Llama3) -> Iterator[float]:
     """What Llama 3's scaling divides each frequency by: 1 for those that turn often, `factor` for the slow ones."""
     for i in range(0, rope.width, 2):
         turns = scaling.original_length * rope.theta ** (-i / rope.width) / (2 * math.pi)
-        kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        kept = min(max(kept, 0.0), 1.0)
-        yield 1 / (kept + (1 - kept) / scaling.factor)
+        unscaled = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        unscaled = min(max(unscaled, 0.0), 1.0)
+        yield 1 / (unscaled + (1 - unscaled) / scaling.factor)
 
 
-def lost(asked: Model, got: Model) -> str | None:
-    """Where `got`, read back from GGUF metadata, computes something else than `asked`; None where it does not."""
-    return _difference(to_json(asked), to_json(got), "")
+def difference(model: ModelSpec, read_back: ModelSpec) -> str | None:
+    """Where `read_back`, made from GGUF metadata, computes something else than `model`; None where it does not."""
+    return _difference(to_json(model), to_json(read_back), "")
 
 
 def _difference(a: Any, b: Any, where: str) -> str | None:
-    if _one_law(a, b):
+    if _same_frequencies(a, b):
         return None
     if isinstance(a, dict) and isinstance(b, dict):
         keys = [key for key in {**a, **b} if key not in _UNCHANGED]
-        found = (_difference(a.get(key), b.get(key), f"{where}.{key}" if where else key) for key in keys)
-        return next(filter(None, found), None)
+        differences = (_difference(a.get(key), b.get(key), f"{where}.{key}" if where else key) for key in keys)
+        return next(filter(None, differences), None)
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        found = (_difference(x, y, f"{where}.{i}") for i, (x, y) in enumerate(zip(a, b, strict=True)))
-        return next(filter(None, found), None)
+        differences = (_difference(x, y, f"{where}.{i}") for i, (x, y) in enumerate(zip(a, b, strict=True)))
+        return next(filter(None, differences), None)
     if a == b or _close(a, b):
         return None
     return f"{where} is {_short(a)}, and would be {'lost' if b is None else f'read back as {_short(b)}'}"
 
 
-def _one_law(a: Any, b: Any) -> bool:
-    """Whether these are scalings of RoPE that divide each frequency by one number at every length, and by the same:
-    read back, a formula (Llama 3's) has become its divisors, and the length that divided short from long is gone."""
+def _same_frequencies(a: Any, b: Any) -> bool:
+    """Whether these are scalings of RoPE that divide each frequency by the same number at every length.  Read back, a
+    formula (Llama 3's) has become its divisors, and the length that separates short from long is not stored."""
     if not (isinstance(a, dict) and isinstance(b, dict) and b.get("part") == "LongRope" and b["short"] == b["long"]):
         return False
     same = a.get("part") == "LongRope" and a["short"] == a["long"] and a.get("attention_factor") == 1.0

@@ -15,19 +15,19 @@ from triptych.nn.taps import Taps
 from triptych.spec import parts
 
 
-class Additive(Module[parts.Additive], of=parts.Additive):
+class Additive(Module[parts.AdditiveSpec], of=parts.AdditiveSpec):
     weight: Tensor
 
     def score(self) -> Mechanism:
         return AdditiveOver(self.weight)
 
 
-class LinearKernel(Module[parts.LinearKernel], of=parts.LinearKernel):
+class LinearKernel(Module[parts.LinearKernelSpec], of=parts.LinearKernelSpec):
     def score(self) -> Mechanism:
         return LINEAR
 
 
-class Attention(Module[parts.Attention], of=parts.Attention):
+class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):
     """`out(attend(q(x), k(y), v(y)))` over H heads, where y is the row itself or an encoder's output."""
 
     q: Linear
@@ -41,7 +41,7 @@ class Attention(Module[parts.Attention], of=parts.Attention):
     pos_q: Linear | None
     pos_k: Linear | None
 
-    def __init__(self, spec: parts.Attention) -> None:
+    def __init__(self, spec: parts.AttentionSpec) -> None:
         super().__init__(spec)
         self.head_width, self.value_width = spec.head_width, spec.value_width
         if not spec.sinks:

@@ -14,7 +14,7 @@ from triptych.nn.part import Module
 from triptych.spec import model as spec
 
 
-class LMHead(Module[spec.LMHead], of=spec.LMHead):
+class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
     """[N, D] -> next-token logits [N, V]: `softcap(proj(scale * x))`."""
 
     proj: Linear
@@ -24,7 +24,7 @@ class LMHead(Module[spec.LMHead], of=spec.LMHead):
         return logits if self.spec.softcap is None else ops.softcap(logits, self.spec.softcap)
 
 
-class Transform(Module[spec.Transform], of=spec.Transform):
+class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):
     """[N, D] -> [N, D']: `norm(act(dense(x)))`."""
 
     dense: Linear
@@ -35,7 +35,7 @@ class Transform(Module[spec.Transform], of=spec.Transform):
         return x if self.norm is None else self.norm(x)
 
 
-class MaskedLMHead(Module[spec.MaskedLMHead], of=spec.MaskedLMHead):
+class MaskedLMHead(Module[spec.MaskedLMHeadSpec], of=spec.MaskedLMHeadSpec):
     """[N, D] -> logits of the token at each place [N, V]."""
 
     transform: Transform
@@ -45,7 +45,7 @@ class MaskedLMHead(Module[spec.MaskedLMHead], of=spec.MaskedLMHead):
         return self.proj(self.transform(x))
 
 
-class ClassHead(Module[spec.ClassHead], of=spec.ClassHead):
+class ClassHead(Module[spec.ClassHeadSpec], of=spec.ClassHeadSpec):
     """[N, D] -> class logits of each row [B, C]."""
 
     transform: Transform | None
@@ -55,7 +55,7 @@ class ClassHead(Module[spec.ClassHead], of=spec.ClassHead):
         return self.classes(_transformed(self, ops.pool(x, rows, self.spec.pool), random))
 
 
-class TokenHead(Module[spec.TokenHead], of=spec.TokenHead):
+class TokenHead(Module[spec.TokenHeadSpec], of=spec.TokenHeadSpec):
     """[N, D] -> class logits of each token [N, C]."""
 
     transform: Transform | None
@@ -65,7 +65,7 @@ class TokenHead(Module[spec.TokenHead], of=spec.TokenHead):
         return self.classes(_transformed(self, x, random))
 
 
-class SpanHead(Module[spec.SpanHead], of=spec.SpanHead):
+class SpanHead(Module[spec.SpanHeadSpec], of=spec.SpanHeadSpec):
     """[N, D] -> scores of an answer's first and last token [N, 2]."""
 
     transform: Transform | None
@@ -75,7 +75,7 @@ class SpanHead(Module[spec.SpanHead], of=spec.SpanHead):
         return self.ends(_transformed(self, x, random))
 
 
-class ReplacedHead(Module[spec.ReplacedHead], of=spec.ReplacedHead):
+class ReplacedHead(Module[spec.ReplacedHeadSpec], of=spec.ReplacedHeadSpec):
     """[N, D] -> one logit per token [N, 1]: whether it was replaced."""
 
     transform: Transform
@@ -85,7 +85,7 @@ class ReplacedHead(Module[spec.ReplacedHead], of=spec.ReplacedHead):
         return self.proj(self.transform(x))
 
 
-class Pooling(Module[spec.Pooling], of=spec.Pooling):
+class Pooling(Module[spec.PoolingSpec], of=spec.PoolingSpec):
     """[N, D] -> one vector per row [B, D]."""
 
     dense: Linear | None

@@ -34,7 +34,7 @@ def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, R
     return ids, Rows(tuple(len(row) for row in rows))
 
 
-class Table(Module[parts.Table], of=parts.Table):
+class Table(Module[parts.TableSpec], of=parts.TableSpec):
     """One vector a row."""
 
     weight: Tensor
@@ -43,7 +43,7 @@ class Table(Module[parts.Table], of=parts.Table):
         return ops.embedding(ids, self.weight)
 
 
-class Embed(Module[parts.Embed], of=parts.Embed):
+class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
     """`project(norm(widen(scale * tokens[id] + position + token_types[type])))`."""
 
     tokens: Table
@@ -80,7 +80,7 @@ class Embed(Module[parts.Embed], of=parts.Embed):
         return x if self.project is None else self.project(x)
 
 
-class Conv(Module[inputs.Conv], of=inputs.Conv):
+class Conv(Module[inputs.ConvSpec], of=inputs.ConvSpec):
     """`[M, inputs] -> [M / stride, outputs]`, along each of the rows of these lengths."""
 
     weight: Tensor
@@ -90,7 +90,7 @@ class Conv(Module[inputs.Conv], of=inputs.Conv):
         return ops.conv1d(x, self.weight, self.bias, self.spec.stride, lengths)
 
 
-class Frames(Module[inputs.Frames], of=inputs.Frames):
+class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
     """`gelu(conv2(gelu(conv1(frames)))) + position` of each row."""
 
     conv1: Conv
@@ -118,7 +118,7 @@ class Frames(Module[inputs.Frames], of=inputs.Frames):
         return ops.dropout(x, self.spec.dropout, self.training, random)
 
 
-class Patches(Module[inputs.Patches], of=inputs.Patches):
+class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):
     """A vector of its own, then one for each patch, with their positions added."""
 
     first: Tensor

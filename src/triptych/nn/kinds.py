@@ -18,7 +18,7 @@ from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
 from triptych.nn.taps import Taps
 from triptych.spec import parts
-from triptych.spec.masks import Full
+from triptych.spec.masks import Causal, Full
 from triptych.spec.part import Part
 
 if TYPE_CHECKING:
@@ -79,11 +79,13 @@ def _projected(attn: Attention, taps: Taps, memory: Tensor, rows: Rows) -> tuple
 
 def _continues(state: KindState) -> bool:
     """Whether the next token of each row changes nothing but where the rows end: every token is kept in neighbouring
-    places, nothing is masked or added to the scores, and the kernel takes any number of keys."""
+    places, no mask will hide one of them, nothing is added to the scores, and the kernel takes any number of keys."""
     if not isinstance(state, SelfState) or not isinstance(state.step, FullStep) or state.step.run is None:
         return False
     plan = state.plan
     if not isinstance(plan, RowPlan) or len(plan.pieces) != 1 or not isinstance(plan.pieces[0], Piece):
+        return False
+    if not isinstance(plan.pieces[0].keys, KeysIn) or not isinstance(plan.mask, Causal | Full):
         return False
     request = plan.pieces[0].request
     plain = request.queries == 1 and not request.biased and request.visible is None and state.content is None
@@ -126,7 +128,7 @@ class Context:
         return True
 
 
-class Kind(Module[parts.Kind], of=parts.Kind):
+class Kind(Module[parts.KindSpec], of=parts.KindSpec):
     """What the layers of one kind share."""
 
     position: Position[Part] | None
@@ -155,7 +157,7 @@ def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Head
     )  # fmt: skip
 
 
-def alike(attn: parts.Attention, layer: int) -> tuple[object, ...]:
+def alike(attn: parts.AttentionSpec, layer: int) -> tuple[object, ...]:
     """Equal for layers that may share a state; those with additive scores have weights of their own and share none."""
     own = None if attn.mechanism is None else layer
     return (

@@ -14,13 +14,13 @@ from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import norms, parts
 
 
-class Linear(Module[parts.Linear], of=parts.Linear):
+class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):
     """`x @ weight.T + bias`.  A slot: LoRA, packed weights and others take its place by the same call."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, spec: parts.Linear) -> None:
+    def __init__(self, spec: parts.LinearSpec) -> None:
         super().__init__(spec)
         if not spec.bias:
             self.bias = None
@@ -29,13 +29,13 @@ class Linear(Module[parts.Linear], of=parts.Linear):
         return ops.linear(x, self.weight, self.bias)
 
 
-class LayerNorm(Module[norms.LayerNorm], of=norms.LayerNorm):
+class LayerNorm(Module[norms.LayerNormSpec], of=norms.LayerNormSpec):
     """Statistics in fp32 or better whatever the dtype of `x`; divides by sqrt(var + eps), not by (std + eps)."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, spec: norms.LayerNorm) -> None:
+    def __init__(self, spec: norms.LayerNormSpec) -> None:
         super().__init__(spec)
         if not spec.bias:
             self.bias = None
@@ -44,7 +44,7 @@ class LayerNorm(Module[norms.LayerNorm], of=norms.LayerNorm):
         return ops.layer_norm(x, self.weight, self.bias, self.spec.eps)
 
 
-class RMSNorm(Module[norms.RMSNorm], of=norms.RMSNorm):
+class RMSNorm(Module[norms.RMSNormSpec], of=norms.RMSNormSpec):
     """Mean square in fp32 or better whatever the dtype of `x`."""
 
     weight: Tensor
@@ -53,28 +53,28 @@ class RMSNorm(Module[norms.RMSNorm], of=norms.RMSNorm):
         return ops.rms_norm(x, self.weight, self.spec.offset, self.spec.eps)
 
 
-class Scale(Module[parts.Scale], of=parts.Scale):
+class Scale(Module[parts.ScaleSpec], of=parts.ScaleSpec):
     """`factor * x`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.spec.factor
 
 
-class Norms(Module[parts.Norms], of=parts.Norms):
+class Norms(Module[parts.NormsSpec], of=parts.NormsSpec):
     """The norms around one sublayer; an empty slot passes its input on."""
 
     pre: Callable[[Tensor], Tensor]
     out: Callable[[Tensor], Tensor]
     post: Callable[[Tensor], Tensor]
 
-    def __init__(self, spec: parts.Norms) -> None:
+    def __init__(self, spec: parts.NormsSpec) -> None:
         super().__init__(spec)
         for slot in ("pre", "out", "post"):
             if getattr(spec, slot) is None:
                 setattr(self, slot, nn.Identity())
 
 
-class MLP(Module[parts.MLP], of=parts.MLP):
+class MLP(Module[parts.MLPSpec], of=parts.MLPSpec):
     """`down(act(up(x)))`."""
 
     up: Linear
@@ -86,7 +86,7 @@ class MLP(Module[parts.MLP], of=parts.MLP):
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 
-class GLU(Module[parts.GLU], of=parts.GLU):
+class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
     """`down(act(gate(x)) * up(x))`; the site `act` is the product that enters `down`."""
 
     gate: Linear
@@ -100,7 +100,7 @@ class GLU(Module[parts.GLU], of=parts.GLU):
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 
-class MoE(Module[parts.MoE], of=parts.MoE):
+class MoE(Module[parts.MoESpec], of=parts.MoESpec):
     """Each token through its `top_k` experts.  The site `router` is its scores, before the softmax."""
 
     router: Linear

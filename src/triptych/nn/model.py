@@ -17,10 +17,10 @@ from triptych.nn.part import Module, assign, build, tie
 from triptych.nn.positions import refuse_length
 from triptych.nn.stack import Stack
 from triptych.nn.taps import NO_TAPS, Taps
-from triptych.spec import Model
-from triptych.spec.norms import LayerNorm, RMSNorm
-from triptych.spec.parts import Linear
-from triptych.spec.positions import Learned, Sinusoidal
+from triptych.spec import ModelSpec
+from triptych.spec.norms import LayerNormSpec, RMSNormSpec
+from triptych.spec.parts import LinearSpec
+from triptych.spec.positions import LearnedSpec, SinusoidalSpec
 
 NO_ROWS = Rows(())
 
@@ -49,14 +49,14 @@ class Batch:
     random: torch.Generator | None = None
 
 
-class Transformer(Module[Model], of=Model):
+class Transformer(Module[ModelSpec], of=ModelSpec):
     """`unembed(forward(batch))`; with both stacks, the decoder reads the encoder's output through its cross slots."""
 
     encoder: Stack | None
     decoder: Stack | None
     head: Head | None
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
         self.prefix = {name: f"{name}" if model.layout == "encoder-decoder" else "" for name in model.stacks}
         tie(self, model.ties)
@@ -129,7 +129,7 @@ class Transformer(Module[Model], of=Model):
         return self.encoder(inputs, rows, token_types=types, taps=taps, random=batch.random)
 
 
-def empty(model: Model) -> Transformer:
+def empty(model: ModelSpec) -> Transformer:
     """The module on the meta device: shapes and no storage, to be filled by `assign` tensor by tensor."""
     with torch.device("meta"):
         module = build(model)
@@ -156,7 +156,7 @@ def _placement(module: Transformer) -> tuple[torch.dtype, torch.device]:
     return max(sizes, key=lambda dtype: sizes[dtype]), device
 
 
-def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
+def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
     """A fresh model: normal weights of `init_std`, those that write to the residual stream divided by
     sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0.
 
@@ -172,10 +172,10 @@ def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tran
                 continue
             if leaf == "bias" or leaf == "sinks":
                 value = torch.zeros(shape, dtype=dtype)
-            elif isinstance(part, LayerNorm | RMSNorm):
+            elif isinstance(part, LayerNormSpec | RMSNormSpec):
                 value = torch.full(shape, 1.0 - getattr(part, "offset", 0.0), dtype=dtype)
-            elif isinstance(part, Learned):
-                places, waves = torch.arange(shape[0]), Sinusoidal(width=shape[1])
+            elif isinstance(part, LearnedSpec):
+                places, waves = torch.arange(shape[0]), SinusoidalSpec(width=shape[1])
                 value = (sinusoidal(places, waves) * 2.5 * model.init_std).to(dtype)
             else:
                 value = torch.empty(shape).normal_(0, _std(model, name, part), generator=random).to(dtype)
@@ -183,8 +183,8 @@ def new(model: Model, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tran
     return finish(module)
 
 
-def _std(model: Model, name: str, part: object) -> float:
-    writes = isinstance(part, Linear) and name.endswith((".attn.out", ".cross.out", ".down"))
+def _std(model: ModelSpec, name: str, part: object) -> float:
+    writes = isinstance(part, LinearSpec) and name.endswith((".attn.out", ".cross.out", ".down"))
     if not writes:
         return model.init_std
     stack = model.stacks[name.split(".")[0]]

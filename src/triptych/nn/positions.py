@@ -64,24 +64,24 @@ class Position(Module[S]):
         return UNPOSITIONED
 
 
-class Learned(Position[spec.Learned], of=spec.Learned):
+class Learned(Position[spec.LearnedSpec], of=spec.LearnedSpec):
     weight: Tensor
 
     def embed(self, positions: Tensor) -> Tensor:
         return ops.embedding(positions + self.spec.offset, self.weight)
 
 
-class Sinusoidal(Position[spec.Sinusoidal], of=spec.Sinusoidal):
+class Sinusoidal(Position[spec.SinusoidalSpec], of=spec.SinusoidalSpec):
     def embed(self, positions: Tensor) -> Tensor:
         return sinusoidal(positions, self.spec)
 
 
-class Rope(Position[spec.Rope], of=spec.Rope):
+class Rope(Position[spec.RopeSpec], of=spec.RopeSpec):
     """The angles of the first positions are kept, by device and dtype, so that a step only looks them up."""
 
-    def __init__(self, part: spec.Rope) -> None:
+    def __init__(self, part: spec.RopeSpec) -> None:
         super().__init__(part)
-        self.tables: dict[tuple[spec.Rope, torch.device, torch.dtype], ops.Rotation] = {}
+        self.tables: dict[tuple[spec.RopeSpec, torch.device, torch.dtype], ops.Rotation] = {}
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         end, exact = max(rows.ends, default=0), torch.promote_types(x.dtype, torch.float32)
@@ -108,12 +108,12 @@ class Rope(Position[spec.Rope], of=spec.Rope):
         return rotation(self.spec, rows.positions(device), length, exact)
 
 
-class Alibi(Position[spec.Alibi], of=spec.Alibi):
+class Alibi(Position[spec.AlibiSpec], of=spec.AlibiSpec):
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         return Positioned(bias=lambda q_pos, k_pos: alibi_bias(self.spec.heads, q_pos, k_pos))
 
 
-class T5Buckets(Position[spec.T5Buckets], of=spec.T5Buckets):
+class T5Buckets(Position[spec.T5BucketsSpec], of=spec.T5BucketsSpec):
     weight: Tensor
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
@@ -123,7 +123,7 @@ class T5Buckets(Position[spec.T5Buckets], of=spec.T5Buckets):
         )
 
 
-class Disentangled(Position[spec.Disentangled], of=spec.Disentangled):
+class Disentangled(Position[spec.DisentangledSpec], of=spec.DisentangledSpec):
     """The bias of positions holds rows of the table; each layer maps the table and meets its queries and keys."""
 
     weight: Tensor

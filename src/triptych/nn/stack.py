@@ -21,7 +21,7 @@ from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import parts
 
 
-class Branch(Module[parts.Branch], of=parts.Branch):
+class Branch(Module[parts.BranchSpec], of=parts.BranchSpec):
     """`norm(block + act(conv(x)))`, of what enters the block and what its other parts gave."""
 
     conv: Conv
@@ -32,7 +32,7 @@ class Branch(Module[parts.Branch], of=parts.Branch):
         return self.norm(block + taps("out", ops.ACTIVATIONS[self.spec.act](h), ctx.rows))
 
 
-class Block(Module[parts.Block], of=parts.Block):
+class Block(Module[parts.BlockSpec], of=parts.BlockSpec):
     """Self-attention, cross-attention if the slot is filled, MLP if it is, a convolution beside them if it is."""
 
     attn: Attention
@@ -68,7 +68,7 @@ class Block(Module[parts.Block], of=parts.Block):
         return taps("resid_post", x, rows)
 
 
-class ParallelBlock(Module[parts.ParallelBlock], of=parts.ParallelBlock):
+class ParallelBlock(Module[parts.ParallelBlockSpec], of=parts.ParallelBlockSpec):
     """Attention and MLP side by side on the same stream; there is no stream between them, so no `resid_mid`."""
 
     norm: Callable[[Tensor], Tensor]
@@ -78,7 +78,7 @@ class ParallelBlock(Module[parts.ParallelBlock], of=parts.ParallelBlock):
     mlp: MLP | GLU | MoE
     mlp_norm: Norms
 
-    def __init__(self, spec: parts.ParallelBlock) -> None:
+    def __init__(self, spec: parts.ParallelBlockSpec) -> None:
         super().__init__(spec)
         if spec.norm is None:
             self.norm = nn.Identity()
@@ -99,7 +99,7 @@ class ParallelBlock(Module[parts.ParallelBlock], of=parts.ParallelBlock):
         return taps("resid_post", x, rows)
 
 
-class Stack(Module[parts.Stack], of=parts.Stack):
+class Stack(Module[parts.StackSpec], of=parts.StackSpec):
     """Embedding, blocks, final norm.
 
     `recompute` drops each block's activations in training and computes them again in the backward pass
@@ -112,7 +112,7 @@ class Stack(Module[parts.Stack], of=parts.Stack):
     final_norm: Callable[[Tensor], Tensor] | None
     recompute: bool = False
 
-    def __init__(self, spec: parts.Stack) -> None:
+    def __init__(self, spec: parts.StackSpec) -> None:
         super().__init__(spec)
         self.group()
 
@@ -135,7 +135,7 @@ class Stack(Module[parts.Stack], of=parts.Stack):
         layers = [self._cached(block.cross.spec) for block in self.blocks if block.cross is not None]
         return CrossCache(layers, self.dtype, self.device)
 
-    def _cached(self, attn: parts.Attention) -> CachedLayer:
+    def _cached(self, attn: parts.AttentionSpec) -> CachedLayer:
         band = window_of(self.kinds[attn.kind].spec.mask) if attn.kind in self.kinds else None
         return CachedLayer(
             groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width,

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +13,8 @@ from torch import Tensor
 from triptych.errors import ProbeError, shown
 from triptych.probe.content import digest
 from triptych.probe.sites import MATRIX_SITES, Site, match, sites
-from triptych.spec.model import Model
+from triptych.spec.model import ModelSpec
 
-T = TypeVar("T")
 At = int | slice | Sequence[int] | None
 
 
@@ -109,9 +107,6 @@ Reads = Sequence[Read | str] | Read | str
 Edits = Sequence[Edit] | Edit
 
 
-C = TypeVar("C", Read, Edit)
-
-
 @dataclass(frozen=True)
 class Plan:
     """Reads and edits by site name, checked against the model."""
@@ -121,7 +116,7 @@ class Plan:
     edits: dict[str, list[Edit]]
 
     @staticmethod
-    def of(model: Model, read: Reads = (), edit: Edits = ()) -> Plan:
+    def of(model: ModelSpec, read: Reads = (), edit: Edits = ()) -> Plan:
         """Resolve names and globs; one read or one edit may be given without a list.
 
         Raises ProbeError for a site that is not there, heads it does not have, positions below 0, and a vector of
@@ -130,15 +125,16 @@ class Plan:
         known = sites(model)
         reads: dict[str, list[Read]] = {}
         edits: dict[str, list[Edit]] = {}
-        for one in _listed(read, (Read, str), "read"):
-            wanted = Read(one) if isinstance(one, str) else one
-            assert isinstance(wanted, Read)
+        for wanted in _reads(read):
             for site in match(wanted.site, model, known):
-                reads.setdefault(site.name, []).append(_resolved(site, wanted))
-        for change in _listed(edit, (Edit,), "edit"):
+                items, at, heads = _selection(site, wanted)
+                one = replace(wanted, site=site.name, items=items, at=at, heads=heads)
+                reads.setdefault(site.name, []).append(one)
+        for change in _edits(edit):
             for site in match(change.site, model, known):
                 _check_width(site, change)
-                edits.setdefault(site.name, []).append(_resolved(site, change))
+                items, at, heads = _selection(site, change)
+                edits.setdefault(site.name, []).append(replace(change, site=site.name, items=items, at=at, heads=heads))
         return Plan(known, reads, edits)
 
     @cached_property
@@ -212,27 +208,33 @@ def matrix(site: str) -> bool:
     return site.rpartition(".")[2] in MATRIX_SITES
 
 
-def _listed(value: object, kinds: tuple[type[T], ...], what: str) -> list[T]:
-    """A list, or a single one made a list.  Raises ProbeError for anything else."""
-    every = [value] if isinstance(value, kinds) else value
-    if not isinstance(every, Sequence) or not all(isinstance(one, kinds) for one in every):
-        names = " or ".join("site names" if kind is str else f"{kind.__name__}s" for kind in kinds)
-        raise ProbeError(f"{what}= must be a list of {names}, not {shown(value)}")
-    return list(every)
+def _reads(read: Reads) -> list[Read]:
+    """The reads, where a name stands for itself.  Raises ProbeError for anything else."""
+    every = [read] if isinstance(read, Read | str) else read
+    if not isinstance(every, Sequence) or not all(isinstance(one, Read | str) for one in every):
+        raise ProbeError(f"read= must be a list of site names or Reads, not {shown(read)}")
+    return [Read(one) if isinstance(one, str) else one for one in every]
 
 
-def _resolved(site: Site, chosen: C) -> C:
-    """A read or an edit at one site, its selections checked."""
+def _edits(edit: Edits) -> Sequence[Edit]:
+    """The edits.  Raises ProbeError for anything else."""
+    every = [edit] if isinstance(edit, Edit) else edit
+    if not isinstance(every, Sequence) or not all(isinstance(one, Edit) for one in every):
+        raise ProbeError(f"edit= must be a list of Edits, not {shown(edit)}")
+    return every
+
+
+def _selection(site: Site, chosen: Read | Edit) -> tuple[At, At, At]:
+    """The items, positions and heads of a read or an edit at one site, checked."""
     if chosen.heads is not None and site.heads is None:
         raise ProbeError(f"{site.name} has no heads; leave heads= out")
-    heads = _indices(chosen.heads, "heads", f"{site.name} has heads 0..{(site.heads or 1) - 1}")
+    range_of_heads = f"{site.name} has heads 0..{(site.heads or 1) - 1}"
+    heads = _indices(chosen.heads, "heads", range_of_heads)
     for head in [heads] if isinstance(heads, int) else heads if isinstance(heads, tuple) else ():
         if head >= (site.heads or 1):
-            raise ProbeError(f"{site.name} has heads 0..{(site.heads or 1) - 1}, not {head}")
+            raise ProbeError(f"{range_of_heads}, not {head}")
     last = "positions are absolute and count from 0, so the last token of a row is at=len(ids) - 1"
-    at = _indices(chosen.at, "at", last)
-    items = _indices(chosen.items, "items", "rows count from 0")
-    return replace(chosen, site=site.name, heads=heads, at=at, items=items)
+    return _indices(chosen.items, "items", "rows count from 0"), _indices(chosen.at, "at", last), heads
 
 
 def _indices(at: At, what: str, hint: str) -> At:

@@ -60,7 +60,7 @@ class Session:
         for number, edit in enumerate(self.plan.edits.get(name, ())):
             value = self._edited(name, number, edit, value, item, positions)
         for read in self.plan.reads.get(name, ()):
-            value = self._kept(name, read, value, item, positions)
+            value = self._recorded(name, read, value, item, positions)
         return value
 
     def _edited(self, name: str, number: int, edit: Edit, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
@@ -80,21 +80,21 @@ class Session:
         value[places] = new.to(value.dtype)
         return value
 
-    def _kept(self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
+    def _recorded(self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
         index = _index(name, read, value, item, positions)
         if index is None:
             return value
         chosen, places = index
-        kept = value[places]
+        part = value[places]
         if not read.grad:
-            kept = kept.detach().clone()
+            part = part.detach().clone()
         else:  # a part of the value that goes on, so that gradients reach it
             if not torch.is_grad_enabled():
                 raise ProbeError(f"{name}: grad=True needs trace(); a generation has no autograd graph")
-            kept = kept if kept.requires_grad else kept.requires_grad_()
-            kept.retain_grad()
-            value = value.index_put(_full(places, value), kept)
-        self.trace.keep(name, item, tuple(positions[i] for i in chosen), kept)
+            part = part if part.requires_grad else part.requires_grad_()
+            part.retain_grad()
+            value = value.index_put(_full(places, value), part)
+        self.trace.keep(name, item, tuple(positions[i] for i in chosen), part)
         return value
 
 

@@ -30,8 +30,18 @@ import re
 from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest
-from triptych.spec.model import Model
-from triptych.spec.parts import GLU, Attention, Block, FeedForward, Linear, LinearKernel, MoE, ParallelBlock, Stack
+from triptych.spec.model import ModelSpec
+from triptych.spec.parts import (
+    AttentionSpec,
+    BlockSpec,
+    FeedForward,
+    GLUSpec,
+    LinearKernelSpec,
+    LinearSpec,
+    MoESpec,
+    ParallelBlockSpec,
+    StackSpec,
+)
 
 CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
@@ -52,18 +62,18 @@ class Site:
         return self.name.rpartition(".")[2]
 
 
-def sites(model: Model) -> dict[str, Site]:
+def sites(model: ModelSpec) -> dict[str, Site]:
     """Every site of a model, in the order in which they fire."""
     every: list[Site] = []
     for name, stack in model.stacks.items():
         every += _stack(stack, f"{name}." if model.layout == "encoder-decoder" else "")
     if model.head is not None:
-        last = [part.outputs for _, part in model.head.walk() if isinstance(part, Linear)]
+        last = [part.outputs for _, part in model.head.walk() if isinstance(part, LinearSpec)]
         every.append(Site("logits", last[-1] if last else next(iter(model.stacks.values())).width))
     return {site.name: site for site in every}
 
 
-def match(pattern: str, model: Model, known: dict[str, Site]) -> list[Site]:
+def match(pattern: str, model: ModelSpec, known: dict[str, Site]) -> list[Site]:
     """The sites a glob names (`blocks.*.attn.pattern`).  Raises ProbeError with near names when there is none."""
     stacks = list(model.stacks)
     if len(stacks) == 1 and pattern.startswith(f"{stacks[0]}."):
@@ -74,7 +84,7 @@ def match(pattern: str, model: Model, known: dict[str, Site]) -> list[Site]:
     return matches
 
 
-def _hint(pattern: str, model: Model, known: dict[str, Site]) -> str:
+def _hint(pattern: str, model: ModelSpec, known: dict[str, Site]) -> str:
     """The range of the blocks for a block that is not there, else the nearest name."""
     block = re.search(r"(?:^|\b(encoder|decoder)\.)blocks\.(\d+)(?:\.|$)", pattern)
     if block is not None:
@@ -84,38 +94,38 @@ def _hint(pattern: str, model: Model, known: dict[str, Site]) -> str:
     return nearest(pattern, known)
 
 
-def _stack(stack: Stack, prefix: str) -> list[Site]:
+def _stack(stack: StackSpec, prefix: str) -> list[Site]:
     every = [Site(f"{prefix}embed", stack.width)]
     for i, block in enumerate(stack.blocks):
         every += _block(block, stack.width, f"{prefix}blocks.{i}.")
     return [*every, Site(f"{prefix}final", stack.width)]
 
 
-def _block(block: Block | ParallelBlock, width: int, prefix: str) -> list[Site]:
+def _block(block: BlockSpec | ParallelBlockSpec, width: int, prefix: str) -> list[Site]:
     every = [Site(f"{prefix}resid_pre", width), *_attention(block.attn, width, f"{prefix}attn.", cross=False)]
     if block.cross is not None:
         every += _attention(block.cross, width, f"{prefix}cross.", cross=True)
-    if isinstance(block, Block):
+    if isinstance(block, BlockSpec):
         every.append(Site(f"{prefix}resid_mid", width))
     if block.mlp is not None:
         every += _mlp(block.mlp, width, f"{prefix}mlp.")
-    if isinstance(block, Block) and block.branch is not None:
+    if isinstance(block, BlockSpec) and block.branch is not None:
         every.append(Site(f"{prefix}branch.out", width))
     return [*every, Site(f"{prefix}resid_post", width)]
 
 
 def _mlp(mlp: FeedForward, width: int, prefix: str) -> list[Site]:
-    if isinstance(mlp, MoE):
+    if isinstance(mlp, MoESpec):
         inner = [Site(f"{prefix}router", mlp.experts)]
     else:
-        gate = [Site(f"{prefix}gate", mlp.gate.outputs)] if isinstance(mlp, GLU) else []
+        gate = [Site(f"{prefix}gate", mlp.gate.outputs)] if isinstance(mlp, GLUSpec) else []
         inner = [*gate, Site(f"{prefix}up", mlp.up.outputs), Site(f"{prefix}act", mlp.down.inputs)]
     return [Site(f"{prefix}in", width), *inner, Site(f"{prefix}out", width)]
 
 
-def _attention(attn: Attention, width: int, prefix: str, *, cross: bool) -> list[Site]:
+def _attention(attn: AttentionSpec, width: int, prefix: str, *, cross: bool) -> list[Site]:
     h, g, k, v = attn.heads, attn.kv_heads, attn.head_width, attn.value_width
-    matrices = [] if isinstance(attn.mechanism, LinearKernel) else ["scores", "pattern"]  # it never forms them
+    matrices = [] if isinstance(attn.mechanism, LinearKernelSpec) else ["scores", "pattern"]  # it never forms them
     return [
         Site(f"{prefix}in", width),
         Site(f"{prefix}q", h * k, h),

@@ -108,15 +108,16 @@ class _Run:
         return ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
 
     def reached_table(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
-        arguments = inputs | dict(step.attributes) | dict(weights) | {"longest": max(self.rows.ends, default=1) - 1}
-        table: Tensor = ops.OPERATIONS[step.op].run(**arguments)
+        operation = ops.OPERATIONS[step.op]
+        arguments = dict.fromkeys(operation.arguments) | inputs | dict(step.attributes) | dict(weights)
+        table: Tensor = operation.run(**arguments | {"longest": max(self.rows.ends, default=1) - 1})
         return table
 
     def placed_bias(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> _Bias:
-        arguments = dict(step.attributes) | dict(weights)
+        run, names = ops.OPERATIONS[step.op].run, ops.OPERATIONS[step.op].arguments
+        arguments = {name: None for name in names if name not in step.inputs} | dict(step.attributes) | dict(weights)
         if step.op == "reached_row":
             arguments["longest"] = max(self.rows.ends, default=1) - 1
-        run = ops.OPERATIONS[step.op].run
         return _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
 
     def content_bias(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> _Bias:

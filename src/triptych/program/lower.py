@@ -17,7 +17,7 @@ from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer
 from triptych.program.program import Program
 from triptych.program.symbols import LENGTHS, NotLowerable, Recorder, SymbolicRows, Value
-from triptych.spec import Embed, Frames, Patches
+from triptych.spec import EmbedSpec, FramesSpec, PatchesSpec
 from triptych.spec.masks import Mask
 
 
@@ -76,7 +76,7 @@ def _stack(
     rows = SymbolicRows(recorder, tokens)
     cross = None if memory is None else SymbolicCross(recorder, memory)
     types = None
-    if isinstance(stack.spec.embed, Embed) and stack.spec.embed.token_types:
+    if isinstance(stack.spec.embed, EmbedSpec) and stack.spec.embed.token_types:
         types = recorder.input("token_types", (tokens,), torch.long)
     out = stack(
         _input(stack, recorder, tokens), rows, token_types=types, cache=SymbolicCache(recorder), cross=cross,
@@ -87,10 +87,10 @@ def _stack(
 
 def _input(stack: Stack, recorder: Recorder, tokens: str) -> Value:
     part, dtype = stack.spec.embed, stack.dtype
-    if isinstance(part, Frames):
+    if isinstance(part, FramesSpec):
         recorder.sizes["P"] = part.stride * sum(LENGTHS)
         return recorder.input("frames", ("P", part.conv1.inputs), dtype)
-    if isinstance(part, Patches):
+    if isinstance(part, PatchesSpec):
         recorder.sizes["P"] = sum(LENGTHS) - len(LENGTHS)
         return recorder.input("patches", ("P", part.channels * part.patch**2), dtype)
     return recorder.input("ids", (tokens,), torch.long)
@@ -165,7 +165,7 @@ class SymbolicPlan:
         attributes = {
             "mask": self.mask, "scale": 1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
             "softcap": heads.softcap, "keys": self.keys, "mechanism": _mechanism_name(self.mechanism),
-            "span": None if band is None else sum(band), "ports": ports,
+            "span": None if band is None else sum(band), "ports": tuple(ports),
         }  # fmt: skip
         dims = (inputs["q"].dims[0], heads.heads, heads.value_width)
         return recorder.emit(

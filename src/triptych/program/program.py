@@ -10,7 +10,7 @@ from typing import Any
 from triptych import ops
 from triptych.errors import ConfigError
 from triptych.spec import from_json, to_json
-from triptych.spec.part import Part
+from triptych.spec.part import Part, part_name
 
 VERSION = 1
 
@@ -148,7 +148,7 @@ def _shape_text(shape: ops.Shape) -> str:
 
 
 def _setting_text(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, Part) else str(value)
+    return part_name(value) if isinstance(value, Part) else str(value)
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:

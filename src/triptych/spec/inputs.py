@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.spec.part import Part, Shapes
-from triptych.spec.positions import Learned
+from triptych.spec.positions import LearnedSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv(Part):
+class ConvSpec(Part):
     """A convolution along a row: `out[t] = bias + sum_j weight[:, :, j] @ x[stride * t + j - kernel // 2]`, with zeros
     beyond both ends of the row."""
 
@@ -27,12 +27,12 @@ class Conv(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frames(Part):
+class FramesSpec(Part):
     """Mel frames to vectors: `gelu(conv2(gelu(conv1(frames)))) + position` (Radford et al. 2022)."""
 
-    conv1: Conv
-    conv2: Conv
-    position: Learned
+    conv1: ConvSpec
+    conv2: ConvSpec
+    position: LearnedSpec
     dropout: float = 0.0
 
     @property
@@ -47,7 +47,7 @@ class Frames(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patches(Part):
+class PatchesSpec(Part):
     """An image of `image` = (height, width) pixels to vectors: `first`, then `weight @ pixels + bias` of each square of
     `patch` by `patch`, row by row, all of it `+ position` (Dosovitskiy et al. 2021)."""
 
@@ -55,7 +55,7 @@ class Patches(Part):
     image: tuple[int, int]
     patch: int
     width: int
-    position: Learned
+    position: LearnedSpec
     dropout: float = 0.0
 
     def tensors(self) -> Shapes:

@@ -7,11 +7,12 @@ from typing import Any
 
 from triptych.errors import ConfigError, nearest
 from triptych.spec import inputs, masks, model, norms, parts, positions
+from triptych.spec.part import part_name
 
 VERSION = 1
 _MODULES = (masks, norms, positions, inputs, parts, model)
 PARTS: dict[str, type] = {
-    name: value
+    name.removesuffix("Spec"): value
     for module in _MODULES
     for name, value in vars(module).items()
     if isinstance(value, type) and is_dataclass(value) and value.__module__ == module.__name__
@@ -23,7 +24,7 @@ for _name in ("Mask", "Points", "Dense"):  # the base class, an argument, and a 
 def to_json(value: Any) -> Any:
     """A part as plain JSON data: `{"part": "RMSNorm", "width": 64, ...}`, fields at their default left out."""
     if is_dataclass(value) and not isinstance(value, type):
-        name = type(value).__name__
+        name = part_name(value)
         if PARTS.get(name) is not type(value):
             raise ConfigError(f"{name} has no JSON form; give the mask or part as one of {', '.join(sorted(PARTS))}")
         items = {f.name: getattr(value, f.name) for f in fields(value) if not _is_default(f, getattr(value, f.name))}

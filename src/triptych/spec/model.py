@@ -10,76 +10,76 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.errors import ConfigError
-from triptych.spec.inputs import Frames
+from triptych.spec.inputs import FramesSpec
 from triptych.spec.norms import Norm
 from triptych.spec.part import Part, Shapes
-from triptych.spec.parts import Activation, Embed, Linear, Stack
+from triptych.spec.parts import Activation, EmbedSpec, LinearSpec, StackSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class LMHead(Part):
+class LMHeadSpec(Part):
     """Next-token logits: `softcap(scale * proj(x))`."""
 
-    proj: Linear
+    proj: LinearSpec
     scale: float | None = None
     softcap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transform(Part):
+class TransformSpec(Part):
     """What a head does before its last matrix: `norm(act(dense(x)))`."""
 
-    dense: Linear
+    dense: LinearSpec
     act: Activation
     norm: Norm | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLMHead(Part):
+class MaskedLMHeadSpec(Part):
     """BERT's: the token at each place, `proj(transform(x))`."""
 
-    transform: Transform
-    proj: Linear
+    transform: TransformSpec
+    proj: LinearSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassHead(Part):
+class ClassHeadSpec(Part):
     """One label a row, from its first token, its last, or their mean: `classes(transform(pooled))`."""
 
     pool: Literal["first", "last", "mean"] = "first"
-    transform: Transform | None = None
-    classes: Linear
+    transform: TransformSpec | None = None
+    classes: LinearSpec
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenHead(Part):
+class TokenHeadSpec(Part):
     """One label a token: `classes(transform(x))`."""
 
-    transform: Transform | None = None
-    classes: Linear
+    transform: TransformSpec | None = None
+    classes: LinearSpec
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanHead(Part):
+class SpanHeadSpec(Part):
     """Where an answer begins and where it ends, two scores a token: `ends(transform(x))`."""
 
-    transform: Transform | None = None
-    ends: Linear
+    transform: TransformSpec | None = None
+    ends: LinearSpec
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplacedHead(Part):
+class ReplacedHeadSpec(Part):
     """ELECTRA's (Clark et al. 2020): one score a token, above zero where it was put in another's place."""
 
-    transform: Transform
-    proj: Linear
+    transform: TransformSpec
+    proj: LinearSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooling(Part):
+class PoolingSpec(Part):
     """One vector a row: the mean of its tokens, its first token, or `act(dense(first))` (BERT's pooler).
 
     A `dense` that the mode does not use is carried so that the checkpoint stays whole.
@@ -87,11 +87,11 @@ class Pooling(Part):
 
     mode: Literal["mean", "first", "dense"] = "mean"
     normalize: bool = False
-    dense: Linear | None = None
+    dense: LinearSpec | None = None
     act: Activation = "tanh"
 
 
-Head = LMHead | MaskedLMHead | ClassHead | TokenHead | SpanHead | ReplacedHead | Pooling
+Head = LMHeadSpec | MaskedLMHeadSpec | ClassHeadSpec | TokenHeadSpec | SpanHeadSpec | ReplacedHeadSpec | PoolingSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class SpecialIds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(Part):
+class ModelSpec(Part):
     """A whole transformer.
 
     `ties` maps an aliased parameter to the one it shares storage with; the alias has no tensor of its own.
@@ -114,8 +114,8 @@ class Model(Part):
     """
 
     family: str
-    encoder: Stack | None = None
-    decoder: Stack | None = None
+    encoder: StackSpec | None = None
+    decoder: StackSpec | None = None
     head: Head | None = None
     ties: dict[str, str] = field(default_factory=dict)
     ids: SpecialIds = SpecialIds()
@@ -141,12 +141,12 @@ class Model(Part):
         return "encoder" if self.decoder is None else "decoder"
 
     @property
-    def stacks(self) -> dict[str, Stack]:
+    def stacks(self) -> dict[str, StackSpec]:
         both = {"encoder": self.encoder, "decoder": self.decoder}
         return {name: stack for name, stack in both.items() if stack is not None}
 
     @property
-    def reads(self) -> Stack:
+    def reads(self) -> StackSpec:
         """The stack whose input slot the source enters: the encoder's where there is one."""
         return next(iter(self.stacks.values()))
 
@@ -154,19 +154,19 @@ class Model(Part):
     def source_vocab(self) -> int:
         """Of what is read first: an encoder-decoder's source, else the same as `vocab`; 0 for sound and images."""
         embed = self.reads.embed
-        return embed.vocab if isinstance(embed, Embed) else 0
+        return embed.vocab if isinstance(embed, EmbedSpec) else 0
 
     @property
     def vocab(self) -> int:
         """V of the decoder, or of an encoder alone; 0 where none reads token ids."""
         embed = (self.decoder or self.reads).embed
-        return embed.vocab if isinstance(embed, Embed) else 0
+        return embed.vocab if isinstance(embed, EmbedSpec) else 0
 
     @property
     def source_context(self) -> int | None:
         """The longest row of the stack the source enters."""
         embed = self.reads.embed
-        return embed.position.length if isinstance(embed, Frames) else self.context
+        return embed.position.length if isinstance(embed, FramesSpec) else self.context
 
     def shapes(self) -> Shapes:
         """Every stored parameter, ties counted once."""

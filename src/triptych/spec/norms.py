@@ -8,7 +8,7 @@ from triptych.spec.part import Part, Shapes
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm(Part):
+class LayerNormSpec(Part):
     """Ba et al. 2016: `(x - mean) / sqrt(var + eps) * weight + bias`."""
 
     width: int
@@ -21,7 +21,7 @@ class LayerNorm(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNorm(Part):
+class RMSNormSpec(Part):
     """Zhang & Sennrich 2019: `x / sqrt(mean(x^2) + eps) * (offset + weight)`; Gemma's offset is 1."""
 
     width: int
@@ -32,4 +32,4 @@ class RMSNorm(Part):
         return {"weight": (self.width,)}
 
 
-Norm = LayerNorm | RMSNorm
+Norm = LayerNormSpec | RMSNormSpec

@@ -12,6 +12,11 @@ from dataclasses import dataclass, fields
 Shapes = dict[str, tuple[int, ...]]
 
 
+def part_name(part: object) -> str:
+    """What a part is called in files and messages: its class without `Spec`."""
+    return type(part).__name__.removesuffix("Spec")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A piece of a model as data.  Sub-parts are fields: a part, a tuple of parts, or a dict of them."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from triptych.errors import ConfigError
-from triptych.spec.inputs import Conv, Frames, Patches
+from triptych.spec.inputs import ConvSpec, FramesSpec, PatchesSpec
 from triptych.spec.masks import Mask
 from triptych.spec.norms import Norm
 from triptych.spec.part import Part, Shapes
@@ -20,7 +20,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Part):
+class LinearSpec(Part):
     """`x @ weight.T + bias`."""
 
     inputs: int
@@ -33,26 +33,26 @@ class Linear(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale(Part):
+class ScaleSpec(Part):
     """`factor * x`: a fixed number in the place of a norm (Granite's residual multiplier)."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norms(Part):
+class NormsSpec(Part):
     """Where norms sit around one sublayer: `x = post(x + out(sublayer(pre(x))))`.
 
     Pre-norm fills `pre` (GPT-2, Llama), post-norm `post` (the original, BERT), sandwich `pre` and `out` (Gemma 2).
     """
 
     pre: Norm | None = None
-    out: Norm | Scale | None = None
+    out: Norm | ScaleSpec | None = None
     post: Norm | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Additive(Part):
+class AdditiveSpec(Part):
     """Bahdanau et al. 2015: queries and keys of width K are scored by `weight . tanh(q + k)`; ask for scale 1."""
 
     width: int
@@ -62,12 +62,12 @@ class Additive(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearKernel(Part):
+class LinearKernelSpec(Part):
     """Katharopoulos et al. 2020: weights proportional to `phi(q) . phi(k)`, phi = elu + 1.  In O(T), without scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Part):
+class AttentionSpec(Part):
     """Multi-head attention: H query heads read G key/value heads, head h reading group h*G//H.
 
     `q` gives H*K, `k` G*K, `v` G*Kv, `out` takes H*Kv: the head width is free of D/H and the value width of the key
@@ -78,15 +78,15 @@ class Attention(Part):
 
     heads: int
     kv_heads: int
-    q: Linear
-    k: Linear
-    v: Linear
-    out: Linear
+    q: LinearSpec
+    k: LinearSpec
+    v: LinearSpec
+    out: LinearSpec
     q_norm: Norm | None = None
     k_norm: Norm | None = None
-    mechanism: Additive | LinearKernel | None = None
-    pos_q: Linear | None = None
-    pos_k: Linear | None = None
+    mechanism: AdditiveSpec | LinearKernelSpec | None = None
+    pos_q: LinearSpec | None = None
+    pos_k: LinearSpec | None = None
     kind: str = "self"
     scale: float | None = None
     softcap: float | None = None
@@ -131,25 +131,25 @@ def attention(
     out_bias: bool | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
-    mechanism: Additive | LinearKernel | None = None,
+    mechanism: AdditiveSpec | LinearKernelSpec | None = None,
     kind: str = "self",
     scale: float | None = None,
     softcap: float | None = None,
     sinks: bool = False,
     dropout: float = 0.0,
-) -> Attention:
+) -> AttentionSpec:
     """An `Attention` from the numbers a config gives: `bias` is that of q, k and v, `out_bias` follows it."""
     if head_width is None and (heads < 1 or width % heads):
         raise ConfigError(f"attention: width {width} does not divide into {heads} heads and no head width is given")
     groups, inner = kv_heads or heads, head_width or width // heads
     values, source = value_width or inner, kv_inputs or width
-    return Attention(
+    return AttentionSpec(
         heads=heads,
         kv_heads=groups,
-        q=Linear(inputs=width, outputs=heads * inner, bias=bias),
-        k=Linear(inputs=source, outputs=groups * inner, bias=bias),
-        v=Linear(inputs=source, outputs=groups * values, bias=bias),
-        out=Linear(inputs=heads * values, outputs=width, bias=bias if out_bias is None else out_bias),
+        q=LinearSpec(inputs=width, outputs=heads * inner, bias=bias),
+        k=LinearSpec(inputs=source, outputs=groups * inner, bias=bias),
+        v=LinearSpec(inputs=source, outputs=groups * values, bias=bias),
+        out=LinearSpec(inputs=heads * values, outputs=width, bias=bias if out_bias is None else out_bias),
         q_norm=q_norm,
         k_norm=k_norm,
         mechanism=mechanism,
@@ -162,36 +162,36 @@ def attention(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLP(Part):
+class MLPSpec(Part):
     """`down(act(up(x)))`."""
 
-    up: Linear
-    down: Linear
+    up: LinearSpec
+    down: LinearSpec
     act: Activation
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLU(Part):
+class GLUSpec(Part):
     """Shazeer 2020: `down(act(gate(x)) * up(x))`; SwiGLU with silu, GeGLU with gelu."""
 
-    gate: Linear
-    up: Linear
-    down: Linear
+    gate: LinearSpec
+    up: LinearSpec
+    down: LinearSpec
     act: Activation
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoE(Part):
+class MoESpec(Part):
     """Shazeer et al. 2017: each token goes through `top_k` of E experts, those with the largest router probabilities,
     and takes the sum of their outputs weighted by these.  `normalize` divides the weights by their sum.
 
     All experts are `expert`, each with weights of its own: `experts.0`, `experts.1`, ...
     """
 
-    router: Linear
-    expert: GLU
+    router: LinearSpec
+    expert: GLUSpec
     experts: int
     top_k: int
     normalize: bool = False
@@ -208,49 +208,49 @@ class MoE(Part):
         yield from ((f"experts.{e}", self.expert) for e in range(self.experts))
 
 
-FeedForward = MLP | GLU | MoE
+FeedForward = MLPSpec | GLUSpec | MoESpec
 
 
-def mlp(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> MLP:
+def mlp(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> MLPSpec:
     """An `MLP` of width D and hidden width F."""
-    up, down = Linear(inputs=width, outputs=hidden, bias=bias), Linear(inputs=hidden, outputs=width, bias=bias)
-    return MLP(up=up, down=down, act=act, dropout=dropout)
+    up, down = LinearSpec(inputs=width, outputs=hidden, bias=bias), LinearSpec(inputs=hidden, outputs=width, bias=bias)
+    return MLPSpec(up=up, down=down, act=act, dropout=dropout)
 
 
-def glu(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> GLU:
+def glu(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> GLUSpec:
     """A `GLU` of width D and hidden width F."""
-    up, down = Linear(inputs=width, outputs=hidden, bias=bias), Linear(inputs=hidden, outputs=width, bias=bias)
-    return GLU(gate=up, up=up, down=down, act=act, dropout=dropout)
+    up, down = LinearSpec(inputs=width, outputs=hidden, bias=bias), LinearSpec(inputs=hidden, outputs=width, bias=bias)
+    return GLUSpec(gate=up, up=up, down=down, act=act, dropout=dropout)
 
 
-def moe(width: int, hidden: int, act: Activation, *, experts: int, top_k: int, normalize: bool = False) -> MoE:
+def moe(width: int, hidden: int, act: Activation, *, experts: int, top_k: int, normalize: bool = False) -> MoESpec:
     """A `MoE` of width D whose experts are `GLU`s of hidden width F."""
-    router = Linear(inputs=width, outputs=experts)
-    return MoE(router=router, expert=glu(width, hidden, act), experts=experts, top_k=top_k, normalize=normalize)
+    router = LinearSpec(inputs=width, outputs=experts)
+    return MoESpec(router=router, expert=glu(width, hidden, act), experts=experts, top_k=top_k, normalize=normalize)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch(Part):
+class BranchSpec(Part):
     """A convolution beside a whole block (DeBERTa-v2 xlarge): `norm(block(x) + act(conv(x)))`."""
 
-    conv: Conv
+    conv: ConvSpec
     act: Activation
     norm: Norm
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block(Part):
+class BlockSpec(Part):
     """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms; and
     beside it all a convolution or none."""
 
-    attn: Attention
+    attn: AttentionSpec
     mlp: FeedForward | None
-    attn_norm: Norms
-    mlp_norm: Norms | None
-    cross: Attention | None = None
-    cross_norm: Norms | None = None
-    branch: Branch | None = None
+    attn_norm: NormsSpec
+    mlp_norm: NormsSpec | None
+    cross: AttentionSpec | None = None
+    cross_norm: NormsSpec | None = None
+    branch: BranchSpec | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -261,16 +261,16 @@ class Block(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelBlock(Part):
+class ParallelBlockSpec(Part):
     """Attention and MLP side by side (Wang & Komatsuzaki 2021): `x + attn(y) + mlp(y)`, each through its norms, where
     `y = norm(x)`.  One norm for both is `norm` (GPT-J, Phi); each its own, `attn_norm` and `mlp_norm` (GPT-NeoX).
     """
 
-    attn: Attention
+    attn: AttentionSpec
     mlp: FeedForward
     norm: Norm | None = None
-    attn_norm: Norms = Norms()
-    mlp_norm: Norms = Norms()
+    attn_norm: NormsSpec = NormsSpec()
+    mlp_norm: NormsSpec = NormsSpec()
     dropout: float = 0.0
     cross: ClassVar[None] = None  # there is no place for it
 
@@ -280,7 +280,7 @@ class ParallelBlock(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind(Part):
+class KindSpec(Part):
     """What the layers of one kind share: who sees whom, and the position part inside attention."""
 
     mask: Mask
@@ -288,7 +288,7 @@ class Kind(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Part):
+class TableSpec(Part):
     """One vector a row."""
 
     rows: int
@@ -299,7 +299,7 @@ class Table(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed(Part):
+class EmbedSpec(Part):
     """Token ids to vectors: `project(norm(widen(scale * tokens[id] + position + token_types[type])))`.
 
     `width` is that of the tables; where it is not the model's, `widen` takes it there before the norm (DeBERTa) or
@@ -310,10 +310,10 @@ class Embed(Part):
     width: int
     position: Absolute | None = None
     token_types: int = 0
-    widen: Linear | None = None
+    widen: LinearSpec | None = None
     norm: Norm | None = None
     scale: float | None = None
-    project: Linear | None = None
+    project: LinearSpec | None = None
     dropout: float = 0.0
 
     @property
@@ -323,22 +323,22 @@ class Embed(Part):
         return self.width if last is None else last.outputs
 
     def children(self) -> Iterator[tuple[str, Part]]:
-        yield "tokens", Table(rows=self.vocab, width=self.width)
+        yield "tokens", TableSpec(rows=self.vocab, width=self.width)
         if self.token_types:
-            yield "token_types", Table(rows=self.token_types, width=self.width)
+            yield "token_types", TableSpec(rows=self.token_types, width=self.width)
         yield from super().children()
 
 
-Input = Embed | Frames | Patches
+Input = EmbedSpec | FramesSpec | PatchesSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack(Part):
+class StackSpec(Part):
     """Input, blocks, final norm.  `kinds` names the kinds of attention its blocks use; `cross` needs no entry."""
 
     embed: Input
-    kinds: dict[str, Kind]
-    blocks: tuple[Block | ParallelBlock, ...]
+    kinds: dict[str, KindSpec]
+    blocks: tuple[BlockSpec | ParallelBlockSpec, ...]
     final_norm: Norm | None = None
     dropout: float = 0.0
 
@@ -352,7 +352,7 @@ class Stack(Part):
         return self.embed.outputs
 
     @property
-    def words(self) -> Embed:
+    def words(self) -> EmbedSpec:
         """The input of a stack that reads token ids."""
-        assert isinstance(self.embed, Embed)
+        assert isinstance(self.embed, EmbedSpec)
         return self.embed

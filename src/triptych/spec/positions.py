@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from triptych.errors import ConfigError
-from triptych.spec.norms import LayerNorm
+from triptych.spec.norms import LayerNormSpec
 from triptych.spec.part import Part, Shapes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned(Part):
+class LearnedSpec(Part):
     """A table with one vector a position; `offset` rows are skipped at its start (RoBERTa 2, BART 2)."""
 
     length: int
@@ -30,7 +30,7 @@ class Learned(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sinusoidal(Part):
+class SinusoidalSpec(Part):
     """Vaswani et al. 2017, section 3.5.  `interleaved`: sin, cos, sin, cos; `halves`: all sines, then all cosines."""
 
     width: int
@@ -100,7 +100,7 @@ Scaling = Interpolate | NTK | YaRN | Llama3 | LongRope
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rope(Part):
+class RopeSpec(Part):
     """Su et al. 2021.  The first `width` of each head's dimensions turn (partial rotary when width < head width).
     `half` pairs dimension i with i + width/2 (HF Llama); `interleaved` pairs 2i with 2i + 1 (the paper, GPT-J)."""
 
@@ -117,7 +117,7 @@ class Rope(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alibi(Part):
+class AlibiSpec(Part):
     """Press et al. 2021: `-slope[h] * |q_pos - k_pos|`, slopes geometric in the head (their recipe when the number
     of heads is no power of two)."""
 
@@ -125,7 +125,7 @@ class Alibi(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Buckets(Part):
+class T5BucketsSpec(Part):
     """Raffel et al. 2020: one learned scalar a head and bucket of `k_pos - q_pos`; half the buckets exact, the rest
     logarithmic up to `max_distance`.  Bidirectional: half of them for keys ahead."""
 
@@ -142,7 +142,7 @@ Term = Literal["c2p", "p2c"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disentangled(Part):
+class DisentangledSpec(Part):
     """He et al. 2021: a table `P` with a vector of the model's width for each distance `d = q_pos - k_pos`, which every
     layer maps to queries and keys (`Attention.pos_q`, `pos_k`) to be scored against those of its tokens:
 
@@ -158,7 +158,7 @@ class Disentangled(Part):
     span: int
     max_distance: int | None = None
     terms: tuple[Term, ...] = ("c2p", "p2c")
-    norm: LayerNorm | None = None
+    norm: LayerNormSpec | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -172,5 +172,5 @@ class Disentangled(Part):
         return {"weight": (2 * self.span, self.width)}
 
 
-Position = Rope | Alibi | T5Buckets | Disentangled  # inside attention: the rotate and bias doors
-Absolute = Learned | Sinusoidal  # at the input: the embed door
+Position = RopeSpec | AlibiSpec | T5BucketsSpec | DisentangledSpec  # inside attention: the rotate and bias doors
+Absolute = LearnedSpec | SinusoidalSpec  # at the input: the embed door

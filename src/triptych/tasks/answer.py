@@ -9,7 +9,7 @@ import torch
 
 from triptych.errors import InputError
 from triptych.nn import Transformer
-from triptych.spec import SpanHead
+from triptych.spec import SpanHeadSpec
 from triptych.tasks.batching import head_outputs
 from triptych.text import Encoded
 
@@ -32,7 +32,7 @@ def answer(
     `windows` hold the question beside each part of the context.  A piece that lies in several windows counts where its
     score is highest; probabilities are over all pieces.  Raises InputError for a model without a head over spans.
     """
-    if not isinstance(module.spec.head, SpanHead):
+    if not isinstance(module.spec.head, SpanHeadSpec):
         raise InputError(f"this {module.spec.family} model has no head over answers, so it cannot answer")
     scores: dict[tuple[int, int], float] = {}
     for window, logits in zip(windows, head_outputs(module, windows), strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.nn import Batch, Transformer, flat
-from triptych.spec import ClassHead
+from triptych.spec import ClassHeadSpec
 from triptych.text import Encoded
 
 BATCH_TOKENS = 4096  # tokens of one batch, unless a single row is longer
@@ -57,11 +57,11 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
         output = module.logits(Batch(inputs=tokens, rows=where, token_types=types))
     else:
         for i, row in enumerate(rows):
-            if isinstance(module.spec.head, ClassHead) and row.ids[-1] not in ids.eos:
+            if isinstance(module.spec.head, ClassHeadSpec) and row.ids[-1] not in ids.eos:
                 raise InputError(
                     f"text {i} does not end with an end-of-text token, where this model looks for the label"
                 )
         first = [row.ids[-1] if ids.start is None else ids.start for row in rows]
         shifted, into = flat([[start, *row.ids[:-1]] for start, row in zip(first, rows, strict=True)], device)
         output = module.logits(Batch(inputs=shifted, rows=into, source=(tokens, where)))
-    return list(output) if isinstance(module.spec.head, ClassHead) else where.split(output)
+    return list(output) if isinstance(module.spec.head, ClassHeadSpec) else where.split(output)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.nn import Transformer
-from triptych.spec import ClassHead
+from triptych.spec import ClassHeadSpec
 from triptych.tasks.batching import head_outputs
 from triptych.text import Encoded
 
@@ -24,7 +24,7 @@ def classify(
     `multi_label_classification`, each label has its own (sigmoid); with `regression` it is the score itself.  Raises
     InputError for a model without a head over classes.
     """
-    if not isinstance(module.spec.head, ClassHead):
+    if not isinstance(module.spec.head, ClassHeadSpec):
         raise InputError(f"this {module.spec.family} model has no head over classes, so it cannot classify")
     ranked = []
     for scores in head_outputs(module, rows):

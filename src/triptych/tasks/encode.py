@@ -18,13 +18,13 @@ from triptych.tasks.batching import BATCH_TOKENS, batches
 Mode = Literal["mean", "first", "dense"]
 
 
-def pooling(module: Transformer, mode: str | None = None, normalize: bool | None = None) -> spec.Pooling:
+def pooling(module: Transformer, mode: str | None = None, normalize: bool | None = None) -> spec.PoolingSpec:
     """How the model's vectors are pooled: as the checkpoint says, else by their mean; `mode` and `normalize` replace
     that.  `cls`, as sentence-transformers calls it, is `first`.
 
     Raises InputError for an unknown mode, and for `dense` without the checkpoint's pooler.
     """
-    how = module.spec.head if isinstance(module.spec.head, spec.Pooling) else spec.Pooling()
+    how = module.spec.head if isinstance(module.spec.head, spec.PoolingSpec) else spec.PoolingSpec()
     if mode is not None:
         chosen: Mode | None = next((m for m in get_args(Mode) if m == ("first" if mode == "cls" else mode)), None)
         if chosen is None:
@@ -37,7 +37,7 @@ def pooling(module: Transformer, mode: str | None = None, normalize: bool | None
 
 @torch.no_grad()
 def encode(
-    module: Transformer, rows: Sequence[Row], pooling: spec.Pooling, *, batch_tokens: int = BATCH_TOKENS
+    module: Transformer, rows: Sequence[Row], pooling: spec.PoolingSpec, *, batch_tokens: int = BATCH_TOKENS
 ) -> Tensor:
     """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,
     pooled.  Rows of similar length run together and nothing is padded.

@@ -8,7 +8,7 @@ import torch
 
 from triptych.errors import InputError
 from triptych.nn import NO_TAPS, Batch, Taps, Transformer, flat
-from triptych.spec import MaskedLMHead
+from triptych.spec import MaskedLMHeadSpec
 
 
 @torch.inference_mode()
@@ -19,7 +19,7 @@ def fill(
 
     Raises InputError for a row without a mask or a model without a masked-LM head.
     """
-    if not isinstance(module.spec.head, MaskedLMHead):
+    if not isinstance(module.spec.head, MaskedLMHeadSpec):
         raise InputError(f"this {module.spec.family} model has no masked-LM head, so it cannot fill words in")
     for i, row in enumerate(rows):
         if mask_id not in row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ from torch import Tensor
 
 from triptych.checkpoints import read_json
 from triptych.errors import InputError, TextError, shown
+from triptych.generate.arguments import check_ids
 from triptych.media import audio
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
-from triptych.spec import Embed, Frames, Model, Patches
+from triptych.spec import EmbedSpec, FramesSpec, ModelSpec, PatchesSpec
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
 
 Texts = (
@@ -35,7 +35,7 @@ Texts = (
 class ModelInputs:
     """The input slot of the spec says what a model reads; its tokenizer and the files in `path` say how to make it."""
 
-    spec: Model
+    spec: ModelSpec
     tokenizer: Tokenizer | None
     path: Path | None
 
@@ -120,7 +120,7 @@ class ModelInputs:
     @property
     def reads_text(self) -> bool:
         """Whether the model reads token ids, not sound or images."""
-        return isinstance(self.spec.reads.embed, Embed)
+        return isinstance(self.spec.reads.embed, EmbedSpec)
 
     @property
     def words(self) -> Tokenizer:
@@ -192,32 +192,16 @@ class ModelInputs:
     def _opened(self, path: str | Path) -> Tensor:
         """A WAV file as one window of frames [T, M], or an image as pixels [C, H, W]."""
         slot = self.spec.reads.embed
-        if isinstance(slot, Patches):
+        if isinstance(slot, PatchesSpec):
             how = Preparation.of(self.side_file("preprocessor_config.json"), slot.image)
             return torch.from_numpy(read_image(path, how))
-        assert isinstance(slot, Frames)
+        assert isinstance(slot, FramesSpec)
         window = slot.stride * slot.position.length
         frames = audio.log_mel(audio.padded(audio.read_wav(path), window), slot.conv1.inputs)
         if len(frames) > window:
             seconds = window * audio.HOP / audio.RATE
             raise InputError(f"{path} is longer than the {seconds:g} s this model reads at once; use transcribe()")
         return torch.from_numpy(frames)
-
-
-def check_ids(ids: Iterable[object], vocab: int, what: str) -> list[int]:
-    """`ids` as integers.  Raises InputError for anything that is no integer in `[0, vocab)`."""
-    out = []
-    for token in ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids:
-        try:
-            if isinstance(token, bool):
-                raise TypeError
-            index = operator.index(token)  # type: ignore[arg-type]  # what has no __index__ raises here
-        except TypeError:
-            raise InputError(f"{what}: {shown(token)} is no token id; ids are integers") from None
-        if not 0 <= index < vocab:
-            raise InputError(f"{what}: token id {index} is outside the vocabulary of {vocab}")
-        out.append(index)
-    return out
 
 
 def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[Any, Any]:
@@ -234,7 +218,7 @@ def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[A
     if own is not None and mask is not None:
         raise InputError("there are two masks; give mask= or attention_mask, not both")
     ids = output["input_ids"]
-    if isinstance(ids, Sequence):  # rows of any length: those of a tokenizer that was not asked for tensors
+    if isinstance(ids, Sequence):  # rows of any length, from a tokenizer without return_tensors
         rows = _rows(ids)
         masks = _rows(own) if own is not None else [[1] * len(row) for row in rows]
         if [len(row) for row in rows] != [len(row) for row in masks]:

@@ -9,7 +9,7 @@ import torch
 
 from triptych.errors import InputError
 from triptych.nn import Transformer
-from triptych.spec import ReplacedHead, TokenHead
+from triptych.spec import ReplacedHeadSpec, TokenHeadSpec
 from triptych.tasks.batching import head_outputs
 from triptych.text import Encoded
 
@@ -42,11 +42,11 @@ def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labe
     Raises InputError for a model without a head over tokens.
     """
     head = module.spec.head
-    if not isinstance(head, TokenHead | ReplacedHead):
+    if not isinstance(head, TokenHeadSpec | ReplacedHeadSpec):
         raise InputError(f"this {module.spec.family} model has no head over tokens, so it cannot tag them")
     tagged = []
     for row, text, logits in zip(rows, texts, head_outputs(module, rows), strict=True):
-        if isinstance(head, ReplacedHead):
+        if isinstance(head, ReplacedHeadSpec):
             labels, logits = ("original", "replaced"), torch.cat((torch.zeros_like(logits), logits), dim=-1)
         best = logits.softmax(-1).max(-1)
         tokens = zip(row.offsets, row.sequence_ids, best.indices.tolist(), best.values.tolist(), strict=True)

@@ -18,7 +18,7 @@ from triptych.errors import InputError, nearest
 from triptych.generate import Engine, LiveRow, Request, Sampling
 from triptych.media import audio
 from triptych.nn import Transformer
-from triptych.spec import Frames
+from triptych.spec import FramesSpec
 from triptych.tasks.whisper_tokens import WhisperTokens, rules, segments
 from triptych.text import Tokenizer
 
@@ -50,7 +50,7 @@ class Transcript:
 
 
 @dataclass
-class Window:
+class SpeechWindow:
     """An encoded window, and the row that was last written beside it."""
 
     engine: Engine
@@ -76,10 +76,10 @@ class WhisperDecoder:
     previous: bool = False  # condition each window on the text of the windows before it
 
     @property
-    def slot(self) -> Frames:
+    def slot(self) -> FramesSpec:
         """The input slot.  Raises InputError for a model that does not read sound."""
         slot = self.module.spec.reads.embed
-        if self.module.decoder is None or not isinstance(slot, Frames):
+        if self.module.decoder is None or not isinstance(slot, FramesSpec):
             raise InputError(f"a {self.module.spec.family} model reads no sound; transcribing needs a Whisper model")
         return slot
 
@@ -92,18 +92,18 @@ class WhisperDecoder:
         """The text of `ids`, without times."""
         return self.tokenizer.decode([token for token in ids if token < self.tokens.first_time])
 
-    def encode_window(self, frames: Tensor) -> Window:
+    def encode_window(self, frames: Tensor) -> SpeechWindow:
         """One window of frames [T, M], encoded."""
         engine = Engine(self.module)
         (row,) = engine.add(Request(prompt=[self.tokens.start], source=frames, max_new_tokens=1, keep_slot=True))
-        return Window(engine, row)
+        return SpeechWindow(engine, row)
 
-    def first_scores(self, window: Window, prompt: Sequence[int] = ()) -> Tensor:
+    def first_scores(self, window: SpeechWindow, prompt: Sequence[int] = ()) -> Tensor:
         """[V]: logits of the token after `prompt`, which ends in the start token: a language, or no speech."""
         request = Request(prompt=prompt or [self.tokens.start], max_new_tokens=0, keep_slot=True)
         return window.start(request).logits()[0].float()
 
-    def language(self, window: Window) -> str | None:
+    def language(self, window: SpeechWindow) -> str | None:
         """The likeliest language of a window; None where the model knows only one."""
         scores, languages = self.first_scores(window), self.tokens.languages
         return max(languages, key=lambda name: scores[languages[name]].item(), default=None)
@@ -121,7 +121,7 @@ class WhisperDecoder:
     def context(self) -> int:
         return self.module.spec.context or 448
 
-    def write(self, window: Window, prompt: Sequence[int], limit: int | None = None) -> tuple[list[int], float]:
+    def write(self, window: SpeechWindow, prompt: Sequence[int], limit: int | None = None) -> tuple[list[int], float]:
         """The ids of one window, times among them, and the temperature they were sampled at; no ids for silence.
 
         Text that repeats itself or is unlikely is written again at the next temperature; that of the last one is
@@ -138,7 +138,7 @@ class WhisperDecoder:
         return ids, temperature
 
     def _write(
-        self, window: Window, prompt: Sequence[int], temperature: float, limit: int | None
+        self, window: SpeechWindow, prompt: Sequence[int], temperature: float, limit: int | None
     ) -> tuple[list[int], float]:
         """Ids, and the mean log-probability of these and of the end token."""
         rule = rules(self.tokens, len(prompt), timestamps=self.timestamps)
@@ -161,7 +161,7 @@ class WhisperDecoder:
         total = sum(float(scores[token]) for scores, token in zip(logprobs, ids, strict=True))
         return [token for token in ids if token != self.tokens.end], total / len(ids)
 
-    def _silence(self, window: Window, prompt: Sequence[int]) -> float:
+    def _silence(self, window: SpeechWindow, prompt: Sequence[int]) -> float:
         """The probability of no speech, from the first token after the start token."""
         if self.tokens.no_speech is None:
             return 0.0
@@ -179,10 +179,12 @@ def transcribe(
 ) -> Transcript:
     """The text of `sound`, `[T]` at 16 kHz; `on_segment` is called with each segment as soon as it is written.
 
-    The language is detected in the first window unless given.  Raises InputError for a model that reads no sound, and
-    for a language or task it does not know.
+    The language is detected in the first window where `language` is None.  Raises InputError for a model that reads no
+    sound, and for a language or task it does not know.
     """
     tokens, mels = decoder.tokens, decoder.slot.conv1.inputs
+    if not decoder.temperatures:
+        raise InputError("temperatures is empty; give at least one, such as (0.0,)")
     if decoder.task not in tokens.tasks:
         raise InputError(f"task={decoder.task!r} is not one of {', '.join(tokens.tasks)}")
     if language is not None and language not in tokens.languages:

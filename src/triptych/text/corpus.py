@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from triptych.errors import TextError
+from triptych.files import exists, read_regular
+
+MAX_BYTES = 1 << 33  # of a file, which is held in memory
 
 
 def documents(path: Path | str) -> list[str]:
@@ -15,7 +18,7 @@ def documents(path: Path | str) -> list[str]:
     Raises TextError if there is no text, and for a file that is not UTF-8, naming the file and the first bad byte.
     """
     path = Path(path)
-    if not path.exists():
+    if not exists(path):
         raise TextError(f"no file or folder {path}; give a UTF-8 text file or a folder of them")
     texts = [text for file in _files(path) if (text := _read(file)).strip()]
     if not texts:
@@ -29,17 +32,14 @@ def read_text(path: Path | str) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
+    if not path.is_dir():
         return [path]
     files = (file for file in sorted(path.rglob("*")) if file.is_file())
     return [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
 
 
 def _read(file: Path) -> str:
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise TextError(f"{file} cannot be read: {error.strerror}") from error
+    raw = read_regular(file, MAX_BYTES, TextError)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
 """Long texts cut into parts that are encoded one by one, with the ids of the whole.
 
 The library needs about 200 bytes for each token it makes, and a text of a hundred megabytes on one line would need more
-memory than there is.  A cut is therefore placed where words end, and taken only where the text around it has the same
-ids cut and uncut.  This decides it for every tokenizer that splits a text into words before it merges; for the others
-(SentencePiece) no piece reaches from a letter over the space behind it.
+memory than there is.  A text is therefore cut where a word ends, and only where the text around the cut, 200 characters
+on either side, has the same ids cut and uncut.  A tokenizer that splits texts into words first encodes each word by
+itself; one that does not (SentencePiece) is cut at spaces, which its pieces do not cross, or the ids would differ.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from triptych.errors import TextError
 PART = 1 << 16  # characters of a part, unless there is no place to cut
 MAX_UNCUT = 1 << 22  # characters without a place to cut
 _CONTEXT = 200  # characters on either side of a cut that are encoded to judge it
-_TRIES = 32  # places of each kind that are tried
+_TRIES = 32  # matches of each pattern that are tried
 
-#: Kinds of places, the best first.  The characters that match are left out: a tokenizer that puts a space before each
-#: text puts back the one that is left out.
-_PLACES = (r"(?<=\w)(?=\n)", r"(?<=\w)(?= \w)", r"(?<=\w) (?=\w)", r"(?<=[^\w\s])(?=\s)", r"(?<=[^\w\s])(?=\w)")
+#: Patterns of boundaries, the best first.  The characters that match are left out: a tokenizer that puts a space
+#: before each text puts back the one that is left out.
+_BOUNDARIES = (r"(?<=\w)(?=\n)", r"(?<=\w)(?= \w)", r"(?<=\w) (?=\w)", r"(?<=[^\w\s])(?=\s)", r"(?<=[^\w\s])(?=\w)")
 _ANYWHERE = r"(?s)(?<=.)(?=.)"
 
 Encode = Callable[[list[str]], list[list[int]]]
@@ -34,10 +34,10 @@ def parts(text: str, encode: Encode, *, single_characters: bool = False) -> Iter
 
     Raises TextError for more than 2^22 characters without a place to cut.
     """
-    places = [re.compile(place) for place in (*_PLACES, *([_ANYWHERE] if single_characters else []))]
+    boundaries = [re.compile(pattern) for pattern in (*_BOUNDARIES, *([_ANYWHERE] if single_characters else []))]
     start = 0
     while len(text) - start > PART:
-        cut = _find_cut(text, start, places, encode)
+        cut = _find_cut(text, start, boundaries, encode)
         if cut is None:
             break
         yield text[start : cut[0]]
@@ -50,11 +50,11 @@ def parts(text: str, encode: Encode, *, single_characters: bool = False) -> Iter
     yield text[start:]
 
 
-def _find_cut(text: str, start: int, places: list[re.Pattern[str]], encode: Encode) -> tuple[int, int] | None:
+def _find_cut(text: str, start: int, boundaries: list[re.Pattern[str]], encode: Encode) -> tuple[int, int] | None:
     """The end of the part that begins at `start`, and the start of the next one."""
     for reach in (2 * PART, MAX_UNCUT):
-        for place in places:
-            matches = place.finditer(text, start + PART, start + reach)
+        for boundary in boundaries:
+            matches = boundary.finditer(text, start + PART, start + reach)
             for match, _ in zip(matches, range(_TRIES), strict=False):
                 left = text[max(0, match.start() - _CONTEXT) : match.start()]
                 right = text[match.end() : match.end() + _CONTEXT]

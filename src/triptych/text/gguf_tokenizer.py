@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from triptych.errors import TextError, nearest
 from triptych.text.chat import ChatTemplate
 from triptych.text.sentencepiece_file import Malformed, check_charsmap
-from triptych.text.specials import Specials, frame
+from triptych.text.specials import Specials, surround
 from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
 
@@ -130,9 +130,11 @@ def _mark_added(backend: Backend, vocabulary: _Vocabulary) -> None:
     backend.add_tokens(added(user=True))
 
 
-def _frame(backend: Backend, vocabulary: _Vocabulary, specials: Specials, add_bos: bool, add_eos: bool = False) -> None:
+def _add_bos_and_eos(
+    backend: Backend, vocabulary: _Vocabulary, specials: Specials, add_bos: bool, add_eos: bool = False
+) -> None:
     bos = specials.bos if vocabulary.flag("add_bos_token", add_bos) else None
-    frame(backend, bos, specials.eos if vocabulary.flag("add_eos_token", add_eos) else None)
+    surround(backend, bos, specials.eos if vocabulary.flag("add_eos_token", add_eos) else None)
 
 
 def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
@@ -149,7 +151,7 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = byte_level_words(split)
     backend.decoder = decoders.ByteLevel()
-    _frame(backend, vocabulary, specials, split.add_bos)
+    _add_bos_and_eos(backend, vocabulary, specials, split.add_bos)
     return backend, specials
 
 
@@ -186,7 +188,7 @@ def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None)
     else:  # Metaspace adds no mark before a text that begins with one; as "first", none behind a special token
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", str(scheme), split=False)
     backend.decoder = decoders.Sequence(after)
-    _frame(backend, vocabulary, specials, add_bos=True)
+    _add_bos_and_eos(backend, vocabulary, specials, add_bos=True)
     return backend, specials
 
 
@@ -224,7 +226,7 @@ def _unigram(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tu
     table += [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(table)
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always" if prefix else "never")
-    _frame(backend, vocabulary, specials, add_bos=False, add_eos=True)
+    _add_bos_and_eos(backend, vocabulary, specials, add_bos=False, add_eos=True)
     return backend, replace(specials, unk=vocabulary.tokens[int(unk)])
 
 

@@ -125,11 +125,11 @@ def _stripping(tokenizer: Tokenizer) -> dict[str, list[int]]:
     return {key: ids for key, ids in zip(STRIPPED, both, strict=True) if ids}
 
 
-def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
+def _bos_and_eos(tokenizer: Tokenizer) -> dict[str, bool]:
     """Whether texts begin with BOS and end with EOS."""
-    plain, framed = tokenizer.encode("a", special=False), tokenizer.encode("a")
-    before = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
-    return {"add_bos_token": before > 0, "add_eos_token": len(framed) > before + len(plain)}
+    plain, whole = tokenizer.encode("a", special=False), tokenizer.encode("a")
+    before = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+    return {"add_bos_token": before > 0, "add_eos_token": len(whole) > before + len(plain)}
 
 
 def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -137,8 +137,8 @@ def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
     for name in _NAMES:
         if not merges or _cuts_like(tokenizer, SPLITS[name]):
-            yield {"pre": name, "merges": merges, **_framing(tokenizer)}
-            yield {"pre": name, "merges": merges, COMPOSED: True, **_framing(tokenizer)}
+            yield {"pre": name, "merges": merges, **_bos_and_eos(tokenizer)}
+            yield {"pre": name, "merges": merges, COMPOSED: True, **_bos_and_eos(tokenizer)}
 
 
 def _cuts_like(tokenizer: Tokenizer, split: Split) -> bool:
@@ -159,7 +159,7 @@ def _sentencepiece(
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         ranks.setdefault(left + right, rank)
     scores = [-float(ranks.get(token, len(merges))) for token in fields["tokens"]]
-    fixed = {"scores": scores, **_framing(tokenizer)}
+    fixed = {"scores": scores, **_bos_and_eos(tokenizer)}
     yield from ({**fixed, "add_space_prefix": prefix} for prefix in (True, False))
     yield from ({**fixed, "add_space_prefix": True, SCHEME: scheme} for scheme in ("first", "always"))
 
@@ -173,7 +173,7 @@ def _unigram(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str
     if charsmap:
         more["precompiled_charsmap"] = base64.b64decode(charsmap[1])
     for prefix, single in product((True, False), repeat=2):
-        yield {**more, "add_space_prefix": prefix, "remove_extra_whitespaces": single, **_framing(tokenizer)}
+        yield {**more, "add_space_prefix": prefix, "remove_extra_whitespaces": single, **_bos_and_eos(tokenizer)}
 
 
 def _word_piece(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -183,6 +183,6 @@ def _word_piece(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[
         for token, kind in zip(fields["tokens"], fields["token_type"], strict=True)
     ]
     ends = {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
-    frame = {name: index for name, index in ends.items() if index is not None}
+    special_ids = {name: index for name, index in ends.items() if index is not None}
     for lowercase in (True, False):
-        yield {"tokens": pieces, **frame, **({} if lowercase else {"normalizer.lowercase": False})}
+        yield {"tokens": pieces, **special_ids, **({} if lowercase else {"normalizer.lowercase": False})}

@@ -1,10 +1,11 @@
-"""Limits on what a tokenizer may do to a text, checked before it reads the first one.
+"""Limits on what a tokenizer may do to a text, checked before it reads one.
 
 A `tokenizer.json` is a small program from a checkpoint, so it is not trusted.  A few hundred bytes of it can turn one
-character into 2^60 of them (replacements that feed each other), or put ten megabytes in front of every text.  Real
-tokenizers stay far below the limits here: NFKC, the largest of them, makes 18 characters of one (U+FDFA).
+character into 2^60 (replacements whose results are replaced again), or put ten megabytes in front of every text.  The
+limits are far above what real tokenizers do: the largest growth of one step is NFKC's, 18 characters for U+FDFA, and
+the bound for ALBERT's, which has two such steps, is 2,592.
 
-What a hostile regular expression of a tokenizer costs is not bounded.
+The time that a hostile regular expression takes is not limited.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from tokenizers.models import Unigram, WordPiece
 
 from triptych.errors import TextError
 
-MAX_GROWTH = 1 << 12  # characters that one character of a text may become
+MAX_GROWTH = 1 << 14  # characters that one character of a text may become, by an upper bound
 MAX_ADDED = 1 << 10  # characters, or special tokens, put around a text
 MAX_STEPS = 1 << 8  # normalizers and pre-tokenizers, or decoders, applied in turn
 MAX_TOKEN = 1 << 16  # characters of a token
 MAX_PIECE = 1 << 10  # characters of a unigram piece: every position of a text tries all lengths
-MAX_WORD = 1 << 8  # characters of a word that WordPiece cuts: the time grows with the cube
+MAX_WORD = 1 << 8  # characters of a word that WordPiece splits: the time grows with the cube
 MAX_AFFIX = 1 << 6  # characters that mark a piece inside a word, or at its end
 
 Step = Mapping[str, Any]
@@ -32,7 +33,7 @@ Step = Mapping[str, Any]
 
 #: Keys under which a `Sequence` lists its steps.
 _INSIDE = ("normalizers", "pretokenizers", "processors", "decoders")
-#: type -> characters that any one character may become.  Steps that are not listed leave the length of a text.
+#: type -> characters that any one character may become.  Other steps do not lengthen a text.
 _UNICODE_GROWTH = {
     "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 8, "ByteLevel": 4, "Metaspace": 2,
     "WordPiece": 2, "BPEDecoder": 2, "CTC": 2,
@@ -47,11 +48,11 @@ class Component(Protocol):
 
 
 def check(backend: Backend) -> None:
-    """Raise TextError, naming the limit, for a tokenizer that could use unbounded memory or time on a short text."""
+    """Raise TextError, naming the limit, for a tokenizer that could need huge memory or time for a short text."""
     reading = [*steps(backend.normalizer), *steps(backend.pre_tokenizer)]
     _check_growth("its normalizer and pre-tokenizer", reading)
     _check_growth("its decoders", list(steps(backend.decoder)))
-    _check_frame(list(steps(backend.post_processor)))
+    _check_templates(list(steps(backend.post_processor)))
     model = backend.model
     if isinstance(model, WordPiece) and model.max_input_chars_per_word > MAX_WORD:
         raise TextError(f"its max_input_chars_per_word is {model.max_input_chars_per_word}; {MAX_WORD} is the limit")
@@ -66,7 +67,7 @@ def check(backend: Backend) -> None:
 
 
 def steps(component: Component | None) -> Iterator[Step]:
-    """The steps of a component in the order they are applied, those inside a `Sequence` in its place."""
+    """The steps of a component in the order they are applied; a `Sequence` is replaced by the steps inside it."""
     waiting: list[Step] = [] if component is None else [json.loads(component.__getstate__())]
     while waiting:
         step = waiting.pop()
@@ -77,7 +78,10 @@ def steps(component: Component | None) -> Iterator[Step]:
 
 
 class Growth:
-    """An upper bound of what the steps after some point make of each character, followed from the last step back."""
+    """An upper bound on how many characters the last steps make of each character, computed from the last step back.
+
+    `added` bounds the characters that come from no character of the text.
+    """
 
     def __init__(self) -> None:
         self._other = 1.0
@@ -89,7 +93,7 @@ class Growth:
         return max(self._other, *self._of.values()) if self._of else self._other
 
     def before(self, step: Step) -> None:
-        """Go back over `step`."""
+        """Include `step`, which comes before the steps included so far."""
         if step["type"] == "Replace":
             self._replaced(step["pattern"], step["content"])
         elif step["type"] == "Prepend":
@@ -107,13 +111,13 @@ class Growth:
             self._other, self._of = self.largest * count, {}
 
     def _replaced(self, pattern: Mapping[str, str], content: str) -> None:
-        made, literal = self._sum(content), pattern.get("String")
-        if literal:  # what a match makes, spread over the characters it takes
+        length, literal = self._sum(content), pattern.get("String")
+        if literal:  # the length of the content is divided among the characters of a match
             for char in literal:
-                self._of[char] = max(self._of.get(char, self._other), made / len(literal))
+                self._of[char] = max(self._of.get(char, self._other), length / len(literal))
         else:  # a regular expression may match anything, and also before every character and at the end
-            self._other, self._of = self._other + made, {char: old + made for char, old in self._of.items()}
-            self.added += made
+            self._other, self._of = self._other + length, {char: old + length for char, old in self._of.items()}
+            self.added += length
 
 
 def _check_growth(name: str, reading: list[Step]) -> None:
@@ -128,17 +132,19 @@ def _check_growth(name: str, reading: list[Step]) -> None:
         raise TextError(f"{name} can add {growth.added:.3g} characters to a text; {MAX_ADDED:,} is the limit")
 
 
-def _check_frame(frames: list[Step]) -> None:
+def _check_templates(processors: list[Step]) -> None:
+    if len(processors) > MAX_STEPS:
+        raise TextError(f"it has {len(processors)} post-processors; {MAX_STEPS} is the limit")
     added = 0
-    for step in frames:
-        for template in (step.get("single", ()), step.get("pair", ())) if step["type"] == "TemplateProcessing" else ():
+    for step in (step for step in processors if step["type"] == "TemplateProcessing"):
+        for template in (step["single"], step["pair"]):
             texts = [piece["Sequence"]["id"] for piece in template if "Sequence" in piece]
             if len(set(texts)) < len(texts):
-                raise TextError("its post-processor repeats a text; it may put each text once")
+                raise TextError("its post-processor repeats a text; each may occur once")
             names = [piece["SpecialToken"]["id"] for piece in template if "SpecialToken" in piece]
             added += sum(len(step["special_tokens"][name]["ids"]) for name in names)
-    if len(frames) > MAX_STEPS or added > MAX_ADDED:
-        raise TextError(f"its post-processor adds {added:,} tokens in {len(frames)} steps; {MAX_ADDED:,} is the limit")
+    if added > MAX_ADDED:
+        raise TextError(f"its post-processor adds {added:,} tokens to texts; {MAX_ADDED:,} is the limit")
 
 
 def _longest_replacement(step: Step) -> int:

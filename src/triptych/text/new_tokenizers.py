@@ -87,7 +87,7 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = ENCOD
 
 def _finish(backend: Backend, layout: Layout) -> Tokenizer:
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in _texts(layout)])
-    layout.frame(backend)
+    layout.apply(backend)
     return Tokenizer(backend, layout.specials)
 
 

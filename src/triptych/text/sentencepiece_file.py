@@ -25,7 +25,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
-class Piece:
+class VocabularyPiece:
     """One entry of the vocabulary; its id is its position in the file."""
 
     text: str
@@ -37,7 +37,7 @@ class Piece:
 class Pieces:
     """The contents of a model file: vocabulary, algorithm, and the normalization the model was trained with."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[VocabularyPiece, ...]
     algorithm: int = UNIGRAM
     byte_fallback: bool = False
     unk_id: int = 0
@@ -63,7 +63,7 @@ class Malformed(Exception):
 
 def parse(data: bytes) -> Pieces:
     """The model in the bytes of a file.  Raises Malformed, or UnicodeDecodeError for a piece that is not UTF-8."""
-    pieces: list[Piece] = []
+    pieces: list[VocabularyPiece] = []
     trainer = normalizer = b""
     for number, value in _fields(data):
         if number == 1:
@@ -108,7 +108,7 @@ def check_charsmap(data: bytes) -> None:
         raise Malformed("its table of replacements has one that begins outside it or inside a character")
 
 
-def _piece(data: bytes) -> Piece:
+def _piece(data: bytes) -> VocabularyPiece:
     fields = dict(_fields(data))
     score = _as_bytes(fields.get(2, bytes(4)))
     if len(score) != 4:
@@ -119,7 +119,7 @@ def _piece(data: bytes) -> Piece:
     (number,) = struct.unpack("<f", score)
     if not math.isfinite(number):
         raise Malformed(f"the score of {text[:40]!r} is not finite")
-    return Piece(text, number, _as_int(fields.get(3, NORMAL)))
+    return VocabularyPiece(text, number, _as_int(fields.get(3, NORMAL)))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

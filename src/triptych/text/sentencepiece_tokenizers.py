@@ -123,9 +123,9 @@ def deberta(files: tuple[Path, ...], config: Mapping[str, object], specials: Spe
     lower = [normalizers.Lowercase()] if config.get("do_lower_case", False) else []
     spaces = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
     backend.normalizer = normalizers.Sequence([*lower, *spaces])
-    apart = [pre_tokenizers.Punctuation(behavior="isolated")] if config.get("split_by_punct", False) else []
+    punctuation = [pre_tokenizers.Punctuation(behavior="isolated")] if config.get("split_by_punct", False) else []
     mark = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*apart, mark])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*punctuation, mark])
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     return backend
 
@@ -138,13 +138,13 @@ def marian(files: tuple[Path, ...], config: Mapping[str, object], specials: Spec
     """
     if config.get("separate_vocabs"):
         raise TextError(f"{files[1].parent}: separate_vocabs is set; only a shared vocabulary is supported")
-    pieces, words = _read(files, sentencepiece.UNIGRAM), read_vocab_json(files[1])
+    pieces, ids = _read(files, sentencepiece.UNIGRAM), read_vocab_json(files[1])
     scores = {piece.text: piece.score for piece in pieces.pieces if piece.kind == sentencepiece.NORMAL}
     below = min(scores.values(), default=0.0) - 1000.0
-    order = sorted(words, key=lambda word: words[word])
-    if specials.unk not in words:
+    order = sorted(ids, key=lambda piece: ids[piece])
+    if specials.unk not in ids:
         raise TextError(f"{files[1]} has no {specials.unk!r}")
-    backend = Backend(models.Unigram([(word, scores.get(word, below)) for word in order], unk_id=words[specials.unk]))
+    backend = Backend(models.Unigram([(piece, scores.get(piece, below)) for piece in order], unk_id=ids[specials.unk]))
     codes = [word for word in order if word.startswith(">>") and word.endswith("<<")]
     backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
     # SentencePiece looks up sequences of any length in its table, `Precompiled` a letter with at most one mark.  After

@@ -52,10 +52,10 @@ class Layout:
     before: str | None = None
     after: str | None = None
 
-    def frame(self, backend: Backend) -> None:
+    def apply(self, backend: Backend) -> None:
         """Make `backend` put the tokens `before` and `after` around every text."""
         named = self.specials.named()
-        frame(backend, self.before and named[self.before], self.after and named[self.after])
+        surround(backend, self.before and named[self.before], self.after and named[self.after])
 
 
 #: What a new decoder, encoder and encoder-decoder need.  The tokens are those of GPT, BERT and T5.
@@ -64,7 +64,7 @@ ENCODER = Layout(Specials(pad="[PAD]", unk="[UNK]", mask="[MASK]", cls="[CLS]", 
 SEQ2SEQ = Layout(Specials(pad="<pad>", eos="</s>", unk="<unk>"), after="eos")
 
 
-def frame(backend: Backend, before: str | None, after: str | None) -> None:
+def surround(backend: Backend, before: str | None, after: str | None) -> None:
     """Make `backend` put the special token `before` ahead of every text and `after` behind it.
 
     A second text has `after` behind it too, and is of token type 1, as in BERT.

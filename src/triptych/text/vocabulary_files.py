@@ -27,21 +27,21 @@ from triptych.text.specials import Specials
 from triptych.text.splits import SPLITS, byte_level_words
 
 _SPM_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
-_Frame = Callable[[Mapping[str, object]], tuple[str, str]]  # of the config
+_Templates = Callable[[Mapping[str, object]], tuple[str, str]]  # of the config
 
 
 @dataclass(frozen=True)
 class _Class:
     """How one class of transformers splits texts and puts special tokens around them.
 
-    `build` makes the backend from the files, the config and the special tokens.  `frame` returns two templates of
+    `build` makes the backend from the files, the config and the special tokens.  `templates` returns two templates of
     words, for a text and for a pair: `$A` and `$B` are the texts, the field name of a special token stands for its
     text, any other word is the text of a token, and `:1` after a word makes it of token type 1.  None: `build` sets it.
     """
 
     specials: Specials
     build: Callable[[tuple[Path, ...], Mapping[str, object], Specials], Backend]
-    frame: _Frame | None = None
+    templates: _Templates | None = None
 
 
 def find(path: Path) -> tuple[Path, ...]:
@@ -77,8 +77,8 @@ def build(path: Path, config: Mapping[str, object]) -> tuple[Backend, Specials]:
     with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made from it: {problem}")):
         backend = own.build(files, config, specials)
         added_tokens.add(backend, specials, config, path)
-        if own.frame is not None:
-            _frame(backend, specials, *own.frame(config))
+        if own.templates is not None:
+            _set_templates(backend, specials, *own.templates(config))
     return backend, specials
 
 
@@ -95,8 +95,8 @@ def _name(path: Path, config: Mapping[str, object], known: Mapping[str, _Class])
     return next((name for name in names if name and name in known), names[0])
 
 
-def _frame(backend: Backend, specials: Specials, single: str, pair: str) -> None:
-    """Make `backend` put special tokens around texts by the two templates of `_Class.frame`."""
+def _set_templates(backend: Backend, specials: Specials, single: str, pair: str) -> None:
+    """Make `backend` put special tokens around texts by the two templates of `_Class.templates`."""
     named, ids = specials.named(), dict[str, int]()
 
     def spelled(template: str) -> list[str]:
@@ -124,7 +124,7 @@ def _id(backend: Backend, text: str) -> int:
 # ---------------------------------------------------------------- special tokens around texts
 
 
-def _always(single: str, pair: str) -> _Frame:
+def _always(single: str, pair: str) -> _Templates:
     return lambda config: (single, pair)
 
 
@@ -135,14 +135,14 @@ def _by_config(config: Mapping[str, object]) -> tuple[str, str]:
     return first, f"{first} {second}"
 
 
-def _in_language(single: str, pair: str) -> _Frame:
+def _in_language(single: str, pair: str) -> _Templates:
     """`lang` stands for the code of the source language, `src_lang` of the config."""
 
-    def frame(config: Mapping[str, object]) -> tuple[str, str]:
+    def templates(config: Mapping[str, object]) -> tuple[str, str]:
         language = str(config.get("src_lang") or "en_XX")
         return single.replace("lang", language), pair.replace("lang", language)
 
-    return frame
+    return templates
 
 
 _TYPED = _always("cls $A sep", "cls $A sep $B:1 sep:1")

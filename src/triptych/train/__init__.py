@@ -5,7 +5,7 @@ from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.job import Job, prepare, resume, verify_resume
 from triptych.train.loop import Event, Progress, RunSettings, Trainer
 from triptych.train.nonfinite import DivergedError
-from triptych.train.objectives import Batch, Example, TokenMasking, causal, collate, loss, seq2seq
+from triptych.train.objectives import Example, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
 from triptych.train.recipe import Recipe, check_recipe, read_recipe
 from triptych.train.show import ShownRow, ShownToken, show_batch
@@ -13,8 +13,38 @@ from triptych.train.state import Checkpoints
 from triptych.train.stop import Interrupted
 
 __all__ = [
-    "Batch", "CausalText", "Checkpoints", "Data", "DivergedError", "Event", "Example", "HeldOut", "Interrupted", "Job",
-    "MaskedText", "Optimizer", "OptimizerSettings", "Pairs", "Progress", "Recipe", "RunSettings", "Schedule", "Score",
-    "ShownRow", "ShownToken", "TokenMasking", "Trainer", "causal", "check_recipe", "collate", "evaluate", "loss",
-    "prepare", "read_recipe", "resume", "seq2seq", "show_batch", "verify_resume",
+    "CausalText",
+    "Checkpoints",
+    "Data",
+    "DivergedError",
+    "Event",
+    "Example",
+    "HeldOut",
+    "Interrupted",
+    "Job",
+    "MaskedText",
+    "Optimizer",
+    "OptimizerSettings",
+    "Pairs",
+    "Progress",
+    "Recipe",
+    "RunSettings",
+    "Schedule",
+    "Score",
+    "ShownRow",
+    "ShownToken",
+    "TokenMasking",
+    "Trainer",
+    "TrainingBatch",
+    "causal",
+    "check_recipe",
+    "collate",
+    "evaluate",
+    "loss",
+    "prepare",
+    "read_recipe",
+    "resume",
+    "seq2seq",
+    "show_batch",
+    "verify_resume",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych.nn import Transformer
 from triptych.train.data import Data
-from triptych.train.objectives import Batch, Example, collate, final
+from triptych.train.objectives import Example, TrainingBatch, collate, final
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class HeldOut:
     """Held-out rows in batches, the commonest token of the training data, and the size of the text the rows spell (None
     where tokens do not map to text one to one)."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[TrainingBatch, ...]
     commonest: int
     characters: int | None = None
     bytes: int | None = None

@@ -14,7 +14,7 @@ import torch
 from triptych import nn
 from triptych.errors import CheckpointError, ConfigError, InputError, TriptychError, nearest
 from triptych.families import read_config
-from triptych.spec import LMHead, MaskedLMHead
+from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
 from triptych.text import (
     DECODER,
     ENCODER,
@@ -246,7 +246,7 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> 
         raise ConfigError(
             f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}"
         )
-    head = MaskedLMHead if objective == "masked" else LMHead
+    head = MaskedLMHeadSpec if objective == "masked" else LMHeadSpec
     if not isinstance(spec.head, head):
         raise ConfigError(f"objective {objective} needs a {head.__name__}; name the class in model.architectures")
     if tokenizer.vocab_size > spec.vocab:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -20,10 +20,10 @@ from pydantic import Field, model_validator
 from triptych.nn import Stack, Transformer
 from triptych.train import objectives
 from triptych.train.data import Data, Use, micro_batches, random_numbers
-from triptych.train.dropout import global_dropout, has_dropout, seeded_dropout
+from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.nonfinite import DivergedError, first_nonfinite
-from triptych.train.objectives import Batch, Example, collate
+from triptych.train.objectives import Example, TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
@@ -204,39 +204,35 @@ class Trainer:
         self.at.tokens += sum(batch.tokens for batch in batches)
         return nats / total, norm, factor
 
-    def _batches(self, examples: list[Example]) -> list[Batch]:
+    def _batches(self, examples: list[Example]) -> list[TrainingBatch]:
         """The micro-batches of a step.  One without a trained token adds nothing to the gradient and is left out;
         raises InputError if all are such."""
         parts = micro_batches(examples, self.settings.accumulate)
         trained = [part for part in parts if any(example.trained.any() for example in part)]
         return [collate(part, self.device) for part in trained or [examples]]
 
-    def _gradients(self, batches: list[Batch], total: int, seed: int) -> float:
+    def _gradients(self, batches: list[TrainingBatch], total: int, seed: int) -> float:
         """Add the gradients of the mean loss of all `total` trained tokens; the sum of their losses in nats.
 
         Dropout draws from `seed`.
         """
-        if not self._has_dropout:
-            return sum(self._backward(batch, total, nullcontext()) for batch in batches)
-        if self.settings.compile or self.device.type != "cpu":
-            with global_dropout(seed):
-                return sum(self._backward(batch, total, nullcontext()) for batch in batches)
-        recomputed = [block for stack in self._stacks for block in stack.blocks] if self.settings.recompute else []
-        with seeded_dropout(seed, recomputed) as dropout:
-            return sum(self._backward(batch, total, dropout.backward()) for batch in batches)
+        if draws_globally(self.module) or self.settings.compile or self.device.type != "cpu":
+            with global_dropout(seed) if self._has_dropout else nullcontext():
+                return sum(self._backward(batch, total, None) for batch in batches)
+        random = torch.Generator().manual_seed(seed) if self._has_dropout else None
+        return sum(self._backward(batch, total, random) for batch in batches)
 
-    def _backward(self, batch: Batch, total: int, backward: AbstractContextManager[None]) -> float:
-        """Forward and, in the context `backward`, backward pass of one micro-batch; its loss in nats."""
+    def _backward(self, batch: TrainingBatch, total: int, random: torch.Generator | None) -> float:
+        """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
         with autocast(self.settings.precision, self.device):
-            nats, _ = objectives.loss(self.module, batch)
+            nats, _ = objectives.loss(self.module, batch, random=random)
         value = float(nats.detach())
         if not math.isfinite(value):
             raise self._diverged("the loss", [batch])
-        with backward:
-            (nats / total).backward()
+        (nats / total).backward()
         return value
 
-    def _diverged(self, what: str, batches: list[Batch]) -> DivergedError:
+    def _diverged(self, what: str, batches: list[TrainingBatch]) -> DivergedError:
         def forward() -> None:
             with torch.no_grad(), autocast(self.settings.precision, self.device):
                 for batch in batches:

@@ -40,7 +40,7 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TrainingBatch:
     """Rows end to end: `ids` [N], of which M positions are trained.
 
     `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.
@@ -119,7 +119,7 @@ class TokenMasking:
         return Example(ids, targets, trained)
 
 
-def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
+def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> TrainingBatch:
     """Rows as one flat batch.  Raises InputError when none of their tokens is trained."""
     trained = np.concatenate([e.trained for e in examples]) if examples else np.zeros(0, dtype=bool)
     if not trained.any():
@@ -132,7 +132,7 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
     if examples[0].source is not None:
         sources = [e.source for e in examples if e.source is not None]
         source = (on(np.concatenate(sources)), Rows(tuple(map(len, sources))))
-    return Batch(
+    return TrainingBatch(
         ids=on(np.concatenate([e.ids for e in examples])),
         rows=Rows(tuple(len(e.ids) for e in examples)),
         at=on(np.flatnonzero(trained)),
@@ -145,20 +145,23 @@ def _tensor(values: NDArray[np.integer], device: torch.device) -> Tensor:
     return torch.from_numpy(values.astype(np.int64)).to(device, non_blocking=True)
 
 
-def final(module: Transformer, batch: Batch) -> Tensor:
-    """[M, D]: the vectors from which the trained positions are predicted."""
-    x = module(nn.Batch(inputs=batch.ids, rows=batch.rows, source=batch.source))
+def final(module: Transformer, batch: TrainingBatch, random: torch.Generator | None = None) -> Tensor:
+    """[M, D]: the vectors from which the trained positions are predicted; dropout draws from `random`."""
+    x = module(nn.Batch(inputs=batch.ids, rows=batch.rows, source=batch.source, random=random))
     return x if batch.trained == len(x) else x[batch.at]
 
 
-def loss(module: Transformer, batch: Batch, max_logits: int = MAX_LOGITS) -> tuple[Tensor, int]:
+def loss(
+    module: Transformer, batch: TrainingBatch, max_logits: int = MAX_LOGITS, random: torch.Generator | None = None
+) -> tuple[Tensor, int]:
     """The sum of the cross-entropies of the trained tokens in nats, in fp32 or better, and their number M.
 
     It is the sum and not the mean, so that a step of several batches divides once, by the tokens of all.  The head
     reads only trained positions.  If `[M, V]` has more than `max_logits` elements, they go through the head in parts,
-    whose logits are computed again in the backward pass, so that `[M, V]` is never in memory as a whole.
+    whose logits are computed again in the backward pass, so that `[M, V]` is never in memory as a whole.  Dropout draws
+    from `random`, from torch's global generator when None.
     """
-    x = final(module, batch)
+    x = final(module, batch, random)
     part = max(1, max_logits // module.spec.vocab)
     if part >= batch.trained:
         return _nats(module, batch.rows, x, batch.targets), batch.trained

@@ -14,19 +14,19 @@ from torch.optim import AdamW, Muon
 from triptych.errors import CheckpointError
 from triptych.nn import Transformer
 from triptych.spec import model as spec
-from triptych.spec.parts import Linear
+from triptych.spec.parts import LinearSpec
 from triptych.train.settings import Rate, Section, Share
 
 Role = Literal["matrix", "head", "other"]
 
 
-def roles(model: spec.Model) -> dict[str, Role]:
+def roles(model: spec.ModelSpec) -> dict[str, Role]:
     """`matrix`: weights of linear maps inside blocks.  `head`: those after the stack.  `other`: embeddings, position
     tables, norms, biases and sinks, which are never decayed.  A tied head is the embedding it shares."""
     by_name: dict[str, Role] = dict.fromkeys(model.shapes(), "other")
     for name, part in model.walk():
         weight = f"{name}.weight"
-        if isinstance(part, Linear) and weight in by_name:
+        if isinstance(part, LinearSpec) and weight in by_name:
             by_name[weight] = "matrix" if ".blocks." in name else "head"
     return by_name
 

@@ -19,7 +19,7 @@ from triptych.labs.walk.walking import checked, facts, tokens
 from triptych.model import Model
 from triptych.probe import Plan, Session, Trace
 from triptych.program import lower
-from triptych.spec import LMHead
+from triptych.spec import LMHeadSpec
 
 BEFORE, COST = "Before this step", "What it costs"
 
@@ -36,7 +36,7 @@ def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, he
     ids, target = checked(model, text, layer, head)
     if model.spec.layout == "encoder":
         raise InputError("an encoder keeps no cache: every token sees the new one, so nothing computed stays valid")
-    if not isinstance(model.spec.head, LMHead):
+    if not isinstance(model.spec.head, LMHeadSpec):
         raise InputError("this model labels texts and decodes nothing, so there is no step with a cache")
     row = ids if target is None else target
     if len(row) < 2:

@@ -21,7 +21,7 @@ from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.labs.walk import again
 from triptych.labs.walk.attending import Attending
-from triptych.labs.walk.steps import Printed, Shown, Step, Walk, number
+from triptych.labs.walk.steps import Again, Printed, Shown, Step, Walk, number
 from triptych.labs.walk.walking import explain
 from triptych.model import Model
 from triptych.spec.masks import Points
@@ -195,16 +195,16 @@ def _tie() -> Made:
     return steps, "a tie is a half each; the lecture's .55 and .45 are wrong"
 
 
-def _block(width: int, heads: int, tokens: int, hidden: spec.MLP | spec.GLU, mask: spec.Mask) -> list[Step]:
+def _block(width: int, heads: int, tokens: int, hidden: spec.MLPSpec | spec.GLUSpec, mask: spec.Mask) -> list[Step]:
     """The steps of a pre-norm block of random weights, under RMSNorm."""
-    norms = spec.Norms(pre=spec.RMSNorm(width=width))
-    block = spec.Block(attn=spec.attention(width, heads), mlp=hidden, attn_norm=norms, mlp_norm=norms)
+    norms = spec.NormsSpec(pre=spec.RMSNormSpec(width=width))
+    block = spec.BlockSpec(attn=spec.attention(width, heads), mlp=hidden, attn_norm=norms, mlp_norm=norms)
     vocab = 5
-    stack = spec.Stack(
-        embed=spec.Embed(vocab=vocab, width=width), kinds={"self": spec.Kind(mask=mask)}, blocks=(block,)
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=vocab, width=width), kinds={"self": spec.KindSpec(mask=mask)}, blocks=(block,)
     )
-    head = spec.TokenHead(classes=spec.Linear(inputs=width, outputs=2))
-    model = Model(nn.new(spec.Model(family="example", encoder=stack, head=head)))
+    head = spec.TokenHeadSpec(classes=spec.LinearSpec(inputs=width, outputs=2))
+    model = Model(nn.new(spec.ModelSpec(family="example", encoder=stack, head=head)))
     return list(explain(model, [i % vocab for i in range(tokens)]).steps)
 
 
@@ -275,21 +275,21 @@ def _entropy() -> Made:
         _printed("entropy, no scale", "H", "·", [0.6108], "About an even choice among 1.8 keys.", part=REFERENCE),
         _printed("entropy, 1/√d", "H", "·", [3.6809], "Even weights would have ln 64 = 4.1589.", part=REFERENCE),
     ]
-    rounded = [replace(one, again=partial(_rounded, one)) for one in figures]
+    rounded = [replace(one, again=partial(_rounded, one.again)) for one in figures]
     return [*steps, *rounded], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
 
 
-def _rounded(step: Step, given: Printed) -> Tensor:
-    """What a step makes of what was printed, to four decimals."""
-    value = step.again(given)
-    assert isinstance(value, Tensor)
-    return value.mul(1e4).round() / 1e4
+def _rounded(again: Again, g: Printed) -> Tensor:
+    """To the four decimals of the figures."""
+    exact = again(g)
+    assert isinstance(exact, Tensor)
+    return exact.mul(1e4).round() / 1e4
 
 
 def _row_entropy(pattern: Tensor) -> Tensor:
     """Mean over the rows, as a tensor of one number."""
-    entropy: Tensor = -torch.special.xlogy(pattern, pattern).sum(-1)
-    return entropy.mean()[None]
+    mean: Tensor = -torch.special.xlogy(pattern, pattern).sum(-1).mean()
+    return mean[None]
 
 
 def _beside_pytorch() -> Made:
@@ -304,7 +304,8 @@ def _beside_pytorch() -> Made:
 
             def theirs(g: Printed, causal: bool = name == "causal") -> Tensor:
                 with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                    return scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)[0]
+                    z = scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)
+                    return z[0]
 
             why = "Recomputed by torch's scaled_dot_product_attention with only its flash kernel allowed."
             steps.append(Step(f"attend, {name}", path, "z = softmax(q kᵀ / √8 + m) v", why, [shown], theirs))
@@ -364,13 +365,17 @@ def _quadratic() -> Made:
         return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in (2048, 32_768)]])
 
     ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))
+    short, long = (sum(made.flops(t).values()) - made.flops(t)["scores"] for t in (2048, 32_768))
+    linear = Shown("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
     steps = [
         Step("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",
              [shown], once_more),
         Step("FLOPs", "Ratio", "32,768² / 2,048²", "Sixteen times the tokens, 256 times the work.", [ratio],
              lambda g: g["flops"][0, 1:] / g["flops"][0, :1]),
+        Step("FLOPs", "Ratio of everything else", "32,768 / 2,048", "The rest is linear in T.", [linear],
+             lambda g: torch.tensor([32_768 / 2048])),
     ]  # fmt: skip
-    return steps, "256"
+    return steps, "256 for the scores, 16 for everything else"
 
 
 EXAMPLES: dict[str, tuple[str, Callable[[], Made]]] = {

@@ -15,7 +15,7 @@ from triptych.labs.walk.from_program import OUT, StepBuilder
 from triptych.labs.walk.steps import Printed, Shown, Step
 from triptych.model import Model
 from triptych.program import Instruction
-from triptych.spec import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
+from triptych.spec import ClassHeadSpec, LMHeadSpec, MaskedLMHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
 
 TOP = 8  # candidates printed
 WARM = 0.7  # the temperature shown beside 1
@@ -40,31 +40,31 @@ def outcome(model: Model, builder: StepBuilder, row: int) -> Outcome:
     at, head = builder.at, model.spec.head
     logits = at.trace.logits[0].cpu()
     mask = None if model.tokenizer is None else model.tokenizer.mask_id
-    if isinstance(head, LMHead):
+    if isinstance(head, LMHeadSpec):
         return _token(model, builder, logits[-1], None)
-    if isinstance(head, MaskedLMHead) and mask is not None and mask in at.ids:
+    if isinstance(head, MaskedLMHeadSpec) and mask is not None and mask in at.ids:
         return _token(model, builder, logits, row if at.ids[row] == mask else list(at.ids).index(mask))
-    if isinstance(head, ClassHead):
+    if isinstance(head, ClassHeadSpec):
         shown = Shown("logits", "l", "C", logits.reshape(-1))
         why = "One number for each label, from one vector for the whole text; the largest wins."
         return Outcome([_logits(builder, shown, why)], f"label {int(logits.argmax())} of {logits.numel()}")
     shown = at.by_token("logits", "l", logits, "N C")
-    if isinstance(head, TokenHead):
+    if isinstance(head, TokenHeadSpec):
         summary = f"label {int(logits[row].argmax())} of {logits.shape[-1]} for {at.labels[row]}"
         return Outcome([_logits(builder, shown, "Labels of each token.")], summary)
-    if isinstance(head, SpanHead):
+    if isinstance(head, SpanHeadSpec):
         first, last = logits.argmax(0).tolist()
         summary = f"the answer begins at {first}, {at.labels[first]}, and ends at {last}, {at.labels[last]}"
         why = "Two numbers for each token: does an answer begin here, does it end here."
         return Outcome([_logits(builder, shown, why)], summary)
-    if isinstance(head, ReplacedHead):
+    if isinstance(head, ReplacedHeadSpec):
         summary = f"{at.labels[row]}: {float(logits[row, 0]):.4f}, above 0 where the token was replaced"
         return Outcome([_logits(builder, shown, "One number for each token.")], summary)
     value = model.encode([list(at.ids)])[0].cpu()
     why = "One vector for the whole text: texts with similar meanings have similar vectors."
     mean = Applied(Instruction("pool", ("mean",), {"x": builder.output}, {}, {"mode": "mean"}), {"x": builder.output})
     step = _logits(
-        builder, Shown("pooled", "v", "D", value), why, value=None if isinstance(head, Pooling) else mean,
+        builder, Shown("pooled", "v", "D", value), why, value=None if isinstance(head, PoolingSpec) else mean,
         title="Pooled vector",
     )  # fmt: skip
     return Outcome([step], f"a vector of {len(value):,} numbers, length {float(value.norm()):.4f}")

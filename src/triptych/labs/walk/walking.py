@@ -13,7 +13,7 @@ from triptych.labs.walk.stack_run import StackRun, sections
 from triptych.labs.walk.steps import Shown, Step, Walk
 from triptych.model import Model
 from triptych.program import lower
-from triptych.spec import LMHead
+from triptych.spec import LMHeadSpec
 
 WRITTEN = 6  # tokens an encoder-decoder writes; the walk is through the last of them
 
@@ -78,7 +78,7 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
         return ids, None
     if spec.ids.start is None:
         raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
-    written = model.generate([ids], max_new_tokens=WRITTEN)[0].ids if isinstance(spec.head, LMHead) else ids
+    written = model.generate([ids], max_new_tokens=WRITTEN)[0].ids if isinstance(spec.head, LMHeadSpec) else ids
     return ids, [spec.ids.start, *written[:-1]]
 
 

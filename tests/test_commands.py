@@ -1,0 +1,335 @@
+"""Every command printed in README.md, docs/ and docs/lectures.md runs, and prints the figures quoted beside it.
+
+A command is run as it is printed, in a directory where the names that the documentation uses stand for small random
+models (`MODELS`).  Fast ones run with the other tests; what trains or measures is marked `heavy`.  `NOT_RUN` lists
+those that cannot run here, each with the reason, and `SHORTER` what is appended to bound a training run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cli_models
+import triptych
+from triptych.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,_]*(?:\.\d+)?(?:e-?\d+)?")
+
+NOT_RUN = {  # the beginning of a command -> why it is not run
+    "make quickstart": "installs the package; `triptych quickstart` is run",
+    "make test": "runs these tests",
+    "python3 -m venv": "installs from the network",
+    ".venv/bin/python": "installs from the network, or runs these tests",
+    "triptych lab all": "each lab is run by itself",
+    "triptych transcribe": "needs a Whisper with its tokenizer; tests/test_hearing.py runs the command on one",
+    "triptych convert model-awq/": "needs a checkpoint packed with AWQ; tests/test_packed.py converts one",
+    "SMOLLM2=": "sets the shell variable of the two commands below it",
+}
+HEAVY = (
+    "triptych lab ",
+    "triptych quickstart",
+    "triptych train ",
+)  # but for the LIGHT labs; most need the network once
+LIGHT = ("scaling", "permutation", "soft-vs-hard", "gradients")
+SHORTER = {  # a run as printed takes minutes
+    "triptych quickstart": "--seconds 3",
+    "triptych train decoder --out runs/mine --set": "--set run.seconds=2 --set run.rows=2",
+}
+
+# What a page says beside a command, in the page's words; the numbers in it must be printed.
+QUOTED = {
+    ("docs/learn/cache.md", "triptych count docs/examples/qwen3-4b --context 4096"): [
+        "that is 603,979,776 bytes, 576 MiB",
+    ],
+    ("docs/learn/attention.md", "triptych explain --example L2.example-1"): ["0.3302, 0.6698", "2.3395, 3.3395"],
+}
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def commands_of(page: str) -> Iterator[str]:
+    """The command lines of a page's console blocks, continued lines joined and comments removed."""
+    for block in CONSOLE.findall(page):
+        for line in re.findall(r"^\$ (.*)", block.replace("\\\n", " "), re.MULTILINE):
+            command = re.sub(r"\s+#.*", "", line).strip()
+            if "[...]" not in command:  # a form, not a command
+                yield re.sub(r"\s+", " ", command)
+
+
+@cache
+def lectures() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "docs" / "lectures.toml").read_text("utf-8"))
+
+
+def entries() -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind in ("concept", "example", "correction", "exercise"):
+        for name, entry in lectures()[kind].items():
+            yield f"{kind} {name}", entry
+
+
+def commands_of_entry(entry: dict[str, Any]) -> list[str]:
+    return [*entry.get("run", []), *(f"triptych explain --example {name}" for name in entry.get("examples", []))]
+
+
+def all_commands() -> list[str]:
+    """Each once, in the order in which the pages print them."""
+    pages = [command for page in PAGES for command in commands_of(page.read_text("utf-8"))]
+    return list(dict.fromkeys(pages + [command for _, entry in entries() for command in commands_of_entry(entry)]))
+
+
+def is_heavy(command: str) -> bool:
+    lab = re.match(r"triptych lab (\S+)", command)
+    return command.startswith(HEAVY) and not (lab and lab[1] in LIGHT)
+
+
+def reason_not_run(command: str) -> str | None:
+    return next((reason for start, reason in NOT_RUN.items() if command.startswith(start)), None)
+
+
+RUN = [command for command in all_commands() if reason_not_run(command) is None]
+FAST = [command for command in RUN if not is_heavy(command)]
+SLOW = [command for command in RUN if is_heavy(command)]
+
+
+# ---------------------------------------------------------------- running it
+
+
+@dataclass(frozen=True)
+class Printed:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the files that the documentation's commands name."""
+    desk = tmp_path_factory.mktemp("desk")
+    (desk / "docs").symlink_to(ROOT / "docs")
+    tokenizer, config = cli_models._decoder()
+    config = dict(config)
+    del config["head_dim"]  # which transformers does not read from a GGUF
+    deep = config | {"num_hidden_layers": 8, "max_position_embeddings": 2048, "vocab_size": tokenizer.vocab_size}
+    deep |= {"eos_token_id": tokenizer.eos_id}
+    triptych.create(deep, tokenizer).save(desk / "llama")
+    assert main(["convert", str(desk / "llama"), str(desk / "model.gguf"), "--json"]) == 0
+    vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24,
+           "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 20,
+           "patch_size": 5, "id2label": {"0": "cat", "1": "dog"}}  # fmt: skip
+    triptych.create(vit).save(desk / "vit")
+    (desk / "runs").mkdir()
+    layouts = {"decoder": "llama", "encoder": "bert", "encoder-decoder": "t5"}
+    for layout, name in layouts.items():
+        if name != "llama":
+            (desk / name).symlink_to(cli_models.checkpoint(layout))
+        run = desk / "runs" / ("quickstart" if layout == "decoder" else f"quickstart-{layout}")
+        run.mkdir()
+        (run / "model").symlink_to(desk / name)
+    (desk / "minilm").symlink_to(desk / "bert")
+    (desk / "MODEL").symlink_to(desk / "llama")
+    (desk / "MODEL.gguf").symlink_to(desk / "model.gguf")
+    (desk / "mine.toml").write_text((ROOT / "src" / "triptych" / "train" / "recipes" / "decoder.toml").read_text())
+    if importlib.util.find_spec("PIL") is not None:
+        from PIL import Image
+
+        Image.fromarray(np.full((30, 40, 3), 90, np.uint8)).save(desk / "photo.png")
+    (desk / "prompt.txt").write_text("Once upon a time")
+    (desk / "sentences.txt").write_text("She sat by the river bank\nHe fished from the shore\n")
+    (desk / "notes").mkdir()
+    (desk / "notes" / "a.txt").write_text("the old mill stands where the river bends .\n" * 400)
+    return desk
+
+
+def run(command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Run a command line of ours, whose input may come from `printf ... |` or `< FILE`."""
+    monkeypatch.chdir(desk)
+    command = command.replace("$SMOLLM2", "model.gguf").replace(".venv/bin/triptych", "triptych")
+    source, _, last = command.rpartition(" | ")
+    line, _, file = last.partition(" < ")
+    text = Path(file.strip()).read_bytes() if file else b""
+    if source:
+        text = subprocess.run(shlex.split(source), capture_output=True, check=True).stdout
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
+    program, *words = shlex.split(line)
+    assert program == "triptych", f"{command}: not a command of ours, and not in NOT_RUN"
+    if words[0] == "convert":  # two pages may write to one name
+        target = Path(words[2])
+        shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+    more = next((more for start, more in SHORTER.items() if command.startswith(start)), "")
+    threads = torch.get_num_threads()
+    capsys.readouterr()
+    try:
+        code = main([*words, *more.split()])
+    finally:
+        torch.set_num_threads(threads)
+    return Printed(code, *capsys.readouterr())
+
+
+# ---------------------------------------------------------------- the figures beside it
+
+
+def half_digit(figure: str) -> float:
+    """Half a unit of the last digit of a printed number: 0.0005 for 0.123, half a percent of one in 1.2e-5."""
+    mantissa, _, exponent = figure.partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return 0.5 * 10.0 ** (int(exponent or 0) - decimals) if decimals or exponent else 0.0
+
+
+def value(figure: str) -> float:
+    return float(re.sub("[,_]", "", figure))
+
+
+def missing(quoted: str, printed: str) -> list[str]:
+    """The numbers of `quoted` that are not among those printed, to the digits of the coarser of the two."""
+    there = [(value(one), half_digit(one)) for one in NUMBER.findall(printed.replace("−", "-"))]
+
+    def is_there(figure: str) -> bool:
+        x, own = value(figure), half_digit(figure)
+        return any(math.isclose(x, y, rel_tol=1e-12, abs_tol=1.02 * max(own, other)) for y, other in there)
+
+    return [figure for figure in NUMBER.findall(quoted.replace("−", "-")) if not is_there(figure)]
+
+
+def quoted_figures(entry: dict[str, Any]) -> str:
+    return " ; ".join(re.findall(r"`([^`]*)`", entry.get("figures", "")))
+
+
+WITH_FIGURES = {
+    name: entry
+    for name, entry in entries()
+    if quoted_figures(entry) and any(reason_not_run(command) is None for command in commands_of_entry(entry))
+}
+
+
+# ---------------------------------------------------------------- the tests
+
+
+def check_runs(command: str, printed: Printed) -> None:
+    assert printed.code == 0, f"{command}\n{printed.out}\n{printed.err}"
+    assert (printed.out + printed.err).strip(), f"{command} printed nothing"
+
+
+@pytest.mark.parametrize("command", FAST)
+def test_it_runs(
+    command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+) -> None:
+    if "photo.png" in command:
+        pytest.importorskip("PIL")
+    check_runs(command, run(command, desk, monkeypatch, capsys))
+
+
+@pytest.mark.heavy
+@pytest.mark.weights
+@pytest.mark.parametrize("command", SLOW)
+def test_it_runs_for_longer(
+    command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+) -> None:
+    check_runs(command, run(command, desk, monkeypatch, capsys))
+
+
+def check_figures(
+    entry: dict[str, Any], desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ""
+    for command in commands_of_entry(entry):
+        if reason_not_run(command) is None:
+            text += run(command, desk, monkeypatch, capsys).out
+    assert not missing(quoted_figures(entry), text), text
+
+
+def figures_are_heavy(entry: dict[str, Any]) -> bool:
+    return any(map(is_heavy, commands_of_entry(entry)))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in WITH_FIGURES.items() if not figures_are_heavy(entry)])
+def test_an_entry_of_the_lectures_quotes_what_is_printed(
+    name: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+) -> None:
+    check_figures(WITH_FIGURES[name], desk, monkeypatch, capsys)
+
+
+@pytest.mark.heavy
+@pytest.mark.weights
+@pytest.mark.parametrize("name", [name for name, entry in WITH_FIGURES.items() if figures_are_heavy(entry)])
+def test_an_entry_with_a_lab_quotes_what_is_printed(
+    name: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+) -> None:
+    check_figures(WITH_FIGURES[name], desk, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("page", "command"), QUOTED, ids=[command for _, command in QUOTED])
+def test_a_page_quotes_what_is_printed(
+    page: str,
+    command: str,
+    desk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unchecked: None,
+) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    printed = run(command, desk, monkeypatch, capsys).out
+    for words in QUOTED[page, command]:
+        assert words in " ".join(text.split()), f"{page} no longer says {words!r}"
+        assert not missing(words, printed), printed
+
+
+def test_what_is_not_run_is_printed_somewhere() -> None:
+    """A reason for a command that no page prints any more is removed."""
+    every = all_commands()
+    unused = [start for start in (*NOT_RUN, *SHORTER) if not any(command.startswith(start) for command in every)]
+    assert not unused
+    for page, command in QUOTED:
+        assert command in commands_of((ROOT / page).read_text("utf-8"))
+
+
+def test_a_command_that_fails_is_noticed(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+) -> None:
+    command = "triptych inspect docs/examples/qwen3-4b-of-another-name"
+    with pytest.raises(AssertionError, match="qwen3-4b-of-another-name"):
+        check_runs(command, run(command, desk, monkeypatch, capsys))
+
+
+@pytest.mark.parametrize(
+    ("quoted", "printed", "wrong"),
+    [
+        ("0.93 and 0.69", "weights 0.934, 0.6901", []),
+        ("0.93", "0.95", ["0.93"]),
+        ("603_979_776 bytes", "603,979,776", []),
+        ("603_979_776 bytes", "603,979,777", ["603_979_776"]),
+        ("9.1e-7", "9.08e-07", []),
+        ("-1.5", "1.5", ["-1.5"]),
+        ("(16, 256)", "[N 16, D 256]", []),
+    ],
+)
+def test_a_wrong_figure_is_noticed(quoted: str, printed: str, wrong: list[str]) -> None:
+    assert missing(quoted, printed) == wrong
+
+
+def test_commands_are_read_as_they_are_typed() -> None:
+    page = (
+        "```console\n$ triptych lab scaling   # a comment\nprinted\n$ triptych x \\\n    --y 1\n$ triptych Z [...]\n```"
+    )
+    page += "\n"
+    assert list(commands_of(page)) == ["triptych lab scaling", "triptych x --y 1"]
