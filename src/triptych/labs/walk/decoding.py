@@ -1,4 +1,4 @@
-"""The walk through one decoding step with the KV cache: what is computed, what is reused, and how many bytes."""
+"""One decoding step with the KV cache: what is computed, what is reused, and how many bytes the cache takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEFORE, COST = "Before this step", "What it costs"
 def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, head: int = 0) -> Walk:
     """One step of cached decoding: all tokens of `text` but the last are in the cache, the last one is computed.
 
-    Beside an encoder the decoder's own tokens are those it writes.  Shows one layer's attention with the keys and
+    Beside an encoder the decoder's own tokens are those it generates.  Shows one layer's attention with the keys and
     values it reuses, the bytes they take in all layers by the arithmetic of `count` and in the cache's tensors, and
     that the logits are those of a whole forward.
 
@@ -35,9 +35,9 @@ def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, he
     """
     ids, target = checked(model, text, layer, head)
     if model.spec.layout == "encoder":
-        raise InputError("an encoder keeps no cache: every token sees the new one, so nothing computed stays valid")
+        raise InputError("an encoder keeps no cache: every token sees the new one, so all of them are computed again")
     if not isinstance(model.spec.head, LMHeadSpec):
-        raise InputError("this model labels texts and decodes nothing, so there is no step with a cache")
+        raise InputError("this model labels texts and decodes nothing, so it has no decoding step")
     row = ids if target is None else target
     if len(row) < 2:
         raise InputError("one decoding step needs a token before it; give a text of two tokens or more")

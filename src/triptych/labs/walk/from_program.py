@@ -16,7 +16,7 @@ from triptych.labs.walk.expressions import Applied, Computed, computed, constant
 from triptych.labs.walk.formula import formula, parameter_symbol
 from triptych.labs.walk.position_bias import position_bias
 from triptych.labs.walk.stack_run import StackRun
-from triptych.labs.walk.steps import Printed, Shown, Step
+from triptych.labs.walk.steps import Printed, Shown, Step, exact
 from triptych.program import Entry, Instruction
 from triptych.spec.masks import Full
 
@@ -281,10 +281,9 @@ class StepBuilder:
 
         def mixed(g: Printed) -> Tensor:
             x, out = g[entered], torch.zeros_like(g[entered])
-            for token, places in enumerate(g[chosen.name].tolist()):
-                for place, number in enumerate(places):
-                    weight = g[shares.name][token, place]
-                    out[token] += weight * self.expert(how["expert"], number, x[token : token + 1])[0]
+            for number in g[chosen.name].unique().tolist():
+                token, place = (g[chosen.name] == number).nonzero(as_tuple=True)
+                out[token] += g[shares.name][token, place, None] * self.expert(how["expert"], number, x[token])
             return evaluate(one.value, g, {experts.step.out[0]: out})
 
         equation = ",  ".join([f"{makes.symbol} = {text}", *definitions])
@@ -298,7 +297,7 @@ class StepBuilder:
         values = {entry.inputs[0]: x}
         for step in entry.instructions:
             names = {key: name.replace(".experts.0.", f".experts.{number}.") for key, name in step.weights.items()}
-            weights = {key: self.at.weights[name].cpu().double() for key, name in names.items()}
+            weights = {key: exact(self.at.weights[name].cpu()) for key, name in names.items()}
             inputs = {key: values[label] for key, label in step.inputs.items()}
             values[step.out[0]] = again.run(step.op, inputs | weights, step.attributes)
         return values[entry.outputs[0]]

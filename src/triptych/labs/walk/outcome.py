@@ -15,7 +15,15 @@ from triptych.labs.walk.from_program import OUT, StepBuilder
 from triptych.labs.walk.steps import Printed, Shown, Step
 from triptych.model import Model
 from triptych.program import Instruction
-from triptych.spec import ClassHeadSpec, LMHeadSpec, MaskedLMHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
+from triptych.spec import (
+    ClassHeadSpec,
+    LMHeadSpec,
+    MaskedLMHeadSpec,
+    PoolingSpec,
+    ReplacedHeadSpec,
+    SpanHeadSpec,
+    TokenHeadSpec,
+)
 
 TOP = 8  # candidates printed
 WARM = 0.7  # the temperature shown beside 1

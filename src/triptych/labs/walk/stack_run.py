@@ -48,7 +48,7 @@ def sections(module: nn.Transformer, program: Program, name: str, layer: int) ->
     prefix = f"{name}." if module.spec.layout == "encoder-decoder" else ""
     entry = "encode" if name == "encoder" else "decode"
     block, steps = f"{prefix}blocks.{layer}.", program.entries[entry].instructions
-    last = f"{prefix}blocks.{len(module.get_submodule(f'{name}.blocks')) - 1}."  # type: ignore[arg-type]  # a ModuleList
+    last = f"{prefix}blocks.{len(module.spec.stacks[name].blocks) - 1}."
     reason = program.unlowered.get(f"{name}.blocks.{layer}")
     if reason is not None:
         raise InputError(f"block {layer} of the {name} cannot be shown step by step: {reason}")
@@ -60,7 +60,8 @@ def sections(module: nn.Transformer, program: Program, name: str, layer: int) ->
         raise InputError("the scores of this model are not dot products; explain shows only those")
     other = program.entries.get("cross_kv") if name == "decoder" else None
     source = () if other is None else _of_block(other.instructions, block)
-    return Sections(entry, prefix, block, steps[: at[f"{prefix}embed"] + 1], inside, source, steps[end:], f"{last}resid_post")
+    embed = steps[: at[f"{prefix}embed"] + 1]
+    return Sections(entry, prefix, block, embed, inside, source, steps[end:], f"{last}resid_post")
 
 
 def _of(step: Instruction, block: str) -> bool:

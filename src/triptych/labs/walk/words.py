@@ -61,11 +61,14 @@ def title(one: Computed) -> str:
     if leaf(one) == "embed":
         return "Embedding"
     if names[-1] == "linear":
-        return MAPS.get(leaf(one)) or ("Narrow" if one.name.endswith("mlp.out") else "Output projection")
+        if leaf(one) == "out":
+            return "Narrow" if one.name.endswith("mlp.out") else "Output projection"
+        return MAPS.get(leaf(one), "Linear map")
     titles = [TITLES.get(name, name.replace("_", " ").capitalize()) for name in reversed(names)]
     if "conv1d" in names:
         return "Convolution"
-    whole = " and ".join(dict.fromkeys(titles)).capitalize().replace("Norm and rotation", "Norm of each head and rotation")
+    whole = " and ".join(dict.fromkeys(titles)).capitalize()
+    whole = whole.replace("Norm and rotation", "Norm of each head and rotation")
     return "Final norm" if leaf(one) == "final" else whole
 
 
@@ -73,7 +76,7 @@ def meaning(name: str, group: Sequence[Computed], makes: Sequence[Shown], sub: s
     """What the step does; `sub` is the sublayer it belongs to."""
     first, last = makes[0].value, makes[-1].value
     if name == "Heads":
-        text = f"The same numbers, cut into {len(first)} heads of width {first.shape[-1]}; each head attends separately."
+        text = f"The same numbers, cut into {len(first)} heads of width {first.shape[-1]}; each attends separately."
         shared = len(first) // len(last)
         return text + (f" Every {shared} of them share one of {len(last)} groups of keys and values." * (shared > 1))
     if name == "Concatenation":
