@@ -16,12 +16,16 @@ import references
 import tiny
 from cli_models import CONTEXT, checkpoint
 from triptych import ops
+from triptych.attention import Rows
 from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.labs.walk import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
-from triptych.labs.walk.steps import Given, apart, number
+from triptych.labs.walk.again import AGAIN
+from triptych.labs.walk.steps import Printed, number, relative_difference
 from triptych.model import Model, create, load
+from triptych.nn.positions import Rope
+from triptych.program import Program, lower
 from triptych.spec import LMHeadSpec, PoolingSpec
 from triptych.text import DECODER, SEQ2SEQ, byte_tokenizer, word_tokenizer
 from triptych.train import read_recipe
@@ -116,12 +120,14 @@ def test_one_printed_tensor_that_is_off_turns_it_red(make: Callable[[], Any]) ->
 
 
 def test_a_forward_that_turns_the_wrong_way_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, right = reference("llama"), ops.rotate
+    """The program is lowered from the right forward; the numbers come from one that turns back."""
+    model, right = reference("llama"), Rope.prepare
 
-    def backwards(x: torch.Tensor, rotation: ops.Rotation) -> torch.Tensor:
-        return right(x, replace(rotation, sin=-rotation.sin))
+    def backwards(self: Rope, rows: Rows, x: torch.Tensor, random: Any = None) -> Any:
+        at = right(self, rows, x, random)
+        return at if rows.symbolic else replace(at, rotation=replace(at.rotation, sin=-at.rotation.sin))
 
-    monkeypatch.setattr(ops, "rotate", backwards)
+    monkeypatch.setattr(Rope, "prepare", backwards)
     walk = explain(model, IDS)
     assert [step.title for step, error in zip(walk.steps, walk.errors, strict=True) if error > TOLERANCE] == [
         "Rotation"
@@ -164,6 +170,78 @@ def test_an_encoder_decoder_reads_its_source() -> None:
     target = len(made(walk, "decoder.ids"))
     assert pattern.value.shape == (references.H, target, len(IDS))
     assert pattern.focus == target - 1
+
+
+# ---------------------------------------------------------------- it reads the program
+
+
+def formulas(walk: Walk) -> dict[str, str]:
+    return {f"{step.part}: {step.title}": step.formula for step in walk.steps}
+
+
+def test_an_operation_added_to_a_forward_is_in_the_walk() -> None:
+    model = Model(tiny.decoder())
+    before, block = explain(model, IDS), model.module.get_submodule("decoder.blocks.0")
+    mlp: Any = block.mlp
+    down = mlp.forward
+    block.attn_norm.out.forward = lambda x: x * 0.5  # type: ignore[union-attr, assignment]
+    mlp.forward = lambda x, ctx, taps: ops.softcap(down(x, ctx, taps), 3.0)
+    walk = explain(model, IDS)
+    assert walk.agrees, walk.verdict
+    assert walk.token == written(model, IDS)
+    assert formulas(before)["Block 0, attention: Output projection"].startswith("o = z W_oᵀ")
+    assert formulas(walk)["Block 0, attention: Output projection"].startswith("o = 0.5 · (z W_oᵀ")
+    assert "Softcap" not in titles(before)
+    assert formulas(walk)["Block 0, MLP: Softcap"] == "o = 3 · tanh(y / 3)"
+    assert len(walk.steps) == len(before.steps) + 1
+
+
+def test_an_operation_removed_from_a_forward_is_not_in_the_walk() -> None:
+    model = Model(tiny.decoder())
+    before, block = explain(model, IDS), model.module.get_submodule("decoder.blocks.0")
+    block.mlp_norm.pre.forward = lambda x: x  # type: ignore[union-attr, assignment]
+    walk = explain(model, IDS)
+    assert walk.agrees, walk.verdict
+    assert "Block 0, MLP: Norm" in formulas(before)
+    assert "Block 0, MLP: Norm" not in formulas(walk)
+
+
+def test_a_program_that_lacks_an_operation_of_the_forward_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk says what the program says, and the numbers of the forward refute it."""
+
+    def without_silu(module: Any) -> Program:
+        program = lower(module)
+        entry = program.entries["decode"]
+        dropped = {step.out[0]: step.inputs["x"] for step in entry.instructions if step.op == "silu"}
+        steps = [
+            replace(step, inputs={key: dropped.get(name, name) for key, name in step.inputs.items()})
+            for step in entry.instructions
+            if step.op != "silu"
+        ]
+        return replace(program, entries=program.entries | {"decode": replace(entry, instructions=tuple(steps))})
+
+    model = reference("llama")
+    assert formulas(explain(model, IDS))["Block 0, MLP: Activation"].startswith("a = silu(g) · u")
+    monkeypatch.setattr("triptych.labs.walk.walking.lower", without_silu)
+    walk = explain(model, IDS)
+    assert formulas(walk)["Block 0, MLP: Activation"] == "a = g · u"
+    assert walk.verdict == "NOT recomputed to 1e-05: Activation"
+
+
+def test_a_block_outside_the_table_is_refused_with_the_reason() -> None:
+    model = Model(tiny.decoder())
+    block: Any = model.module.get_submodule("decoder.blocks.0")
+    block.attn_norm.out.forward = torch.sin
+    with pytest.raises(InputError, match=r"block 0 .*sin is no operation"):
+        explain(model, IDS)
+    assert explain(model, IDS, layer=1).agrees
+
+
+def test_every_operation_of_the_table_is_recomputed_or_refused() -> None:
+    """Those without a recomputation are shown in several steps, as constants, or refused with their model."""
+    elsewhere = {"embedding", "sinusoids", "rotation_cos", "rotation_sin", "attend", "experts", "extend"}
+    biases = {"alibi_bias", "t5_bias", "disentangled_bias", "reached_table", "reached_row"}
+    assert set(ops.OPERATIONS) - set(AGAIN) == elsewhere | biases | {"patches"}
 
 
 # ---------------------------------------------------------------- where it ends
@@ -276,7 +354,7 @@ def test_the_shapes_of_the_lectures() -> None:
 
 def test_an_example_is_found_however_it_is_written() -> None:
     assert worked("l2 1").title == worked("L2.1").title == worked("L2_1").title
-    with pytest.raises(InputError, match=r"did you mean 'L2.example-2'\?\); they are L0.2.6, .*L4.9"):
+    with pytest.raises(InputError, match=r"did you mean 'L2.example-2'\?\); they are L0.2, .*L4.9"):
         worked("L2.exmple-2")
 
 
@@ -305,17 +383,17 @@ def test_numbers(x: float, said: str) -> None:
     assert number(x) == said
 
 
-def test_apart() -> None:
+def test_relative_difference() -> None:
     one = torch.tensor([1.0, -torch.inf])
-    assert apart(one, one.double()) == 0
-    assert apart(one, torch.tensor([1.0, 0.0])) == float("inf")
-    assert apart(one, torch.tensor([torch.nan, -torch.inf])) == float("inf")
-    assert apart(one, one[:1]) == float("inf")
-    assert apart(torch.tensor([100.0, 1.0]), torch.tensor([100.0, 2.0])) == pytest.approx(0.01)
+    assert relative_difference(one, one.double()) == 0
+    assert relative_difference(one, torch.tensor([1.0, 0.0])) == float("inf")
+    assert relative_difference(one, torch.tensor([torch.nan, -torch.inf])) == float("inf")
+    assert relative_difference(one, one[:1]) == float("inf")
+    assert relative_difference(torch.tensor([100.0, 1.0]), torch.tensor([100.0, 2.0])) == pytest.approx(0.01)
 
 
 def test_half_precision_is_not_doubled_where_it_is_large() -> None:
-    given = Given()
+    given = Printed()
     given.add([Shown("w", "w", "D", torch.ones(3)), Shown("ids", "ids", "N", torch.ones(2, dtype=torch.long))])
     assert given["w"].dtype == torch.float64
     assert given["ids"].dtype == torch.long
@@ -400,7 +478,7 @@ def test_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_models_a_walk_cannot_be_through() -> None:
     with pytest.raises(InputError, match="no head"):
         explain(reference("llama-base"), IDS)
-    with pytest.raises(InputError, match="no dot products"):
+    with pytest.raises(InputError, match="not dot products"):
         explain(Model(tiny.decoder("rope", mechanism="linear")), IDS)
     with pytest.raises(InputError, match="decodes nothing"):
         explain_cache(reference("bart-classes"), IDS)
@@ -422,6 +500,6 @@ def test_the_page_holds_every_step(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_step_is_what_it_says() -> None:
     step = Step("p", "t", "y = x + 1", "", [Shown("y", "y", "D", torch.tensor([2.0]))], lambda g: g["x"] + 1)
-    given = Given()
+    given = Printed()
     given.add([Shown("x", "x", "D", torch.tensor([1.5]))])
     assert step.error(given) == 0.25  # of 2

@@ -152,7 +152,7 @@ for _operation, *_recorded in (
     ),
     (
         Operation(
-            name="rotate", equation="x · cos + partner(x) · sin", run=turned, arguments=("x", "cos", "sin", "pairing"),
+            name="rotate", equation="(a cos - b sin, b cos + a sin) for each pair (a, b) of x", run=turned, arguments=("x", "cos", "sin", "pairing"),
             shape=_like("x"),
         ),
         functions.rotate,
@@ -208,7 +208,7 @@ for _operation, *_recorded in (
     ),
     (
         Operation(
-            name="pool", equation="one vector per row: the mean, the first or the last", run=functions.pool,
+            name="pool", equation="mode of x in each row", run=functions.pool,
             arguments=("x", "rows", "mode"), shape=lambda shapes, attributes: ("B", *shapes["x"][1:]),
         ),
     ),

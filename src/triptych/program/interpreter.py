@@ -240,6 +240,24 @@ def interpret_logits(program: Program, weights: Weights, hidden: Tensor, rows: R
     return run.run(program.entries["unembed"])[0]
 
 
+def interpret_value(
+    program: Program, entry: str, name: str, weights: Weights, rows: Rows, values: Mapping[str, Tensor]
+) -> Tensor:
+    """One value of an entry from others of it: only the instructions between `values` and `name` run."""
+    run = _Run(program, weights, rows, None, NULL_CACHE.begin(rows, ""), {}, dict(values))
+    steps = {step.out[0]: step for step in program.entries[entry].instructions}
+
+    def compute(label: str) -> None:
+        if label not in run.values:
+            for argument in steps[label].inputs.values():
+                compute(argument)
+            run.values[label] = run.result(steps[label])
+
+    compute(name)
+    value: Tensor = run.values[name]
+    return value
+
+
 def _entry(
     program: Program, name: str, weights: Weights, inputs: Tensor, rows: Rows, source: Rows | None, cache: KVCache,
     token_types: Tensor | None, edits: Edits, known: dict[str, Any],

@@ -1,4 +1,4 @@
-"""The heart of a walk: from queries, keys and values to what a head draws, one formula at a time.
+"""From queries, keys and values to the weighted sum of each head, one formula at a time.
 
 What a fused kernel never holds - the products before their scale, the bias apart from the mask - comes from
 `triptych.attention.attention_scores`, the definition; the scores that enter softmax, the pattern and the sum are the
@@ -18,7 +18,7 @@ from torch import Tensor
 from triptych.attention import attend_reference, attention_pattern, attention_scores
 from triptych.checkpoints.describe import mask_text
 from triptych.labs.walk import again
-from triptych.labs.walk.steps import Given, Shown, Step
+from triptych.labs.walk.steps import Printed, Shown, Step
 from triptych.spec import Mask, full
 from triptych.spec.masks import Full, Points
 
@@ -31,12 +31,12 @@ class Bias:
     formula: str
     meaning: str
     uses: Sequence[Shown]
-    again: Any  # Given -> Tensor
+    again: Any  # Printed -> Tensor
 
 
 @dataclass(frozen=True)
 class Forward:
-    """What the forward itself gave."""
+    """The values of the forward itself."""
 
     scores: Tensor
     pattern: Tensor
@@ -57,10 +57,11 @@ class Attending:
     softcap: float | None = None
     sinks: Tensor | None = None
     bias: Bias | None = None
-    q_pos: Tensor | None = None  # where the queries and keys stand; from 0 on unless given
+    q_pos: Tensor | None = None  # positions of the queries and keys; from 0 on by default
     k_pos: Tensor | None = None
     head: int = 0
     forward: Forward | None = None
+    out: str = ""  # the name of the result; `z` after the prefix unless there is one
 
     def steps(self) -> list[Step]:
         """Scores, scale, bias, mask, softmax, weighted sum."""
@@ -76,13 +77,12 @@ class Attending:
         grouping = ""
         if self.heads > 1 and (groups := len(self.k.value)) < self.heads:
             group = self.head * groups // self.heads
-            grouping = f" Head {self.head} shares the keys and values of group {group} with its neighbours."
+            grouping = f" Head {self.head} shares the keys and values of group {group} with other heads."
         return Step(
             self.part,
             "Scores",
             "s = q kᵀ",
-            "One dot product for each query and key: how well what the one looks for matches what the other offers."
-            + grouping,
+            "One dot product for each query and key: the larger, the more weight the key gets." + grouping,
             [self._matrix("products", "s", self._scored(scale=1.0))],
             lambda g: g[q] @ again.grouped(g[k], self.heads).mT,
         )
@@ -96,12 +96,12 @@ class Attending:
             f"A sum of {width} products has a variance of {width}; √{width} brings it back to about 1.",
         )
         if scale == 1.0:
-            title, formula, why = "No scale", "s ← s", "The products enter as they are: nothing is divided by √K."
+            title, formula, why = "No scale", "s ← s", "The products are not divided by √K."
         if self.softcap is not None:
             formula += f",  then {self.softcap:g} · tanh(s / {self.softcap:g})"
             why += f" The soft cap keeps every score within ±{self.softcap:g}."
 
-        def once_more(g: Given) -> Tensor:
+        def once_more(g: Printed) -> Tensor:
             s = g[f"{self.prefix}products"] * scale
             return s if self.softcap is None else self.softcap * torch.tanh(s / self.softcap)
 
@@ -112,36 +112,36 @@ class Attending:
         value = self._scored(scale=self.scale, softcap=self.softcap, bias=bias.value[None])
         shown = [self._matrix("bias", "b", bias.value), self._matrix("biased", "s", value)]
 
-        def once_more(g: Given) -> list[Tensor]:
-            found = bias.again(g)
-            return [found, g[f"{self.prefix}scaled"] + found]
+        def once_more(g: Printed) -> list[Tensor]:
+            added = bias.again(g)
+            return [added, g[f"{self.prefix}scaled"] + added]
 
         return Step(self.part, "Position bias", bias.formula, bias.meaning, shown, once_more, bias.uses)
 
     def _mask(self) -> Step:
         before, name = f"{self.prefix}{'scaled' if self.bias is None else 'biased'}", f"{self.prefix}mask"
-        scores = [self._matrix("scores", "s", self._real("scores", self._scored(**self._options)))]
+        scores = [self._matrix("scores", "s", self._of_forward("scores", self._scored(**self._options)))]
         if isinstance(self.mask, Full):
-            why = "Every query sees every key: this is what enters softmax."
+            why = "Every query sees every key; these scores enter the softmax."
             return Step(self.part, "No mask", "s ← s", why, scores, lambda g: g[before])
-        q_pos, k_pos = self._places
+        q_pos, k_pos = self._positions
         seen = torch.as_tensor(self.mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
         hidden = torch.zeros(len(q_pos), len(k_pos)).masked_fill(~seen, -math.inf)
         m = Shown(name, "m", "T S", hidden, self.q.labels, self.k.labels, focus=self.q.focus)
-        why = f"The rule here is {mask_text(self.mask)}. What a query may not see gets -∞, so weight 0."
+        why = f"The mask is {mask_text(self.mask)}. A key that a query may not see gets -∞, so weight 0."
         return Step(self.part, "Mask", "s ← s + m", why, scores, lambda g: g[before] + g[name], [m])
 
     def _softmax(self) -> Step:
         scores, sink = f"{self.prefix}scores", f"{self.prefix}sinks"
         uses = [] if self.sinks is None else [Shown(sink, "sink", "H", self.sinks)]
         pattern = attention_pattern(_batch(self.q.value), _batch(self.k.value), **self._options)
-        value = self._real("pattern", _unbatch(pattern, self.q.value))
+        value = self._of_forward("pattern", _unbatch(pattern, self.q.value))
         formula = "p = exp(s) / Σ exp(s)" if self.sinks is None else "p = exp(s) / (exp(sink) + Σ exp(s))"
         return Step(
             self.part,
             "Softmax",
             formula,
-            "Each row becomes shares of one whole." + self._drawn(value),
+            "Each row becomes weights that sum to 1." + self._largest_weight(value),
             [self._matrix("pattern", "p", value)],
             lambda g: again.softmax(g[scores], None if self.sinks is None else g[sink]),
             uses,
@@ -150,14 +150,15 @@ class Attending:
     def _sum(self) -> Step:
         pattern, v = f"{self.prefix}pattern", self.v.name
         z = attend_reference(_batch(self.q.value), _batch(self.k.value), _batch(self.v.value), **self._options)
-        value = self._real("z", _unbatch(z, self.q.value))
+        value = self._of_forward("z", _unbatch(z, self.q.value))
         letters = "T V" if value.dim() == 2 else "H T V"
-        width = Shown(f"{self.prefix}z", "z", letters, value, self.q.labels, head=self.head, focus=self.q.focus)
+        name, focus = self.out or f"{self.prefix}z", self.q.focus
+        width = Shown(name, "z", letters, value, self.q.labels, head=self.head, focus=focus)
         return Step(
             self.part,
             "Weighted sum",
             "z = p v",
-            "The values of all keys, mixed in these shares: what the query takes with it.",
+            "The values of all keys, added with these weights.",
             [width],
             lambda g: g[pattern] @ again.grouped(g[v], self.heads),
         )
@@ -167,18 +168,18 @@ class Attending:
         bias = None if self.bias is None else self.bias.value[None]
         return {
             "scale": self.scale, "softcap": self.softcap, "bias": bias, "mask": self.mask, "sinks": self.sinks,
-            "q_pos": self._places[0], "k_pos": self._places[1],
+            "q_pos": self._positions[0], "k_pos": self._positions[1],
         }  # fmt: skip
 
     @property
-    def _places(self) -> tuple[Tensor, Tensor]:
+    def _positions(self) -> tuple[Tensor, Tensor]:
         q_pos = torch.arange(self.q.value.shape[-2]) if self.q_pos is None else self.q_pos
         return q_pos, torch.arange(self.k.value.shape[-2]) if self.k_pos is None else self.k_pos
 
     def _scored(self, **options: Any) -> Tensor:
         return _unbatch(attention_scores(_batch(self.q.value), _batch(self.k.value), **options), self.q.value)
 
-    def _real(self, leaf: str, defined: Tensor) -> Tensor:
+    def _of_forward(self, leaf: str, defined: Tensor) -> Tensor:
         return defined if self.forward is None else getattr(self.forward, leaf)
 
     def _matrix(self, leaf: str, symbol: str, value: Tensor) -> Shown:
@@ -186,14 +187,14 @@ class Attending:
         labels, columns = self.q.labels, self.k.labels
         return Shown(f"{self.prefix}{leaf}", symbol, letters, value, labels, columns, self.head, self.q.focus)
 
-    def _drawn(self, pattern: Tensor) -> str:
-        """Where the followed query draws most from, in words."""
+    def _largest_weight(self, pattern: Tensor) -> str:
+        """The key that the followed query attends to most, in words."""
         if self.q.focus is None or not self.k.labels:
             return ""
         row = (pattern if pattern.dim() == 2 else pattern[self.head])[self.q.focus]
         best = int(row.argmax())
         who = f" In head {self.head}, " if self.heads > 1 else " "
-        return f"{who}{self.q.labels[self.q.focus]} draws most, {row[best]:.0%}, from {self.k.labels[best]}."
+        return f"{who}{self.q.labels[self.q.focus]} attends most, {row[best]:.0%}, to {self.k.labels[best]}."
 
 
 def _batch(x: Tensor) -> Tensor:

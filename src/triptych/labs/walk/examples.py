@@ -21,12 +21,12 @@ from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.labs.walk import again
 from triptych.labs.walk.attending import Attending
-from triptych.labs.walk.steps import Again, Given, Shown, Step, Walk, number
+from triptych.labs.walk.steps import Again, Printed, Shown, Step, Walk, number
 from triptych.labs.walk.walking import explain
 from triptych.model import Model
 from triptych.spec.masks import Points
 
-GIVEN, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
+INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
 QWEN3_4B = {
     "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
@@ -56,8 +56,8 @@ def _matrix(symbol: str, letters: str, values: object, name: str = "") -> Shown:
     return Shown(name or symbol, symbol, letters, torch.as_tensor(np.asarray(values)).to(torch.get_default_dtype()))
 
 
-def _given(meaning: str, *shown: Shown) -> Step:
-    return Step(GIVEN, "What is given", ", ".join(one.symbol for one in shown), meaning, shown, lambda g: [
+def _inputs(meaning: str, *shown: Shown) -> Step:
+    return Step(INPUTS, "What is given", ", ".join(one.symbol for one in shown), meaning, shown, lambda g: [
         one.value for one in shown
     ])  # fmt: skip
 
@@ -106,7 +106,7 @@ def _four_tokens() -> Made:
         _printed("pattern", "p", "T S", [[0.25] * 4] * 4, every),
         _printed("z", "z", "T V", [[1.0, 1.0]] * 4, "The mean of the four values."),
     ]
-    inputs = _given("Four tokens of width 4, and three maps to width 2.", x, *w)
+    inputs = _inputs("Four tokens of width 4, and three maps to width 2.", x, *w)
     return [inputs, project, *_attention(q, k, v), *figures], "every weight 0.25, every output [1, 1]"
 
 
@@ -117,7 +117,7 @@ def _two_tokens() -> Made:
     why = "The first query scores both keys alike, the second prefers the second."
     figures = [_printed("pattern", "p", "T S", weights, why), _printed("z", "z", "T V", out, "Mixed in these shares.")]
     return [
-        _given("Two tokens of width 2.", q, k, v),
+        _inputs("Two tokens of width 2.", q, k, v),
         *_attention(q, k, v),
         *figures,
     ], "output [[2, 3], [2.3395, 3.3395]]"
@@ -137,7 +137,7 @@ def _one_dimension() -> Made:
         _printed("pattern", "p", "T S", weights, "A query of 0 scores every key 0 and gives all the same weight."),
         _printed("z", "z", "T V", [[19.82349], [20], [18.98566]], "The second is the plain mean of the values."),
     ]
-    inputs = _given("Three tokens, one number each: attention is then a softmax and a weighted mean.", q, k, v)
+    inputs = _inputs("Three tokens, one number each: attention is then a softmax and a weighted mean.", q, k, v)
     return [inputs, *_attention(q, k, v, scale=1.0), *figures], "output [19.8235, 20, 18.9857]"
 
 
@@ -153,7 +153,7 @@ def _toy() -> Made:
         _printed("z", "z", "T V", [out], "The first output.", [0], REFERENCE),
         _printed("causal pattern", "p", "T S", masked, "Masked, the second query sees two keys.", [1], REFERENCE),
     ]
-    inputs = _given("Q, K and V drawn in that order from NumPy's generator seeded with 0.", q, k, v)
+    inputs = _inputs("Q, K and V drawn in that order from NumPy's generator seeded with 0.", q, k, v)
     return [
         inputs,
         *_attention(q, k, v),
@@ -167,7 +167,7 @@ def _softmax(scores: Sequence[float], figures: Sequence[float], why: str) -> Mad
     p = Shown("pattern", "p", "T S", s.value.softmax(-1))
     step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: again.softmax(g["s"]))
     expected = _printed("pattern", "p", "T S", [figures], "To the digits shown.", part=REFERENCE)
-    return [_given("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
+    return [_inputs("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
 
 
 def _sat() -> Made:
@@ -184,7 +184,7 @@ def _tie() -> Made:
     s = _matrix("s", "T S", [[8.5, 42, 3.2, 42]])
     sharp, soft = (Shown(name, name, "T S", (s.value / by).softmax(-1)) for name, by in (("p", 1), ("p scaled", 8)))
     steps = [
-        _given("One row of scores with a tie.", s),
+        _inputs("One row of scores with a tie.", s),
         Step("Softmax", "Softmax", "p = softmax(s)", "Equal scores get equal weights, however large they are.",
              [sharp], lambda g: again.softmax(g["s"])),
         Step("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
@@ -239,7 +239,7 @@ def _cross(queries: int, keys: int) -> Made:
     width = 8
     shapes = (("Q", "T K", queries, width), ("K", "S K", keys, width), ("V", "S V", keys, width))
     q, k, v = _normal(np.random.default_rng(0), *shapes)
-    inputs = _given(f"{queries} target tokens and {keys} source tokens, drawn from NumPy's default_rng(0).", q, k, v)
+    inputs = _inputs(f"{queries} target tokens and {keys} source tokens, drawn from NumPy's default_rng(0).", q, k, v)
     return [inputs, *_attention(q, k, v)], f"scores ({queries}, {keys}), output ({queries}, {width})"
 
 
@@ -252,7 +252,7 @@ def _entropy() -> Made:
     """L4 exercise 11: the entropy of a row of weights with and without 1/√d."""
     size = 64
     q, k = _normal(np.random.default_rng(0), ("Q", "T K", size, size), ("K", "S K", size, size))
-    steps = [_given("64 queries and 64 keys of width 64, drawn from NumPy's default_rng(0).", q, k)]
+    steps = [_inputs("64 queries and 64 keys of width 64, drawn from NumPy's default_rng(0).", q, k)]
     for name, scale, formula in (
         ("no scale", 1.0, "p = softmax(q kᵀ)"),
         ("1/√d", size**-0.5, "p = softmax(q kᵀ / √64)"),
@@ -261,10 +261,10 @@ def _entropy() -> Made:
         total = Shown(f"row sums, {name}", "Σ p", "T", pattern.value.sum(-1))
         entropy = Shown(f"entropy, {name}", "H", "·", _row_entropy(pattern.value))
 
-        def weights(g: Given, scale: float = scale, size: int = size) -> list[Tensor]:
+        def weights(g: Printed, scale: float = scale, size: int = size) -> list[Tensor]:
             return [again.softmax(g["Q"] @ g["K"].T * scale), torch.ones(size)]
 
-        def mean(g: Given, of: str = pattern.name) -> Tensor:
+        def mean(g: Printed, of: str = pattern.name) -> Tensor:
             return _row_entropy(g[of])
 
         steps += [
@@ -279,7 +279,7 @@ def _entropy() -> Made:
     return [*steps, *rounded], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
 
 
-def _rounded(again: Again, g: Given) -> Tensor:
+def _rounded(again: Again, g: Printed) -> Tensor:
     """To the four decimals of the figures."""
     exact = again(g)
     assert isinstance(exact, Tensor)
@@ -296,13 +296,13 @@ def _beside_pytorch() -> Made:
     """L0 exercise 3 and L4 exercise 16: each path of `attend` beside PyTorch's kernel, which is forced to be flash."""
     noise = torch.Generator().manual_seed(0)
     q, k, v = (Shown(x, x, f"H {a} {b}", torch.randn(4, 16, 8, generator=noise)) for x, a, b in ("QTK", "KSK", "VSV"))
-    steps = [_given("Four heads of width 8 on 16 tokens.", q, k, v)]
+    steps = [_inputs("Four heads of width 8 on 16 tokens.", q, k, v)]
     for name, mask in (("no mask", spec.full()), ("causal", spec.causal())):
         for path in ("flash", "materialized", "reference"):
             z = attend(q.value[None], k.value[None], v.value[None], mask=mask, path=path)[0]
             shown = Shown(f"z, {path}, {name}", "z", "H T V", z)
 
-            def theirs(g: Given, causal: bool = name == "causal") -> Tensor:
+            def theirs(g: Printed, causal: bool = name == "causal") -> Tensor:
                 with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                     z = scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)
                     return z[0]
@@ -344,7 +344,7 @@ def _cache() -> Made:
     alone = count(families.read_config(QWEN3_4B | {"num_key_value_heads": 32})).cache_bytes(4096, dtype="fp16")
     shown = Shown("bytes", "bytes", "· ·", torch.tensor([[grouped, alone]]), columns=["8 groups", "32 heads"])
 
-    def once_more(g: Given) -> Tensor:
+    def once_more(g: Printed) -> Tensor:
         return torch.tensor([[2 * 36 * groups * 128 * 4096 * 2 for groups in (8, 32)]])
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
@@ -361,7 +361,7 @@ def _quadratic() -> Made:
     flops = torch.tensor([[made.flops(t)["scores"] for t in (2048, 32_768)]])
     shown = Shown("flops", "FLOPs", "· T", flops, columns=["2,048", "32,768"])
 
-    def once_more(g: Given) -> Tensor:
+    def once_more(g: Printed) -> Tensor:
         return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in (2048, 32_768)]])
 
     ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))

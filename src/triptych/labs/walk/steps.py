@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 TOLERANCE = 1e-5
@@ -32,8 +31,8 @@ class Excerpt:
     @property
     def left_out(self) -> str:
         """`… 570 more columns, 3 more rows`, or nothing where everything is printed."""
-        told = [_more(self.more_columns, "column"), _more(self.more_rows, "row")]
-        return "… " + ", ".join(filter(None, told)) if any(told) else ""
+        left_out = [_more(self.more_columns, "column"), _more(self.more_rows, "row")]
+        return "… " + ", ".join(filter(None, left_out)) if any(left_out) else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +72,10 @@ class Shown:
         matrix = matrix[None] if matrix.dim() < 2 else matrix
         high, wide = matrix.shape
         last = self.focus if len(self.columns) == high else wide - 1  # of names only: dimensions have no last one
-        down, across = _picked(high, rows, self.focus), _picked(wide, columns, last if self.columns else None)
+        down, across = (
+            _printed_indices(high, rows, self.focus),
+            _printed_indices(wide, columns, last if self.columns else None),
+        )
         labels = self.labels or (("",) if high == 1 else [str(i) for i in range(high)])
         names = self.columns or [str(i) for i in range(wide)]
         return Excerpt(
@@ -97,7 +99,12 @@ class Shown:
         }  # fmt: skip
 
 
-class Given(Mapping[str, Tensor]):
+def exact(value: Tensor) -> Tensor:
+    """In float64, unless it holds integers or is as large as the matrix of a vocabulary."""
+    return value if not value.is_floating_point() or value.numel() > LARGE else value.double()
+
+
+class Printed(Mapping[str, Tensor]):
     """The tensors printed so far, by name, in float64.  One that was not printed is not there: a KeyError."""
 
     def __init__(self) -> None:
@@ -107,8 +114,7 @@ class Given(Mapping[str, Tensor]):
         self.raw |= {one.name: one.value for one in shown}
 
     def __getitem__(self, name: str) -> Tensor:
-        value = self.raw[name]
-        return value if not value.is_floating_point() or value.numel() > LARGE else value.double()
+        return exact(self.raw[name])
 
     def __iter__(self) -> Any:
         return iter(self.raw)
@@ -117,14 +123,14 @@ class Given(Mapping[str, Tensor]):
         return len(self.raw)
 
 
-Again = Callable[[Given], Tensor | Sequence[Tensor]]
+Again = Callable[[Printed], Tensor | Sequence[Tensor]]
 """What a step makes, once more, by the formula as it is written, from what was printed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One formula happening.  `uses` are parameters and constants printed here for the first time, `makes` what the
-    forward made; `again` makes it once more."""
+    """One step of a forward.  `uses` are the parameters and constants it prints, `makes` what the forward computed, and
+    `again` computes that once more."""
 
     part: str
     title: str
@@ -134,19 +140,19 @@ class Step:
     again: Again
     uses: Sequence[Shown] = ()
 
-    def error(self, given: Given) -> float:
+    def error(self, printed: Printed) -> float:
         """How far the recomputed is from the printed: the largest difference, relative to the largest number where
-        that is above 1.  `given` grows by what this step prints."""
-        given.add(self.uses)
-        made = self.again(given)
-        made = [made] if isinstance(made, Tensor) else list(made)
-        given.add(self.makes)
-        return max(apart(one.value, other) for one, other in zip(self.makes, made, strict=True))
+        that is above 1.  `printed` grows by what this step prints."""
+        printed.add(self.uses)
+        again = self.again(printed)
+        again = [again] if isinstance(again, Tensor) else list(again)
+        printed.add(self.makes)
+        return max(relative_difference(one.value, other) for one, other in zip(self.makes, again, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """Steps from a text to what the model makes of it.  `token` is the id at the end, where there is one."""
+    """The steps from a text to the output of the model.  `token` is the id at the end, where there is one."""
 
     title: str
     facts: Sequence[tuple[str, str]]
@@ -157,8 +163,8 @@ class Walk:
     @cached_property
     def errors(self) -> tuple[float, ...]:
         """Of each step, recomputed from the tensors printed before it."""
-        given = Given()
-        return tuple(step.error(given) for step in self.steps)
+        printed = Printed()
+        return tuple(step.error(printed) for step in self.steps)
 
     @property
     def agrees(self) -> bool:
@@ -166,7 +172,7 @@ class Walk:
 
     @property
     def verdict(self) -> str:
-        """One line: whether every step was recomputed, and the furthest any was off."""
+        """One line: whether every step was recomputed, and the largest difference."""
         if self.agrees:
             return f"{len(self.steps)} steps recomputed from what is printed; largest difference {max(self.errors):.1e}"
         bad = [step.title for step, error in zip(self.steps, self.errors, strict=True) if not error <= TOLERANCE]
@@ -186,8 +192,8 @@ class Walk:
             }
             for step, error in zip(self.steps, self.errors, strict=True)
         ]
-        told = {"title": self.title, "facts": dict(self.facts), "outcome": self.outcome, "token": self.token}
-        return told | {"agrees": self.agrees, "steps": steps}
+        walk = {"title": self.title, "facts": dict(self.facts), "outcome": self.outcome, "token": self.token}
+        return walk | {"agrees": self.agrees, "steps": steps}
 
 
 def name_of(shown: Shown) -> str:
@@ -207,7 +213,7 @@ def number(x: float) -> str:
     return f"{x:.4f}" if 1e-3 <= abs(x) < 1e4 else f"{x:.2e}"
 
 
-def apart(one: Tensor, other: Tensor) -> float:
+def relative_difference(one: Tensor, other: Tensor) -> float:
     """Largest difference, relative where floats exceed 1; infinite for another shape, for NaN, and where only one
     side is infinite."""
     if one.shape != other.shape:
@@ -220,11 +226,7 @@ def apart(one: Tensor, other: Tensor) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
-def floats(values: Sequence[Any]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)
-
-
-def _picked(n: int, most: int, focus: int | None) -> list[int]:
+def _printed_indices(n: int, most: int, focus: int | None) -> list[int]:
     """The first of n, and the followed one in place of the last of them where it lies beyond."""
     if n <= most:
         return list(range(n))
