@@ -29,8 +29,8 @@ test-all: lint types imports docs $(VENV)/.installed-dev ## the same with every 
 	$(PYTEST) -m ""
 
 # The tests behind docs/families.md run again, because the page is compared in a run that has all of them.
-test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out
-	$(PYTEST) -m "heavy or families"
+test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out, but for the labs at full size
+	$(PYTEST) -m "(heavy or families) and not long"
 
 durations: $(VENV)/.installed-dev ## every test on a quiet machine; the slowest 30 into bench/test-all.txt
 	$(PYTEST) -m "" --durations=30 > bench/test-all.log

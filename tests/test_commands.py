@@ -239,9 +239,14 @@ def test_it_runs(
     check_runs(command, run(command, desk, monkeypatch, capsys))
 
 
+def long_labs(command: str) -> Any:
+    """A lab at full size takes minutes."""
+    return pytest.param(command, marks=pytest.mark.long) if command.startswith("triptych lab ") else command
+
+
 @pytest.mark.heavy
 @pytest.mark.weights
-@pytest.mark.parametrize("command", SLOW)
+@pytest.mark.parametrize("command", map(long_labs, SLOW))
 def test_it_runs_for_longer(
     command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
 ) -> None:
@@ -270,6 +275,7 @@ def test_an_entry_of_the_lectures_quotes_what_is_printed(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.weights
 @pytest.mark.parametrize("name", [name for name, entry in WITH_FIGURES.items() if figures_are_heavy(entry)])
 def test_an_entry_with_a_lab_quotes_what_is_printed(

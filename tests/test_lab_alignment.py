@@ -56,6 +56,7 @@ def test_fails_when_values_stand_beside_other_keys(small: None, monkeypatch: pyt
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_passes_at_full_size(seed: int) -> None:
     result = run("alignment", Setup(seed=seed))

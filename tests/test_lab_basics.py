@@ -59,6 +59,7 @@ def test_passes(name: str, seed: int) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", NAMES)
 def test_passes_with_other_seeds_at_full_size(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

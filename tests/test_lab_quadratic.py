@@ -109,6 +109,7 @@ def test_peak_is_of_what_lives_at_one_time() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_passes_at_full_size(seed: int, unchecked: None) -> None:
     from triptych.labs.lab import Setup

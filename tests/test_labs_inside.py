@@ -147,6 +147,7 @@ def test_ideal_patterns_read_what_they_are_named_after() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["bank", "head-roles", "not-explanation"])
 def test_passes_at_full_size(name: str, seed: int, smollm2_gguf: Path, unchecked: None) -> None:

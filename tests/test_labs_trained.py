@@ -230,6 +230,7 @@ def test_the_copier_sees_the_source_through_its_code_alone() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["depth", "induction", "bottleneck"])
 @pytest.mark.parametrize("seed", range(5))
 def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> None:
@@ -238,6 +239,7 @@ def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> No
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.weights
 @pytest.mark.parametrize("seed", range(5))
 def test_mask_leak_on_shakespeare_with_any_seed(seed: int, unchecked: None) -> None:
