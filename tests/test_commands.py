@@ -246,7 +246,7 @@ def long_labs(command: str) -> Any:
 
 @pytest.mark.heavy
 @pytest.mark.weights
-@pytest.mark.parametrize("command", map(long_labs, SLOW))
+@pytest.mark.parametrize("command", [long_labs(command) for command in SLOW])
 def test_it_runs_for_longer(
     command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
 ) -> None:

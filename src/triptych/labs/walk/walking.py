@@ -53,7 +53,7 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
 
 
 def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> tuple[list[int], list[int] | None]:
-    """The ids that the model reads, and those of the decoder beside an encoder; InputError for all that `explain` refuses.
+    """The ids that the model reads, and those of the decoder beside an encoder.  Raises InputError as `explain`.
 
     That decoder reads its start token and all but the last of what it writes, or of the text where it only labels.
     """
