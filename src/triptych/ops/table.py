@@ -152,8 +152,8 @@ for _operation, *_recorded in (
     ),
     (
         Operation(
-            name="rotate", equation="(a cos - b sin, b cos + a sin) for each pair (a, b) of x", run=turned, arguments=("x", "cos", "sin", "pairing"),
-            shape=_like("x"),
+            name="rotate", equation="(a cos - b sin, b cos + a sin) for each pair (a, b) of x", run=turned,
+            arguments=("x", "cos", "sin", "pairing"), shape=_like("x"),
         ),
         functions.rotate,
     ),
