@@ -205,7 +205,7 @@ def distance_row(distance: Int[Tensor, ...], *, span: int, max_distance: int | N
 
 
 def reached_table(
-    weight: Float[Tensor, "R D"], positions: Int[Tensor, " N"], longest: int, span: int, max_distance: int | None
+    weight: Float[Tensor, "R D"], positions: Int[Tensor, " N"], longest: int, span: int, max_distance: int | None = None
 ) -> Float[Tensor, "R2 D"]:
     """The rows of `Disentangled`'s table that distances of at most `longest` reach; `positions` are those of the rows'
     tokens."""
@@ -216,7 +216,7 @@ def reached_table(
 
 
 def reached_row(
-    q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"], longest: int, span: int, max_distance: int | None
+    q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"], longest: int, span: int, max_distance: int | None = None
 ) -> Int[Tensor, "... T S"]:
     """Where in `reached_table` a query finds each key.  Padding and empty slots may be further than `longest`; nobody
     sees them."""

@@ -153,8 +153,7 @@ for _operation, *_recorded in (
     (
         Operation(
             name="rotate", equation="(a cos - b sin, b cos + a sin) for each pair (a, b) of x", run=turned,
-            arguments=("x", "cos", "sin", "pairing"),
-            shape=_like("x"),
+            arguments=("x", "cos", "sin", "pairing"), shape=_like("x"),
         ),
         functions.rotate,
     ),

@@ -1,4 +1,7 @@
-"""A forward as a walk: each step with its formula, its numbers, and the check that it follows from those before."""
+"""`triptych explain`: the steps of a forward, each with its equation, its numbers, and a second computation of them.
+
+Which steps there are, their order and their equations come from the program of the model (`triptych.program`).
+"""
 
 from __future__ import annotations
 

@@ -31,12 +31,15 @@ def parameter_symbol(name: str, op: str) -> str:
 
 
 def formula(value: Applied, symbols: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The expression, and the definitions of the functions it uses."""
+    """The expression, and the definitions of the functions it uses.  `symbols` are those of printed values, and may
+    hold another text for an operation, by its result."""
     definitions: dict[str, None] = {}
 
     def text(one: Applied | str) -> str:
         if isinstance(one, str):
             return symbols.get(one, one)
+        if one.step.out[0] in symbols:
+            return symbols[one.step.out[0]]
         if one.op == "cast":
             return text(one.inputs["x"])
         if one.op == "sinusoids":

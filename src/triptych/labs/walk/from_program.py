@@ -277,7 +277,8 @@ class StepBuilder:
             lambda g: again.choice(g[router], top, how["normalize"]),
         )  # fmt: skip
         makes = self.value(one)
-        text, definitions = formula(one.value, self.symbols)
+        weighted = f"Σ w · expert_e({self.symbols[entered]})"
+        text, definitions = formula(one.value, self.symbols | {experts.step.out[0]: weighted})
 
         def mixed(g: Printed) -> Tensor:
             x, out = g[entered], torch.zeros_like(g[entered])

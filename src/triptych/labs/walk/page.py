@@ -1,4 +1,4 @@
-"""A walk as sections of the offline page: a part of the model each, whose steps open."""
+"""The steps of a forward as sections of the offline page, one for each part of the model."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from triptych.page import Facts, Grid, Section, Steps, Unfolding
 
 
 def sections(walk: Walk) -> list[Section]:
-    """What a page shows of it: a section for each part of the model walked through."""
+    """The sections: what was run, then each part of the model with its steps."""
     parts: dict[str, list[Unfolding]] = {}
     for place, (step, error) in enumerate(zip(walk.steps, walk.errors, strict=True), 1):
         grids = [_grid(one) for one in (*step.uses, *step.makes)]
-        off = f"largest difference {error:.1e}" if error else "no difference"
+        difference = f"largest difference {error:.1e}" if error else "no difference"
         shown = Unfolding(
             place,
             step.title,
             step.formula,
             step.meaning,
             grids,
-            f"Recomputed from the tensors above: {off}.",
+            f"Recomputed from the tensors above: {difference}.",
             open=place == 1,
         )
         parts.setdefault(step.part, []).append(shown)

@@ -1,4 +1,4 @@
-"""What a walk is made of: steps that print tensors, and the check that each follows from those printed before it."""
+"""Steps that print tensors, and the check that each follows from the tensors printed before it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 TOLERANCE = 1e-5
-ROWS, COLUMNS = 4, 4  # printed of a tensor, unless the reader's screen is narrower
-SQUARE = 8  # of one with a row and a column a token, and of the candidates
-LARGE = 1 << 22  # numbers; above it a tensor is not doubled to be recomputed from: a vocabulary's matrix
+ROWS, COLUMNS = 4, 4  # printed of a tensor, at most
+SQUARE = 8  # of one with a row and a column for each token, and of the candidates
+LARGE = 1 << 22  # numbers; a larger tensor, the matrix of a vocabulary, is not converted to float64
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Shown:
         matrix = self.value[self.head] if self.value.dim() == 3 else self.value
         matrix = matrix[None] if matrix.dim() < 2 else matrix
         high, wide = matrix.shape
-        last = self.focus if len(self.columns) == high else wide - 1  # of names only: dimensions have no last one
+        last = self.focus if len(self.columns) == high else wide - 1  # dimensions have no last one to follow
         down, across = (
             _printed_indices(high, rows, self.focus),
             _printed_indices(wide, columns, last if self.columns else None),

@@ -22,8 +22,10 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
     """Every step of the forward of `text` (or ids), from token ids to the output of the model.
 
     A decoder ends in the token that greedy generation takes next, an encoder-decoder in the last of the first few it
-    generates, an encoder in the word behind its first mask, its label, or its pooled vector.  One block is shown in full: `layer` (a stack with fewer blocks shows its last), `head` the one printed of each attention, `row` the
-    token followed, by default the one that decides.
+    generates, an encoder in the word behind its first mask, its label, or its pooled vector.  One block is shown in
+    full: `layer` (a stack with fewer blocks shows its last), `head` the one printed of each attention, `row` the token
+    followed, by default the one that determines the output.  The steps, their order and their equations are those of
+    the model's program (`triptych.program`).
 
     Raises InputError for an empty text, one longer than the model's context, a layer, head or row out of range, and a
     model in half precision or without a head.
@@ -53,9 +55,8 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
 
 
 def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> tuple[list[int], list[int] | None]:
-    """The ids that the model reads, and those of the decoder beside an encoder.  Raises InputError as `explain`.
-
-    That decoder reads its start token and all but the last of what it writes, or of the text where it only labels.
+    """The ids that the model reads, and those of the decoder beside an encoder: its start token and all but the last of
+    what it generates, or of the text where it only labels.  Raises InputError for what `explain` refuses.
     """
     model.check_words("explain")
     ids, spec = model.ids([text])[0], model.spec
@@ -92,17 +93,17 @@ def tokens(model: Model, ids: Sequence[int]) -> list[str]:
 
 def facts(model: Model, text: str | Sequence[int], stacks: Sequence[StackRun]) -> list[tuple[str, str]]:
     """The model, the text, and what of the forward is shown."""
-    facts = [("Model", f"{model.spec.family}, {model.spec.layout}")]
-    facts.append(("Text", text if isinstance(text, str) else " ".join(map(str, text))))
+    lines = [("Model", f"{model.spec.family}, {model.spec.layout}")]
+    lines.append(("Text", text if isinstance(text, str) else " ".join(map(str, text))))
     for stack in stacks:
         which = f"{stack.name} " if len(stacks) > 1 else ""
-        facts.append((f"{which}block".capitalize(), f"{stack.layer} of 0 to {len(stack.stack.blocks) - 1}"))
+        lines.append((f"{which}block".capitalize(), f"{stack.layer} of 0 to {len(stack.stack.blocks) - 1}"))
     heads = stacks[0].heads
-    facts.append(("Head", f"{stacks[0].head} of 0 to {heads - 1}"))
+    lines.append(("Head", f"{stacks[0].head} of 0 to {heads - 1}"))
     for stack in stacks:
         which = f"{stack.name} row" if len(stacks) > 1 else "row"
-        facts.append((which.capitalize(), f"{stack.first + stack.focus}, {stack.labels[stack.focus]}"))
-    return facts
+        lines.append((which.capitalize(), f"{stack.first + stack.focus}, {stack.labels[stack.focus]}"))
+    return lines
 
 
 def _followed(model: Model, ids: Sequence[int], row: int | None) -> int:

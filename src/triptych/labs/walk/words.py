@@ -86,6 +86,8 @@ def meaning(name: str, group: Sequence[Computed], makes: Sequence[Shown], sub: s
     if name == "Router":
         return f"A score for each of {first.shape[-1]} experts."
     if name.startswith("Residual"):
+        if sum(part.op == "add" for part in group[0].value.chain()) > 1:
+            return "Added, not replaced: what the sublayers computed joins what the token already carried."
         return f"Added, not replaced: {ADDED.get(sub, 'this')} joins what the token already carried."
     if name == "Activation":
         gated = any(part.op == "multiply" for part in group[0].value.chain())
