@@ -350,3 +350,15 @@ def test_specs_of_families_are_their_json(name: str) -> None:
     hf = json.loads((references.saved(name)[1] / "config.json").read_text())
     model = families.read_config(hf)
     assert spec.from_json(json.loads(json.dumps(spec.to_json(model)))) == model
+
+
+def test_widths_that_do_not_meet_are_named(unchecked: None) -> None:
+    """Not in the forward, with a shape error of torch: where the spec is made."""
+    good = stack()
+    wrong = replace(good.blocks[0], mlp=spec.mlp(good.width + 1, 9, "relu"))
+    with pytest.raises(
+        ConfigError, match=r"blocks\.0\.mlp: reads \d+ and writes \d+ numbers a token, in a stack of width"
+    ):
+        replace(good, blocks=(wrong,))
+    with pytest.raises(ConfigError, match="act 'swiglu' is not one of relu"):
+        spec.mlp(8, 9, "swiglu")

@@ -429,6 +429,9 @@ def load(
     return Model(module, tokenizer, header.hf, header.path, report)
 
 
-def create(hf: dict[str, Any], tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
-    """A fresh model from a config dict in HF's own keys, e.g. `{"model_type": "llama", "hidden_size": 128, ...}`."""
-    return Model(nn.new(families.read_config(hf, where="config"), seed), tokenizer, hf)
+def create(config: dict[str, Any] | Spec, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
+    """A fresh model from a spec, or from a config dict in HF's own keys, e.g.
+    `{"model_type": "llama", "hidden_size": 128, ...}`.  Raises ConfigError for a config that does not fit together."""
+    if isinstance(config, Spec):
+        return Model(nn.new(config, seed), tokenizer)
+    return Model(nn.new(families.read_config(config, where="config"), seed), tokenizer, config)

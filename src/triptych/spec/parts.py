@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, nearest
 from triptych.spec.inputs import ConvSpec, FramesSpec, PatchesSpec
 from triptych.spec.masks import Mask
 from triptych.spec.norms import Norm
@@ -17,6 +17,14 @@ from triptych.spec.part import Part, Shapes
 from triptych.spec.positions import Absolute, Position
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+def check_activation(act: str) -> None:
+    """Raise ConfigError for an activation that there is not."""
+    if act not in get_args(Activation):
+        raise ConfigError(
+            f"act {act!r} is not one of {', '.join(get_args(Activation))}{nearest(act, get_args(Activation))}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +178,9 @@ class MLPSpec(Part):
     act: Activation
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_activation(self.act)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GLUSpec(Part):
@@ -180,6 +191,9 @@ class GLUSpec(Part):
     down: LinearSpec
     act: Activation
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_activation(self.act)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,6 +360,22 @@ class StackSpec(Part):
         for i, block in enumerate(self.blocks):
             if block.attn.kind not in self.kinds:
                 raise ConfigError(f"blocks.{i}.attn: kind {block.attn.kind!r} is not one of {sorted(self.kinds)}")
+            self._check_widths(i, block)
+
+    def _check_widths(self, i: int, block: BlockSpec | ParallelBlockSpec) -> None:
+        """Raise ConfigError for a sublayer that reads or writes another width than the residual stream's."""
+        ends = {"attn": (block.attn.q.inputs, block.attn.out.outputs)}
+        if block.cross is not None:
+            ends["cross"] = (block.cross.q.inputs, block.cross.out.outputs)
+        inner = block.mlp.expert if isinstance(block.mlp, MoESpec) else block.mlp
+        if inner is not None:
+            ends["mlp"] = (inner.up.inputs, inner.down.outputs)
+        for name, (inputs, outputs) in ends.items():
+            if (inputs, outputs) != (self.width, self.width):
+                raise ConfigError(
+                    f"blocks.{i}.{name}: reads {inputs} and writes {outputs} numbers a token, in a stack of width "
+                    f"{self.width}; both must be {self.width}"
+                )
 
     @property
     def width(self) -> int:
