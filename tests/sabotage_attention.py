@@ -176,13 +176,11 @@ def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None
 
 @parity("bert", "Attention")
 def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
-    plan = kinds.plan_rows
-
-    def as_one(rows: Rows, keys: FlatKeys, mask: Mask, heads: Heads, **options: Any) -> RowPlan:
+    def as_one(self: FlatKeys, rows: Rows, mask: Mask, heads: Heads, bias: Any, mechanism: Any) -> RowPlan:
         one = Rows((rows.total,))
-        return plan(one, FlatKeys(one), mask, heads, **options)
+        return plan_rows(one, FlatKeys(one), mask, heads, bias=bias, mechanism=mechanism)
 
-    patch.setattr(kinds, "plan_rows", as_one)
+    patch.setattr(FlatKeys, "plan", as_one)
 
 
 # ---------------------------------------------------------------- attention

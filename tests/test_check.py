@@ -15,7 +15,7 @@ import references
 import tiny
 from cli_models import checkpoint
 from triptych import nn
-from triptych.check import Finding, Layer, Report, apart, case, check, paths, peer
+from triptych.check import Finding, Layer, Report, case, check, max_abs_diff, paths, peer
 from triptych.errors import ConfigError, InputError
 from triptych.generate import Engine
 from triptych.model import Model, load
@@ -85,8 +85,8 @@ def test_not_a_number_does_not_pass() -> None:
 def test_apart() -> None:
     rows = [torch.tensor([[0.0, -torch.inf], [1.0, 2.0]]), torch.tensor([[3.0]])]
     other = [torch.tensor([[0.0, -torch.inf], [1.0, 2.5]]), torch.tensor([[2.75]])]
-    assert apart(rows, rows) == 0
-    assert apart(rows, other) == 0.5
+    assert max_abs_diff(rows, rows) == 0
+    assert max_abs_diff(rows, other) == 0.5
 
 
 # ---------------------------------------------------------------- broken on purpose
@@ -164,8 +164,8 @@ def test_a_copy_that_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_with_no_twin_says_so() -> None:
     made = Model(tiny.decoder())
-    assert "no twin" in check(made).skipped[0]
-    with pytest.raises(InputError, match="no twin"):
+    assert "no such model" in check(made).skipped[0]
+    with pytest.raises(InputError, match="no such model"):
         check(made, against="transformers")
 
 

@@ -207,7 +207,7 @@ def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: pyt
 def test_check_passes_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["check", str(checkpoint("encoder")), "--against", "none"]
     assert said(argv, capsys).splitlines()[-1] == "passed"
-    monkeypatch.setattr(paths, "apart", lambda *_: 0.5)
+    monkeypatch.setattr(paths, "max_abs_diff", lambda *_: 0.5)
     assert said(argv, capsys, code=1).splitlines()[-1] == "FAILED: over 0.0001"
     assert answered(argv, capsys, code=1)["passed"] is False
     assert said([*argv, "--threshold", "0.6"], capsys, code=1).count("FAILED") == 3  # bit-equal stays bit-equal

@@ -260,7 +260,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gemma-2-2b", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
     ("gemma-2-2b", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
     ("gemma-3-1b", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "rope_type"),
-    ("gemma-3-1b", {"use_bidirectional_attention": True}, "look ahead"),
+    ("gemma-3-1b", {"use_bidirectional_attention": True}, "attend to later ones"),
     ("gpt2", {"n_head": 5}, "divide"),
     ("gpt2", {"activation_function": "gelu_neww"}, "did you mean 'gelu_new'"),
     ("gpt-j-6b", {"rotary_dim": 7}, "even"),

@@ -49,7 +49,7 @@ def test_gemma_defaults() -> None:
     assert [block.attn.kind for block in decoder_of(model).blocks] == ["window", "self", "window"]
     assert decoder_of(read("gemma3", attn_logit_softcapping=5.0)).blocks[0].attn.softcap is None
     assert decoder_of(read("gemma", hidden_act="gelu")).blocks[0].mlp.act == "gelu_tanh"
-    with pytest.raises(ConfigError, match="look ahead"):
+    with pytest.raises(ConfigError, match="attend to later ones"):
         read("gemma3", use_bidirectional_attention=True)
 
 

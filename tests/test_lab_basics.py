@@ -100,7 +100,7 @@ def test_scaling_by_d_instead_of_its_root(monkeypatch: pytest.MonkeyPatch) -> No
     """Entropy alone does not notice: even weights have the entropy that it asks for."""
 
     def too_small(request: AttentionRequest) -> AttentionRequest:
-        return request if request.scale == 1.0 else replace(request, scale=1 / request.q.shape[-1])
+        return request if request.scale == 1.0 else replace(request, scale=1 / request.width)
 
     monkeypatch.setattr(dispatch, "prepare", altered(too_small))
     claims = failed("scaling")

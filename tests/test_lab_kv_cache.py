@@ -85,9 +85,12 @@ def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    init = Store.__init__
-    monkeypatch.setattr(Store, "__init__", lambda self, layer, capacity, *on: init(self, layer, capacity + 1, *on))
-    assert failed(run("kv-cache")) == {"bytes allocated at 128 over bytes counted"}
+    resize = Store.resize
+    monkeypatch.setattr(Store, "resize", lambda self, slots, capacity: resize(self, slots, capacity + 1))
+    assert failed(run("kv-cache")) == {
+        "bytes allocated at 128 over bytes counted",
+        "bytes of Qwen3-4B's cache at 4,096 positions, fp16",
+    }
 
 
 @pytest.mark.heavy

@@ -50,8 +50,8 @@ def test_passes(small: None) -> None:
 
 
 def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    broken = replace(dispatch.PATHS[name], cannot=lambda request: ["broken"])
-    monkeypatch.setitem(dispatch.PATHS, name, broken)
+    broken = replace(dispatch.KERNELS[name], cannot=lambda request: ["broken"])
+    monkeypatch.setitem(dispatch.KERNELS, name, broken)
 
 
 @pytest.mark.parametrize(("path", "way"), [("window", "window of 128"), ("block", "block-sparse")])
@@ -83,7 +83,9 @@ def test_fails_when_the_layer_attends_within_a_window(small: None, monkeypatch: 
 
 def test_fails_when_the_fast_paths_forget_the_scale(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     forget = dispatch.run
-    monkeypatch.setattr(dispatch, "run", lambda request, path="auto": forget(replace(request, scale=1.0), path))
+    monkeypatch.setattr(
+        dispatch, "run", lambda request, tensors, path="auto": forget(replace(request, scale=1.0), tensors, path)
+    )
     assert "largest difference between mechanisms that are exact" in failed()
 
 

@@ -200,7 +200,7 @@ def test_two_arrays_are_two_masks():
     assert dense(first) != dense(first)
 
 
-def test_lengths_are_any_integers():
+def test_lengths_are_any_integers(unchecked):
     import numpy as np
 
     assert prefix(np.int64(2)) == prefix(2)

@@ -60,7 +60,7 @@ class Count:
 
     @property
     def active(self) -> int:
-        """Parameters one token goes through: all but the experts it is not given to."""
+        """Parameters one token goes through: all but the experts it does not go through."""
         mixtures = [part for _, part in self.spec.walk() if isinstance(part, MoESpec)]
         return self.total - sum((m.experts - m.top_k) * sum(map(prod, m.expert.shapes().values())) for m in mixtures)
 
@@ -74,8 +74,8 @@ class Count:
         encoder alone keeps nothing."""
         decoder, numbers = self.spec.decoder, 0
         for block in decoder.blocks if decoder is not None else ():
-            seen = visible(decoder.kinds[block.attn.kind].mask) if decoder is not None else None
-            numbers += _kv_width(block.attn) * (positions if seen is None else min(positions, seen))
+            span = visible(decoder.kinds[block.attn.kind].mask) if decoder is not None else None
+            numbers += _kv_width(block.attn) * (positions if span is None else min(positions, span))
             numbers += _kv_width(block.cross) * source if block.cross is not None else 0
         return _bytes(numbers * batch, dtype)
 
@@ -85,14 +85,14 @@ class Count:
         `logits` is how many places the head runs on, all new ones when None.  An encoder-decoder with nothing cached
         also runs its encoder over `source` tokens and projects their keys and values once.
         """
-        found: Counter[str] = Counter(projections=0, scores=0, mlp=0, head=0)
+        total: Counter[str] = Counter(projections=0, scores=0, mlp=0, head=0)
         spec = self.spec
         if spec.encoder is not None and not (spec.decoder is not None and cached):
-            found.update(_stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0))
+            total.update(_stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0))
         if spec.decoder is not None:
-            found.update(_stack_flops(spec.decoder, tokens, cached, source))
-        found["head"] += _head_flops(spec, tokens if logits is None else logits)
-        return dict(found)
+            total.update(_stack_flops(spec.decoder, tokens, cached, source))
+        total["head"] += _head_flops(spec, tokens if logits is None else logits)
+        return dict(total)
 
     def prefill_flops(self, tokens: int, *, source: int = 0) -> int:
         """A prompt of `tokens`, logits at its end only."""
@@ -137,12 +137,12 @@ class Count:
 
 def count(spec: ModelSpec) -> Count:
     """Count `spec`."""
-    found: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
+    total: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
     for name, part in spec.walk():
         for leaf, shape in part.tensors().items():
             if f"{name}.{leaf}" not in spec.ties:
-                found[_part_of(name, part)] += prod(shape)
-    return Count(spec, dict(found))
+                total[_part_of(name, part)] += prod(shape)
+    return Count(spec, dict(total))
 
 
 def _part_of(name: str, part: object) -> str:
@@ -160,13 +160,13 @@ def visible(mask: Mask) -> int | None:
     if isinstance(mask, Window):
         return mask.back + mask.ahead
     if isinstance(mask, And):
-        return min((seen for part in mask.parts if (seen := visible(part)) is not None), default=None)
+        return min((span for part in mask.parts if (span := visible(part)) is not None), default=None)
     return None
 
 
 def _span(stack: StackSpec, kind: str, keys: int) -> int:
-    seen = visible(stack.kinds[kind].mask)
-    return keys if seen is None else min(keys, seen)
+    span = visible(stack.kinds[kind].mask)
+    return keys if span is None else min(keys, span)
 
 
 def _kv_width(attn: AttentionSpec) -> int:
@@ -174,21 +174,21 @@ def _kv_width(attn: AttentionSpec) -> int:
 
 
 def _stack_flops(stack: StackSpec, tokens: int, cached: int, source: int) -> Counter[str]:
-    found: Counter[str] = Counter()
-    found["projections"] += _input_flops(stack.embed, tokens)
+    total: Counter[str] = Counter()
+    total["projections"] += _input_flops(stack.embed, tokens)
     for block in stack.blocks:
         attn, cross = block.attn, block.cross
-        found["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))
-        found["scores"] += _scores(attn, tokens, _span(stack, attn.kind, cached + tokens))
-        found.update(_distances(stack.kinds[attn.kind].position, attn, tokens, cached + tokens))
+        total["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))
+        total["scores"] += _scores(attn, tokens, _span(stack, attn.kind, cached + tokens))
+        total.update(_distances(stack.kinds[attn.kind].position, attn, tokens, cached + tokens))
         if cross is not None:
-            found["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
-            found["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
-            found["scores"] += _scores(cross, tokens, source)
-        found["mlp"] += sum(_linear(part, tokens) for part in _used(block.mlp))
+            total["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
+            total["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
+            total["scores"] += _scores(cross, tokens, source)
+        total["mlp"] += sum(_linear(part, tokens) for part in _used(block.mlp))
         if isinstance(block, BlockSpec) and block.branch is not None:
-            found["mlp"] += 2 * tokens * prod(block.branch.conv.tensors()["weight"])
-    return found
+            total["mlp"] += 2 * tokens * prod(block.branch.conv.tensors()["weight"])
+    return total
 
 
 def _distances(position: Part | None, attn: AttentionSpec, queries: int, keys: int) -> dict[str, int]:

@@ -86,8 +86,8 @@ def cores(root: Path = ROOT) -> Cores:
 
 def threads(root: Path = ROOT) -> int:
     """How many threads arithmetic should use: `OMP_NUM_THREADS` where it is set, else one a usable core."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else cores(root).usable
+    threads_set = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads_set) if threads_set.isdecimal() and int(threads_set) else cores(root).usable
 
 
 def use_threads() -> int:
@@ -103,18 +103,18 @@ def device(name: str) -> torch.device:
     import torch
 
     try:
-        found = torch.device(name)
+        chosen = torch.device(name)
     except RuntimeError:
         raise InputError(f"device {name!r} is not one of cpu, cuda, cuda:N") from None
-    if found.type not in ("cpu", "cuda"):
+    if chosen.type not in ("cpu", "cuda"):
         raise InputError(f"device {name!r} is not one of cpu, cuda, cuda:N")
-    if found.type == "cuda" and (why := _no_gpu(torch)):
+    if chosen.type == "cuda" and (why := _no_gpu(torch)):
         raise InputError(f"device {name!r} cannot be used: {why}")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"device {name!r} is not there; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}"
         )
-    return found
+    return chosen
 
 
 def torch_facts() -> dict[str, Any]:

@@ -14,19 +14,6 @@ from triptych.attention.caches import (
     NullCache,
 )
 from triptych.attention.dispatch import KERNELS, attend, why
-from triptych.attention.layout import (
-    AttendPlan,
-    ContentBias,
-    FlatKeys,
-    Heads,
-    KeyLayout,
-    RowHook,
-    RowPlan,
-    ScoreBias,
-    SlotKeys,
-    attend_rows,
-    plan_rows,
-)
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
 from triptych.attention.positions import (
     alibi_bias,
@@ -44,6 +31,19 @@ from triptych.attention.positions import (
 )
 from triptych.attention.reference import Hook, attend_reference, attention_pattern, attention_scores
 from triptych.attention.request import AttentionRequest, prepare
+from triptych.attention.row_plan import (
+    AttendPlan,
+    ContentBias,
+    FlatKeys,
+    Heads,
+    KeyLayout,
+    RowHook,
+    RowPlan,
+    ScoreBias,
+    SlotKeys,
+    attend_rows,
+    plan_rows,
+)
 from triptych.attention.rows import Rows
 
 __all__ = [

@@ -71,9 +71,9 @@ def _candidates(request: AttentionRequest, pattern: BlockSparse) -> Tensor:
     first = request.keys - request.queries
     q = torch.arange(first // size, -(-request.keys // size))[:, None]
     k = torch.arange(-(-request.keys // size))[None, :]
-    seen: Tensor = replace(pattern, block=1).visible(Points(q), Points(k))
+    visible: Tensor = replace(pattern, block=1).visible(Points(q), Points(k))
     if lowering.implies_causal(request.mask):
-        seen = seen & (k <= q)
-    m = max(1, int(seen.sum(1).max()))
-    order = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :m]
-    return order.masked_fill(~seen.gather(1, order), -1)
+        visible = visible & (k <= q)
+    m = max(1, int(visible.sum(1).max()))
+    order = visible.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :m]
+    return order.masked_fill(~visible.gather(1, order), -1)

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention.layout import FlatKeys, KeyLayout, PlansRows, SlotKeys
+from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows
 from triptych.errors import InputError, ProbeError
 
@@ -49,7 +49,8 @@ class KeyStep(Protocol):
 class Continued(Protocol):
     """What a stack decided for a step; kept with it, since the next step of the same rows changes little of it."""
 
-    def moved_on(self, rows: Rows, x: Tensor) -> bool: ...
+    def moved_on(self, rows: Rows, x: Tensor) -> bool:
+        """Adapt to the next token of each of the same rows; False where it must be decided anew."""
 
 
 @runtime_checkable
@@ -179,15 +180,15 @@ class RingStep:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         store = self.stores[layer]
-        seen = (k, v) if self.fresh else None
-        if seen is None and self.rows.longest > 1:
-            seen = self._joined(store.k, k), self._joined(store.v, v)
+        visible = (k, v) if self.fresh else None
+        if visible is None and self.rows.longest > 1:
+            visible = self._joined(store.k, k), self._joined(store.v, v)
         k, v = k.detach(), v.detach()
         if self.last is not None:
             k, v = k[self.last], v[self.last]
         store.k[self.slot_of, :, self.place] = k.to(store.k.dtype)
         store.v[self.slot_of, :, self.place] = v.to(store.v.dtype)
-        return (store.k, store.v) if seen is None else seen
+        return (store.k, store.v) if visible is None else visible
 
     def _joined(self, ring: Tensor, new: Tensor) -> Tensor:
         """The rows' rings and their new tokens, `[B, G, window + longest, K]`."""

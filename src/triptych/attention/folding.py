@@ -94,8 +94,8 @@ def _visible(request: AttentionRequest, blocks: Blocks) -> Tensor:
     k_doc = _documents(request.k_doc, blocks.k_pos, -2)
     q = Points(blocks.q_pos[None, :, :, None], document=q_doc, per_row=number)
     k = Points(blocks.k_pos[None, :, None, :], document=k_doc, per_row=number)
-    seen: Tensor = request.mask.visible(q, k) & exists
-    return seen
+    visible: Tensor = request.mask.visible(q, k) & exists
+    return visible
 
 
 def _documents(labels: Tensor | None, index: Tensor, dim: int) -> Tensor | None:

@@ -62,7 +62,9 @@ def rotation(
     length: Int[Tensor, " N"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> ops.Rotation:
-    """The rotation of tokens at these positions, as `ops.rotate` reads it; `length` as in `rope_angles`."""
+    """The rotation of tokens at these positions, as `ops.rotate` reads it; `length` as in `rope_angles`.
+
+    Symbolic positions record two operations, one per tensor; the interpreter runs each with numbers."""
     if has_torch_function_unary(positions):
         of = (spec, positions, length, dtype)
         cos, sin = (ops.record(part, positions, *of) for part in (rotation_cos, rotation_sin))
@@ -90,8 +92,8 @@ def attention_factor(spec: RopeSpec) -> float:
         case LongRope(attention_factor=None) as longrope:
             stretch = longrope.max_length / longrope.original_length
             return math.sqrt(1 + math.log(stretch) / math.log(longrope.original_length)) if stretch > 1 else 1.0
-        case YaRN(attention_factor=float(given)) | LongRope(attention_factor=float(given)):
-            return given
+        case YaRN(attention_factor=float(factor)) | LongRope(attention_factor=float(factor)):
+            return factor
         case _:
             return 1.0
 
@@ -280,8 +282,8 @@ def _llama3(base: Tensor, llama: Llama3) -> Tensor:
     """Llama 3.1: by how often a pair turns in the original length, interpolated below low_freq_factor, kept above
     high_freq_factor, blended between."""
     turns = llama.original_length * base / (2 * math.pi)
-    kept = ((turns - llama.low_freq_factor) / (llama.high_freq_factor - llama.low_freq_factor)).clamp(0, 1)
-    return base * kept + base / llama.factor * (1 - kept)
+    unscaled = ((turns - llama.low_freq_factor) / (llama.high_freq_factor - llama.low_freq_factor)).clamp(0, 1)
+    return base * unscaled + base / llama.factor * (1 - unscaled)
 
 
 def _longrope(base: Tensor, longrope: LongRope, length: int | Tensor | None) -> Tensor:

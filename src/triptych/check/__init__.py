@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from triptych.check import paths, peer
-from triptych.check.case import apart, case_of
+from triptych.check.case import case_of, max_abs_diff
 from triptych.check.report import Finding, Layer, Report
 from triptych.errors import InputError
 from triptych.model import Model, load
@@ -33,7 +33,7 @@ def check(
     """Try every path of a model against the plain forward, and the model against a peer.
 
     `against` is `transformers`, `none`, or None for transformers where it is installed and knows the model.
-    `progress` is told what comes next.  Raises InputError when the peer was asked for and cannot be had.
+    `progress` is called with the name of the next comparison.  Raises InputError when a required peer is missing.
     """
     if against not in (None, *PEERS):
         raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
@@ -43,7 +43,7 @@ def check(
     for step in paths.ALL:
         progress((step.__doc__ or "").partition(".")[0].lower())
         step(case)
-    if against != "none" and peer.wanted(case, asked=against is not None):
+    if against != "none" and peer.wanted(case, required=against is not None):
         progress("the same rows through transformers")
         peer.against_transformers(case)
     return Report(
@@ -51,4 +51,4 @@ def check(
     )
 
 
-__all__ = ["PEERS", "Finding", "Layer", "Report", "apart", "check"]
+__all__ = ["PEERS", "Finding", "Layer", "Report", "check", "max_abs_diff"]

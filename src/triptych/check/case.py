@@ -35,7 +35,7 @@ TEXTS = (
 @dataclass
 class Case:
     """The model and the rows it is tried on; `targets` are the decoder's rows beside an encoder, `ignore`
-    what was given up on loading it."""
+    what was ignored on loading it."""
 
     model: Model
     rows: Sequence[Row]
@@ -55,7 +55,7 @@ class Case:
         targets = None if self.targets is None else self.targets[items]
         return run(self.model, self.rows[items], targets, taps)
 
-    def found(self, name: str, difference: float, limit: float | None, note: str = "") -> None:
+    def record(self, name: str, difference: float, limit: float | None, note: str = "") -> None:
         self.findings.append(Finding(name, difference, limit, note))
 
 
@@ -109,7 +109,7 @@ def run(model: Model, rows: Sequence[Row], targets: list[list[int]] | None, taps
     return list(x) if isinstance(model.spec.head, ClassHeadSpec) else where.split(x)
 
 
-def apart(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+def max_abs_diff(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     """max |Δ| over rows of equal shapes; two -inf at one place do not differ."""
     return max(
         float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) if a.numel() else 0.0

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from triptych.check.case import Case, apart, headless, mixture
+from triptych.check.case import Case, headless, max_abs_diff, mixture
 from triptych.generate import Engine, Request
 from triptych.model import Model, load
 from triptych.probe import Plan, Session, sites
 
-CHEAP = 1 << 30  # bytes of weights up to which a copy on disk is made
+MAX_COPIED_BYTES = 1 << 30  # bytes of weights up to which a copy on disk is made
 
 
 def alone(case: Case) -> None:
     """A row of a batch against the row alone."""
     alone = [case.run(slice(i, i + 1))[0] for i in range(len(case.rows))]
-    case.found("row in a batch = row alone", apart(case.run(), alone), case.threshold)
+    case.record("row in a batch = row alone", max_abs_diff(case.run(), alone), case.threshold)
 
 
 def causal(case: Case) -> None:
@@ -34,7 +34,7 @@ def causal(case: Case) -> None:
     past = [[x[:-1] for x in outputs] for outputs in (case.run(), other.run())]
     # With another last token an expert's group has another size, for which a product may be summed in another order.
     limit, note = (case.threshold, "") if mixture(case.model) else (0.0, "bit-equal")
-    case.found("a changed last token leaves the past", apart(*past), limit, note)
+    case.record("a changed last token leaves the past", max_abs_diff(*past), limit, note)
 
 
 def cached(case: Case) -> None:
@@ -43,17 +43,17 @@ def cached(case: Case) -> None:
         return
     steps = min(len(row) for row in case.decoded) // 2
     engine = _engine(case, [row[:-steps] for row in case.decoded])
-    given: list[list[Tensor]] = [[] for _ in case.decoded]
+    cached_scores: list[list[Tensor]] = [[] for _ in case.decoded]
     with torch.inference_mode():
         for step in range(steps + 1):
-            for scores, told in zip(given, engine.logits(), strict=True):
-                scores.append(told)
+            for scores, new in zip(cached_scores, engine.logits(), strict=True):
+                scores.append(new)
             if step < steps:
                 for row, whole in zip(engine.rows, case.decoded, strict=True):
                     row.ids.append(whole[len(row.ids)])
-    cached = [torch.log_softmax(torch.stack(row).double(), dim=-1) for row in given]
+    cached = [torch.log_softmax(torch.stack(row).double(), dim=-1) for row in cached_scores]
     plain = [x[-steps - 1 :] for x in case.run()]
-    case.found("cached = uncached", apart(cached, plain), case.threshold, f"{steps} steps")
+    case.record("cached = uncached", max_abs_diff(cached, plain), case.threshold, f"{steps} steps")
 
 
 def chunked(case: Case) -> None:
@@ -64,7 +64,7 @@ def chunked(case: Case) -> None:
         whole, parts = (
             torch.log_softmax(_engine(case, case.decoded, chunk).logits().double(), dim=-1) for chunk in (None, 5)
         )
-    case.found("prefill in chunks = in one", apart([parts], [whole]), case.threshold, "chunks of 5")
+    case.record("prefill in chunks = in one", max_abs_diff([parts], [whole]), case.threshold, "chunks of 5")
 
 
 def _engine(case: Case, prompts: list[list[int]], chunk: int | None = None) -> Engine:
@@ -81,27 +81,30 @@ def reading(case: Case) -> None:
     session = Session(Plan.of(case.model.spec, names))
     read = case.run(slice(1), session.taps)
     session.close()
-    case.found(
-        "reading inside leaves the output", apart(read, case.run(slice(1))), 0.0, f"{len(names)} sites, bit-equal"
+    case.record(
+        "reading inside leaves the output",
+        max_abs_diff(read, case.run(slice(1))),
+        0.0,
+        f"{len(names)} sites, bit-equal",
     )
 
 
 def saved(case: Case) -> None:
     """Saved and loaded again."""
     nbytes = sum(p.nbytes for p in case.model.module.parameters())
-    if nbytes > CHEAP:
+    if nbytes > MAX_COPIED_BYTES:
         case.skipped.append(f"save and load again: {nbytes / 2**20:,.0f} MiB of weights would be written")
         return
     with tempfile.TemporaryDirectory() as scratch:
         case.model.save(Path(scratch, "copy"))
         again = replace(case, model=load(Path(scratch, "copy"), device=case.model.device, ignore=case.ignore))
-        case.found("saved, loaded = itself", apart(again.run(), case.run()), 0.0, "bit-equal")
+        case.record("saved, loaded = itself", max_abs_diff(again.run(), case.run()), 0.0, "bit-equal")
 
 
 def half(case: Case) -> None:
-    """bf16 weights against fp32: told, not judged."""
+    """bf16 weights against fp32: reported, without a limit."""
     small = Model(copy.deepcopy(case.model.module).to(torch.bfloat16), case.model.tokenizer)
-    case.found("bf16 against fp32", apart(replace(case, model=small).run(), case.run()), None, "not judged")
+    case.record("bf16 against fp32", max_abs_diff(replace(case, model=small).run(), case.run()), None, "no limit")
 
 
 ALL = (alone, causal, cached, chunked, reading, saved, half)

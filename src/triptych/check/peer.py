@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.check.case import Case, apart, headless, measured, mixture
+from triptych.check.case import Case, headless, max_abs_diff, measured, mixture
 from triptych.check.report import Layer
 from triptych.errors import InputError
 from triptych.model import Model
@@ -38,48 +38,48 @@ AUTO: dict[type, str] = {
 UNNORMED = {"vit"}  # families whose last hidden state, over there, comes before the final norm
 
 
-def wanted(case: Case, *, asked: bool) -> bool:
-    """Whether to compare with transformers.  Raises InputError where it was asked for and cannot be done."""
+def wanted(case: Case, *, required: bool) -> bool:
+    """Whether to compare with transformers.  Raises InputError where it is required and cannot be done."""
     path, hf = case.model.path, case.model.hf or {}
     needs = ["transformers"] + ["gguf"] * (path is not None and path.suffix == ".gguf")
     missing = [name for name in needs if find_spec(name) is None]
     if path is None or hf.get("model_type") in (None, "triptych"):
-        why = "the model has no twin in transformers"
+        why = "transformers has no such model"
     elif missing:
         why = f"{' and '.join(missing)} not installed (pip install {' '.join(missing)})"
     else:
         return True
-    if asked:
+    if required:
         raise InputError(f"cannot check against transformers: {why}")
     case.skipped.append(f"against transformers: {why}")
     return False
 
 
 def against_transformers(case: Case) -> None:
-    """Log-probabilities, and how the two drift apart from site to site."""
+    """Log-probabilities, and how the two drift max_abs_diff from site to site."""
     peer = _peer(case.model)
     spec = case.model.spec
     prefixes = {name: f"{name}." if spec.layout == "encoder-decoder" else "" for name in spec.stacks}
-    asked = [f"{p}{site}" for p in prefixes.values() for site in ("embed", "blocks.*.resid_post", "final")]
+    read = [f"{p}{site}" for p in prefixes.values() for site in ("embed", "blocks.*.resid_post", "final")]
     worst: dict[str, float] = {}
     difference = 0.0
     for i, row in enumerate(case.rows):
-        session = Session(Plan.of(spec, asked))
+        session = Session(Plan.of(spec, read))
         ours = case.run(slice(i, i + 1), session.taps)
         trace = session.close()
         theirs = _their(peer, row, None if case.targets is None else case.targets[i])
         out = _their_output(theirs, case.model)
-        difference = max(difference, apart(ours, list(out)))
+        difference = max(difference, max_abs_diff(ours, list(out)))
         for name, stack in spec.stacks.items():
             states = theirs[f"{name}_hidden_states" if prefixes[name] else "hidden_states"]
             middle = [f"blocks.{b}.resid_post" for b in range(len(stack.blocks) - 1)]
             last = f"blocks.{len(stack.blocks) - 1}.resid_post" if spec.family in UNNORMED else "final"
             for site, state in zip(("embed", *middle, last), states, strict=True):
                 full = prefixes[name] + site
-                relative = apart(trace[full], list(state)) / float(state.abs().max())
+                relative = max_abs_diff(trace[full], list(state)) / float(state.abs().max())
                 worst[full] = max(worst.get(full, 0.0), relative)
     case.layers += [Layer(site, value) for site, value in worst.items()]
-    case.found("transformers", difference, case.threshold, f"{type(peer).__name__}, fp32")
+    case.record("transformers", difference, case.threshold, f"{type(peer).__name__}, fp32")
 
 
 def _peer(model: Model) -> Any:
@@ -90,37 +90,39 @@ def _peer(model: Model) -> Any:
     quiet: Any = transformers.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    asked: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "attn_implementation": "eager"}
+    options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "attn_implementation": "eager"}
     if mixture(model):
-        asked["experts_implementation"] = "eager"  # their grouped kernel refuses some widths
+        options["experts_implementation"] = "eager"  # their grouped kernel refuses some widths
     folder = model.path
     if folder.suffix == ".gguf":
-        folder, asked["gguf_file"] = model.path.parent, model.path.name
+        folder, options["gguf_file"] = model.path.parent, model.path.name
     else:
-        asked["use_safetensors"] = True
+        options["use_safetensors"] = True
     names = (model.hf or {}).get("architectures") or [AUTO.get(type(model.spec.head), "AutoModel")]
     name = names[0]
     if name == AUTO[LMHeadSpec] and model.spec.encoder is not None:
         name = "AutoModelForSeq2SeqLM" if isinstance(model.spec.reads.embed, EmbedSpec) else "AutoModelForSpeechSeq2Seq"
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
-        with redirect_stderr(io.StringIO()):  # it draws a bar of its own whatever it is told
-            return kind.from_pretrained(str(folder), **asked).eval()
+        with redirect_stderr(io.StringIO()):  # it draws a bar of its own even when it is told not to
+            return kind.from_pretrained(str(folder), **options).eval()
     except Exception as error:  # it raises from a dozen families
-        told = str(error).strip().partition("\n")[0]
-        raise InputError(f"transformers cannot load {model.path} ({told}); leave it out with --against none") from error
+        message = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"transformers cannot load {model.path} ({message}); leave it out with --against none"
+        ) from error
 
 
 def _their(peer: Any, row: Row, target: list[int] | None) -> Any:
     """Its outputs on one row, hidden states included; frames lie along its last axis."""
     if isinstance(row, Tensor):
-        given = {"input_features": row.T[None]} if row.dim() == 2 else {"pixel_values": row[None]}
+        inputs = {"input_features": row.T[None]} if row.dim() == 2 else {"pixel_values": row[None]}
     else:
-        given = {"input_ids": torch.tensor([row])}
+        inputs = {"input_ids": torch.tensor([row])}
     if target is not None:
-        given["decoder_input_ids"] = torch.tensor([target])
+        inputs["decoder_input_ids"] = torch.tensor([target])
     with torch.inference_mode():
-        return peer(**given, output_hidden_states=True)
+        return peer(**inputs, output_hidden_states=True)
 
 
 def _their_output(theirs: Any, model: Model) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a check found: comparisons with their limits, and where a peer departs."""
+"""The result of a check: comparisons with their limits, and where a peer departs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison.  `limit` is what `difference` may reach, None where it is told and not judged."""
+    """One comparison.  `limit` is what `difference` may reach, None where it is reported without a limit."""
 
     name: str
     difference: float
@@ -30,7 +30,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found.  `layers` go from the embedding up, empty without a peer."""
+    """The result of `check`.  `layers` go from the embedding up, empty without a peer."""
 
     model: str
     threshold: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 def model_in_run(path: Path) -> Path:
     """The model of a run directory: its finished `model`, else its newest `step-*`; other paths are unchanged."""
-    if not path.is_dir() or (path / "config.json").exists():
+    if not os.path.isdir(path) or (path / "config.json").exists():
         return path
     if (path / "model" / "config.json").is_file():
         return path / "model"

@@ -12,7 +12,7 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, gemma, gguf_config
-from triptych.families.rope import rope, rope_by_layer_type
+from triptych.families.rope_config import rope, rope_by_layer_type
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.families.rope import rope
+from triptych.families.rope_config import rope
 from triptych.mapping.config_keys import ConfigKeys
 
 hf_types = frozenset({"granite"})

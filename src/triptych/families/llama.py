@@ -11,7 +11,7 @@ from typing import Any
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.decoder import Windows
-from triptych.families.rope import rope
+from triptych.families.rope_config import rope
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 from triptych.spec.parts import FeedForward
@@ -19,13 +19,8 @@ from triptych.spec.parts import FeedForward
 hf_types = frozenset({"llama"})
 ids = {"bos_token_id": 1, "eos_token_id": 2}
 gguf_archs = frozenset({"llama"})
-ignore = frozenset(
-    {
-        "pretraining_tp",  # slices the matmuls of the reference, same result
-        "max_sequence_length",  # an old duplicate of max_position_embeddings
-        "is_llama_config", "rope_interleaved",  # for the library that trained SmolLM
-    }
-)  # fmt: skip
+# Slices of the reference's matmuls; an old duplicate of max_position_embeddings; two keys of SmolLM's training library.
+ignore = frozenset({"pretraining_tp", "max_sequence_length", "is_llama_config", "rope_interleaved"})
 prefix = "model."
 
 ROWS = """

@@ -10,7 +10,7 @@ from typing import Literal
 
 from triptych import spec
 from triptych.families import encoders
-from triptych.families.rope import rope
+from triptych.families.rope_config import rope
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 

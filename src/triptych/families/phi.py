@@ -11,7 +11,7 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, gguf_config
-from triptych.families.rope import rope
+from triptych.families.rope_config import rope
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 

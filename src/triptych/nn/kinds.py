@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from triptych import ops
 from triptych.attention import DOT_PRODUCT, AttendPlan, ContentBias, CrossKeys, Heads, KeyStep, RowPlan, Rows, flash
 from triptych.attention.caches import FullStep
-from triptych.attention.layout import KeysIn, Piece
+from triptych.attention.row_plan import KeysIn, Piece
 from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
 from triptych.nn.taps import Taps

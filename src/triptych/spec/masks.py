@@ -84,7 +84,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """The first `lengths` positions of each row, seen by all of it: `causal() | prefix(n)` is a prefix LM."""
+    """The first `lengths` positions of each row, visible to all of it: `causal() | prefix(n)` is a prefix LM."""
 
     lengths: tuple[int, ...]  # one for all rows, or one a row
 
@@ -118,12 +118,12 @@ class BlockSparse(Mask):
 
     def visible(self, q: Points, k: Points) -> Any:
         i, j = q.position // self.block, k.position // self.block
-        seen = ((i - j) < self.local) & ((j - i) < self.local)
+        visible = ((i - j) < self.local) & ((j - i) < self.local)
         if self.first:
-            seen = seen | (j < self.first)
+            visible = visible | (j < self.first)
         if self.every:
-            seen = seen | ((j + 1) % self.every == 0)
-        return seen
+            visible = visible | ((j + 1) % self.every == 0)
+        return visible
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ class And(Mask):
     parts: tuple[Mask, ...]
 
     def visible(self, q: Points, k: Points) -> Any:
-        seen = self.parts[0].visible(q, k)
+        visible = self.parts[0].visible(q, k)
         for part in self.parts[1:]:
-            seen = seen & part.visible(q, k)
-        return seen
+            visible = visible & part.visible(q, k)
+        return visible
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ class Or(Mask):
     parts: tuple[Mask, ...]
 
     def visible(self, q: Points, k: Points) -> Any:
-        seen = self.parts[0].visible(q, k)
+        visible = self.parts[0].visible(q, k)
         for part in self.parts[1:]:
-            seen = seen | part.visible(q, k)
-        return seen
+            visible = visible | part.visible(q, k)
+        return visible
 
 
 def _join(kind: type[And] | type[Or], a: Mask, b: Mask) -> Mask:

@@ -38,10 +38,10 @@ class Part:
 
     def shapes(self) -> Shapes:
         """Every parameter under this part: dotted name -> shape."""
-        found = dict(self.tensors())
+        shapes = dict(self.tensors())
         for name, part in self.children():
-            found |= {f"{name}.{key}": shape for key, shape in part.shapes().items()}
-        return found
+            shapes |= {f"{name}.{key}": shape for key, shape in part.shapes().items()}
+        return shapes
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Part]]:
         """This part and all below it, with dotted names."""

@@ -1,4 +1,4 @@
-"""Position parts, as data.  A position part has three doors and uses the one it needs:
+"""Position parts, as data.  A position encoding can act in three places; a part uses those it needs:
 
     embed(positions)                 learned, sinusoidal: added to the token embedding
     rotate(x, positions)             RoPE: turns queries and keys

@@ -1,4 +1,4 @@
-"""RoPE from a `config.json`: one reader for both layouts of the keys.
+"""RoPE from a `config.json`: one reader for both layouts of the keys.  Its arithmetic is in attention/positions.py.
 
 Since transformers 5 everything is under `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`, whose
 kind was called `type` and later `rope_type`.
@@ -12,7 +12,7 @@ from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec import RopeSpec
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
-PART, SLOWEST = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN divides by its logarithm
+PART, MIN_BASE = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN divides by its logarithm
 
 
 def rope(
@@ -29,7 +29,7 @@ def rope(
     is whatever the config has; `base` and `part` are the names of the two keys outside of the table.  Raises
     ConfigError for a scaling that is not understood.
     """
-    table, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=SLOWEST)  # both count as read
+    table, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=MIN_BASE)  # both count as read
     return _rope(keys, keys.table("rope_scaling") or table, head_width, theta, share, part)
 
 
@@ -44,7 +44,8 @@ def rope_by_layer_type(
     table.finish()
     if old and (full or "rope_type" not in old.data):
         raise keys.error("rope_scaling must have a rope_type, and must not occur together with rope_parameters")
-    theta, local = keys.float("rope_theta", theta, low=SLOWEST), keys.float("rope_local_base_freq", local, low=SLOWEST)
+    theta = keys.float("rope_theta", theta, low=MIN_BASE)
+    local = keys.float("rope_local_base_freq", local, low=MIN_BASE)
     return _rope(keys, old or full, head_width, theta), _rope(keys, sliding, head_width, local)
 
 
@@ -55,13 +56,11 @@ def _rope(
     scaling = table or ConfigKeys({}, f"{keys.where}: rope_parameters")
     rotated = scaling.float(PART, default=keys.float(part, default=share or 1.0, high=1.0), high=1.0)
     if share is None and rotated != 1.0:
-        raise keys.error(
-            f"{PART} {rotated} is not 1: the reference of this family rotates whole heads and ignores the key, other "
-            "programs obey it"
-        )
+        problem = "the reference of this family rotates whole heads and ignores the key, other programs obey it"
+        raise keys.error(f"{PART} {rotated} is not 1: {problem}")
     rope = RopeSpec(
         width=int(width * rotated + 1e-6),  # 49 * (2 / 49) is slightly less than 2
-        theta=scaling.float("rope_theta", default=theta, low=SLOWEST),
+        theta=scaling.float("rope_theta", default=theta, low=MIN_BASE),
         scaling=_scaling(scaling, keys),
     )
     if rope.width < 2 or rope.width % 2:
@@ -72,13 +71,12 @@ def _rope(
 
 def _scaling(scaling: ConfigKeys, keys: ConfigKeys) -> Scaling | None:
     context, name = keys.optional_int("max_position_embeddings"), "original_max_position_embeddings"
-    outer, own = keys.optional_int(name), scaling.optional_int(name)  # some configs have them without a scaling
+    outer, own = keys.optional_int(name), scaling.optional_int(name)  # read both: some have them without a scaling
     original = outer or own or context
     kind = scaling.str("rope_type", default=scaling.str("type", default="default"))
     if kind == "default":
         return None
-    if kind == "su":  # its name in the first Phi-3 configs
-        kind = "longrope"
+    kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 configs
     if kind == "linear":
         return Interpolate(factor=scaling.float("factor", low=1e-6))
     if kind == "dynamic":
@@ -87,8 +85,7 @@ def _scaling(scaling: ConfigKeys, keys: ConfigKeys) -> Scaling | None:
         scaling.float("factor", low=1e-6)
         return None
     if kind not in ("yarn", "llama3", "longrope"):
-        known = "'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"
-        raise scaling.error(f"rope_type {kind[:40]!r} is not one of {known}")
+        raise scaling.error(f"rope_type {kind[:40]!r} is not default, linear, dynamic, yarn, llama3 or longrope")
     if original is None or original < 2:
         raise scaling.error("needs original_max_position_embeddings, or max_position_embeddings beside it, above 1")
     if kind == "llama3":

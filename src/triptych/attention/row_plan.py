@@ -318,7 +318,7 @@ class _Placing:
     def request(self, mask: Mask, heads: Heads, bias: ScoreBias | None) -> tuple[AttentionRequest, Tensor | None]:
         """The request, and its bias.  Positions stay implicit where they are the default ones or nothing reads them."""
         past, device = self.rows.past, heads.device
-        explicit = self.k_pos is not None
+        explicit = self.k_pos is not None  # the default: keys at 0..S-1 and queries at the last T of them
         if not explicit and lowering.reads_positions(mask):
             explicit = set(past) != {self.keys - self.queries}
         q_pos = _consecutive(past, self.queries, device) if explicit or bias is not None else None
