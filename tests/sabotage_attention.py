@@ -297,7 +297,7 @@ def _without_cross(block: Any) -> Callable[..., Tensor]:
 def cross_attention_reads_self_keys(model: Model, patch: pytest.MonkeyPatch) -> None:
     def own(attn: Any, rows: Rows, x: Tensor, source: Any, random: Any) -> kinds.SelfState:
         plan = plan_rows(rows, FlatKeys(rows), spec.full(), kinds.heads_of(attn, x, random))
-        return kinds.SelfState(rows, plan, NullStep(FlatKeys(rows)), None, None)
+        return kinds.SelfState(rows, plan, NullStep(FlatKeys(rows)), position=None, rotation=None, content=None)
 
     patch.setattr("triptych.nn.stack.cross_state", own)
 

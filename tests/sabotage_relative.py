@@ -12,7 +12,7 @@ from torch.nn import Identity, Module, Parameter
 
 from sabotage import change, fill, of, parity, put
 from triptych import spec
-from triptych.attention import Rows, disentangled_bias, distance_row
+from triptych.attention import Rows, disentangled_bias
 from triptych.model import Model
 from triptych.nn import Context, positions, stack
 
@@ -86,10 +86,11 @@ def scale_that_does_not_count_the_terms(model: Model, patch: pytest.MonkeyPatch)
 @parity("deberta", "Disentangled.span")
 @parity("deberta-v2-conv", "Disentangled.span")
 def distance_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def next_row(distance: Tensor, *, span: int, max_distance: int | None) -> Tensor:
-        return (distance_row(distance, span=span, max_distance=max_distance) + 1).clamp(max=2 * span - 1)
+    def next_row(q: Tensor, k: Tensor, row: Tensor, placed: Places) -> Tensor:
+        last = min(len(table) for table in placed.values()) - 1
+        return disentangled_bias(q, k, (row + 1).clamp(max=last), **placed)
 
-    patch.setattr(positions, "distance_row", next_row)
+    scored(patch, next_row)
 
 
 @parity("deberta-v3", "Disentangled.max_distance")

@@ -45,10 +45,10 @@ def ignore_edits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edits of scores and patterns are called, and their results not used."""
     finish = reference.finish
 
-    def unedited(scores: Tensor, request: Any, hook: Any = None) -> Tensor:
+    def unedited(request: Any, scores: Tensor, v: Tensor, sinks: Tensor | None, hook: Any = None) -> Tensor:
         if hook is not None:
-            hook("pattern", reference.pattern_of(hook("scores", scores)))
-        return finish(scores, request)
+            hook("pattern", reference.pattern_of(hook("scores", scores), sinks))
+        return finish(request, scores, v, sinks)
 
     monkeypatch.setattr(reference, "finish", unedited)
 

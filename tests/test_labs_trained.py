@@ -206,7 +206,7 @@ def test_bottleneck_fails_when_attention_reads_nothing(brief: None, monkeypatch:
 
 def test_bottleneck_fails_when_a_wider_vector_holds_no_more(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bottleneck, "STEPS", 20)
-    narrow = bottleneck.Kind(bottleneck.NARROW, attention=False)
+    narrow = bottleneck.ArchitectureKind(bottleneck.NARROW, attention=False)
     monkeypatch.setitem(bottleneck.KINDS, f"vector of {bottleneck.WIDE}", narrow)
     claims = failed(labs.run("bottleneck", Setup(seed=2)))
     assert f"vector of {bottleneck.WIDE}: symbols right at length 4, less of {bottleneck.NARROW}" in claims
@@ -220,7 +220,7 @@ def test_sources_are_distinct_symbols() -> None:
 
 def test_the_copier_sees_the_source_through_its_code_alone() -> None:
     """Without attention a change of the source that leaves the code as it was changes no logit of the first symbol."""
-    model = bottleneck.Copier(bottleneck.Kind(3, attention=False))
+    model = bottleneck.Copier(bottleneck.ArchitectureKind(3, attention=False))
     torch.nn.init.zeros_(model.code.weight)
     a, b = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6]])
     assert torch.equal(model(a)[:, 0], model(b)[:, 0])

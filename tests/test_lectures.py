@@ -203,9 +203,8 @@ def test_t5_does_not_scale_its_scores() -> None:
 
 def final(module: nn.Transformer, row: Tensor) -> Tensor:
     """The last hidden states [T, D] of one row, in float64."""
-    run = module.encode if module.decoder is None else module.decode
     with torch.no_grad():
-        return run(row, Rows((len(row),)))
+        return module(nn.Batch(inputs=row, rows=Rows((len(row),))))
 
 
 def encoder_without_positions() -> nn.Transformer:

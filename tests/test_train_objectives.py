@@ -50,7 +50,7 @@ def test_the_loss_is_that_of_the_shift_and_not_of_the_row_itself(llama: nn.Trans
     row = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     batch = collate([causal(row.tolist())])
     nats, count = loss(llama, batch)
-    logits = llama(batch.ids, batch.rows)
+    logits = llama.logits(nn.Batch(inputs=batch.ids, rows=batch.rows))
     oracle = -sum(math.log(torch.softmax(logits[t].double(), -1)[row[t + 1]].item()) for t in range(7))
     assert count == 7
     assert nats.item() == pytest.approx(oracle, abs=1e-4)
@@ -147,13 +147,13 @@ def test_packed_documents_do_not_see_each_other(llama: nn.Transformer) -> None:
         data = CausalText.of([[1, first, 3, 4, 2], [1, 5, 6, 7, 8, 2]], length=9)
         batch = collate(list(data.held()))
         assert batch.rows.lengths == (4, 5)
-        return llama(batch.ids, batch.rows)
+        return llama.logits(nn.Batch(inputs=batch.ids, rows=batch.rows))
 
     a, b = logits(9), logits(10)
     assert not torch.equal(a[:4], b[:4])
     assert torch.equal(a[4:], b[4:])
     joined = [collate([causal([1, first, 3, 4, 2, 1, 5, 6, 7, 8, 2])]) for first in (9, 10)]  # the control
-    a, b = (llama(batch.ids, batch.rows) for batch in joined)
+    a, b = (llama.logits(nn.Batch(inputs=batch.ids, rows=batch.rows)) for batch in joined)
     assert not torch.equal(a[5:], b[5:])
 
 

@@ -116,9 +116,11 @@ class SentencePair:
     """Two sentences that end in the same token, and one model's attention in them."""
 
     def __init__(self, model: Model, *sentences: tuple[str, str]) -> None:
+        if model.spec.layout != "decoder":
+            raise InputError(f"this lab needs a decoder, and this model is an {model.spec.layout}")
         self.model, self.rows = model, model.ids([f"{start} {word} bank" for start, word in sentences])
-        if model.spec.layout != "decoder" or len({row[-1] for row in self.rows}) > 1:
-            raise InputError("this lab needs a decoder whose tokenizer ends both sentences in one and the same token")
+        if len({row[-1] for row in self.rows}) > 1:
+            raise InputError("this lab needs a tokenizer that ends both sentences in one and the same token")
         starts = [len(row) for row in model.ids([start for start, _ in sentences])]
         self.words = [range(start, len(row) - 1) for start, row in zip(starts, self.rows, strict=True)]
         trace = model.trace(self.rows, read=["blocks.*.attn.pattern"])

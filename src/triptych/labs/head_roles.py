@@ -7,7 +7,7 @@ of as many heads with random weights scores as high: the best of many heads alwa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -95,7 +95,7 @@ def run(setup: Setup) -> LabResult:
         ("layer", "head", "distance from the nearest, 0 to 1"),
         [[str(unread.layer), str(unread.head), f"{unread.score:.2f}"]],
     )
-    maps = [_map(patterns, one, tokens) for one in (*best.values(), unread)]
+    maps = _maps(patterns, (*best.values(), unread), tokens)
     explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
     sections = (
         TableSection("The best head of each role", header, rows),
@@ -146,5 +146,13 @@ def _values(best: Mapping[str, Best]) -> dict[str, float]:
     return {role: one.score for role, one in best.items()}
 
 
-def _map(patterns: Tensor, one: Best, tokens: list[str]) -> AttentionMap:
-    return AttentionMap("decoder", one.layer, tokens, tokens, patterns[one.layer][[one.head]].numpy(), [one.head])
+def _maps(patterns: Tensor, chosen: Iterable[Best], tokens: list[str]) -> list[AttentionMap]:
+    """One map for each layer, of the chosen heads in it."""
+    heads: dict[int, list[int]] = {}
+    for one in chosen:
+        heads.setdefault(one.layer, [])
+        if one.head not in heads[one.layer]:
+            heads[one.layer].append(one.head)
+    return [
+        AttentionMap("decoder", layer, tokens, tokens, patterns[layer][of].numpy(), of) for layer, of in heads.items()
+    ]

@@ -21,11 +21,18 @@ if sys.platform == "win32":
         os.lseek(file, 1 << 30, os.SEEK_SET)  # beyond the process id, which other processes must be able to read
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
 
+    _unlock_and_close = os.close
+
 else:
     import fcntl
 
     def _lock(file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock_and_close(file: int) -> None:
+        """Closing alone would not release it while a child that was just forked still has the file open."""
+        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
 
 
 class RunLock:
@@ -50,7 +57,7 @@ class RunLock:
             raise CheckpointError(f"there is no run directory {self.path.parent}") from None
         except OSError as error:
             raise CheckpointError(f"cannot write {self.path}: {error.strerror or error}") from None
-        close = weakref.finalize(self, os.close, file)
+        close = weakref.finalize(self, _unlock_and_close, file)
         try:
             _lock(file)
             os.ftruncate(file, 0)
@@ -73,6 +80,11 @@ class RunLock:
     def release(self) -> None:
         if self._close is not None:
             self._close()
+
+    def forget(self) -> None:
+        """In a forked child: close the file and leave the lock to the parent."""
+        if self._close is not None and (held := self._close.detach()) is not None:
+            os.close(*held[2])
 
     def __enter__(self) -> RunLock:
         self.acquire()
@@ -97,7 +109,7 @@ def _owner(file: int) -> str:
 def _close_in_child() -> None:
     """A child shares the open file, so that the lock would outlive the parent for as long as the child lives."""
     for lock in list(_HELD):
-        lock.release()
+        lock.forget()
 
 
 if sys.platform != "win32":
