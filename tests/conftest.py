@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ import short_run
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands read the number of threads from it
 jaxtyping.install_import_hook("triptych", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a run that a shell started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or the tests of Ctrl-C would wait for ever
 hypothesis.settings.register_profile("triptych", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("triptych")
 

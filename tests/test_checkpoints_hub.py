@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from typing import NoReturn
 import pytest
 
 import malformed
+import triptych
 from triptych.checkpoints import fetch, local_path, open_source
-from triptych.checkpoints.hub import HubName, choose, parse_name
-from triptych.errors import FetchError
+from triptych.checkpoints.hub import choose
+from triptych.checkpoints.hub_names import HubName, parse_name
+from triptych.errors import CheckpointError, FetchError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -197,6 +200,25 @@ def test_a_path_is_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_are_taken_apart_and_put_together(text: str, name: HubName) -> None:
     assert parse_name(text) == name
     assert str(name) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("smollm2", "hub:HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("MiniLM", "hub:sentence-transformers/all-MiniLM-L6-v2"),
+        ("gpt2-medium", "hub:openai-community/gpt2-medium"),
+        ("Qwen/Qwen3-4B", "hub:Qwen/Qwen3-4B"),
+        ("runs/my model", "hub:org/name"),
+        ("../name", "hub:org/name"),
+    ],
+)
+def test_a_missing_path_names_what_to_write_for_the_hub(name: str, full: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"no such file or directory; to download from the hub, write {full}$"):
+        triptych.load(name)
+    if "/" not in name:
+        with pytest.raises(FetchError, match=f"did you mean {re.escape(full)}"):
+            parse_name(f"hub:{name}")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import UserDict
 from typing import Any
 
@@ -140,3 +141,25 @@ def test_the_vectors_can_be_trained_on(model: Model) -> None:
     assert torch.equal(model.encode(TEXTS, pooling="cls"), model.encode(TEXTS, pooling="first"))
     with pytest.raises(InputError, match=r"'first' \(also called 'cls'\)"):
         model.encode(TEXTS, pooling="max")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("config", "; write model.spec, or model.hf"),
+        ("parameters", "; write model.module.parameters"),
+        ("run_with_cache", "; write model.trace"),
+        ("logit", "did you mean 'logits'"),
+        ("pictures", "Model has no 'pictures'$"),
+    ],
+)
+def test_names_of_other_libraries_are_answered_with_ours(name: str, hint: str) -> None:
+    model = Model(tiny.decoder())
+    with pytest.raises(AttributeError, match=hint):
+        getattr(model, name)
+    assert not hasattr(copy.copy(model), name)
+
+
+def test_calling_a_model_says_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"write model\.logits\(texts\)"):
+        Model(tiny.decoder())([[1, 2]])  # type: ignore[operator]

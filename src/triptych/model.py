@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, to_checkpoint, usable_device
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
-from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
+from triptych.errors import ConfigError, InputError, ProbeError, TextError, nearest, shown
 from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
@@ -26,6 +25,7 @@ from triptych.probe import Edits, Plan, Reads, Session, Trace
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
+from triptych.tasks.other_libraries import instead_of
 from triptych.text import RenderedPrompt, Tokenizer
 
 
@@ -57,6 +57,14 @@ class Model:
         return (
             f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
         )
+
+    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"Model has no {name!r}{instead_of(name) or nearest(name, dir(type(self)))}")
+
+        def __call__(self, *rows: object, **options: object) -> NoReturn:
+            raise TypeError(f"a Model is not called{instead_of('forward')}")
 
     @property
     def inputs(self) -> ModelInputs:
@@ -168,7 +176,9 @@ class Model:
         )  # fmt: skip
         if integer("beams", beams, 0):
             single = {"read": read, "edit": edit, "logprobs": logprobs}
-            _check_beams(sampling, [name for name, value in single.items() if not (value is None or value == ())])
+            running.check_beam_settings(
+                sampling, [name for name, value in single.items() if not (value is None or value == ())]
+            )
         elif length_penalty != 1:
             raise InputError("length_penalty is for beams; give beams= too")
         plan = Plan.of(self.spec, read, edit)
@@ -391,17 +401,6 @@ class Model:
 
 
 MESSAGES = 'a list of {"role": ..., "content": ...}'
-
-
-def _check_beams(sampling: running.Sampling, others: Sequence[str]) -> None:
-    """Raise InputError for settings that a search for the likeliest text has no use for."""
-    for field in fields(sampling):
-        if getattr(sampling, field.name) != field.default:
-            why = "beam search ranks texts by the model's own probabilities"
-            raise InputError(f"beams and {field.name} do not go together: {why}; leave {field.name} out")
-    for name in others:
-        why = "a hypothesis may be dropped after it was computed"
-        raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
 
 
 def load(

@@ -1,6 +1,6 @@
 """`hub:org/name`: the only model names that use the network, through huggingface-hub and its cache.
 
-A name is `hub:org/name[@revision][:file.gguf]`.  Only weights without code in them (safetensors, or the one
+`hub_names.py` says how a name is written.  Only weights without code in them (safetensors, or the one
 named GGUF) and the small text files beside them are ever downloaded.
 """
 
@@ -8,54 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from triptych.checkpoints.hub_names import PREFIX, HubName, is_safe, parse_name
 from triptych.checkpoints.locate import PICKLES, model_in_run
-from triptych.checkpoints.source import is_plain_name
 from triptych.errors import FetchError, nearest, shown
 
-PREFIX = "hub:"
 _TIMEOUT = 10.0  # seconds without an answer
 
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
-_NAME = re.compile(
-    rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?(?::(?P<file>.+\.gguf))?", re.ASCII
-)
-# Who owns the models that had no organization in their names: beginning of the name -> organization.
-_OWNERS = {
-    "gpt2": "openai-community", "openai-gpt": "openai-community", "bert-": "google-bert", "roberta-": "FacebookAI",
-    "xlm-": "FacebookAI", "distil": "distilbert", "t5-": "google-t5", "albert-": "albert",
-}  # fmt: skip
 _TEXTS = (".json", ".txt", ".model", ".spm", ".jinja")
-
-
-@dataclass(frozen=True)
-class HubName:
-    """The parts of a well-formed `hub:repo[@revision][:file]`."""
-
-    repo: str  # "org/name"
-    revision: str | None = None  # a branch, tag or commit; the main branch when None
-    file: str | None = None  # one GGUF of the repository
-
-    def __str__(self) -> str:
-        return PREFIX + self.repo + (f"@{self.revision}" if self.revision else "") + (f":{self.file}" * bool(self.file))
-
-
-def parse_name(text: str) -> HubName:
-    """Take `text`, with or without its `hub:`, apart; `FetchError` when it is not a well-formed name."""
-    match = _NAME.fullmatch(text.removeprefix(PREFIX))
-    if match is None or len(text) > 400 or (match["file"] and not _is_safe(match["file"])):
-        problem = f"{shown(text)} is not hub:org/name, hub:org/name@revision or hub:org/name:file.gguf"
-        raise FetchError(problem + _with_organization(text.removeprefix(PREFIX)))
-    return HubName(match["repo"], match["revision"], match["file"])
-
-
-def _with_organization(name: str) -> str:
-    """The full name of a model that used to be known on the hub without an organization, as a hint."""
-    owner = next((owner for start, owner in _OWNERS.items() if name.startswith(start)), None)
-    return f"; did you mean {PREFIX}{owner}/{name}?" if owner and re.fullmatch(_PART, name) else ""
 
 
 def local_path(model: str | Path, offline: bool = False, weights: bool = True) -> Path:
@@ -116,7 +78,7 @@ def choose(name: HubName, files: Iterable[str]) -> list[str]:
     """
     files = list(files)
     for file in files:
-        if not _is_safe(file):
+        if not is_safe(file):
             raise FetchError(f"{name}: the repository holds a file with the unsafe name {shown(file)}")
     if name.file:
         if name.file not in files:
@@ -141,12 +103,6 @@ def _why_no_weights(name: HubName, files: list[str]) -> str:
             "safetensors in an environment you trust"
         )
     return "holds no model.safetensors"
-
-
-def _is_safe(file: str) -> bool:
-    """Whether `file` stays below the directory it is joined to, and means itself as a download pattern."""
-    parts = file.split("/")
-    return not set("[]") & set(file) and all(is_plain_name(part.removeprefix(".")) for part in parts)
 
 
 def _explain(name: HubName, error: Exception, offline: bool) -> NoReturn:

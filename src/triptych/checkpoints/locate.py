@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from triptych.checkpoints import gguf_reader, safetensors
+from triptych.checkpoints.hub_names import full_name
 from triptych.checkpoints.source import Source, fault
 from triptych.errors import CheckpointError
 
@@ -43,7 +44,8 @@ def open_source(path: str | Path) -> Source:
         case suffix if suffix in PICKLES:
             raise _pickle(path)
     if not path.exists():
-        raise fault(path, "no such file or directory; to download from the hub, write hub:org/name")
+        name = full_name(str(path)) or "hub:org/name"
+        raise fault(path, f"no such file or directory; to download from the hub, write {name}")
     raise fault(path, "is not a checkpoint; it must be a directory, a .safetensors file or a .gguf file")
 
 

@@ -1,6 +1,6 @@
 """Generation: requests, sampling, the engine that runs them, beams."""
 
-from triptych.generate.beam import Beam, beam_search
+from triptych.generate.beam import Beam, beam_search, check_beam_settings
 from triptych.generate.engine import Engine
 from triptych.generate.generation import Generation, generate, pieces, search
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
@@ -10,5 +10,6 @@ from triptych.generate.stops import stop_strings
 
 __all__ = [
     "Beam", "Engine", "Generation", "LiveRow", "Output", "Request", "Rule", "Sampling", "TokenLogprobs", "beam_search",
+    "check_beam_settings",
     "forbid", "generate", "pieces", "sample", "search", "stop_strings",
 ]  # fmt: skip

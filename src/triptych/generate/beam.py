@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from triptych.errors import InputError
 from triptych.generate.arguments import integer, number
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request
 from triptych.generate.rules import apply_rules
-from triptych.generate.sampling import check_finite
+from triptych.generate.sampling import Sampling, check_finite
 
 PENALTIES = 10.0  # length penalties are in [-10, 10]; beyond it, powers of a length overflow
 
@@ -30,6 +31,18 @@ class Beam:
 
 
 @torch.inference_mode()
+def check_beam_settings(sampling: Sampling, others: Sequence[str]) -> None:
+    """Raise InputError for settings that a search for the likeliest text has no use for: sampling that is not the
+    default, and the names of `others` that were given."""
+    for field in fields(sampling):
+        if getattr(sampling, field.name) != field.default:
+            why = "beam search ranks texts by the model's own probabilities"
+            raise InputError(f"beams and {field.name} do not go together: {why}; leave {field.name} out")
+    for name in others:
+        why = "a hypothesis may be dropped after it was computed"
+        raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
+
+
 def beam_search(
     engine: Engine, requests: Sequence[Request], *, beams: int, length_penalty: float = 1.0
 ) -> list[list[Beam]]:
