@@ -251,7 +251,7 @@ def test_where_the_original_length_is_written() -> None:
     ("rope", "message"),
     [
         ({"rope_type": "dynamic"}, "needs the key 'factor'"),
-        ({"rope_type": "mystery"}, "'mystery' is not one of"),
+        ({"rope_type": "mystery"}, "rope_type 'mystery' is not default, linear"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "'beta' .* is not understood"),
         ({"rope_type": "linear"}, "needs the key 'factor'"),
         ({"rope_type": "default", "partial_rotary_factor": 0.4}, "of this family rotates whole heads"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -20,48 +20,65 @@ def digest(value: object) -> str:
     A function counts by its code, its defaults and what its closure holds; names it looks up in its module count as
     names.  An object of another kind has no content that could be compared: it equals nothing, itself included.
     """
-    hasher = hashlib.sha256()
-    _feed(hasher.update, value, [])
-    return hasher.hexdigest()[:16]
+    content = _Content()
+    content.add(value)
+    return content.hasher.hexdigest()[:16]
 
 
-def _feed(update: Callable[[bytes], None], value: object, path: list[int]) -> None:
-    """Give `update` the bytes of `value`; `path` are the ids of the objects it lies in, against endless recursion."""
+class _Content:
+    """The hash of the values added to it; `path` are the ids of the objects being added, against endless recursion."""
 
-    def item(kind: str, *parts: object) -> None:
-        update(f"{kind}{len(parts)}(".encode())
-        for part in parts:
-            _feed(update, part, [*path, id(value)])
-        update(b")")
+    def __init__(self) -> None:
+        self.hasher = hashlib.sha256()
+        self.path: list[int] = []
 
-    if id(value) in path:
-        update(f"up{len(path) - path.index(id(value))};".encode())
-    elif isinstance(value, Tensor):
-        data = value.detach().cpu().contiguous()
-        update(f"tensor {data.dtype} {tuple(data.shape)};".encode())
-        update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, np.ndarray):
-        update(f"array {value.dtype} {value.shape};".encode() + np.ascontiguousarray(value).tobytes())
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
-        update(f"{type(value).__name__} {value!r};".encode())
-    elif isinstance(value, slice):
-        item("slice", value.start, value.stop, value.step)
-    elif isinstance(value, Mapping):
-        item("map", *(part for pair in value.items() for part in pair))
-    elif isinstance(value, Sequence):
-        item("list", *value)
-    elif isinstance(value, CodeType):
-        item("code", value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars)
-    elif isinstance(value, FunctionType):
+    def add(self, value: object) -> None:
+        if id(value) in self.path:
+            self.text(f"up{len(self.path) - self.path.index(id(value))};")
+        elif isinstance(value, Tensor):
+            data = value.detach().cpu().contiguous()
+            self.text(f"tensor {data.dtype} {tuple(data.shape)};")
+            self.hasher.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, np.ndarray):
+            self.text(f"array {value.dtype} {value.shape};")
+            self.hasher.update(np.ascontiguousarray(value).tobytes())
+        elif value is None or isinstance(
+            value, bool | int | float | complex | str | bytes | torch.dtype | torch.device
+        ):
+            self.text(f"{type(value).__name__} {value!r};")
+        elif isinstance(value, type):
+            self.text(f"class {value.__module__}.{value.__qualname__};")
+        elif parts := _parts(value):
+            self.path.append(id(value))
+            self.text(f"{parts[0]}{len(parts) - 1}(")
+            for part in parts[1:]:
+                self.add(part)
+            self.text(")")
+            self.path.pop()
+        else:
+            self.text(f"other {uuid.uuid4()};")
+
+    def text(self, text: str) -> None:
+        self.hasher.update(text.encode())
+
+
+def _parts(value: object) -> tuple[object, ...]:
+    """The kind of a value that is made of other values, then these; () for a value of another kind."""
+    if isinstance(value, slice):
+        return "slice", value.start, value.stop, value.step
+    if isinstance(value, Mapping):
+        return "map", *(part for pair in value.items() for part in pair)
+    if isinstance(value, Sequence):
+        return "list", *value
+    if isinstance(value, CodeType):
+        return "code", value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars
+    if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        item("function", value.__code__, value.__defaults__, value.__kwdefaults__, cells)
-    elif isinstance(value, MethodType):
-        item("method", value.__func__, value.__self__)
-    elif isinstance(value, partial):
-        item("partial", value.func, value.args, value.keywords)
-    elif isinstance(value, type):
-        update(f"class {value.__module__}.{value.__qualname__};".encode())
-    elif is_dataclass(value):
-        item("record", type(value), [getattr(value, field.name) for field in fields(value)])
-    else:
-        update(f"other {uuid.uuid4()};".encode())
+        return "function", value.__code__, value.__defaults__, value.__kwdefaults__, cells
+    if isinstance(value, MethodType):
+        return "method", value.__func__, value.__self__
+    if isinstance(value, partial):
+        return "partial", value.func, value.args, value.keywords
+    if is_dataclass(value):
+        return "record", type(value), [getattr(value, field.name) for field in fields(value)]
+    return ()
