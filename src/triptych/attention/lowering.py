@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,15 +84,15 @@ def _on_device(leaf: Mask, device: torch.device) -> Mask:
 
 def for_rows(mask: Mask, rows: Sequence[int]) -> Mask:
     """The mask of some rows of a batch: per-row lengths and arrays of those rows alone."""
+    return rewrite(mask, partial(_of_rows, rows))
 
-    def of_rows(leaf: Mask) -> Mask:
-        if isinstance(leaf, (Keys, Prefix)) and len(leaf.lengths) > 1:
-            return replace(leaf, lengths=tuple(leaf.lengths[row] for row in rows))
-        if isinstance(leaf, Dense) and leaf.array.shape[0] > 1:
-            return Dense(leaf.array[list(rows)])
-        return leaf
 
-    return rewrite(mask, of_rows)
+def _of_rows(rows: Sequence[int], leaf: Mask) -> Mask:
+    if isinstance(leaf, (Keys, Prefix)) and len(leaf.lengths) > 1:
+        return replace(leaf, lengths=tuple(leaf.lengths[row] for row in rows))
+    if isinstance(leaf, Dense) and leaf.array.shape[0] > 1:
+        return Dense(leaf.array[list(rows)])
+    return leaf
 
 
 def needs_documents(mask: Mask) -> bool:
@@ -113,19 +114,19 @@ def simplify(mask: Mask, queries: int, keys: int, *, aligned: bool) -> Mask:
     """Drop what forbids nothing.  `aligned`: keys stand at 0..S-1 and queries at the last T of them."""
     if isinstance(mask, Full):
         return mask
+    return rewrite(mask, partial(_simplified, queries, keys, aligned))
 
-    def leaf(part: Mask) -> Mask:
-        match part:
-            case Keys(lengths) if min(lengths) >= keys:
-                return FULL
-            case Causal() if aligned and queries == 1:
-                return FULL
-            case Window(back, ahead) if aligned and back >= keys:
-                return FULL if ahead >= queries - 1 else part if ahead else CAUSAL
-            case _:
-                return part
 
-    return rewrite(mask, leaf)
+def _simplified(queries: int, keys: int, aligned: bool, leaf: Mask) -> Mask:
+    match leaf:
+        case Keys(lengths) if min(lengths) >= keys:
+            return FULL
+        case Causal() if aligned and queries == 1:
+            return FULL
+        case Window(back, ahead) if aligned and back >= keys:
+            return FULL if ahead >= queries - 1 else leaf if ahead else CAUSAL
+        case _:
+            return leaf
 
 
 def is_full(mask: Mask) -> bool:
@@ -186,10 +187,10 @@ def blocks_of(mask: Mask) -> BlockSparse | None:
 
 def per_row(rows: int, device: torch.device) -> Callable[[Sequence[int]], Tensor]:
     """How a mask asks for one number a row: as `[B, 1, 1, 1]`."""
+    return partial(_per_row, rows, device)
 
-    def place(values: Sequence[int]) -> Tensor:
-        if len(values) not in (1, rows):
-            raise InputError(f"mask: {len(values)} lengths for {rows} rows; give one, or one a row")
-        return torch.tensor(list(values), device=device).view(-1, 1, 1, 1)
 
-    return place
+def _per_row(rows: int, device: torch.device, values: Sequence[int]) -> Tensor:
+    if len(values) not in (1, rows):
+        raise InputError(f"mask: {len(values)} lengths for {rows} rows; give one, or one a row")
+    return torch.tensor(list(values), device=device).view(-1, 1, 1, 1)

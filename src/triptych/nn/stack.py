@@ -172,20 +172,25 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         self, x: Tensor, rows: Rows, step: CacheStep, cross: CrossKeys | None, random: torch.Generator | None = None
     ) -> Context:
         """What the blocks of one forward share, decided for each kind of layer."""
+        own = shared_states(self.own_groups, partial(self._own_state, x, rows, step, random), len(self.blocks))
+        crossed: Sequence[KindState] = ()
+        if cross is not None:
+            state = partial(self._cross_state, x, rows, cross, random)
+            crossed = shared_states(self.cross_groups, state, len(self.blocks))
+        return Context(rows, own, crossed, random, x.dtype, self)
 
-        def own(layer: int) -> KindState:
-            attn = self.blocks[layer].attn
-            return self.kinds[attn.spec.kind].state(attn, rows, x, step.of(layer), random)
+    def _own_state(
+        self, x: Tensor, rows: Rows, step: CacheStep, random: torch.Generator | None, layer: int
+    ) -> KindState:
+        attn = self.blocks[layer].attn
+        return self.kinds[attn.spec.kind].state(attn, rows, x, step.of(layer), random)
 
-        def other(layer: int) -> KindState:
-            attn = self.blocks[layer].cross
-            assert attn is not None
-            assert cross is not None
-            return cross_state(attn, rows, x, cross, random)
-
-        layers = len(self.blocks)
-        crossed = shared_states(self.cross_groups, other, layers) if cross is not None else ()
-        return Context(rows, shared_states(self.own_groups, own, layers), crossed, random, x.dtype, self)
+    def _cross_state(
+        self, x: Tensor, rows: Rows, source: CrossKeys, random: torch.Generator | None, layer: int
+    ) -> KindState:
+        attn = self.blocks[layer].cross
+        assert attn is not None
+        return cross_state(attn, rows, x, source, random)
 
     def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
         """The residual stream [N, D] after the last block -> what the head reads."""
