@@ -17,7 +17,7 @@ from triptych import families, spec
 from triptych.mapping.tensor_ops import ByHead, RopePermute
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.model import Model
-from triptych.nn import linear, stack
+from triptych.nn import feedforward, linear, stack
 
 # ---------------------------------------------------------------- norms
 
@@ -256,8 +256,8 @@ def _signs(score: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 @parity("qwen3-moe", "MoE")
 def outputs_of_experts_go_to_the_next_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    forward = linear.MoE.forward
-    patch.setattr(linear.MoE, "forward", lambda self, x, ctx, taps: forward(self, x, ctx, taps).roll(1, 0))
+    forward = feedforward.MoE.forward
+    patch.setattr(feedforward.MoE, "forward", lambda self, x, ctx, taps: forward(self, x, ctx, taps).roll(1, 0))
 
 
 def _missing_bias(place: str) -> Break:

@@ -3,7 +3,7 @@
 A test that is long as a whole carries the marker `heavy`.  A parametrized test with many cases is listed in
 `short_run.toml` with the cases that the short run keeps; the others get the marker when tests are collected:
 
-- a number: that many cases, evenly spaced; 0 for none;
+- a number: that many cases, evenly spaced; 0 for none, and for a test without cases that is long;
 - "family": the first variant of each model family, by the parameter `name`, a key of `references.VARIANTS`;
 - "slot": the sabotages that reach a slot which none before them reached, whatever choice fills it.
 """

@@ -303,7 +303,14 @@ def test_beams_of_unequal_requests_are_those_of_each_alone() -> None:
 
 def frames(engine: Engine) -> list[str]:
     """The functions of the package that one step enters, those of the layers left out."""
-    layers = ("/nn/attention.py", "/nn/linear.py", "/ops/", "/attention/row_plan.py", "/attention/mechanisms.py")
+    layers = (
+        "/nn/attention.py",
+        "/nn/feedforward.py",
+        "/nn/linear.py",
+        "/ops/",
+        "/attention/row_plan.py",
+        "/attention/mechanisms.py",
+    )
     entered: list[str] = []
 
     def watch(frame: FrameType, event: str, argument: object) -> None:

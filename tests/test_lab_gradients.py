@@ -71,9 +71,9 @@ def test_it_fails_when_the_library_updates_otherwise(monkeypatch: pytest.MonkeyP
 def test_autograd_is_the_library_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient cut inside the library is seen: the lab does not compare a thing with itself."""
 
-    def cut(self: linear.GLU, x: torch.Tensor, rows: object, taps: object) -> torch.Tensor:
+    def cut(self: feedforward.GLU, x: torch.Tensor, rows: object, taps: object) -> torch.Tensor:
         act = ops.ACTIVATIONS["silu"](self.gate(x))
         return self.down((act + act.detach()) / 2 * self.up(x))
 
-    monkeypatch.setattr(linear.GLU, "forward", cut)
+    monkeypatch.setattr(feedforward.GLU, "forward", cut)
     assert "gradients" in failed(labs.run("gradients"))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.attention import lowering, prepare
+from triptych.attention import mask_lowering, prepare
 from triptych.errors import InputError
 from triptych.spec.masks import (
     And,
@@ -112,8 +112,8 @@ def test_expressions_lower_to_their_meaning(tree):
 @given(expressions, st.integers(1, 7), st.booleans())
 def test_simplifying_changes_nothing(tree, queries, aligned):
     mask = build(tree)
-    simple = lowering.simplify(mask, queries, S, aligned=aligned)
-    number = lowering.per_row(B, torch.device("cpu"))
+    simple = mask_lowering.simplify(mask, queries, S, aligned=aligned)
+    number = mask_lowering.per_row(B, torch.device("cpu"))
     q = Points(torch.arange(S - queries, S).view(1, 1, -1, 1), per_row=number)
     k = Points(torch.arange(S).view(1, 1, 1, -1), per_row=number)
     shape = (B, 1, queries, S)
@@ -127,13 +127,13 @@ def test_promises_hold(tree):
     mask = build(tree)
     seen = lowered(mask)
     distance = torch.arange(S - T, S)[:, None] - torch.arange(S)
-    if lowering.implies_causal(mask):
+    if mask_lowering.implies_causal(mask):
         assert not (seen & (distance < 0)).any()
-    if (band := lowering.window_of(mask)) is not None:
+    if (band := mask_lowering.window_of(mask)) is not None:
         assert not (seen & ((distance >= band[0]) | (distance < -band[1]))).any()
-    if lowering.only_keys(mask):
+    if mask_lowering.only_keys(mask):
         assert (seen == seen[:, :, :1]).all()
-    if lowering.is_full(mask):
+    if mask_lowering.is_full(mask):
         assert seen.all()
 
 
@@ -163,12 +163,12 @@ def test_joining_flattens_and_forgets_units():
     ],
 )
 def test_what_simplifies(mask, queries, simple):
-    assert lowering.simplify(mask, queries, 7, aligned=True) == simple
+    assert mask_lowering.simplify(mask, queries, 7, aligned=True) == simple
 
 
 def test_nothing_about_positions_simplifies_where_they_are_given():
     for mask in (causal(), window(99), causal() & window(99)):
-        assert lowering.simplify(mask, 1, 7, aligned=False) == mask
+        assert mask_lowering.simplify(mask, 1, 7, aligned=False) == mask
 
 
 def test_empty_slots_are_never_visible():
@@ -225,10 +225,10 @@ def test_arrays_are_masks():
 
 def test_rows_take_their_lengths_along():
     mask = keys([6, 3]) & (causal() | prefix([2, 4])) & dense(torch.rand(B, T, S) > 0.5)
-    mask = lowering.adopt(mask, torch.device("cpu"))
+    mask = mask_lowering.adopt(mask, torch.device("cpu"))
     whole = lowered(mask)
     q, k = torch.zeros(1, H, T, 4), torch.zeros(1, H, S, 4)
-    one = prepare(q, k, k, mask=lowering.for_rows(mask, [1]))[0].visible
+    one = prepare(q, k, k, mask=mask_lowering.for_rows(mask, [1]))[0].visible
     assert torch.equal(one[0, 0], whole[1, 0])
 
 

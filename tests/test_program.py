@@ -17,7 +17,8 @@ from triptych import nn, ops
 from triptych.attention import Rows
 from triptych.count import count
 from triptych.errors import ConfigError
-from triptych.nn.linear import GLU, RMSNorm
+from triptych.nn.feedforward import GLU
+from triptych.nn.linear import RMSNorm
 from triptych.probe import sites
 from triptych.program import Program, interpret, interpret_logits, lower
 from triptych.spec import EmbedSpec, to_json

@@ -17,7 +17,7 @@ import sabotage_parts  # noqa: F401
 import sabotage_relative  # noqa: F401
 from parity import WITHIN, cached_gap, largest, ours
 from sabotage import CACHED, PARITY, Sabotage
-from triptych.attention.lowering import leaves
+from triptych.attention.mask_lowering import leaves
 from triptych.spec.masks import Mask
 from triptych.spec.part import Part, part_name
 

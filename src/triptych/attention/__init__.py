@@ -6,31 +6,24 @@ from triptych.attention.caches import (
     Cache,
     CachedLayer,
     CacheStep,
-    CrossCache,
-    CrossKeys,
-    EncoderOutput,
     KeyStep,
     KVCache,
     NullCache,
 )
+from triptych.attention.cross_cache import CrossCache, CrossKeys, EncoderOutput
 from triptych.attention.dispatch import KERNELS, attend, why
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
-from triptych.attention.positions import (
+from triptych.attention.position_biases import (
     alibi_bias,
     alibi_slopes,
-    attention_factor,
     disentangled_bias,
     distance_row,
-    inverse_frequencies,
-    rope_angles,
-    rotate,
-    rotation_of,
-    sinusoidal,
     t5_bias,
     t5_bucket,
 )
 from triptych.attention.reference import Hook, attend_reference, attention_pattern, attention_scores
 from triptych.attention.request import AttentionRequest, prepare
+from triptych.attention.rope import attention_factor, inverse_frequencies, rope_angles, rotate, rotation_of, sinusoidal
 from triptych.attention.row_plan import (
     AttendPlan,
     ContentBias,

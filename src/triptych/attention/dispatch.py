@@ -11,7 +11,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from triptych.attention import block, flash, materialized, reference, window
+from triptych.attention import kernel_block, kernel_flash, kernel_materialized, kernel_window, reference
 from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
 from triptych.errors import InputError, nearest
 from triptych.spec.masks import Full, Mask
@@ -33,10 +33,10 @@ class Kernel:
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel("window", window.cannot, window.plan),
-        Kernel("block", block.cannot, block.plan),
-        Kernel("flash", flash.cannot, flash.plan),
-        Kernel("materialized", materialized.cannot, materialized.plan),
+        Kernel("window", kernel_window.cannot, kernel_window.plan),
+        Kernel("block", kernel_block.cannot, kernel_block.plan),
+        Kernel("flash", kernel_flash.cannot, kernel_flash.plan),
+        Kernel("materialized", kernel_materialized.cannot, kernel_materialized.plan),
         Kernel("reference", reference.cannot, reference.plan),
     )
 }
@@ -103,10 +103,10 @@ def choose(request: AttentionRequest) -> Kernel:
     short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
     and an explicit pattern otherwise."""
     if not isinstance(request.mask, Full):
-        for sparse, saves in ((KERNELS["window"], window.saves), (KERNELS["block"], block.saves)):
+        for sparse, saves in ((KERNELS["window"], kernel_window.saves), (KERNELS["block"], kernel_block.saves)):
             if not sparse.cannot(request) and saves(request):
                 return sparse
-    reasons = flash.cannot(request)
+    reasons = kernel_flash.cannot(request)
     short = SHORT_HALF if request.dtype.itemsize == 2 and request.learns else SHORT
     if request.device.type == "cpu" and request.queries * request.keys <= short and (request.queries > 1 or reasons):
         return KERNELS["materialized"]

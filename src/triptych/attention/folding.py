@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triptych.attention import flash, lowering, materialized
+from triptych.attention import kernel_flash, kernel_materialized, mask_lowering
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.spec.masks import Dense, Points
 
@@ -47,7 +47,7 @@ def refusals(request: AttentionRequest) -> list[str]:
         )
     if request.biased:
         reasons.append("bias: it already costs T x S")
-    if any(isinstance(leaf, Dense) for leaf in lowering.leaves(request.mask)):
+    if any(isinstance(leaf, Dense) for leaf in mask_lowering.leaves(request.mask)):
         reasons.append("a mask given as an array: it already costs T x S")
     return reasons
 
@@ -62,8 +62,8 @@ def plan(request: AttentionRequest, blocks: Blocks, fold_queries: Fold, fold_key
         request, rows=request.rows * n, queries=c, keys=blocks.k_pos.shape[1], mask=Dense(visible), q_doc=None,
         k_doc=None,
     )  # fmt: skip
-    pieces = [inner] if not flash.cannot(inner) else list(_pieces(inner))
-    kernel = flash if not flash.cannot(inner) else materialized
+    pieces = [inner] if not kernel_flash.cannot(inner) else list(_pieces(inner))
+    kernel = kernel_flash if not kernel_flash.cannot(inner) else kernel_materialized
     return partial(_run, request, [(piece.rows, kernel.plan(piece)) for piece in pieces], fold_queries, fold_keys)
 
 
@@ -86,10 +86,10 @@ def _as_rows(x: Tensor) -> Tensor:
 def _visible(request: AttentionRequest, blocks: Blocks) -> Tensor:
     """The whole mask on the candidate pairs, `[B or 1, n, c, w]`."""
     exists = blocks.exists[None, :, None, :]
-    if blocks.uniform and lowering.reads_distances(request.mask):
+    if blocks.uniform and mask_lowering.reads_distances(request.mask):
         first: Tensor = request.mask.visible(Points(blocks.q_pos[:1, :, None]), Points(blocks.k_pos[:1, None, :]))
         return first & exists
-    number = lowering.per_row(request.rows, request.device)
+    number = mask_lowering.per_row(request.rows, request.device)
     q_doc = _documents(request.q_doc, blocks.q_pos - (request.keys - request.queries), -1)
     k_doc = _documents(request.k_doc, blocks.k_pos, -2)
     q = Points(blocks.q_pos[None, :, :, None], document=q_doc, per_row=number)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from triptych.attention import dispatch, lowering, reference
+from triptych.attention import dispatch, mask_lowering, reference
 from triptych.attention.reference import Hook
 from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
 from triptych.errors import InputError
@@ -148,20 +148,20 @@ def linear_cannot(request: AttentionRequest) -> list[str]:
     reasons += [f"{name}: it acts on scores, and there are none" for name, present in acting.items() if present]
     if request.dropout:
         reasons.append("dropout: it acts on a pattern, and there is none")
-    rest = [part for part in lowering.conjuncts(request.mask) if not isinstance(part, Causal)]
+    rest = [part for part in mask_lowering.conjuncts(request.mask) if not isinstance(part, Causal)]
     for part in rest:
-        if not lowering.only_keys(part):
+        if not mask_lowering.only_keys(part):
             reasons.append(f"mask {part}: a query's keys must be all of them, those before it, or the same for all")
     return reasons
 
 
 def _causal(request: AttentionRequest) -> bool:
-    return lowering.CAUSAL in lowering.conjuncts(request.mask)
+    return mask_lowering.CAUSAL in mask_lowering.conjuncts(request.mask)
 
 
 def _present(request: AttentionRequest) -> Tensor:
     """`[B or 1, 1, S, 1]`: 1 where a key exists, whatever the query; for all queries it would be `[T, S]`."""
-    rest = lowering.without_causal(request.mask)
+    rest = mask_lowering.without_causal(request.mask)
     q, k = request.points()
     visible = rest.visible(Points(q.position[..., -1:, :], per_row=q.per_row), k)[..., -1:, :]
     if request.k_pos is not None:

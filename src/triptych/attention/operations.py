@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.attention import positions
+from triptych.attention import position_biases, rope
 from triptych.ops import Attributes, Operation, Shape, Shapes, register
 
 
@@ -44,35 +44,35 @@ def extend(*arguments: object) -> None:
 
 for _operation in (
     Operation(
-        name="rotation_cos", equation="cos(position · frequency) · factor", run=positions.rotation_cos,
+        name="rotation_cos", equation="cos(position · frequency) · factor", run=rope.rotation_cos,
         arguments=("spec", "positions", "length", "dtype"), shape=_angles,
     ),
     Operation(
-        name="rotation_sin", equation="± sin(position · frequency) · factor", run=positions.rotation_sin,
+        name="rotation_sin", equation="± sin(position · frequency) · factor", run=rope.rotation_sin,
         arguments=("spec", "positions", "length", "dtype"), shape=_angles,
     ),
     Operation(
-        name="alibi_bias", equation="-slope[h] · |q_pos - k_pos|", run=positions.alibi_bias,
+        name="alibi_bias", equation="-slope[h] · |q_pos - k_pos|", run=position_biases.alibi_bias,
         arguments=("heads", "q_pos", "k_pos"),
         shape=lambda shapes, attributes: (attributes["heads"], shapes["q_pos"][-1], shapes["k_pos"][-1]),
     ),
     Operation(
-        name="t5_bias", equation="weight[bucket(k_pos - q_pos), h]", run=positions.t5_bias,
+        name="t5_bias", equation="weight[bucket(k_pos - q_pos), h]", run=position_biases.t5_bias,
         arguments=("weight", "q_pos", "k_pos", "max_distance", "bidirectional"),
         shape=lambda shapes, attributes: (shapes["weight"][1], shapes["q_pos"][-1], shapes["k_pos"][-1]),
     ),
     Operation(
         name="reached_table", equation="the rows of weight that distances of these rows reach",
-        run=positions.reached_table, arguments=("weight", "positions", "longest", "span", "max_distance"),
+        run=position_biases.reached_table, arguments=("weight", "positions", "longest", "span", "max_distance"),
         shape=lambda shapes, attributes: ("R", shapes["weight"][1]),
     ),
     Operation(
-        name="reached_row", equation="the row of the table for q_pos - k_pos", run=positions.reached_row,
+        name="reached_row", equation="the row of the table for q_pos - k_pos", run=position_biases.reached_row,
         arguments=("q_pos", "k_pos", "longest", "span", "max_distance"),
         shape=lambda shapes, attributes: (shapes["q_pos"][-1], shapes["k_pos"][-1]),
     ),
     Operation(
-        name="disentangled_bias", equation="q · pos_k[row] + pos_q[row] · k", run=positions.disentangled_bias,
+        name="disentangled_bias", equation="q · pos_k[row] + pos_q[row] · k", run=position_biases.disentangled_bias,
         arguments=("q", "k", "row", "pos_q", "pos_k"),
         shape=lambda shapes, attributes: (1, shapes["q"][1], *shapes["row"]), flops=_content_flops,
     ),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triptych.attention import lowering
+from triptych.attention import mask_lowering
 from triptych.errors import InputError
 from triptych.spec.masks import Mask, Points
 
@@ -24,7 +24,7 @@ class AttentionRequest:
     """Attention of q `[B, H, T, K]` over k `[B, G, S, K]` and v `[B, G, S, Kv]`; head h reads group `h * G // H`.
 
     rows, heads, groups, queries, keys, width, value_width   B, H, G, T, S, K, Kv.
-    mask       simplified for these sizes (`lowering.simplify`).
+    mask       simplified for these sizes (`mask_lowering.simplify`).
     biased     a bias `[B or 1, H or 1, T or 1, S or 1]` is added to the scores; `bias_learns`, and needs a gradient.
     sinks      one logit a head takes its share of the softmax.
     q_pos      absolute positions, `[T]` or `[B, T]` (keys `[S]`, `[B, S]`); None is the default, keys at 0..S-1 and
@@ -44,7 +44,7 @@ class AttentionRequest:
     dtype: torch.dtype
     device: torch.device
     scale: float
-    mask: Mask = lowering.FULL
+    mask: Mask = mask_lowering.FULL
     softcap: float | None = None
     biased: bool = False
     bias_learns: bool = False
@@ -69,7 +69,7 @@ class AttentionRequest:
 
     def points(self) -> tuple[Points, Points]:
         """Queries `[., 1, T, 1]` and keys `[., 1, 1, S]` as the mask algebra sees them."""
-        number = lowering.per_row(self.rows, self.device)
+        number = mask_lowering.per_row(self.rows, self.device)
         index = torch.arange(self.keys, device=self.device)
         q_pos = self.q_pos
         if q_pos is None:
@@ -86,10 +86,10 @@ class AttentionRequest:
 
         Masks that speak of keys alone keep one row for all queries.
         """
-        if lowering.is_full(self.mask) and self.k_pos is None:
+        if mask_lowering.is_full(self.mask) and self.k_pos is None:
             return None
         q, k = self.points()
-        if lowering.only_keys(self.mask):
+        if mask_lowering.only_keys(self.mask):
             q = Points(q.position[..., :1, :], per_row=q.per_row)
         visible: Tensor = self.mask.visible(q, k)
         if self.k_pos is not None:
@@ -167,18 +167,18 @@ def prepare(
     _check(q, k, v, sinks, dropout)
     if bias is not None:
         bias = _fit_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
-    adopted = lowering.adopt(mask, q.device)
+    adopted = mask_lowering.adopt(mask, q.device)
     if q_doc is not None and k_doc is None:
         k_doc = q_doc
     _check_labels(q, k, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
-    lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
+    mask_lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
     aligned = q_pos is None and k_pos is None
     tensors = Tensors(q, k, v, bias, sinks)
     request = AttentionRequest(
         rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=q.shape[2], keys=k.shape[2], width=q.shape[3],
         value_width=v.shape[3], dtype=q.dtype, device=q.device,
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
-        mask=lowering.simplify(adopted, q.shape[2], k.shape[2], aligned=aligned),
+        mask=mask_lowering.simplify(adopted, q.shape[2], k.shape[2], aligned=aligned),
         softcap=softcap, biased=bias is not None, bias_learns=bias is not None and bias.requires_grad,
         sinks=sinks is not None, dropout=dropout, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc,
         learns=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors),

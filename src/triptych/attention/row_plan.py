@@ -1,7 +1,8 @@
 """How the flat batch meets attention: decided once for all layers that share a mask, then run by each.
 
 `plan_rows` turns rows, the place of their keys and a mask into a `RowPlan`: one or more pieces, each a batch
-`[B, H, T, K]` over `[B, G, S, K]` with its positions, its mask and its kernel chosen.  Rows of one length are a view;
+`[B, H, T, K]` over `[B, G, S, K]` with its positions, its mask and its kernel chosen, whether they come
+from a cache or not: where the cache holds nothing after the query, causality is dropped from the mask.  Rows of one length are a view;
 causal rows of similar length are padded on the right, where causality hides the padding; other rows run grouped by
 shape.  A row's output does not depend on the rows beside it.
 """
@@ -17,9 +18,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention import lowering
+from triptych.attention import mask_lowering
 from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
 from triptych.attention.request import AttentionRequest, Runner, Tensors
+from triptych.attention.row_batching import Batching, Chosen, KeyBatching, KeysIn, KeysOf, batched
 from triptych.attention.rows import Rows
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
@@ -116,97 +118,6 @@ class PlansRows(Protocol):
     ) -> AttendPlan: ...
 
 
-@runtime_checkable
-class Batching(Protocol):
-    """How some rows of the flat batch become `[B, H, T, K]` and back."""
-
-    def batch(self, x: Tensor) -> Tensor: ...
-    def flat(self, x: Tensor) -> Tensor: ...
-
-
-@runtime_checkable
-class KeyBatching(Protocol):
-    """How the keys and values of some rows become `[B, G, S, K]` and `[B, G, S, Kv]`."""
-
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Single:
-    """One token a row."""
-
-    def batch(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(2)
-
-    def flat(self, x: Tensor) -> Tensor:
-        return x.squeeze(2)
-
-
-@dataclass(frozen=True, eq=False)
-class Even:
-    """Rows of one length: views."""
-
-    rows: int
-    length: int
-
-    def batch(self, x: Tensor) -> Tensor:
-        return x.view(self.rows, self.length, *x.shape[1:]).transpose(1, 2)
-
-    def flat(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2).flatten(0, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Padded:
-    """Rows padded on the right with zeros to the longest; `places` [N] is where each token stands in them."""
-
-    rows: int
-    longest: int
-    places: Tensor
-
-    def batch(self, x: Tensor) -> Tensor:
-        room = x.new_zeros(self.rows * self.longest, *x.shape[1:]).index_copy(0, self.places, x)
-        return room.view(self.rows, self.longest, *x.shape[1:]).transpose(1, 2)
-
-    def flat(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """Some of the rows, whose tokens are `tokens` of the flat batch."""
-
-    tokens: Tensor
-    inner: Batching
-
-    def batch(self, x: Tensor) -> Tensor:
-        return self.inner.batch(x.index_select(0, self.tokens))
-
-    def flat(self, x: Tensor) -> Tensor:
-        return self.inner.flat(x)
-
-
-@dataclass(frozen=True, eq=False)
-class KeysOf:
-    """Keys that lie in a flat batch."""
-
-    inner: Batching
-
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return self.inner.batch(k), self.inner.batch(v)
-
-
-@dataclass(eq=False)
-class KeysIn:
-    """Keys that lie in cache slots, the first `end` places of each; neighbouring slots are a view."""
-
-    slots: slice | Tensor
-    end: int
-
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return k[self.slots, :, : self.end], v[self.slots, :, : self.end]
-
-
 @dataclass(frozen=True, eq=False)
 class Piece:
     """Rows that run as one call.  `placed` is the bias of its positions, or what a `ContentBias` is made from."""
@@ -264,7 +175,7 @@ class RowPlan:
         for row, own in enumerate(self.rows.split(q)):
             keys, values, k_pos = _keys_of(self.keys, k, v, row, self.rows.ends[row])
             placing = _Placing(self.rows.take([row]), own.shape[0], keys.shape[2], k_pos, self._documents(row))
-            request, placed = placing.request(lowering.for_rows(self.mask, [row]), self.heads, self.bias)
+            request, placed = placing.request(mask_lowering.for_rows(self.mask, [row]), self.heads, self.bias)
             batched = own.transpose(0, 1)[None]
             bias = placed if content is None or placed is None else content(batched, keys, placed)
 
@@ -293,7 +204,7 @@ def plan_rows(
     the rows have none, and when documents meet keys of other rows."""
     if len(rows) != len(keys):
         raise InputError(f"queries in {len(rows)} rows, keys in {len(keys)} rows; give both for the same rows")
-    compares = lowering.needs_documents(mask)
+    compares = mask_lowering.needs_documents(mask)
     if compares and rows.documents is None:
         raise InputError("the mask has same_document() and the batch has no documents; give Rows(..., documents=...)")
     if compares and not (isinstance(keys, FlatKeys) and keys.rows is rows):
@@ -319,7 +230,7 @@ class _Placing:
         """The request, and its bias.  Positions stay implicit where they are the default ones or nothing reads them."""
         past, device = self.rows.past, heads.device
         explicit = self.k_pos is not None  # the default: keys at 0..S-1 and queries at the last T of them
-        if not explicit and lowering.reads_positions(mask):
+        if not explicit and mask_lowering.reads_positions(mask):
             explicit = set(past) != {self.keys - self.queries}
         q_pos = _consecutive(past, self.queries, device) if explicit or bias is not None else None
         placed = None
@@ -332,7 +243,7 @@ class _Placing:
             rows=len(self.rows), heads=heads.heads, groups=heads.groups, queries=self.queries, keys=self.keys,
             width=heads.width, value_width=heads.value_width, dtype=heads.dtype, device=device,
             scale=1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
-            mask=lowering.simplify(mask, self.queries, self.keys, aligned=not explicit),
+            mask=mask_lowering.simplify(mask, self.queries, self.keys, aligned=not explicit),
             softcap=heads.softcap, biased=bias is not None, bias_learns=placed is not None and placed.requires_grad,
             sinks=heads.sinks, dropout=heads.dropout, q_pos=q_pos if explicit else None, k_pos=self.k_pos,
             q_doc=self.documents, k_doc=self.documents, learns=heads.learns, random=heads.random,
@@ -376,17 +287,17 @@ class _Planner:
         device, documents = self.heads.device, self.rows.documents
         rows, theirs = self.rows, self.keys.rows
         if not whole:
-            rows, theirs, mask = rows.take(members), theirs.take(members), lowering.for_rows(mask, members)
-        queries, keys = _batching(rows, device), _batching(theirs, device)
+            rows, theirs, mask = rows.take(members), theirs.take(members), mask_lowering.for_rows(mask, members)
+        queries, keys = batched(rows, device), batched(theirs, device)
         if not whole:
             q_tokens, k_tokens = (r.tokens(members, device) for r in (self.rows, self.keys.rows))
             queries, keys = Chosen(q_tokens, queries), Chosen(k_tokens, keys)
-        if not theirs.equal and not lowering.implies_causal(mask):
+        if not theirs.equal and not mask_lowering.implies_causal(mask):
             mask = mask & Keys(theirs.lengths)
         k_pos = None
         if any(theirs.past):
             k_pos = _consecutive(theirs.past, theirs.longest, device).expand(len(rows), -1)
-        if documents is not None and lowering.needs_documents(mask):
+        if documents is not None and mask_lowering.needs_documents(mask):
             documents = queries.batch(documents[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
         else:
             documents = None
@@ -402,9 +313,9 @@ class _Planner:
             if ragged:
                 mask = mask & Keys(keys.lengths)
             if max(map(sub, keys.lengths, rows.past), default=0) <= 1:  # no key is in any query's future
-                mask = lowering.without_causal(mask)
+                mask = mask_lowering.without_causal(mask)
             even = rows.even and not ragged
-            if not even and not lowering.only_keys(mask) and len(rows) * rows.longest * longest > PADDED:
+            if not even and not mask_lowering.only_keys(mask) and len(rows) * rows.longest * longest > PADDED:
                 groups = _grouped(zip(rows.lengths, keys.lengths, rows.past, strict=True))
                 pieces = tuple(self._slot_piece(mask, keys, group) for group in groups)
                 return pieces, _back(rows, groups, self.heads)
@@ -415,9 +326,9 @@ class _Planner:
         tokens = None
         if members is not None:
             tokens = rows.tokens(members, device)
-            rows, mask = rows.take(members), lowering.for_rows(mask, members)
+            rows, mask = rows.take(members), mask_lowering.for_rows(mask, members)
             slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
-        queries = _batching(rows, device)
+        queries = batched(rows, device)
         end = max(lengths, default=0) if keys.positions is None else keys.positions.shape[1]
         where = _slot_index(slots, device)
         placing = _Placing(rows, rows.longest, end, keys.positions)
@@ -428,12 +339,6 @@ class _Planner:
 def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
     """Nothing to see, or nobody who looks."""
     return q.new_zeros(*q.shape[:3], v.shape[3])
-
-
-def _batching(rows: Rows, device: torch.device) -> Batching:
-    if not rows.equal:
-        return Padded(len(rows), rows.longest, rows.padded_places(device))
-    return Single() if rows.longest == 1 else Even(len(rows), rows.longest)
 
 
 def _back(rows: Rows, groups: list[list[int]], heads: Heads) -> Tensor:
@@ -453,9 +358,9 @@ def _alike(rows: Rows, mask: Mask) -> list[int]:
     Padding on the right is in every real query's future, so causality alone hides it.  Where all see all, a mask over
     keys hides it, which costs the fused kernel; that pays for short rows, of which there are many of every length.
     """
-    if lowering.implies_causal(mask):
+    if mask_lowering.implies_causal(mask):
         return [max(length, SIMILAR).bit_length() for length in rows.lengths]
-    if lowering.only_keys(mask):
+    if mask_lowering.only_keys(mask):
         return [max(n, SHORT // 4).bit_length() if n < SHORT else n for n in rows.lengths]
     return list(rows.lengths)
 
@@ -531,5 +436,5 @@ def attend_rows(
         heads=q.shape[1], groups=groups, width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
         scale=scale, softcap=softcap, sinks=sinks is not None, dropout=dropout, learns=learns,
     )  # fmt: skip
-    plan = plan_rows(rows, keys, lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
+    plan = plan_rows(rows, keys, mask_lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
     return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

@@ -13,7 +13,7 @@ from triptych.checkpoints import LoadedTensor, LoadReport, Source
 from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import CheckpointError, InputError, nearest, said, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
-from triptych.nn import Transformer, assign, empty, finish
+from triptych.nn import Transformer, assign, empty, finish_loading
 from triptych.nn.inputs import Table
 from triptych.nn.linear import Linear
 from triptych.nn.weights import PackedWeight, dense
@@ -67,7 +67,8 @@ def read_weights(
     *,
     dequantize: bool = True,
 ) -> tuple[Transformer, LoadReport]:
-    """The module of `spec` with every parameter read from `source`, tensor by tensor.
+    """The module of `spec` with every parameter read from `source`, tensor by tensor; `nn.finish_loading` restores the
+    ties between them.
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
@@ -102,7 +103,7 @@ def read_weights(
             else:
                 _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
-    return finish(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
+    return finish_loading(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
 
 
 def _packed(

@@ -1,4 +1,7 @@
-"""Stop strings: whether the text of a growing list of ids holds one, at a cost per token that does not grow."""
+"""Stop strings: whether the text of a growing list of ids holds one, at a cost per token that does not grow.
+
+`Engine.step` ends the row; what is here says when, and where its text is cut.
+"""
 
 from __future__ import annotations
 

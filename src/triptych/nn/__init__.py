@@ -3,7 +3,7 @@
 from triptych.nn.heads import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
 from triptych.nn.inputs import Row, flat
 from triptych.nn.kinds import Context, KindState
-from triptych.nn.model import Batch, Transformer, empty, finish, new
+from triptych.nn.model import Batch, Transformer, empty, finish_loading, new
 from triptych.nn.part import Module, assign, build
 from triptych.nn.stack import Block, Stack
 from triptych.nn.taps import NO_TAPS, Taps
@@ -11,5 +11,5 @@ from triptych.nn.taps import NO_TAPS, Taps
 __all__ = [
     "NO_TAPS", "Batch", "Block", "ClassHead", "Context", "KindState", "LMHead", "MaskedLMHead", "Module",
     "Pooling", "ReplacedHead", "Row", "SpanHead", "Stack", "Taps", "TokenHead", "Transformer", "assign", "build",
-    "empty", "finish", "flat", "new",
+    "empty", "finish_loading", "flat", "new",
 ]  # fmt: skip

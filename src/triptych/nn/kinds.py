@@ -11,9 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from triptych import ops
-from triptych.attention import DOT_PRODUCT, AttendPlan, ContentBias, CrossKeys, Heads, KeyStep, RowPlan, Rows, flash
+from triptych.attention import (
+    DOT_PRODUCT,
+    AttendPlan,
+    ContentBias,
+    CrossKeys,
+    Heads,
+    KeyStep,
+    RowPlan,
+    Rows,
+    kernel_flash,
+)
 from triptych.attention.caches import FullStep
-from triptych.attention.row_plan import KeysIn, Piece
+from triptych.attention.row_batching import KeysIn
+from triptych.attention.row_plan import Piece
 from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
 from triptych.nn.taps import Taps
@@ -89,7 +100,7 @@ def _continues(state: KindState) -> bool:
         return False
     request = plan.pieces[0].request
     plain = request.queries == 1 and not request.biased and request.visible is None and state.content is None
-    return plain and plan.mechanism is DOT_PRODUCT and not flash.cannot(request)
+    return plain and plan.mechanism is DOT_PRODUCT and not kernel_flash.cannot(request)
 
 
 @dataclass(eq=False)

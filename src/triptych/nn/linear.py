@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from triptych import ops
-from triptych.nn.kinds import Context
 from triptych.nn.part import Module
-from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import norms, parts
 
 
@@ -72,41 +69,3 @@ class Norms(Module[parts.NormsSpec], of=parts.NormsSpec):
         for slot in ("pre", "out", "post"):
             if getattr(spec, slot) is None:
                 setattr(self, slot, nn.Identity())
-
-
-class MLP(Module[parts.MLPSpec], of=parts.MLPSpec):
-    """`down(act(up(x)))`."""
-
-    up: Linear
-    down: Linear
-
-    def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
-        up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](up), ctx.rows)
-        return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
-
-
-class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
-    """`down(act(gate(x)) * up(x))`; the site `act` is the product that enters `down`."""
-
-    gate: Linear
-    up: Linear
-    down: Linear
-
-    def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
-        gate = taps("gate", self.gate(x), ctx.rows)
-        up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](gate) * up, ctx.rows)
-        return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
-
-
-class MoE(Module[parts.MoESpec], of=parts.MoESpec):
-    """Each token through its `top_k` experts.  The site `router` is its scores, before the softmax."""
-
-    router: Linear
-    experts: Sequence[GLU]
-
-    def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
-        scores = taps("router", self.router(x), ctx.rows)
-        experts = [partial(expert, ctx=ctx, taps=NO_TAPS) for expert in self.experts]
-        return ops.experts(x, scores, experts, self.spec.top_k, self.spec.normalize)

@@ -137,7 +137,7 @@ def empty(model: ModelSpec) -> Transformer:
     return module
 
 
-def finish(module: Transformer) -> Transformer:
+def finish_loading(module: Transformer) -> Transformer:
     """After every stored parameter was assigned: restore the ties, evaluation mode, nothing left on meta."""
     tie(module, module.spec.ties)
     left = [name for name, p in module.named_parameters() if p.is_meta]
@@ -180,7 +180,7 @@ def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
             else:
                 value = torch.empty(shape).normal_(0, _std(model, name, part), generator=random).to(dtype)
             assign(module, full, value)
-    return finish(module)
+    return finish_loading(module)
 
 
 def _std(model: ModelSpec, name: str, part: object) -> float:

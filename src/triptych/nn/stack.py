@@ -11,11 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from triptych import ops
 from triptych.attention import NULL_CACHE, Cache, CachedLayer, CacheStep, CrossCache, CrossKeys, KVCache, Rows
-from triptych.attention.lowering import window_of
+from triptych.attention.mask_lowering import window_of
 from triptych.nn.attention import Attention
+from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
 from triptych.nn.kinds import Context, Kind, KindState, alike, cross_state, shared_states
-from triptych.nn.linear import GLU, MLP, MoE, Norms
+from triptych.nn.linear import Norms
 from triptych.nn.part import Module
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import parts

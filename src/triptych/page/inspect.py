@@ -13,7 +13,7 @@ from triptych.errors import InputError, ProbeError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Facts, render
 from triptych.probe import Read, sites
-from triptych.probe.plan import matrix
+from triptych.probe.reads_and_edits import matrix
 from triptych.probe.sites import match
 
 NEW_TOKENS = 48  # of the target that an encoder-decoder generates where none is given

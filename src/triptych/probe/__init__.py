@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
-    from triptych.probe.plan import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
+    from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.session import Session
     from triptych.probe.trace import Trace
 

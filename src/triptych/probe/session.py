@@ -16,7 +16,7 @@ from torch import Tensor
 from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
-from triptych.probe.plan import At, Edit, Plan, Read, Where, matrix, select
+from triptych.probe.reads_and_edits import At, Edit, Plan, Read, Where, matrix, select
 from triptych.probe.trace import Trace
 
 

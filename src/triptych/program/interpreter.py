@@ -30,7 +30,7 @@ from triptych.attention import (
     Rows,
     ScoreBias,
 )
-from triptych.attention.positions import disentangled_bias
+from triptych.attention.position_biases import disentangled_bias
 from triptych.errors import ConfigError
 from triptych.program.program import Entry, Instruction, Program
 

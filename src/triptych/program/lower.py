@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
 from triptych.attention.caches import Continued
-from triptych.attention.lowering import window_of
+from triptych.attention.mask_lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
 from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer

@@ -1,8 +1,8 @@
 """Chat templates: from the messages of a conversation to the text that a chat model reads.
 
-A template is a Jinja program from a checkpoint, so it is not trusted.  It runs in Jinja's sandbox, which denies access
-to Python's internals, in a process of its own, which can be stopped: a sandbox alone limits neither time (nested loops)
-nor memory (a string doubled forty times).  The process starts with the first prompt, in about a tenth of a second, and
+A template is a Jinja program from a checkpoint, so it is not trusted.  It runs in Jinja's sandbox (`chat_worker.py`),
+which denies access to Python's internals, in a process of its own, which can be stopped: a sandbox alone limits neither
+time (nested loops) nor memory (a string doubled forty times).  The process starts with the first prompt, in about a tenth of a second, and
 renders later ones in under a millisecond.
 """
 

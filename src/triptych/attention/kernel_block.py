@@ -8,28 +8,28 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from triptych.attention import folding, lowering
+from triptych.attention import folding, mask_lowering
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.spec.masks import BlockSparse, Points
 
 
 def cannot(request: AttentionRequest) -> list[str]:
     reasons = folding.refusals(request)
-    if lowering.blocks_of(request.mask) is None:
+    if mask_lowering.blocks_of(request.mask) is None:
         reasons.append("no block pattern in the mask")
     return reasons
 
 
 def saves(request: AttentionRequest) -> bool:
     """No query block reads more than half of the keys."""
-    pattern = lowering.blocks_of(request.mask)
+    pattern = mask_lowering.blocks_of(request.mask)
     if pattern is None:
         return False
     return 2 * _candidates(request, pattern).shape[1] * pattern.block <= request.keys
 
 
 def plan(request: AttentionRequest) -> Runner:
-    pattern = lowering.blocks_of(request.mask)
+    pattern = mask_lowering.blocks_of(request.mask)
     assert pattern is not None
     size, device = pattern.block, request.device
     first = request.keys - request.queries
@@ -72,7 +72,7 @@ def _candidates(request: AttentionRequest, pattern: BlockSparse) -> Tensor:
     q = torch.arange(first // size, -(-request.keys // size))[:, None]
     k = torch.arange(-(-request.keys // size))[None, :]
     visible: Tensor = replace(pattern, block=1).visible(Points(q), Points(k))
-    if lowering.implies_causal(request.mask):
+    if mask_lowering.implies_causal(request.mask):
         visible = visible & (k <= q)
     m = max(1, int(visible.sum(1).max()))
     order = visible.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :m]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention import lowering
+from triptych.attention import mask_lowering
 from triptych.attention.reference import softmax
 from triptych.attention.request import AttentionRequest, Runner
 
@@ -61,7 +61,7 @@ def _run(
 def _empty(request: AttentionRequest) -> Tensor | None:
     """Queries that see nothing by the mask alone, `[., ., T, 1]`; None where there can be none.  A bias may hold -inf
     too, which is looked for in its scores."""
-    sees_itself = request.aligned and request.queries <= request.keys and lowering.reads_distances(request.mask)
+    sees_itself = request.aligned and request.queries <= request.keys and mask_lowering.reads_distances(request.mask)
     if request.biased or request.visible is None or sees_itself:
         return None
     return ~request.visible.any(-1, keepdim=True)

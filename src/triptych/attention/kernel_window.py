@@ -7,20 +7,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from triptych.attention import folding, lowering
+from triptych.attention import folding, mask_lowering
 from triptych.attention.request import AttentionRequest, Runner
 
 
 def cannot(request: AttentionRequest) -> list[str]:
     reasons = folding.refusals(request)
-    if lowering.window_of(request.mask) is None:
+    if mask_lowering.window_of(request.mask) is None:
         reasons.append("no window in the mask that is narrower than its keys")
     return reasons
 
 
 def saves(request: AttentionRequest) -> bool:
     """The bands together are less than half of all pairs."""
-    band = lowering.window_of(request.mask)
+    band = mask_lowering.window_of(request.mask)
     if band is None:
         return False
     block = _block(request.queries, *band)
@@ -29,7 +29,7 @@ def saves(request: AttentionRequest) -> bool:
 
 def plan(request: AttentionRequest) -> Runner:
     """Queries in blocks of `c`; block i reads the `back - 1 + c + ahead` keys that any of its queries may see."""
-    band = lowering.window_of(request.mask)
+    band = mask_lowering.window_of(request.mask)
     assert band is not None
     back, ahead = band
     c = _block(request.queries, back, ahead)

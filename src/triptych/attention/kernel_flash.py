@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triptych.attention import lowering
+from triptych.attention import mask_lowering
 from triptych.attention.request import AttentionRequest, Runner
 
 
@@ -97,7 +97,7 @@ def _lowered(request: AttentionRequest) -> tuple[bool, Tensor | None]:
     """`(is_causal, booleans true where visible)`.  With `is_causal` the kernel multiplies its -inf by the scale, which
     must be positive."""
     square = request.aligned and request.queries == request.keys and request.scale > 0
-    if square and lowering.is_causal(request.mask) and not request.biased:
+    if square and mask_lowering.is_causal(request.mask) and not request.biased:
         return True, None
     visible = request.visible
     if visible is not None and visible.shape[2] != request.queries:
@@ -111,7 +111,7 @@ def _is_chunk(request: AttentionRequest) -> bool:
         request.aligned
         and request.scale > 0
         and 1 < request.queries < request.keys
-        and lowering.is_causal(request.mask)
+        and mask_lowering.is_causal(request.mask)
         and not request.biased
         and not request.learns
         and request.device.type == "cpu"
