@@ -2,9 +2,9 @@
 
 `plan_rows` turns rows, the place of their keys and a mask into a `RowPlan`: one or more pieces, each a batch
 `[B, H, T, K]` over `[B, G, S, K]` with its positions, its mask and its kernel chosen, whether they come
-from a cache or not: where the cache holds nothing after the query, causality is dropped from the mask.  Rows of one length are a view;
-causal rows of similar length are padded on the right, where causality hides the padding; other rows run grouped by
-shape.  A row's output does not depend on the rows beside it.
+from a cache or not: where the cache holds nothing after the query, causality is dropped from the mask.  Rows of one
+length are a view; causal rows of similar length are padded on the right, where causality hides the padding; other rows
+run grouped by shape.  A row's output does not depend on the rows beside it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Every module is given a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here
 passes everything unchanged, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that
-read and edit are in `triptych.probe` (`reads_and_edits.py` has what a user writes); they are an argument, never module state.
+read and edit are in `triptych.probe` (`reads_and_edits.py` has what a user writes); they are an argument, never
+module state.
 """
 
 from __future__ import annotations

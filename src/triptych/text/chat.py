@@ -2,8 +2,8 @@
 
 A template is a Jinja program from a checkpoint, so it is not trusted.  It runs in Jinja's sandbox (`chat_worker.py`),
 which denies access to Python's internals, in a process of its own, which can be stopped: a sandbox alone limits neither
-time (nested loops) nor memory (a string doubled forty times).  The process starts with the first prompt, in about a tenth of a second, and
-renders later ones in under a millisecond.
+time (nested loops) nor memory (a string doubled forty times).  The process starts with the first prompt, in about a
+tenth of a second, and renders later ones in under a millisecond.
 """
 
 from __future__ import annotations
