@@ -10,7 +10,7 @@ import torch
 from triptych import labs, ops
 from triptych import numpy_transformer as by_hand
 from triptych.labs.lab import LabResult, Setup
-from triptych.nn import linear
+from triptych.nn import feedforward, linear
 from triptych.numpy_transformer import Array, Weights
 from triptych.train import Optimizer
 

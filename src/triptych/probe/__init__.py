@@ -23,7 +23,7 @@ __all__ = [
 _NAMES = {
     "session": ("Session",),
     "trace": ("Trace",),
-    "plan": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
+    "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
