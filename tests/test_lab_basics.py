@@ -127,7 +127,7 @@ def test_soft_vs_hard_with_a_gradient_that_is_cut(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("mask", "claim"), [(causal(), "bidirectional"), (full(), "causal")], ids=["more", "less"])
 def test_permutation_under_another_mask(mask: Mask, claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "simplify", lambda *sizes, **positions: mask)
+    monkeypatch.setattr(mask_lowering, "simplify", lambda *sizes, **positions: mask)
     assert f"no positions, {claim}: error of permutation" in failed("permutation")
 
 
