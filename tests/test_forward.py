@@ -6,15 +6,17 @@ Over position parts x masks x layouts, in fp32 and with float64 where exactness 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import tiny
 from triptych import nn, spec
-from triptych.attention import Rows
+from triptych.attention import Rows, row_plan
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
@@ -242,3 +244,24 @@ def test_a_step_of_other_rows_is_decided_anew() -> None:
             assert same(list(found.split(1)), [expected[i][read[i] : read[i] + 1] for i in live])
             for i in live:
                 read[i] += 1
+
+
+@pytest.mark.parametrize("module", [tiny.decoder(), tiny.encoder_decoder()], ids=["decoder", "encoder-decoder"])
+def test_a_plan_is_made_for_the_dtype_that_autocast_gives(
+    module: nn.Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel is chosen by the dtype: with that of the residual stream, training in bf16 takes the fused kernel for
+    short rows, whose backward is several times slower there."""
+    run, seen = row_plan.Piece.run, []
+
+    def recorded(self: row_plan.Piece, q: Tensor, *others: Any) -> Tensor:
+        seen.append((q.dtype, self.request.dtype))
+        return run(self, q, *others)
+
+    monkeypatch.setattr(row_plan.Piece, "run", recorded)
+    ids, rows = nn.flat([[1, 2, 3, 4]], module.device)
+    source = (ids, rows) if module.encoder is not None else None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        module(nn.Batch(inputs=ids, rows=rows, source=source))
+    assert seen
+    assert all(planned == given == torch.bfloat16 for given, planned in seen)

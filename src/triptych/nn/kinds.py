@@ -164,9 +164,12 @@ def cross_state(
 
 
 def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Heads:
-    spec = attn.spec
+    spec, device = attn.spec, x.device.type
+    dtype = x.dtype
+    if device != "meta" and torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)  # what the projections give
     return Heads(
-        heads=spec.heads, groups=spec.kv_heads, width=spec.head_width, value_width=spec.value_width, dtype=x.dtype,
+        heads=spec.heads, groups=spec.kv_heads, width=spec.head_width, value_width=spec.value_width, dtype=dtype,
         device=x.device, scale=spec.scale, softcap=spec.softcap, sinks=spec.sinks,
         dropout=spec.dropout if attn.training else 0.0, learns=torch.is_grad_enabled(), random=random,
     )  # fmt: skip
