@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from triptych import attention, labs, spec
-from triptych.attention import dispatch, mechanisms, reference
+from triptych.attention import dispatch, mask_lowering, mechanisms, reference
 from triptych.attention.request import AttentionRequest
 from triptych.labs import additive_vs_dot, heads_vs_width, permutation, small, soft_vs_hard
 from triptych.labs.lab import Setup
