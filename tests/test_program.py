@@ -21,7 +21,7 @@ from triptych.nn.feedforward import GLU
 from triptych.nn.linear import RMSNorm
 from triptych.probe import sites
 from triptych.program import Program, interpret, interpret_logits, lower
-from triptych.spec import EmbedSpec, to_json
+from triptych.spec import to_json
 
 MODULES = {
     "rope": lambda: tiny.decoder(), "interleaved": lambda: tiny.decoder("rope-partial-interleaved"),
@@ -119,11 +119,12 @@ def sizes(tokens: int, source: int, model: Any) -> dict[str, int]:
     return {"N": tokens, "S": tokens, "M": source, "B": 1, "T": tokens, "R": reached, "P": 0}
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in references.VARIANTS if isinstance(references.read(n).reads.embed, EmbedSpec)]
-)
+@pytest.mark.parametrize("name", [n for n in references.VARIANTS if n.partition("-")[0] not in ("whisper", "vit")])
 def test_the_flops_are_those_that_count_gives(name: str) -> None:
-    """`count` reads the spec, a program the forward: two ways to the same number."""
+    """`count` reads the spec, a program the forward: two ways to the same number.
+
+    Whisper and ViT are left out: their first part reads features, whose number is not the number of tokens.
+    """
     spec = references.read(name)
     module = nn.new(spec)
     program, tokens = lower(module), 11
