@@ -13,6 +13,7 @@ from triptych.attention.caches import (
 from triptych.attention.cross_cache import CrossCache, CrossKeys, EncoderOutput
 from triptych.attention.dispatch import KERNELS, attend, why
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
+from triptych.attention.placing import ContentBias, Heads, ScoreBias
 from triptych.attention.position_biases import (
     alibi_bias,
     alibi_slopes,
@@ -26,13 +27,10 @@ from triptych.attention.request import AttentionRequest, prepare
 from triptych.attention.rope import attention_factor, inverse_frequencies, rope_angles, rotate, rotation_of, sinusoidal
 from triptych.attention.row_plan import (
     AttendPlan,
-    ContentBias,
     FlatKeys,
-    Heads,
     KeyLayout,
     RowHook,
     RowPlan,
-    ScoreBias,
     SlotKeys,
     attend_rows,
     plan_rows,

@@ -9,7 +9,6 @@ run grouped by shape.  A row's output does not depend on the rows beside it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import sub
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from triptych.attention import mask_lowering
 from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
+from triptych.attention.placing import ContentBias, Heads, Placing, ScoreBias, consecutive_positions
 from triptych.attention.request import AttentionRequest, Runner, Tensors
 from triptych.attention.row_batching import Batching, Chosen, KeyBatching, KeysIn, KeysOf, batched
 from triptych.attention.rows import Rows
@@ -30,15 +30,20 @@ SIMILAR = 64  # causal rows below twice this length, and beyond it rows within a
 SHORT = 64  # rows of an encoder below this length are padded together, in three sizes
 PADDED = 1 << 18  # mask elements up to which ragged cached rows run as one padded call
 
-ScoreBias = Callable[[Tensor, Tensor], Tensor]
-"""`bias(q_pos, k_pos)`, of positions `[T]`, `[S]` or `[B, T]`, `[B, S]`, gives what broadcasts to `[B, H, T, S]`."""
-
-ContentBias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`bias(q, k, placed)`, of q `[B, H, T, K]`, k `[B, G, S, K]` and what a `ScoreBias` gave for their positions, gives
-what is added to the scores `[B, H, T, S]`."""
-
 RowHook = Callable[[str, Tensor, int], Tensor]
 """`hook(name, tensor [H, T, S], row)`, as in `attend_reference` but row by row."""
+
+
+def _plan(
+    keys: KeyLayout,
+    rows: Rows,
+    mask: Mask,
+    heads: Heads,
+    bias: ScoreBias | None = None,
+    mechanism: Mechanism = DOT_PRODUCT,
+) -> RowPlan:
+    """How `rows` attend to these keys; as `plan_rows`."""
+    return plan_rows(rows, keys, mask, heads, bias=bias, mechanism=mechanism)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +52,10 @@ class FlatKeys:
 
     rows: Rows
 
+    plan = _plan
+
     def __len__(self) -> int:
         return len(self.rows)
-
-    def plan(
-        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
-    ) -> RowPlan:
-        """How `rows` attend to these keys; as `plan_rows`."""
-        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,36 +71,13 @@ class SlotKeys:
     slots: tuple[int, ...]
     positions: Tensor | None = None
 
+    plan = _plan
+
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def plan(
-        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
-    ) -> RowPlan:
-        """How `rows` attend to these keys; as `plan_rows`."""
-        return plan_rows(rows, self, mask, heads, bias=bias, mechanism=mechanism)
-
 
 KeyLayout = FlatKeys | SlotKeys
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heads:
-    """The numbers of an attention part that its plan depends on; scores are `1/sqrt(width)` times the dot product when
-    `scale` is None."""
-
-    heads: int
-    groups: int
-    width: int
-    value_width: int
-    dtype: torch.dtype
-    device: torch.device
-    scale: float | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    dropout: float = 0.0
-    learns: bool = False
-    random: torch.Generator | None = None
 
 
 @runtime_checkable
@@ -174,7 +152,7 @@ class RowPlan:
         outs = []
         for row, own in enumerate(self.rows.split(q)):
             keys, values, k_pos = _keys_of(self.keys, k, v, row, self.rows.ends[row])
-            placing = _Placing(self.rows.take([row]), own.shape[0], keys.shape[2], k_pos, self._documents(row))
+            placing = Placing(self.rows.take([row]), own.shape[0], keys.shape[2], k_pos, self._documents(row))
             request, placed = placing.request(mask_lowering.for_rows(self.mask, [row]), self.heads, self.bias)
             batched = own.transpose(0, 1)[None]
             bias = placed if content is None or placed is None else content(batched, keys, placed)
@@ -217,41 +195,6 @@ def plan_rows(
 
 
 @dataclass(frozen=True, eq=False)
-class _Placing:
-    """Where the queries `[b, T]` and keys `[b, S]` of one call stand."""
-
-    rows: Rows
-    queries: int
-    keys: int
-    k_pos: Tensor | None = None
-    documents: Tensor | None = None
-
-    def request(self, mask: Mask, heads: Heads, bias: ScoreBias | None) -> tuple[AttentionRequest, Tensor | None]:
-        """The request, and its bias.  Positions stay implicit where they are the default ones or nothing reads them."""
-        past, device = self.rows.past, heads.device
-        explicit = self.k_pos is not None  # the default: keys at 0..S-1 and queries at the last T of them
-        if not explicit and mask_lowering.reads_positions(mask):
-            explicit = set(past) != {self.keys - self.queries}
-        q_pos = _consecutive(past, self.queries, device) if explicit or bias is not None else None
-        placed = None
-        if bias is not None and q_pos is not None:
-            k_pos = torch.arange(self.keys, device=device) if self.k_pos is None else self.k_pos
-            if q_pos.dim() != k_pos.dim():
-                q_pos, k_pos = q_pos.expand(len(past), -1), k_pos.expand(len(past), -1)
-            placed = bias(q_pos, k_pos)
-        request = AttentionRequest(
-            rows=len(self.rows), heads=heads.heads, groups=heads.groups, queries=self.queries, keys=self.keys,
-            width=heads.width, value_width=heads.value_width, dtype=heads.dtype, device=device,
-            scale=1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
-            mask=mask_lowering.simplify(mask, self.queries, self.keys, aligned=not explicit),
-            softcap=heads.softcap, biased=bias is not None, bias_learns=placed is not None and placed.requires_grad,
-            sinks=heads.sinks, dropout=heads.dropout, q_pos=q_pos if explicit else None, k_pos=self.k_pos,
-            q_doc=self.documents, k_doc=self.documents, learns=heads.learns, random=heads.random,
-        )  # fmt: skip
-        return request, placed
-
-
-@dataclass(frozen=True, eq=False)
 class _Planner:
     """What all pieces of one plan share."""
 
@@ -261,7 +204,7 @@ class _Planner:
     bias: ScoreBias | None
     mechanism: Mechanism
 
-    def piece(self, mask: Mask, placing: _Placing, queries: Batching, keys: KeyBatching) -> Piece:
+    def piece(self, mask: Mask, placing: Placing, queries: Batching, keys: KeyBatching) -> Piece:
         request, placed = placing.request(mask, self.heads, self.bias)
         if request.keys == 0 or request.queries == 0:
             return Piece(request, _zeros, queries, keys, placed)
@@ -296,12 +239,12 @@ class _Planner:
             mask = mask & Keys(theirs.lengths)
         k_pos = None
         if any(theirs.past):
-            k_pos = _consecutive(theirs.past, theirs.longest, device).expand(len(rows), -1)
+            k_pos = consecutive_positions(theirs.past, theirs.longest, device).expand(len(rows), -1)
         if documents is not None and mask_lowering.needs_documents(mask):
             documents = queries.batch(documents[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
         else:
             documents = None
-        placing = _Placing(rows, rows.longest, theirs.longest, k_pos, documents)
+        placing = Placing(rows, rows.longest, theirs.longest, k_pos, documents)
         return self.piece(mask, placing, queries, KeysOf(keys))
 
     # ---------------------------------------------------------------- keys in cache slots
@@ -331,7 +274,7 @@ class _Planner:
         queries = batched(rows, device)
         end = max(lengths, default=0) if keys.positions is None else keys.positions.shape[1]
         where = _slot_index(slots, device)
-        placing = _Placing(rows, rows.longest, end, keys.positions)
+        placing = Placing(rows, rows.longest, end, keys.positions)
         chosen = queries if tokens is None else Chosen(tokens, queries)
         return self.piece(mask, placing, chosen, KeysIn(where, end))
 
@@ -372,7 +315,7 @@ def _keys_of(layout: KeyLayout, k: Tensor, v: Tensor, row: int, end: int) -> tup
         here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
         k, v = (x[here].transpose(0, 1)[None] for x in (k, v))
         first = rows.past[row]
-        return k, v, _consecutive((first,), k.shape[2], k.device)[None] if first else None
+        return k, v, consecutive_positions((first,), k.shape[2], k.device)[None] if first else None
     slot = layout.slots[row]
     k, v = k[slot : slot + 1], v[slot : slot + 1]
     if layout.positions is None:
@@ -392,15 +335,6 @@ def _grouped(shapes: Iterable[Hashable]) -> list[list[int]]:
     for row, shape in enumerate(shapes):
         groups.setdefault(shape, []).append(row)
     return list(groups.values())
-
-
-def _consecutive(first: Sequence[int], length: int, device: torch.device) -> Tensor:
-    """Positions `[length]` from a common first one, `[b, length]` where the first ones differ."""
-    with torch.inference_mode(False):  # so that training may use what a sampling step computed
-        line = torch.arange(length, device=device)
-        if len(set(first)) == 1:
-            return line + first[0]
-        return line + torch.tensor(tuple(first), device=device)[:, None]
 
 
 def attend_rows(
