@@ -18,7 +18,7 @@ from triptych.spec.masks import Full, Mask
 
 SHORT = 1 << 11  # query-key pairs up to which an explicit pattern beats the fused kernel on a CPU
 SHORT_HALF = 1 << 16  # the same in half precision, where the fused backward is slow on short rows
-LARGE = 1 << 24  # score elements above which building them is worth a word
+LARGE = 1 << 24  # score elements above which building all of them is logged
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """From symbolic masks to what kernels understand; the only module that knows both.
 
-`simplify` drops what a mask does not forbid in a request of known size, so `causal() & window(4096)` over 300 keys
-is plain causality, and one query after a cache sees everything.  `AttentionRequest.visible` writes the rest as
-booleans.
+`simplify` drops the parts of a mask that forbid nothing at the sizes of a request, so `causal() & window(4096)` over
+300 keys is plain causality.  `AttentionRequest.visible` (request.py) writes the rest as booleans.
+
+Under a cache, masks compare absolute positions: T queries are by default the last T of S keys, and a key at a negative
+position is an empty slot (`AttentionRequest.points`).  A single query after a cache therefore sees everything.  The
+caches (caches.py) say where their keys stand, and row_plan.py makes the request from it.
 """
 
 from __future__ import annotations
@@ -162,7 +165,7 @@ def reads_distances(mask: Mask) -> bool:
 
 
 def without_causal(mask: Mask) -> Mask:
-    """The same mask where no key is in any query's future."""
+    """The mask without its causal parts, for requests in which no key lies after any query."""
     if isinstance(mask, _SIMPLE):
         return FULL
     return rewrite(mask, lambda leaf: FULL if isinstance(leaf, Causal) else leaf)

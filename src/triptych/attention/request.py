@@ -25,7 +25,7 @@ class AttentionRequest:
 
     rows, heads, groups, queries, keys, width, value_width   B, H, G, T, S, K, Kv.
     mask       simplified for these sizes (`mask_lowering.simplify`).
-    biased     a bias `[B or 1, H or 1, T or 1, S or 1]` is added to the scores; `bias_learns`, and needs a gradient.
+    biased     a bias `[B or 1, H or 1, T or 1, S or 1]` is added to the scores; `bias_learns`: it needs a gradient.
     sinks      one logit a head takes its share of the softmax.
     q_pos      absolute positions, `[T]` or `[B, T]` (keys `[S]`, `[B, S]`); None is the default, keys at 0..S-1 and
                queries at the last T of them.  A key at a negative position is an empty slot.

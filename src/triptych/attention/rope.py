@@ -39,7 +39,7 @@ def rope_angles(
 
 
 def inverse_frequencies(spec: RopeSpec, length: int | Int[Tensor, " N"] | None = None) -> Float[Tensor, "*N half"]:
-    """Radians per position of each pair, fp64 on the host: `[width / 2]`, or `[N, width / 2]` for a length a token."""
+    """Radians per position of each pair, fp64 on the host: `[width / 2]`, `[N, width / 2]` with a length per token."""
     base = _inverse(spec.theta, spec.width)
     match spec.scaling:
         case None:

@@ -152,6 +152,8 @@ def _scales_and_mins(b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _read_q4_k(b: Tensor) -> Tensor:
+    """144 bytes for 256 numbers: fp16 scale, fp16 minimum, 12 bytes of scales and minimums for 8 groups, 128 bytes of
+    nibbles, of which 32 bytes hold group 2i in their low halves and group 2i + 1 in their high halves."""
     scales, mins = _scales_and_mins(b)
     values = _bits(b[:, 16:].reshape(-1, 4, 32), 4).flatten(1, 2)  # [n, 8, 32]
     return (scales * values.float() - mins).flatten(1)

@@ -1,4 +1,8 @@
-"""From a checkpoint's tensors to a module's parameters, and back."""
+"""From a checkpoint's tensors to a module's parameters, and back.
+
+Which stored tensor fills which parameter, also of a tied head that has no tensor of its own, is decided by `plan` in
+mapping/tensor_plan.py.
+"""
 
 from __future__ import annotations
 

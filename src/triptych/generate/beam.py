@@ -30,7 +30,6 @@ class Beam:
         return float(self.logprob / max(len(self.tokens), 1) ** length_penalty)
 
 
-@torch.inference_mode()
 def check_beam_settings(sampling: Sampling, others: Sequence[str]) -> None:
     """Raise InputError for settings that a search for the likeliest text has no use for: sampling that is not the
     default, and the names of `others` that were given."""
@@ -43,6 +42,7 @@ def check_beam_settings(sampling: Sampling, others: Sequence[str]) -> None:
         raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
 
 
+@torch.inference_mode()
 def beam_search(
     engine: Engine, requests: Sequence[Request], *, beams: int, length_penalty: float = 1.0
 ) -> list[list[Beam]]:

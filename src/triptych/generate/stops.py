@@ -1,6 +1,7 @@
 """Stop strings: whether the text of a growing list of ids holds one, at a cost per token that does not grow.
 
-`Engine.step` ends the row; what is here says when, and where its text is cut.
+`Engine.step` (engine.py) calls `StopDetector.put` with each new id; when it returns True, the row leaves with the reason
+"stop".  generation.py cuts the text with `before_stop`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from triptych.errors import InputError, shown
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-MARGIN = 8  # characters before a stop string that may change how it is written: spaces before marks and endings
+MARGIN = 8  # characters before a stop string that may change how it is written, as a space before a comma may go
 
 
 def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -109,8 +109,8 @@ def plan(
         for name in ours:
             expected.setdefault(name, source)
         duplicate = filled.issuperset(ours)
-        mixed = not duplicate and not filled.isdisjoint(ours)  # some came from tensors of their own
-        if source in original and original[source] not in ignored and not mixed:
+        partly_filled = not duplicate and not filled.isdisjoint(ours)  # some of a fused tensor were stored separately
+        if source in original and original[source] not in ignored and not partly_filled:
             if duplicate and load.spare:
                 ignored[original[source]] = note
                 continue

@@ -17,7 +17,7 @@ STEPS = 65535
 """Weights are stored as whole multiples of 1/STEPS."""
 
 MAX_BYTES = 64 * 2**20
-"""Limit of a page, at the two bytes per weight that it takes once the browser has unpacked it."""
+"""Limit of the attention weights in a page, counted unpacked: two bytes each in the memory of the browser."""
 
 
 def packed_bytes(heads: int, queries: int, keys: int) -> int:

@@ -1,4 +1,8 @@
-"""Reads and edits as data, resolved against a model before anything runs."""
+"""Reads and edits as data, resolved against a model before anything runs.
+
+Sites are listed in sites.py.  A head's output is the site `attn.z` of its block: `zero("blocks.0.attn.z", heads=3)`
+silences head 3 of block 0.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from triptych.probe.content import digest
 from triptych.probe.sites import MATRIX_SITES, Site, match, sites
 from triptych.spec.model import ModelSpec
 
-At = int | slice | Sequence[int] | None
+Selection = int | slice | Sequence[int] | None
 
 
 @dataclass(frozen=True)
 class Where:
-    """What an edit's function is called for: the site, the row of the batch, and the absolute positions of `value`."""
+    """What the function of an edit is told about the values it changes: the site, the row of the batch,
+    and the absolute positions of `value`."""
 
     site: str
     item: int
@@ -38,9 +43,9 @@ class Read:
     """
 
     site: str
-    items: At = None
-    at: At = None
-    heads: At = None
+    items: Selection = None
+    at: Selection = None
+    heads: Selection = None
     grad: bool = False
 
 
@@ -55,9 +60,9 @@ class Edit:
 
     site: str
     fn: Callable[[Tensor, Where], Tensor]
-    items: At = None
-    at: At = None
-    heads: At = None
+    items: Selection = None
+    at: Selection = None
+    heads: Selection = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,17 +93,17 @@ class Put:
         return _broadcast(self.value, value, where.site)
 
 
-def zero(site: str, *, items: At = None, at: At = None, heads: At = None) -> Edit:
+def zero(site: str, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
     """Ablate: 0 at the chosen places."""
     return Edit(site, Zero(), items, at, heads)
 
 
-def add(site: str, vector: Tensor, *, items: At = None, at: At = None, heads: At = None) -> Edit:
+def add(site: str, vector: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
     """Steer: add `vector`, broadcast over the chosen places."""
     return Edit(site, Add(vector), items, at, heads)
 
 
-def put(site: str, value: Tensor, *, items: At = None, at: At = None, heads: At = None) -> Edit:
+def put(site: str, value: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
     """Patch: `value` in place of what passes, broadcast over the chosen places."""
     return Edit(site, Put(value), items, at, heads)
 
@@ -190,7 +195,7 @@ class Plan:
         return any(name.startswith(prefix) for name in (*self.reads, *self.edits))
 
 
-def select(at: At, positions: Sequence[int]) -> list[int]:
+def select(at: Selection, positions: Sequence[int]) -> list[int]:
     """Indices into `positions` (absolute, ascending) that `at` chooses."""
     if at is None:
         return list(range(len(positions)))
@@ -224,7 +229,7 @@ def _edits(edit: Edits) -> Sequence[Edit]:
     return every
 
 
-def _selection(site: Site, chosen: Read | Edit) -> tuple[At, At, At]:
+def _selection(site: Site, chosen: Read | Edit) -> tuple[Selection, Selection, Selection]:
     """The items, positions and heads of a read or an edit at one site, checked."""
     if chosen.heads is not None and site.heads is None:
         raise ProbeError(f"{site.name} has no heads; leave heads= out")
@@ -237,7 +242,7 @@ def _selection(site: Site, chosen: Read | Edit) -> tuple[At, At, At]:
     return _indices(chosen.items, "items", "rows count from 0"), _indices(chosen.at, "at", last), heads
 
 
-def _indices(at: At, what: str, hint: str) -> At:
+def _indices(at: Selection, what: str, hint: str) -> Selection:
     """`at` with plain integers.  Raises ProbeError for anything else, and for numbers below 0."""
     if at is None:
         return None
@@ -277,9 +282,9 @@ def _broadcast(new: Tensor, value: Tensor, site: str) -> Tensor:
         ) from None
 
 
-def _chosen(at: At, n: int) -> list[int]:
+def _chosen(at: Selection, n: int) -> list[int]:
     return select(at, range(n))
 
 
-def _count(at: At, n: int) -> int:
+def _count(at: Selection, n: int) -> int:
     return len(_chosen(at, n))

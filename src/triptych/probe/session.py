@@ -16,7 +16,7 @@ from torch import Tensor
 from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
-from triptych.probe.reads_and_edits import At, Edit, Plan, Read, Where, matrix, select
+from triptych.probe.reads_and_edits import Edit, Plan, Read, Selection, Where, matrix, select
 from triptych.probe.trace import Trace
 
 
@@ -196,7 +196,7 @@ def _index(
     return places, (h[:, None], t[None, :]) if matrix(name) else (t[:, None], h[None, :])
 
 
-def _heads(heads: At, value: Tensor, name: str) -> list[int]:
+def _heads(heads: Selection, value: Tensor, name: str) -> list[int]:
     return select(heads, range(value.shape[0 if matrix(name) else 1])) if heads is not None else [0]
 
 

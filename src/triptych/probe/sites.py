@@ -49,7 +49,7 @@ MATRIX_SITES = ("scores", "pattern")
 
 @dataclass(frozen=True)
 class Site:
-    """One place: how many numbers a token keeps there (per key, for scores and pattern), and how many heads it has."""
+    """One place: the numbers per token there (per token and key, for scores and pattern), and the number of heads."""
 
     name: str
     width: int
