@@ -1,6 +1,6 @@
 """Stop strings: whether the text of a growing list of ids holds one, at a cost per token that does not grow.
 
-`Engine.step` (engine.py) calls `StopDetector.put` with each new id; when it returns True, the row leaves with the reason
+`Engine.step` (engine.py) calls `StopDetector.put` with each new id; on True the row leaves with the reason
 "stop".  generation.py cuts the text with `before_stop`.
 """
 
