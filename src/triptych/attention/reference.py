@@ -87,20 +87,24 @@ def scores_of(request: AttentionRequest, q: Tensor, k: Tensor, bias: Tensor | No
 
 
 def adjust(request: AttentionRequest, scores: Tensor, bias: Tensor | None = None) -> Tensor:
-    """From raw scores `[B, H, T, S]` to what enters softmax."""
-    scores = scores * request.scale
+    """From raw scores `[B, H, T, S]`, which are overwritten, to what enters softmax."""
+    scores = scores.mul_(request.scale)
     if request.softcap is not None:
         scores = request.softcap * torch.tanh(scores / request.softcap)
     if bias is not None:
         scores = scores + bias
     if request.hidden is not None:
-        scores = scores.masked_fill(request.hidden, -torch.inf)
+        scores = scores.masked_fill_(request.hidden, -torch.inf)
     return scores
 
 
 def pattern_of(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Softmax over the last dimension, a sink logit a head beside it; 0 where everything is -inf."""
-    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    if not scores.shape[-1]:
+        return scores
+    empty = scores.amax(-1, keepdim=True) == -torch.inf
+    if not empty.any():
+        return softmax(scores, sinks)
     scores = scores.masked_fill(empty, 0.0)  # softmax of -inf alone is NaN, and so would its gradient be
     return softmax(scores, sinks).masked_fill(empty, 0.0)
 

@@ -49,20 +49,23 @@ class Block(Module[parts.BlockSpec], of=parts.BlockSpec):
         drop = partial(ops.dropout, rate=self.spec.dropout, training=self.training, random=ctx.random)
         x = entered = taps("resid_pre", x, rows)
 
-        h = taps("attn.in", self.attn_norm.pre(x), rows)
-        h = self.attn_norm.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
-        x = self.attn_norm.post(x + drop(taps("attn.out", h, rows)))
+        norms = self.attn_norm
+        h = taps("attn.in", norms.pre(x), rows)
+        h = norms.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
+        x = norms.post(x + drop(taps("attn.out", h, rows)))
 
         if self.cross is not None:
-            h = taps("cross.in", self.cross_norm.pre(x), rows)
-            h = self.cross_norm.out(self.cross(h, ctx.cross[layer], layer, taps.at("cross")))
-            x = self.cross_norm.post(x + drop(taps("cross.out", h, rows)))
+            norms = self.cross_norm
+            h = taps("cross.in", norms.pre(x), rows)
+            h = norms.out(self.cross(h, ctx.cross[layer], layer, taps.at("cross")))
+            x = norms.post(x + drop(taps("cross.out", h, rows)))
 
         x = taps("resid_mid", x, rows)
         if self.mlp is not None:
-            h = taps("mlp.in", self.mlp_norm.pre(x), rows)
-            h = self.mlp_norm.out(self.mlp(h, ctx, taps.at("mlp")))
-            x = self.mlp_norm.post(x + drop(taps("mlp.out", h, rows)))
+            norms = self.mlp_norm
+            h = taps("mlp.in", norms.pre(x), rows)
+            h = norms.out(self.mlp(h, ctx, taps.at("mlp")))
+            x = norms.post(x + drop(taps("mlp.out", h, rows)))
 
         if self.branch is not None:
             x = self.branch(entered, x, ctx, taps.at("branch"))

@@ -75,11 +75,14 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float | None) -> Ten
     better."""
     if has_torch_function_unary(x):
         return record(rms_norm, x, x, weight, offset, eps)
-    wide = torch.promote_types(x.dtype, torch.float32)
+    dtype = x.dtype
+    if dtype is torch.float32 is weight.dtype and not offset:  # what each layer of most models calls: no casts
+        return F.rms_norm(x, weight.shape, weight, eps)
+    wide = torch.promote_types(dtype, torch.float32)
     weight = weight.to(wide)
     if offset:
         weight = weight + offset
-    return F.rms_norm(x.to(wide), x.shape[-1:], weight, eps).to(x.dtype)
+    return F.rms_norm(x.to(wide), weight.shape, weight, eps).to(dtype)
 
 
 def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
@@ -91,13 +94,16 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
         return record(rotate, x, x, rotation)
     cos, sin = rotation.cos, rotation.sin
     width = cos.shape[2]
+    dtype = x.dtype
     part = x if x.shape[2] == width else x[..., :width]
-    wide = part.to(cos.dtype)
+    wide = part if dtype is cos.dtype else part.to(cos.dtype)
     if rotation.pairing == "half":
-        partner = torch.cat((wide[..., width // 2 :], wide[..., : width // 2]), -1)
+        partner = wide.roll(width // 2, -1)
     else:
         partner = torch.stack((wide[..., 1::2], wide[..., 0::2]), -1).flatten(2)
-    turned = (wide * cos + partner * sin).to(x.dtype)
+    turned = torch.addcmul(wide * cos, partner, sin)
+    if dtype is not cos.dtype:
+        turned = turned.to(dtype)
     return turned if part is x else torch.cat((turned, x[..., width:]), -1)
 
 

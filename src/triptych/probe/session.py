@@ -68,12 +68,12 @@ class Session:
         if index is None:
             return value
         chosen, places = index
-        old = value[places]
+        old = value[places].clone()  # the function may write to it
         new = edit.fn(old, Where(name, item, tuple(positions[i] for i in chosen)))
         if not isinstance(new, Tensor) or new.shape != old.shape:
             returned = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
             raise ProbeError(f"the edit at {name} returned {returned} for {tuple(old.shape)}")
-        if not torch.equal(new, old):
+        if not torch.equal(new, value[places]):
             self.changes[name][number] += 1
             self.trace.fired[name] = self.trace.fired.get(name, 0) + 1
         value = value.clone()
@@ -91,6 +91,7 @@ class Session:
         else:  # a part of the value that goes on, so that gradients reach it
             if not torch.is_grad_enabled():
                 raise ProbeError(f"{name}: grad=True needs trace(); a generation has no autograd graph")
+            part = part.clone()
             part = part if part.requires_grad else part.requires_grad_()
             part.retain_grad()
             value = value.index_put(_full(places, value), part)
@@ -136,9 +137,9 @@ class ProbeTaps(Taps):
             return plan.run_hooked(q, k, v, hook, sinks, content)
         z = plan.run(q, k, v, sinks, content)
         if any(name in self.plan.reads for name in names):
-            with torch.no_grad():
-                exact = replace(plan, heads=replace(plan.heads, dropout=0.0))
-                exact.run_hooked(q, k, v, hook, sinks, content)
+            with torch.no_grad():  # values without width: the pattern is computed again, what it weights is not
+                exact = replace(plan, heads=replace(plan.heads, dropout=0.0, value_width=0))
+                exact.run_hooked(q, k, v[..., :0], hook, sinks, content)
         return z
 
     def _changes(self, name: str) -> bool:
@@ -183,12 +184,14 @@ def _index(
     name: str, chosen: Read | Edit, value: Tensor, item: int, positions: Sequence[int]
 ) -> tuple[list[int], tuple[Tensor | slice, ...]] | None:
     """Which of `positions` a read or an edit selects, and the index of these and its heads in `[t, H, ...]` or
-    `[H, t, S]`; None where it selects nothing of this row."""
+    `[H, t, S]`: slices, and so views, where it selects all.  None where it selects nothing of this row."""
     if not select(chosen.items, [item]):
         return None
     places, heads = select(chosen.at, positions), _heads(chosen.heads, value, name)
     if not places or not heads:
         return None
+    if chosen.at is None and chosen.heads is None:
+        return places, (slice(None),)
     t = torch.tensor(places, device=value.device)
     if chosen.heads is None:
         return places, (slice(None), t) if matrix(name) else (t,)
@@ -202,6 +205,8 @@ def _heads(heads: Selection, value: Tensor, name: str) -> list[int]:
 
 def _full(places: tuple[Tensor | slice, ...], value: Tensor) -> tuple[Tensor, ...]:
     """The same index in tensors alone, as `index_put` takes it."""
+    if places == (slice(None),):
+        return (torch.arange(value.shape[0], device=value.device),)
     if len(places) == 1 or isinstance(places[0], Tensor):
         return tuple(part for part in places if isinstance(part, Tensor))
     every, t = torch.arange(value.shape[0], device=value.device), places[1]
