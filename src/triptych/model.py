@@ -22,6 +22,7 @@ from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace
+from triptych.quantize import packer_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
@@ -410,12 +411,17 @@ def load(
     device: str | torch.device = "cpu",
     ignore: Sequence[str] = (),
     offline: bool = False,
+    quantize: str | None = None,
+    dequantize: bool = True,
 ) -> Model:
     """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
 
     Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  fp16 on a
     CPU becomes fp32, packed GGUF blocks fp32, and T5's fp16 anywhere, even when it was given, bf16 or fp32
     (`report.notes` says so).
+    `quantize="int8"` or `"int4"` packs the matrices of any checkpoint; with `dequantize=False` those that a GGUF file
+    has packed stay packed.  Packed matrices are multiplied by the native kernels, which round activations to 8 bits in
+    groups of 32 (a relative error of at most 1e-2); `report.notes` gives the bytes.
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where, InputError for a dtype or device
     that cannot be used.
@@ -424,7 +430,8 @@ def load(
     header = read_header(path, ignore=ignore, offline=offline)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
     tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
-    module, report = read_weights(header.spec, source, dtype, device, ignore)
+    packer = None if quantize is None and dequantize else packer_for(quantize, device)
+    module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=dequantize, packer=packer)
     return Model(module, tokenizer, header.hf, header.path, report)
 
 

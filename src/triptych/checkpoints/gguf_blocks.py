@@ -58,6 +58,14 @@ class GGUFBlockFormat:
         """Bytes of a block."""
         return self.type.nbytes
 
+    @property
+    def band(self) -> int:
+        """Each row is stored by itself."""
+        return 1
+
+    def multiply(self, raw: Tensor, rows: int, x: Tensor) -> None:
+        """No kernel multiplies with the blocks of a file; `quantize.repack` gives what kernels take."""
+
     def unpack(self, raw: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """`raw [..., bytes of a row]`, uint8 -> `[..., elements of a row]` in `dtype`, rounded from float32."""
         blocks = raw.reshape(-1, self.nbytes)

@@ -7,13 +7,14 @@ mapping/tensor_plan.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from triptych import families
 from triptych.checkpoints import LoadedTensor, LoadReport, Source
+from triptych.checkpoints.gguf_blocks import PackedBlocks
 from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import CheckpointError, InputError, nearest, said, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
@@ -62,6 +63,18 @@ def usable_device(device: str | torch.device) -> torch.device:
     return where
 
 
+@runtime_checkable
+class WeightPacker(Protocol):
+    """Packs matrices while a model is loaded (`quantize.Packer`); None leaves a matrix as plain numbers."""
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    def blocks(self, name: str, blocks: PackedBlocks, dtype: torch.dtype) -> PackedWeight | None: ...
+
+    def numbers(self, name: str, weight: Tensor) -> PackedWeight | None: ...
+
+
 def read_weights(
     spec: ModelSpec,
     source: Source,
@@ -70,13 +83,15 @@ def read_weights(
     ignore: Sequence[str] = (),
     *,
     dequantize: bool = True,
+    packer: WeightPacker | None = None,
 ) -> tuple[Transformer, LoadReport]:
     """The module of `spec` with every parameter read from `source`, tensor by tensor; `nn.finish_loading` restores the
     ties between them.
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
-    packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).
+    packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).  A `packer` packs the
+    matrices of these slots anew, those of the file and those of plain numbers.
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
     and InputError for a dtype or a device that cannot be used.
     """
@@ -86,7 +101,9 @@ def read_weights(
     instead = _instead_of_fp16(spec, device)
     for step in plan.loads:
         info = source.infos[step.source]
-        weights = None if dequantize or step.duplicate else _packed(module, step, source, dtype or torch.float32)
+        weights = (
+            None if dequantize or step.duplicate else _packed(module, step, source, dtype or torch.float32, packer)
+        )
         if weights is None:
             stored = source.read(step.source, None if instead is not None and dtype == torch.float16 else dtype)
             if dtype is None and device.type == "cpu" and stored.dtype == torch.float16:
@@ -99,6 +116,8 @@ def read_weights(
                 problem = f"{step.source} is stored as {info.dtype}, in which nothing is computed"
                 raise CheckpointError(f"{info.file}: {problem}; load with dtype='bfloat16'")
             weights = step.to_ours(stored)
+            if packer is not None and not step.duplicate:
+                weights = {name: _repacked(module, packer, name, weight) for name, weight in weights.items()}
         op = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
         for name, weight in weights.items():
             if not step.duplicate:
@@ -107,20 +126,40 @@ def read_weights(
             else:
                 _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
+    notes |= set() if packer is None else set(packer.notes)
     return finish_loading(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
 
 
 def _packed(
-    module: Transformer, step: TensorLoad, source: Source, dtype: torch.dtype
-) -> dict[str, PackedWeight] | None:
+    module: Transformer, step: TensorLoad, source: Source, dtype: torch.dtype, packer: WeightPacker | None
+) -> dict[str, Tensor] | None:
     """The weights of one stored tensor in its blocks; None where the type, an operation or a slot does not allow it."""
     if not isinstance(source, GGUFSource) or not step.rows_only or not source.is_packed(step.source):
         return None
-    slots = [name.rpartition(".") for name in step.ours]
-    if not all(leaf == "weight" and isinstance(module.get_submodule(path), Linear | Table) for path, _, leaf in slots):
+    if not all(_takes_packed(module, name) for name in step.ours):
         return None
     blocks = source.blocks(step.source)  # operations that move whole rows act on rows of blocks just as well
-    return {name: PackedWeight(raw, blocks.format, dtype) for name, raw in step.to_ours(blocks.raw).items()}
+    parts = {name: PackedBlocks(blocks.format, raw) for name, raw in step.to_ours(blocks.raw).items()}
+    if packer is None:
+        return {name: PackedWeight(part.raw, part.format, dtype) for name, part in parts.items()}
+    return {
+        name: part.dense(dtype) if (weight := packer.blocks(name, part, dtype)) is None else weight
+        for name, part in parts.items()
+    }
+
+
+def _repacked(module: Transformer, packer: WeightPacker, name: str, weight: Tensor) -> Tensor:
+    """The weight in the form of the packer, where its slot takes one."""
+    packed = packer.numbers(name, weight) if _takes_packed(module, name) else None
+    return weight if packed is None else packed
+
+
+def _takes_packed(module: Transformer, name: str) -> bool:
+    """Whether a parameter is the matrix of a `Linear` or a `Table`; a mixture's router and tables of positions choose
+    among few, and stay exact."""
+    path, _, leaf = name.rpartition(".")
+    exact = path.endswith((".router", ".position", ".token_types"))
+    return leaf == "weight" and not exact and isinstance(module.get_submodule(path), Linear | Table)
 
 
 def _checked_plan(spec: ModelSpec, source: Source, ignore: Sequence[str]) -> TensorPlan:

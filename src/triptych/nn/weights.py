@@ -1,7 +1,8 @@
 """Weights as objects: what fills the `weight` slot of a `Linear` or a `Table`.
 
 A dense weight is an ordinary `nn.Parameter`: optimizers and casts treat it as any other, and nothing is added at run
-time.  A packed weight is a `PackedWeight`: the blocks of its file, unpacked when a matmul or a lookup uses them.  It
+time.  A packed weight is a `PackedWeight`: the blocks of its file, or a layout that native kernels multiply with as it
+is.  Where no kernel takes it, a matmul or a lookup unpacks what it uses.  It
 follows torch's own protocol for tensor types (`__torch_dispatch__`), so it stands in the same slot under the same
 parameter name, and `F.linear`, `F.embedding`, `.to(...)`, `deepcopy`, `state_dict()` and ties need no special case.
 
@@ -15,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from triptych.errors import InputError
@@ -36,8 +38,19 @@ class BlockFormat(Protocol):
         """Bytes of a block."""
         ...
 
+    @property
+    def band(self) -> int:
+        """Rows of the matrix that are stored together, as one row of blocks."""
+        ...
+
     def unpack(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
-        """`raw [..., bytes of a row]`, uint8 -> `[..., elements of a row]` in `dtype`."""
+        """`raw [..., bytes of a row of blocks]`, uint8 -> `[..., elements of a row]` in `dtype`; where several rows are
+        stored together, `raw [n, bytes]` -> `[n * band, elements of a row]`."""
+        ...
+
+    def multiply(self, raw: Tensor, rows: int, x: Tensor) -> Tensor | None:
+        """`x [N, columns]`, float32 -> `x @ weight.T [N, rows]`, float32, from the blocks `raw` as they are; None where
+        no kernel does that here.  No gradients."""
         ...
 
 
@@ -54,6 +67,9 @@ def rows(weight: Tensor, start: int, stop: int) -> Tensor:
 class PackedWeight(Tensor):
     """A matrix `[rows, columns]` that is stored as `blocks` uint8 `[rows, bytes of a row]` and computes in `dtype`.
 
+    In a format that stores bands of rows together, `blocks` has a row for each band; `count` is the number of rows of
+    the matrix.
+
     Casting it changes `dtype`, moving it moves the blocks; both keep it packed.  It holds no gradient and refuses every
     operation that would change it in place.  Any operation that has no packed form here sees the unpacked matrix.
     """
@@ -62,29 +78,40 @@ class PackedWeight(Tensor):
     format: BlockFormat
 
     @staticmethod
-    def __new__(cls, blocks: Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32) -> PackedWeight:
+    def __new__(
+        cls, blocks: Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32, count: int | None = None
+    ) -> PackedWeight:
         if blocks.dim() != 2 or blocks.dtype != torch.uint8 or blocks.shape[1] % format.nbytes:
             problem = f"{blocks.dtype} {list(blocks.shape)} are not rows of blocks of {format.nbytes} bytes"
             raise InputError(f"packed weight: {problem}")
-        shape = (blocks.shape[0], blocks.shape[1] // format.nbytes * format.elements)
+        count = blocks.shape[0] * format.band if count is None else count
+        if -(-count // format.band) != blocks.shape[0]:
+            raise InputError(f"packed weight: {count} rows are not {blocks.shape[0]} bands of {format.band}")
+        shape = (count, blocks.shape[1] // format.nbytes * format.elements)
         weight: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
         weight.blocks, weight.format = blocks, format
         return weight
 
-    def __init__(self, blocks: Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, blocks: Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32, count: int | None = None
+    ) -> None:
         """See `__new__`, which makes the tensor."""
 
     def dense(self) -> Tensor:
         """The numbers, `[rows, columns]` in `dtype`."""
-        return self.format.unpack(self.blocks, self.dtype)
+        return self.format.unpack(self.blocks, self.dtype)[: self.shape[0]]
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The numbers of rows [start, stop)."""
-        return self.format.unpack(self.blocks[start:stop], self.dtype)
+        band = self.format.band
+        first = start // band
+        return self.format.unpack(self.blocks[first : -(-stop // band)], self.dtype)[start - first * band :][
+            : stop - start
+        ]
 
     def with_blocks(self, blocks: Tensor, dtype: torch.dtype | None = None) -> PackedWeight:
-        """A weight of the same format with other blocks, computing in `dtype` where one is given."""
-        return PackedWeight(blocks, self.format, dtype or self.dtype)
+        """A weight of the same format and shape with other blocks, computing in `dtype` where one is given."""
+        return PackedWeight(blocks, self.format, dtype or self.dtype, self.shape[0])
 
     # What torch asks of a tensor type made of other tensors.
 
@@ -92,16 +119,20 @@ class PackedWeight(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """As `Tensor`'s, without turning results into packed weights."""
+        """As `Tensor`'s, without turning results into packed weights; products by the format's kernel if it has one."""
         with torch._C.DisableTorchFunctionSubclass():
+            if func is F.linear:
+                out = _linear(*args, **(kwargs or {}))
+                if out is not None:
+                    return out
             return func(*args, **(kwargs or {}))
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[BlockFormat, torch.dtype]]:
-        return ["blocks"], (self.format, self.dtype)
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[BlockFormat, torch.dtype, int]]:
+        return ["blocks"], (self.format, self.dtype, self.shape[0])
 
     @classmethod
     def __tensor_unflatten__(
-        cls, inner: Mapping[str, Tensor], how: tuple[BlockFormat, torch.dtype], size: object, stride: object
+        cls, inner: Mapping[str, Tensor], how: tuple[BlockFormat, torch.dtype, int], size: object, stride: object
     ) -> PackedWeight:
         return cls(inner["blocks"], *how)
 
@@ -137,8 +168,44 @@ def _cast(
 
 
 def _lookup(weight: PackedWeight, ids: Tensor, *training_options: object) -> Tensor:
-    """Rows `ids` [...] -> [..., columns]; only these are unpacked."""
-    return weight.format.unpack(weight.blocks[ids], weight.dtype)
+    """Rows `ids` [...] -> [..., columns]; only these, and the bands they are stored in, are unpacked."""
+    band = weight.format.band
+    if band == 1:
+        return weight.format.unpack(weight.blocks[ids], weight.dtype)
+    bands, places = (ids // band).flatten().unique(return_inverse=True)
+    numbers = weight.format.unpack(weight.blocks[bands], weight.dtype)
+    return numbers[places.view(ids.shape) * band + ids % band]
+
+
+class _Product(torch.autograd.Function):
+    """The kernel's product, with the gradient of the unpacked matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: PackedWeight, product: Tensor) -> Tensor:
+        ctx.weight, ctx.dtype = weight, x.dtype
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return (gradient.float() @ ctx.weight.dense().float()).to(ctx.dtype), None, None
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`F.linear` by the kernel of the weight's format; None where it has none for these arguments."""
+    if not isinstance(weight, PackedWeight) or input.device.type != "cpu" or weight.blocks.device.type != "cpu":
+        return None
+    if not input.is_floating_point() or not input.shape or input.shape[-1] != weight.shape[1]:
+        return None
+    x = input.detach().reshape(-1, weight.shape[1]).float().contiguous()
+    product = weight.format.multiply(weight.blocks, weight.shape[0], x)
+    if product is None:
+        return None
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
+    out = product.view(*input.shape[:-1], weight.shape[0])
+    if input.requires_grad and torch.is_grad_enabled():
+        out = _Product.apply(input, weight, out)  # type: ignore[no-untyped-call]
+    out = out.to(dtype)
+    return out if bias is None else out + bias.to(dtype)
 
 
 _PACKED_FORMS: dict[object, Callable[..., Tensor]] = {

@@ -7,6 +7,20 @@ A `PackedMatrix` comes from the blocks of a GGUF file (`repack`), from numbers (
 from triptych.quantize.layouts import LAYOUTS, Layout, PackedMatrix
 from triptych.quantize.products import multiply
 from triptych.quantize.repack import LAYOUT_OF, repack
-from triptych.quantize.rounding import quantize
+from triptych.quantize.rounding import FORMS, quantize
+from triptych.quantize.weights import BandFormat, Packer, packed_weight, packer_for
 
-__all__ = ["LAYOUTS", "LAYOUT_OF", "Layout", "PackedMatrix", "multiply", "quantize", "repack"]
+__all__ = [
+    "FORMS",
+    "LAYOUTS",
+    "LAYOUT_OF",
+    "BandFormat",
+    "Layout",
+    "PackedMatrix",
+    "Packer",
+    "multiply",
+    "packed_weight",
+    "packer_for",
+    "quantize",
+    "repack",
+]

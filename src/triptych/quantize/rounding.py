@@ -23,11 +23,11 @@ def quantize(weight: Tensor, form: str) -> PackedMatrix:
     Raises InputError for another form, for columns that are not whole groups of 32, and for numbers that are not finite
     or too large for fp16 scales.
     """
-    if form not in _FORMS:
-        raise InputError(f"unknown packed form {form!r}{nearest(form, _FORMS)}; known are {', '.join(_FORMS)}")
+    if form not in FORMS:
+        raise InputError(f"unknown packed form {form!r}{nearest(form, FORMS)}; known are {', '.join(FORMS)}")
     if weight.dim() != 2 or weight.shape[1] % GROUP:
         raise InputError(f"{form} packs matrices with columns in groups of {GROUP}, not {list(weight.shape)}")
-    name, rounded = _FORMS[form]
+    name, rounded = FORMS[form]
     layout, (rows, columns) = LAYOUTS[name], weight.shape
     data = torch.empty(layout.nbytes(rows, columns), dtype=torch.uint8)
     for start, stop in chunks(rows, 8 * columns):  # the search needs several times the memory of the numbers
@@ -91,7 +91,7 @@ def _fit(x: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
     return scale, mean - scale * mean_code
 
 
-_FORMS: dict[str, tuple[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]]] = {
+FORMS: dict[str, tuple[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]]] = {
     "int8": ("S8", _int8),
     "int4": ("U4", _int4),
 }
