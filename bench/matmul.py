@@ -23,6 +23,7 @@ import torch
 from triptych.native import Input, library, why_not
 from triptych.native.loader import ISAS
 from triptych.quantize import LAYOUTS, PackedMatrix
+from triptych.quantize.layouts import Codes
 from triptych.quantize.products import floats_of, matrix_struct
 
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
@@ -40,14 +41,22 @@ def median_time(call: Callable[[], object], seconds: float) -> float:
 
 
 def matrix(name: str, rows: int, columns: int) -> PackedMatrix | None:
-    """A matrix without NaN; None where the columns are not whole blocks."""
+    """A random matrix; None where the columns are not whole blocks."""
     layout = LAYOUTS[name]
     if columns % layout.block:
         return None
     if layout.dense:
         return PackedMatrix.of(torch.randn(rows, columns).to(torch.float32 if name == "F32" else torch.bfloat16))
-    data = torch.randint(0, 50, (layout.nbytes(rows, columns),), dtype=torch.uint8)
-    return PackedMatrix(layout, rows, columns, data)
+    groups, unsigned = (rows, columns // layout.block), name in ("U4", "U5")
+    low, high = (0, 16 if name == "U4" else 32) if unsigned else (-127, 128)
+    scales = torch.rand(groups) * 0.01 + 0.001  # no subnormal ones, which are slow to convert
+    numbers = Codes(
+        torch.randint(low, high, (rows, columns), dtype=torch.uint8 if unsigned else torch.int8),
+        scales,
+        -8 * scales if unsigned else None,
+        torch.randint(-32, 32, (rows, columns // 16), dtype=torch.int8) if name == "S8X16" else None,
+    )
+    return PackedMatrix(layout, rows, columns, layout.pack(numbers))
 
 
 def read_bandwidth(threads: int, seconds: float) -> float:
