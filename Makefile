@@ -73,12 +73,12 @@ clean: ## remove the environment, caches and built pages; runs/ stays
 
 # The empty files .installed and .installed-dev record that the environment is complete; a changed requirement or pin
 # installs again.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard src/triptych/native/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[plot]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt
+$(VENV)/.installed-dev: pyproject.toml constraints.txt setup.py $(wildcard src/triptych/native/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[plot,dev,docs]'
 	@touch $(VENV)/.installed $@

@@ -246,6 +246,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(["doctor"], capsys)
     assert f"{found['cores']['usable']} usable of {found['cores']['online']}" in out
     assert "GPU" in out
+    assert found["kernels"] in " ".join(out.split())
 
 
 def test_a_program_is_printed_from_a_header(capsys: pytest.CaptureFixture[str]) -> None:

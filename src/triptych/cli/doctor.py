@@ -19,7 +19,7 @@ def doctor(as_json: options.Json = False) -> None:
     """Report what Triptych detects: cores, instruction sets, memory, torch, GPU, installed packages."""
     from importlib.metadata import PackageNotFoundError, version
 
-    from triptych import __version__, fetch, machine
+    from triptych import __version__, fetch, machine, native
 
     def installed(name: str) -> str | None:
         try:
@@ -31,10 +31,12 @@ def doctor(as_json: options.Json = False) -> None:
         threads = machine.use_threads()
         torch = machine.torch_facts()
     facts, cache = machine.look(), fetch.cache_directory()
+    library = native.library()
+    kernels = f"{library.isa} code" if library else f"{native.why_not()}; packed weights cannot be used"
     packages = sorted(path.name for path in (cache / "packages").glob("*-*") if path.is_dir())
     extras = {name: installed(name) for name in EXTRAS}
     if as_json:
-        more = {"cache": str(cache), "packages": packages, "extras": extras, "threads": threads}
+        more = {"cache": str(cache), "packages": packages, "extras": extras, "threads": threads, "kernels": kernels}
         screen.result({"triptych": __version__} | asdict(facts) | {"torch": torch} | more)
         return
     cores = facts.cores
@@ -48,6 +50,7 @@ def doctor(as_json: options.Json = False) -> None:
         ("instructions", " ".join(facts.isa) or "unknown"),
         ("memory", f"{_size(facts.memory)}, {_size(facts.memory_free)} free{limit}"),
         ("torch", f"{torch['version']}, {torch['code']} code"),
+        ("kernels", kernels),
         ("GPU", f"{', '.join(torch['gpus']) or 'none'}; {torch['gpu']}"),
         ("cache", f"{cache}: {', '.join(packages) or 'empty'}"),
     ]

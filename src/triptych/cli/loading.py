@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
-from triptych.cli.options import Checkpoint, DType
+from triptych.cli.options import Checkpoint, DType, Packing
 from triptych.cli.screen import note, waiting
 from triptych.errors import InputError
 
@@ -29,7 +29,11 @@ def load_model(checkpoint: Checkpoint) -> Model:
         machine.use_threads()
         device, dtype = machine.device(checkpoint.device), torch_dtype(checkpoint.dtype)
         ignore, offline = checkpoint.ignore or (), checkpoint.offline
-        model = load(checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline)
+        form = checkpoint.quantize
+        model = load(
+            checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline,
+            quantize=None if form in (None, Packing.file) else form.value, dequantize=form is not Packing.file,
+        )  # fmt: skip
     for line in () if model.report is None else model.report.notes:
         note(line)
     return model

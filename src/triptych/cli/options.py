@@ -20,6 +20,14 @@ class DType(StrEnum):
     bf16 = "bf16"
 
 
+class Packing(StrEnum):
+    """Packed forms of the matrices of a model."""
+
+    int8 = "int8"
+    int4 = "int4"
+    file = "file"
+
+
 ModelPath = Annotated[
     str,
     typer.Argument(
@@ -43,6 +51,14 @@ Ignore = Annotated[
 Weights = Annotated[
     DType | None,
     typer.Option("--dtype", help="Dtype of the weights; by default the stored one.", show_default=False),
+]
+Quantize = Annotated[
+    Packing | None,
+    typer.Option(
+        "--quantize",
+        help="Pack the matrices: as int8 or int4, or as a GGUF file has them; by default they are plain numbers.",
+        show_default=False,
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.")]
 
@@ -102,6 +118,7 @@ class Checkpoint:
 
     model: ModelPath
     dtype: Weights = None
+    quantize: Quantize = None
     device: Device = "cpu"
     offline: Offline = False
     ignore: Ignore = None
