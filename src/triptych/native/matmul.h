@@ -2,8 +2,9 @@
 
    A matrix W [rows, columns] is stored in one of the layouts below; y[m][n] = sum over k of x[m][k] * W[n][k].  All
    layouts go by bands of 16 rows, so a product can be cut anywhere between two bands and given to several threads.
-   A row of y has the same bits for any number of vectors, any cut and any number of threads: every kernel adds the
-   products of one output in the same order.
+   A row of y has the same bits for any number of vectors, any cut, any number of threads and any kernels: every kernel
+   adds the products of one output in the same order.  matmul_portable.c is the readable definition of that order and
+   of the layouts.
 
    The packed layouts multiply integers: each vector is rounded to 8 bits in groups of 32 columns, with a scale per
    group (never per vector), the integer sums are exact, and the scales are applied in fp32, group after group.  */
@@ -14,22 +15,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define BAND 16  /* rows of a matrix that are stored together */
-#define GROUP 32 /* columns that share a scale */
+#define BAND 16        /* rows of a matrix that are stored together */
+#define GROUP 32       /* columns that share a scale */
+#define SUPERGROUP 256 /* columns that share a scale of LAYOUT_S8X16 */
 
+/* A packed layout goes band after band, and in a band group after group (supergroup after supergroup).  The numbers of
+   a group lie in lines of 64 bytes, four bytes for each of the 16 rows: byte 4 * r + i of a line belongs to row r.  */
 enum layout {
     LAYOUT_F32 = 0,  /* fp32 rows, as torch stores them: bands are only a way to count */
     LAYOUT_BF16 = 1, /* bf16 rows, as torch stores them */
-    LAYOUT_U4 = 2,   /* w = scale * u + minimum, u in 0..15; per band and group 256 bytes of nibbles, 16 fp16 scales, 16
-                        fp16 minimums */
-    LAYOUT_U5 = 3,   /* the same with u in 0..31: 64 bytes of fifth bits more */
-    LAYOUT_S8 = 4,   /* w = scale * s, s in -127..127: per band and group 512 bytes and 16 fp16 scales */
-    LAYOUT_S8X16 = 5 /* the same with scales for groups of 16: per band and 256 columns 16 fp16 scales, 16 x 16 int8
-                        sub-scales and 4096 bytes; w = scale * sub-scale * s */
+    LAYOUT_U4 = 2,   /* w = scale * u + minimum, u in 0..15.  Per group 4 lines, 16 fp16 scales, 16 fp16 minimums; byte
+                        4 * r + i of line j holds column 8 * j + i in its low half and 8 * j + 4 + i in its high half */
+    LAYOUT_U5 = 3,   /* the same with u in 0..31.  Per group 4 lines as above, a line of fifth bits, scales, minimums;
+                        bit j of byte 4 * r + i of the line of fifth bits belongs to column 4 * j + i */
+    LAYOUT_S8 = 4,   /* w = scale * s, s in -128..127.  Per group 8 lines and 16 fp16 scales; byte 4 * r + i of line j
+                        holds column 4 * j + i */
+    LAYOUT_S8X16 = 5 /* w = scale * factor * s, factor in -128..127.  Per supergroup 64 lines as above, 16 rows of int8
+                        factors for every 16 columns [16][BAND], and 16 fp16 scales */
 };
 
-/* rows is the true number; packed layouts are padded with zeros to whole bands.  columns is a multiple of GROUP (of 256
-   for LAYOUT_S8X16) in packed layouts and any number in dense ones.  data is aligned to 64 bytes in packed layouts.  */
+/* rows is the true number; packed layouts are padded with zeros to whole bands.  columns is a multiple of GROUP (of
+   SUPERGROUP for LAYOUT_S8X16) in packed layouts and any number in dense ones.  data is best aligned to 64 bytes.  */
 struct matrix {
     int32_t layout;
     int32_t rows;
@@ -38,21 +44,29 @@ struct matrix {
     const void *data;
 };
 
-/* Vectors [count, columns] as the kernels read them.  The memory belongs to the caller: input_bytes says how much. */
+/* Bytes of `data`. */
+size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns);
+
+/* Vectors [count, columns] as the kernels read them.  The memory of the last three belongs to the caller: input_bytes
+   says how much, place_input sets the pointers.  Only packed layouts read them.  */
 struct input {
     int32_t count;
     int32_t columns;
     const float *dense; /* [count][stride] fp32 */
     ptrdiff_t stride;   /* in floats */
-    int8_t *rounded;    /* [count][columns], for packed layouts; NULL where none reads them */
+    int8_t *rounded;    /* [count][columns], in -127..127; the vector is about scale * rounded */
     float *scales;      /* [count][columns / GROUP] */
-    float *sums;        /* [count][columns / GROUP]: scale times the sum of the rounded numbers of a group */
+    float *sums;        /* [count][columns / GROUP][2]: the sums of the rounded numbers of a group and of its first half */
 };
 
 /* Bytes of `rounded`, `scales` and `sums` together, each part aligned to 64. */
 size_t input_bytes(int32_t count, int32_t columns);
 
-/* Round the groups [first, last) of one vector of `in`; different groups may be rounded by different threads. */
+/* Sets `rounded`, `scales` and `sums` to their parts of `memory`, which has input_bytes(in->count, in->columns). */
+void place_input(struct input *in, void *memory);
+
+/* Round the groups [first, last) of one vector of `in`; different groups may be rounded by different threads.  A group
+   with a number that is not finite gets the scale NaN, so that every product with it is NaN.  */
 void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last);
 
 /* y[m][n] for every vector m and the rows n of the bands [first_band, last_band); y has `y_stride` floats per vector.
@@ -60,8 +74,13 @@ void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band);
 
-/* The kernels that `multiply` and `round_groups` use: 0 portable C, 1 AVX2, 2 AVX-512 with VNNI (and BF16 where the
-   processor has it).  select_kernels takes the best one up to `at_most` that this processor has, and returns it. */
+/* Rounds `in` where the layout of w is packed, and multiplies all bands, on `threads` threads of OpenMP. */
+void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
+                       int32_t threads);
+
+/* The kernels that `multiply` and `round_groups` use: 0 portable C, 1 AVX2 with FMA and F16C, 2 AVX-512 with VNNI.
+   select_kernels takes the best ones up to `at_most` that this processor has, and returns their number.  The best of
+   all are in use before the first call.  Not to be called while another thread multiplies.  */
 int select_kernels(int at_most);
 
 #endif

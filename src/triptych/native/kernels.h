@@ -1,0 +1,42 @@
+/* What matmul.c and the files of kernels share; not for others. */
+
+#ifndef TRIPTYCH_KERNELS_H
+#define TRIPTYCH_KERNELS_H
+
+#include <math.h>
+
+#include "matmul.h"
+
+#define TILE 8   /* vectors that one call of a kernel serves at most */
+#define LAYOUTS 6
+#define LINE 64  /* bytes */
+
+/* Bytes of a group of one band, or of a supergroup; their parts lie in the order of the terms. */
+#define U4_BYTES (4 * LINE + 2 * BAND + 2 * BAND)
+#define U5_BYTES (4 * LINE + LINE + 2 * BAND + 2 * BAND)
+#define S8_BYTES (8 * LINE + 2 * BAND)
+#define S8X16_BYTES (64 * LINE + 16 * BAND + 2 * BAND)
+
+/* out[m][r] for the vectors first + m, m < count <= TILE, and the rows r of a band; rows beyond w->rows get any
+   numbers. */
+typedef void band_kernel(const struct matrix *w, int32_t band, const struct input *in, int32_t first, int32_t count,
+                         float (*out)[BAND]);
+
+struct kernels {
+    void (*round)(struct input *in, int32_t vector, int32_t first, int32_t last);
+    band_kernel *multiply[LAYOUTS]; /* by layout */
+};
+
+extern const struct kernels portable_kernels;
+#if defined(__x86_64__)
+#define X86_KERNELS 0
+extern const struct kernels avx2_kernels, avx512_kernels;
+#endif
+
+/* Where a band begins whose blocks of `columns` columns have `bytes` bytes each. */
+static inline const uint8_t *band_of(const struct matrix *w, int32_t band, int32_t columns, size_t bytes)
+{
+    return (const uint8_t *)w->data + (size_t)band * (size_t)(w->columns / columns) * bytes;
+}
+
+#endif

@@ -1,0 +1,99 @@
+"""Find, load and type the library of native kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from ctypes import POINTER, Structure, c_float, c_int, c_int8, c_int32, c_size_t, c_ssize_t, c_void_p
+from functools import cache
+from pathlib import Path
+
+#: The kernels by their number in `matmul.h`.
+ISAS = ("portable", "avx2", "avx512")
+
+
+class Matrix(Structure):
+    """`struct matrix` of matmul.h."""
+
+    _fields_ = (
+        ("layout", c_int32),
+        ("rows", c_int32),
+        ("columns", c_int32),
+        ("reserved", c_int32),
+        ("data", c_void_p),
+    )
+
+
+class Input(Structure):
+    """`struct input` of matmul.h."""
+
+    _fields_ = (
+        ("count", c_int32),
+        ("columns", c_int32),
+        ("dense", POINTER(c_float)),
+        ("stride", c_ssize_t),
+        ("rounded", POINTER(c_int8)),
+        ("scales", POINTER(c_float)),
+        ("sums", POINTER(c_float)),
+    )
+
+
+class Library:
+    """The loaded library.  `functions` are those of matmul.h, under their names there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.functions = _typed(ctypes.CDLL(str(path)))
+        self.isa = self.use(ISAS[-1])
+
+    def use(self, at_most: str) -> str:
+        """Compute with the best kernels up to `at_most` that this processor has, and return their name in `ISAS`.
+
+        Acts on the whole process; the best of all are in use from the start.  Raises ValueError for an unknown name.
+        """
+        self.isa = ISAS[self.functions.select_kernels(ISAS.index(at_most))]
+        return self.isa
+
+
+def library() -> Library | None:
+    """The library, loaded at the first call; None where it cannot be (see `why_not`)."""
+    return _load()[0]
+
+
+def why_not() -> str | None:
+    """Why `library()` is None, in one line; None where it is loaded."""
+    return _load()[1]
+
+
+@cache
+def _load() -> tuple[Library | None, str | None]:
+    # torch ships the OpenMP runtime that it uses.  Loaded first, it serves the kernels too: a process with two
+    # runtimes would start two sets of threads.
+    import torch  # noqa: F401
+
+    path = Path(__file__).with_name("_kernels" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+    if not path.exists():
+        return None, f"the native kernels were not built: {path.name} is missing; installing with a compiler builds it"
+    try:
+        return Library(path), None
+    except (OSError, AttributeError) as error:
+        return None, f"the native kernels in {path.name} cannot be loaded: {error}"
+
+
+def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
+    """Give the functions of matmul.h their types.  AttributeError where one is missing, as in an older build."""
+    output = (c_void_p, c_ssize_t, c_void_p)  # y, y_stride, bias
+    matrix, vectors = POINTER(Matrix), POINTER(Input)
+    types: dict[str, tuple[object, tuple[object, ...]]] = {
+        "matrix_bytes": (c_size_t, (c_int32, c_int32, c_int32)),
+        "input_bytes": (c_size_t, (c_int32, c_int32)),
+        "place_input": (None, (vectors, c_void_p)),
+        "round_groups": (None, (vectors, c_int32, c_int32, c_int32)),
+        "multiply": (None, (matrix, vectors, *output, c_int32, c_int32)),
+        "multiply_parallel": (None, (matrix, vectors, *output, c_int32)),
+        "select_kernels": (c_int, (c_int,)),
+    }
+    for name, (result, arguments) in types.items():
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
+    return functions

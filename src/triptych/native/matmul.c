@@ -1,0 +1,125 @@
+/* Sizes, the choice of kernels, and the sharing of a product between threads.  See matmul.h. */
+
+#include <omp.h>
+
+#include "kernels.h"
+
+static const struct kernels *best_kernels(int at_most, int *level)
+{
+#if X86_KERNELS
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    if (at_most >= 2 && avx2 && avx512)
+        return *level = 2, &avx512_kernels;
+    if (at_most >= 1 && avx2)
+        return *level = 1, &avx2_kernels;
+#endif
+    (void)at_most;
+    return *level = 0, &portable_kernels;
+}
+
+static const struct kernels *kernels = &portable_kernels;
+
+int select_kernels(int at_most)
+{
+    int level;
+    kernels = best_kernels(at_most, &level);
+    return level;
+}
+
+__attribute__((constructor)) static void select_best(void)
+{
+    select_kernels(2);
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + LINE - 1) / LINE * LINE;
+}
+
+size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns)
+{
+    size_t bands = ((size_t)rows + BAND - 1) / BAND, groups = (size_t)columns / GROUP;
+    switch (layout) {
+    case LAYOUT_F32:
+        return 4 * (size_t)rows * (size_t)columns;
+    case LAYOUT_BF16:
+        return 2 * (size_t)rows * (size_t)columns;
+    case LAYOUT_U4:
+        return bands * groups * U4_BYTES;
+    case LAYOUT_U5:
+        return bands * groups * U5_BYTES;
+    case LAYOUT_S8:
+        return bands * groups * S8_BYTES;
+    case LAYOUT_S8X16:
+        return bands * ((size_t)columns / SUPERGROUP) * S8X16_BYTES;
+    default:
+        return 0;
+    }
+}
+
+size_t input_bytes(int32_t count, int32_t columns)
+{
+    size_t groups = (size_t)count * (size_t)(columns / GROUP);
+    return aligned((size_t)count * (size_t)columns) + aligned(groups * sizeof(float)) +
+           aligned(2 * groups * sizeof(float));
+}
+
+void place_input(struct input *in, void *memory)
+{
+    size_t numbers = (size_t)in->count * (size_t)in->columns;
+    size_t groups = (size_t)in->count * (size_t)(in->columns / GROUP);
+    char *at = memory;
+    in->rounded = (int8_t *)at;
+    at += aligned(numbers);
+    in->scales = (float *)at;
+    at += aligned(groups * sizeof(float));
+    in->sums = (float *)at;
+}
+
+void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
+{
+    kernels->round(in, vector, first, last);
+}
+
+void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
+              int32_t first_band, int32_t last_band)
+{
+    band_kernel *kernel = kernels->multiply[w->layout];
+    float out[TILE][BAND];
+    for (int32_t band = first_band; band < last_band; band++) {
+        int32_t row = band * BAND, rows = w->rows - row < BAND ? w->rows - row : BAND;
+        for (int32_t first = 0; first < in->count; first += TILE) {
+            int32_t count = in->count - first < TILE ? in->count - first : TILE;
+            kernel(w, band, in, first, count, out);
+            for (int32_t m = 0; m < count; m++) {
+                float *to = y + (first + m) * y_stride + row;
+                for (int32_t r = 0; r < rows; r++)
+                    to[r] = bias ? out[m][r] + bias[row + r] : out[m][r];
+            }
+        }
+    }
+}
+
+/* The start of share `i` of `parts` equal shares of `n`. */
+static int32_t share(int32_t n, int32_t i, int32_t parts)
+{
+    return (int32_t)((int64_t)n * i / parts);
+}
+
+void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
+                       int32_t threads)
+{
+    int32_t bands = w->rows / BAND + (w->rows % BAND != 0);
+    int32_t groups = w->layout >= LAYOUT_U4 ? in->columns / GROUP : 0;
+#pragma omp parallel num_threads(threads)
+    {
+        int32_t i = omp_get_thread_num(), parts = omp_get_num_threads();
+        for (int32_t m = 0; m < in->count; m++)
+            round_groups(in, m, share(groups, i, parts), share(groups, i + 1, parts));
+#pragma omp barrier
+        multiply(w, in, y, y_stride, bias, share(bands, i, parts), share(bands, i + 1, parts));
+    }
+}
