@@ -83,7 +83,7 @@ static void run(const struct plan *plan, const struct batch *batch, struct team 
     }
 }
 
-void triptych_step(const struct plan *plan, const struct batch *batch)
+void run_step(const struct plan *plan, const struct batch *batch)
 {
     struct team team;
     atomic_init(&team.arrived, 0);
@@ -98,7 +98,7 @@ void triptych_step(const struct plan *plan, const struct batch *batch)
     run(plan, batch, &team, 0, 1);
 }
 
-int triptych_step_size(int which)
+int step_sizeof(int which)
 {
     switch (which) {
     case 0: return (int)sizeof(struct instruction);

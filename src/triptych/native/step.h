@@ -83,7 +83,9 @@ struct plan {
    the positions before that one's. */
 struct batch {
     int32_t tokens, chosen_count, threads, scratch_floats;
-    const int32_t *ids, *position, *slot, *start, *end, *source, *chosen; /* end, source: lengths of a token's row */
+    const int32_t *ids, *position, *slot, *start; /* of each token */
+    const int32_t *end, *reach, *source;          /* lengths of its row: after this call, after the step, of its source */
+    const int32_t *chosen;                        /* tokens, for ROWS_CHOSEN */
     float *arena;
     float *output;
     float *scratch; /* [threads][scratch_floats] */
@@ -134,9 +136,9 @@ void step_take(struct worker *me, const struct instruction *it);
 void step_give(struct worker *me, const struct instruction *it);
 
 /* Run a plan.  The caller's thread is one of `threads`. */
-void triptych_step(const struct plan *plan, const struct batch *batch);
+void run_step(const struct plan *plan, const struct batch *batch);
 
 /* sizeof of the structures above, in the order instruction, store, plan, batch, matrix: the loader compares them. */
-int triptych_step_size(int which);
+int step_sizeof(int which);
 
 #endif

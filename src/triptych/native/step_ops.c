@@ -34,13 +34,7 @@ void step_embed(struct worker *me, const struct instruction *it)
 static struct input input_of(struct worker *me, const struct instruction *it, int32_t rounded)
 {
     struct input in = {row_count(me, it), it->width, buffer(me, it->input), it->width, NULL, NULL, NULL};
-    if (rounded != -1) {
-        int64_t codes = ((int64_t)in.count * in.columns + 63) / 64 * 64;
-        int64_t scales = ((int64_t)in.count * (in.columns / GROUP) * 4 + 63) / 64 * 64;
-        in.rounded = (int8_t *)buffer(me, rounded);
-        in.scales = (float *)(in.rounded + codes);
-        in.sums = (float *)(in.rounded + codes + scales);
-    }
+    if (rounded != -1) place_input(&in, buffer(me, rounded));
     return in;
 }
 
@@ -146,7 +140,7 @@ void step_rotate(struct worker *me, const struct instruction *it)
     share(me, (int64_t)row_count(me, it) * it->heads, &first, &last);
     for (int64_t unit = first; unit < last; unit++) {
         int64_t token = unit / it->heads;
-        int far = it->bias != -1 && batch->end[token] > it->number;
+        int far = it->bias != -1 && batch->reach[token] > it->number;
         const struct matrix *table = me->plan->weights + (far ? it->bias : it->weight);
         const float *angles = (const float *)table->data + (int64_t)batch->position[token] * table->columns;
         int32_t half = table->columns / 2;
