@@ -2,9 +2,9 @@
 
 Layouts and arithmetic are ggml's (github.com/ggml-org/ggml, ggml-common.h, `dequantize_row_*` and
 `quantize_row_*_ref` in ggml-quants.c).  A block holds 32 elements (`Q4_0` ... `Q8_0`) or 256 (`*_K`) with fp16 scales.
-Readers take blocks `[n, bytes of a block]`, uint8, and return float32 `[n, elements]`; writers, which exist for the
-types without importance weights, do the inverse.  Both compute in float32 in ggml's order, so the results are equal to
-ggml's bit for bit.
+Readers take blocks `[n, bytes of a block]`, uint8, apart into whole numbers and their scales, from which float32
+`[n, elements]` follow; writers, which exist for the types without importance weights, do the inverse.  Both compute in
+float32 in ggml's order, so the results are equal to ggml's bit for bit.
 """
 
 from __future__ import annotations
@@ -22,12 +22,30 @@ _READ_CHUNK = 1 << 15  # elements unpacked at a time: the temporaries then stay 
 _WRITE_CHUNK = 1 << 18  # elements packed at a time: the temporaries stay small beside the tensor
 
 
+@dataclass(frozen=True, eq=False)
+class BlockParts:
+    """What n blocks hold: numbers `scale * code + minimum`, or `(scale * factor) * code`, in groups of one scale."""
+
+    codes: Tensor  #: `[n, groups, width]`, uint8 or int8
+    scales: Tensor  #: `[n, groups]` float32, or `[n, 1]` where there are factors
+    minimums: Tensor | None = None  #: `[n, groups]` float32
+    factors: Tensor | None = None  #: `[n, groups]` int8
+
+    def values(self) -> Tensor:
+        """The numbers, float32 `[n, elements]`."""
+        scales = self.scales if self.factors is None else self.scales * self.factors.float()
+        values = torch.mul(scales.unsqueeze(-1), self.codes.float())
+        if self.minimums is not None:
+            values += self.minimums.unsqueeze(-1)
+        return values.flatten(1)
+
+
 @dataclass(frozen=True)
 class GGUFBlockFormat:
     """One packed type with the functions that read and, where there is one, write its blocks."""
 
     type: GGUFType
-    read: Callable[[Tensor], Tensor]
+    parts: Callable[[Tensor], BlockParts]
     write: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -46,7 +64,7 @@ class GGUFBlockFormat:
         out = torch.empty((len(blocks), self.elements), dtype=dtype, device=raw.device)
         step = _READ_CHUNK // self.elements
         for start in range(0, len(blocks), step):
-            out[start : start + step] = self.read(blocks[start : start + step])
+            out[start : start + step] = self.parts(blocks[start : start + step]).values()
         return out.view(*raw.shape[:-1], raw.shape[-1] // self.nbytes * self.elements)
 
     def pack(self, values: Tensor) -> Tensor:
@@ -123,55 +141,54 @@ def _fifth(packed: Tensor) -> Tensor:
     return _bits(packed, 1).transpose(1, 2).flatten(1) << 4
 
 
-def _read_q4_0(b: Tensor) -> Tensor:
-    return _scale_at(b, 0) * (_read_nibbles(b[:, 2:]).float() - 8)
+def _parts_q4_0(b: Tensor) -> BlockParts:
+    return BlockParts(_read_nibbles(b[:, 2:]).view(torch.int8).unsqueeze(1) - 8, _scale_at(b, 0))
 
 
-def _read_q4_1(b: Tensor) -> Tensor:
-    return _scale_at(b, 0) * _read_nibbles(b[:, 4:]).float() + _scale_at(b, 2)
+def _parts_q4_1(b: Tensor) -> BlockParts:
+    return BlockParts(_read_nibbles(b[:, 4:]).unsqueeze(1), _scale_at(b, 0), _scale_at(b, 2))
 
 
-def _read_q5_0(b: Tensor) -> Tensor:
-    return _scale_at(b, 0) * ((_read_nibbles(b[:, 6:]) | _fifth(b[:, 2:6])).float() - 16)
+def _parts_q5_0(b: Tensor) -> BlockParts:
+    codes = _read_nibbles(b[:, 6:]) | _fifth(b[:, 2:6])
+    return BlockParts(codes.view(torch.int8).unsqueeze(1) - 16, _scale_at(b, 0))
 
 
-def _read_q5_1(b: Tensor) -> Tensor:
-    return _scale_at(b, 0) * (_read_nibbles(b[:, 8:]) | _fifth(b[:, 4:8])).float() + _scale_at(b, 2)
+def _parts_q5_1(b: Tensor) -> BlockParts:
+    codes = _read_nibbles(b[:, 8:]) | _fifth(b[:, 4:8])
+    return BlockParts(codes.unsqueeze(1), _scale_at(b, 0), _scale_at(b, 2))
 
 
-def _read_q8_0(b: Tensor) -> Tensor:
-    return _scale_at(b, 0) * b[:, 2:].view(torch.int8).float()
+def _parts_q8_0(b: Tensor) -> BlockParts:
+    return BlockParts(b[:, 2:].view(torch.int8).unsqueeze(1), _scale_at(b, 0))
 
 
-def _scales_and_mins(b: Tensor) -> tuple[Tensor, Tensor]:
-    """The eight scales and minimums `[n, 8, 1]` of a `Q4_K` or `Q5_K` block, six bits each in twelve bytes."""
+def _scales_and_minimums(b: Tensor) -> tuple[Tensor, Tensor]:
+    """The eight scales and minimums `[n, 8]` of a `Q4_K` or `Q5_K` block, six bits each in twelve bytes."""
     low, mid, high = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = torch.cat([low & 63, (high & 15) | ((low >> 6) << 4)], dim=1)
     mins = torch.cat([mid & 63, (high >> 4) | ((mid >> 6) << 4)], dim=1)
-    return (_scale_at(b, 0) * scales.float()).unsqueeze(-1), (_scale_at(b, 2) * mins.float()).unsqueeze(-1)
+    return _scale_at(b, 0) * scales.float(), -_scale_at(b, 2) * mins.float()
 
 
-def _read_q4_k(b: Tensor) -> Tensor:
+def _parts_q4_k(b: Tensor) -> BlockParts:
     """144 bytes for 256 numbers: fp16 scale, fp16 minimum, 12 bytes of scales and minimums for 8 groups, 128 bytes of
     nibbles, of which 32 bytes hold group 2i in their low halves and group 2i + 1 in their high halves."""
-    scales, mins = _scales_and_mins(b)
-    values = _bits(b[:, 16:].reshape(-1, 4, 32), 4).flatten(1, 2)  # [n, 8, 32]
-    return (scales * values.float() - mins).flatten(1)
+    codes = _bits(b[:, 16:].reshape(-1, 4, 32), 4).flatten(1, 2)  # [n, 8, 32]
+    return BlockParts(codes, *_scales_and_minimums(b))
 
 
-def _read_q5_k(b: Tensor) -> Tensor:
-    scales, mins = _scales_and_mins(b)
-    values = _bits(b[:, 48:].reshape(-1, 4, 32), 4).flatten(1, 2)
+def _parts_q5_k(b: Tensor) -> BlockParts:
+    codes = _bits(b[:, 48:].reshape(-1, 4, 32), 4).flatten(1, 2)
     fifth = _bits(b[:, 16:48], 1) << 4  # bit j of byte i belongs to element i of group j
-    return (scales * (values | fifth).float() - mins).flatten(1)
+    return BlockParts(codes | fifth, *_scales_and_minimums(b))
 
 
-def _read_q6_k(b: Tensor) -> Tensor:
+def _parts_q6_k(b: Tensor) -> BlockParts:
     low = _bits(b[:, :128].reshape(-1, 2, 64), 4)  # [n, 2, 2, 64]
     high = _bits(b[:, 128:192].reshape(-1, 2, 32), 2)  # [n, 2, 4, 32]
-    values = (low.flatten(1).float() + (high.flatten(1) << 4).float() - 32).view(-1, 16, 16)
-    scales = _scale_at(b, 208) * b[:, 192:208].view(torch.int8).float()
-    return torch.mul(scales.unsqueeze(-1), values).flatten(1)
+    codes = (low.flatten(1) | (high.flatten(1) << 4)).view(torch.int8).view(-1, 16, 16) - 32
+    return BlockParts(codes, _scale_at(b, 208), factors=b[:, 192:208].view(torch.int8))
 
 
 # ---------------------------------------------------------------- writers
@@ -222,14 +239,14 @@ def _write_q8_0(x: Tensor) -> Tensor:
 
 #: Every packed type, by its name in GGUF.
 FORMATS: dict[str, GGUFBlockFormat] = {
-    "Q4_0": GGUFBlockFormat(TYPES["Q4_0"], _read_q4_0, _write_q4_0),
-    "Q4_1": GGUFBlockFormat(TYPES["Q4_1"], _read_q4_1, _write_q4_1),
-    "Q5_0": GGUFBlockFormat(TYPES["Q5_0"], _read_q5_0),
-    "Q5_1": GGUFBlockFormat(TYPES["Q5_1"], _read_q5_1),
-    "Q8_0": GGUFBlockFormat(TYPES["Q8_0"], _read_q8_0, _write_q8_0),
-    "Q4_K": GGUFBlockFormat(TYPES["Q4_K"], _read_q4_k),
-    "Q5_K": GGUFBlockFormat(TYPES["Q5_K"], _read_q5_k),
-    "Q6_K": GGUFBlockFormat(TYPES["Q6_K"], _read_q6_k),
+    "Q4_0": GGUFBlockFormat(TYPES["Q4_0"], _parts_q4_0, _write_q4_0),
+    "Q4_1": GGUFBlockFormat(TYPES["Q4_1"], _parts_q4_1, _write_q4_1),
+    "Q5_0": GGUFBlockFormat(TYPES["Q5_0"], _parts_q5_0),
+    "Q5_1": GGUFBlockFormat(TYPES["Q5_1"], _parts_q5_1),
+    "Q8_0": GGUFBlockFormat(TYPES["Q8_0"], _parts_q8_0, _write_q8_0),
+    "Q4_K": GGUFBlockFormat(TYPES["Q4_K"], _parts_q4_k),
+    "Q5_K": GGUFBlockFormat(TYPES["Q5_K"], _parts_q5_k),
+    "Q6_K": GGUFBlockFormat(TYPES["Q6_K"], _parts_q6_k),
 }
 #: Those that can be written.
 WRITABLE = tuple(name for name, kind in FORMATS.items() if kind.write is not None)

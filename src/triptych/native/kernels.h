@@ -29,7 +29,7 @@ struct kernels {
 
 extern const struct kernels portable_kernels;
 #if defined(__x86_64__)
-#define X86_KERNELS 0
+#define X86_KERNELS 1
 extern const struct kernels avx2_kernels, avx512_kernels;
 #endif
 

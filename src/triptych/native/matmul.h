@@ -56,7 +56,7 @@ struct input {
     ptrdiff_t stride;   /* in floats */
     int8_t *rounded;    /* [count][columns], in -127..127; the vector is about scale * rounded */
     float *scales;      /* [count][columns / GROUP] */
-    float *sums;        /* [count][columns / GROUP][2]: the sums of the rounded numbers of a group and of its first half */
+    float *sums;        /* [count][columns / GROUP][2]: sums of the rounded numbers of a group, of its first half */
 };
 
 /* Bytes of `rounded`, `scales` and `sums` together, each part aligned to 64. */

@@ -70,7 +70,8 @@ struct vector {
 static struct vector vector_of(const struct input *in, int32_t m)
 {
     size_t groups = (size_t)(in->columns / GROUP), at = (size_t)m;
-    return (struct vector){in->rounded + at * (size_t)in->columns, in->scales + at * groups, in->sums + 2 * at * groups};
+    return (struct vector){in->rounded + at * (size_t)in->columns, in->scales + at * groups,
+                           in->sums + 2 * at * groups};
 }
 
 /* dot[r] += the products of a group's halves of bytes, and of its fifth bits where there are any, with `a`. */

@@ -1,0 +1,303 @@
+/* The kernels for x86-64 with AVX-512 and VNNI: a vector register holds one number for each of the 16 rows of a band.
+
+   vpdpbusd multiplies unsigned bytes with signed ones, adds four products to each 32-bit number, and takes four bytes
+   of a vector for all rows from memory.  Signed weights are read as unsigned ones, 128 larger, and 128 times the sum of
+   the vector's numbers is taken off again: whole numbers below 2^24, exact in fp32.
+
+   A function for `count` vectors at a time is compiled for every count up to TILE, so that all sums of a tile stay in
+   registers and the weights are read and unpacked once for the tile.  bf16 weights are widened to fp32, not multiplied
+   by vdpbf16ps, which would round the vectors to bf16 and give other bits than the other kernels.  */
+
+#include "kernels.h"
+
+#if X86_KERNELS
+
+#include <float.h>
+#include <immintrin.h>
+#include <string.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
+#define INLINE static inline TARGET __attribute__((always_inline))
+
+/* CALL(n) for the n that is `count`, a constant in each call. */
+#define FOR_COUNT(CALL) \
+    switch (count) {    \
+    case 1:             \
+        CALL(1);        \
+        break;          \
+    case 2:             \
+        CALL(2);        \
+        break;          \
+    case 3:             \
+        CALL(3);        \
+        break;          \
+    case 4:             \
+        CALL(4);        \
+        break;          \
+    case 5:             \
+        CALL(5);        \
+        break;          \
+    case 6:             \
+        CALL(6);        \
+        break;          \
+    case 7:             \
+        CALL(7);        \
+        break;          \
+    default:            \
+        CALL(8);        \
+    }
+
+TARGET static void avx512_round(struct input *in, int32_t vector, int32_t first, int32_t last)
+{
+    size_t groups = (size_t)(in->columns / GROUP);
+    const __m512 limit = _mm512_set1_ps(FLT_MAX);
+    for (int32_t g = first; g < last; g++) {
+        size_t at = (size_t)vector * groups + (size_t)g;
+        const float *x = in->dense + vector * in->stride + (ptrdiff_t)g * GROUP;
+        int8_t *rounded = in->rounded + (size_t)vector * (size_t)in->columns + (size_t)g * GROUP;
+        __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+        __m512 a_size = _mm512_abs_ps(a), b_size = _mm512_abs_ps(b);
+        int finite = _mm512_cmp_ps_mask(a_size, limit, _CMP_LE_OQ) == 0xffff &&
+                     _mm512_cmp_ps_mask(b_size, limit, _CMP_LE_OQ) == 0xffff;
+        float scale = _mm512_reduce_max_ps(_mm512_max_ps(a_size, b_size)) / 127;
+        __m512 inverse = _mm512_set1_ps(scale >= FLT_MIN ? 1 / scale : 0);
+        __mmask16 keep = finite ? 0xffff : 0;
+        __m512i p = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(a, inverse));
+        __m512i q = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(b, inverse));
+        _mm_storeu_si128((__m128i *)rounded, _mm512_cvtepi32_epi8(p));
+        _mm_storeu_si128((__m128i *)(rounded + 16), _mm512_cvtepi32_epi8(q));
+        in->scales[at] = finite ? scale : NAN;
+        in->sums[2 * at] = (float)_mm512_reduce_add_epi32(_mm512_add_epi32(p, q));
+        in->sums[2 * at + 1] = (float)_mm512_reduce_add_epi32(p);
+    }
+}
+
+/* Four numbers of a vector, for every row. */
+INLINE __m512i four(const int8_t *rounded)
+{
+    int32_t bytes;
+    memcpy(&bytes, rounded, sizeof bytes);
+    return _mm512_set1_epi32(bytes);
+}
+
+INLINE __m512 halves_at(const uint8_t *numbers)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)numbers));
+}
+
+/* LAYOUT_U4 and LAYOUT_U5, told apart by the bytes of a group. */
+INLINE void unsigned_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first,
+                          float (*out)[BAND], const int count, const size_t bytes)
+{
+    const size_t columns = (size_t)w->columns, groups = columns / GROUP, fifths = bytes == U5_BYTES;
+    const int8_t *rounded = in->rounded + (size_t)first * columns;
+    const float *scales = in->scales + (size_t)first * groups, *sums = in->sums + 2 * (size_t)first * groups;
+    const uint8_t *block = band_of(w, band, GROUP, bytes);
+    const __m512i low_half = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
+    __m512 total[TILE];
+    for (int m = 0; m < count; m++)
+        total[m] = _mm512_setzero_ps();
+    for (size_t g = 0; g < groups; g++, block += bytes, rounded += GROUP) {
+        __m512i dot[TILE], bits = fifths ? _mm512_loadu_si512(block + 4 * LINE) : _mm512_setzero_si512();
+        for (int m = 0; m < count; m++)
+            dot[m] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            __m512i line = _mm512_loadu_si512(block + LINE * j);
+            __m512i low = _mm512_and_si512(line, low_half);
+            __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), low_half);
+            if (fifths) { /* bits 2j and 2j + 1 move to bit 4; 0xf8 is a | (b & c) */
+                __m512i even = j < 2 ? _mm512_slli_epi16(bits, 4 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 4);
+                __m512i odd = j < 2 ? _mm512_slli_epi16(bits, 3 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 3);
+                low = _mm512_ternarylogic_epi64(low, even, fifth, 0xf8);
+                high = _mm512_ternarylogic_epi64(high, odd, fifth, 0xf8);
+            }
+            for (int m = 0; m < count; m++) {
+                const int8_t *a = rounded + (size_t)m * columns + 8 * j;
+                dot[m] = _mm512_dpbusd_epi32(dot[m], low, four(a));
+                dot[m] = _mm512_dpbusd_epi32(dot[m], high, four(a + 4));
+            }
+        }
+        __m512 scale = halves_at(block + bytes - 4 * BAND), minimum = halves_at(block + bytes - 2 * BAND);
+        for (int m = 0; m < count; m++) {
+            __m512 sum = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot[m]));
+            sum = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sums[2 * ((size_t)m * groups + g)]), sum);
+            total[m] = _mm512_fmadd_ps(_mm512_set1_ps(scales[(size_t)m * groups + g]), sum, total[m]);
+        }
+    }
+    for (int m = 0; m < count; m++)
+        _mm512_storeu_ps(out[m], total[m]);
+}
+
+/* dot[m] = the products of four lines of signed weights, plus 128 * (the sum of 16 numbers of the vector). */
+INLINE void dot_four_lines(const uint8_t *lines, const int8_t *rounded, size_t columns, __m512i *dot, const int count)
+{
+    const __m512i flip = _mm512_set1_epi8(-128);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512i line = _mm512_xor_si512(_mm512_loadu_si512(lines + LINE * j), flip);
+        for (int m = 0; m < count; m++)
+            dot[m] = _mm512_dpbusd_epi32(dot[m], line, four(rounded + (size_t)m * columns + 4 * j));
+    }
+}
+
+/* The products of signed weights as whole numbers in fp32; `sum` is that of the vector's numbers. */
+INLINE __m512 corrected(__m512i dot, float sum)
+{
+    return _mm512_fnmadd_ps(_mm512_set1_ps(128), _mm512_set1_ps(sum), _mm512_cvtepi32_ps(dot));
+}
+
+INLINE void s8_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first, float (*out)[BAND],
+                    const int count)
+{
+    const size_t columns = (size_t)w->columns, groups = columns / GROUP;
+    const int8_t *rounded = in->rounded + (size_t)first * columns;
+    const float *scales = in->scales + (size_t)first * groups, *sums = in->sums + 2 * (size_t)first * groups;
+    const uint8_t *block = band_of(w, band, GROUP, S8_BYTES);
+    __m512 total[TILE];
+    for (int m = 0; m < count; m++)
+        total[m] = _mm512_setzero_ps();
+    for (size_t g = 0; g < groups; g++, block += S8_BYTES, rounded += GROUP) {
+        __m512i dot[TILE];
+        for (int m = 0; m < count; m++)
+            dot[m] = _mm512_setzero_si512();
+        dot_four_lines(block, rounded, columns, dot, count);
+        dot_four_lines(block + 4 * LINE, rounded + 16, columns, dot, count);
+        __m512 scale = halves_at(block + 8 * LINE);
+        for (int m = 0; m < count; m++) {
+            __m512 sum = _mm512_mul_ps(scale, corrected(dot[m], sums[2 * ((size_t)m * groups + g)]));
+            total[m] = _mm512_fmadd_ps(_mm512_set1_ps(scales[(size_t)m * groups + g]), sum, total[m]);
+        }
+    }
+    for (int m = 0; m < count; m++)
+        _mm512_storeu_ps(out[m], total[m]);
+}
+
+/* 16 bytes as fp32. */
+INLINE __m512 bytes_at(const uint8_t *bytes)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
+}
+
+/* The groups of one supergroup for vectors whose numbers begin at `rounded`, `scales` and `sums`. */
+INLINE void s8x16_supergroup(const uint8_t *block, const int8_t *rounded, const float *scales, const float *sums,
+                             size_t columns, __m512 *partial, const int count)
+{
+    const size_t groups = columns / GROUP;
+    const uint8_t *factors = block + 64 * LINE;
+    for (size_t i = 0; i < SUPERGROUP / GROUP; i++, rounded += GROUP, factors += 2 * BAND) {
+        __m512 products[TILE];
+        for (int half = 0; half < 2; half++) {
+            __m512i dot[TILE];
+            __m512 factor = bytes_at(factors + BAND * half);
+            for (int m = 0; m < count; m++)
+                dot[m] = _mm512_setzero_si512();
+            dot_four_lines(block + LINE * (8 * i + 4 * (size_t)half), rounded + 16 * half, columns, dot, count);
+            for (int m = 0; m < count; m++) {
+                const float *sum = sums + 2 * ((size_t)m * groups + i);
+                __m512 product = corrected(dot[m], half ? sum[0] - sum[1] : sum[1]);
+                products[m] = half ? _mm512_fmadd_ps(factor, product, products[m]) : _mm512_mul_ps(factor, product);
+            }
+        }
+        for (int m = 0; m < count; m++)
+            partial[m] = _mm512_fmadd_ps(_mm512_set1_ps(scales[(size_t)m * groups + i]), products[m], partial[m]);
+    }
+}
+
+INLINE void s8x16_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first, float (*out)[BAND],
+                       const int count)
+{
+    const size_t columns = (size_t)w->columns, groups = columns / GROUP;
+    const int8_t *rounded = in->rounded + (size_t)first * columns;
+    const float *scales = in->scales + (size_t)first * groups, *sums = in->sums + 2 * (size_t)first * groups;
+    const uint8_t *block = band_of(w, band, SUPERGROUP, S8X16_BYTES);
+    __m512 total[TILE];
+    for (int m = 0; m < count; m++)
+        total[m] = _mm512_setzero_ps();
+    for (size_t g = 0; g < groups; g += SUPERGROUP / GROUP, block += S8X16_BYTES) {
+        __m512 partial[TILE], scale = halves_at(block + S8X16_BYTES - 2 * BAND);
+        for (int m = 0; m < count; m++)
+            partial[m] = _mm512_setzero_ps();
+        s8x16_supergroup(block, rounded + GROUP * g, scales + g, sums + 2 * g, columns, partial, count);
+        for (int m = 0; m < count; m++)
+            total[m] = _mm512_fmadd_ps(scale, partial[m], total[m]);
+    }
+    for (int m = 0; m < count; m++)
+        _mm512_storeu_ps(out[m], total[m]);
+}
+
+/* Up to 16 weights of a dense row from column k on, as fp32. */
+INLINE __m512 dense_at(const struct matrix *w, size_t row, size_t k, __mmask16 mask, const int bf16)
+{
+    size_t at = row * (size_t)w->columns + k;
+    if (!bf16)
+        return _mm512_maskz_loadu_ps(mask, (const float *)w->data + at);
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)w->data + at)), 16));
+}
+
+/* The 16 numbers, added in the order of sum_of_lanes in matmul_portable.c. */
+INLINE float sum_of_lanes(__m512 lanes)
+{
+    __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(lanes), 1));
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), upper);
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+/* `height` rows at a time; a row that the matrix lacks is the last one again. */
+INLINE void dense_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first, float (*out)[BAND],
+                       const int count, const int height, const int bf16)
+{
+    const size_t columns = (size_t)w->columns, start = (size_t)band * BAND, last = (size_t)w->rows - 1;
+    const float *x = in->dense + first * in->stride;
+    for (size_t r = 0; r < BAND && start + r <= last; r += (size_t)height) {
+        __m512 sums[4][TILE];
+        for (int i = 0; i < height; i++)
+            for (int m = 0; m < count; m++)
+                sums[i][m] = _mm512_setzero_ps();
+        for (size_t k = 0; k < columns; k += 16) {
+            __mmask16 mask = columns - k >= 16 ? 0xffff : (__mmask16)((1u << (columns - k)) - 1);
+            __m512 weights[4];
+            for (int i = 0; i < height; i++) {
+                size_t row = start + r + (size_t)i;
+                weights[i] = dense_at(w, row < last ? row : last, k, mask, bf16);
+            }
+            for (int m = 0; m < count; m++) {
+                __m512 part = _mm512_maskz_loadu_ps(mask, x + m * in->stride + k);
+                for (int i = 0; i < height; i++)
+                    sums[i][m] = _mm512_mask3_fmadd_ps(weights[i], part, sums[i][m], mask);
+            }
+        }
+        for (int i = 0; i < height; i++)
+            for (int m = 0; m < count; m++)
+                out[m][r + (size_t)i] = sum_of_lanes(sums[i][m]);
+    }
+}
+
+#define KERNEL(NAME, CALL)                                                                                    \
+    TARGET static void NAME(const struct matrix *w, int32_t band, const struct input *in, int32_t first,      \
+                            int32_t count, float (*out)[BAND])                                                \
+    {                                                                                                         \
+        FOR_COUNT(CALL)                                                                                       \
+    }
+
+#define U4(n) unsigned_tile(w, band, in, first, out, n, U4_BYTES)
+#define U5(n) unsigned_tile(w, band, in, first, out, n, U5_BYTES)
+#define S8(n) s8_tile(w, band, in, first, out, n)
+#define S8X16(n) s8x16_tile(w, band, in, first, out, n)
+#define F32(n) dense_tile(w, band, in, first, out, n, n <= 4 ? 4 : 2, 0)
+#define BF16(n) dense_tile(w, band, in, first, out, n, n <= 4 ? 4 : 2, 1)
+
+KERNEL(avx512_f32, F32)
+KERNEL(avx512_bf16, BF16)
+KERNEL(avx512_u4, U4)
+KERNEL(avx512_u5, U5)
+KERNEL(avx512_s8, S8)
+KERNEL(avx512_s8x16, S8X16)
+
+const struct kernels avx512_kernels = {avx512_round,
+                                       {avx512_f32, avx512_bf16, avx512_u4, avx512_u5, avx512_s8, avx512_s8x16}};
+
+#endif

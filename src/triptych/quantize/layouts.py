@@ -1,0 +1,214 @@
+"""The layouts of a matrix at run time, which `native/matmul.h` describes, as Python objects.
+
+Codes (whole numbers) and their scales go in with `Layout.pack` and come back with `Layout.unpack`; what they stand for,
+`scale * code + minimum` in float32, is what the kernels multiply with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+
+BAND = 16  # rows that are stored together
+GROUP = 32  # columns that share a scale
+SUPERGROUP = 256  # columns that share a scale of S8X16
+_CHUNK = 1 << 22  # numbers packed or unpacked at a time: the temporaries stay small beside the matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """Numbers of whole bands: `scale * code + minimum`, or `scale * factor * code`."""
+
+    codes: Tensor  #: `[rows, columns]`, uint8 (U4, U5) or int8
+    scales: Tensor  #: `[rows, columns / 32]` (S8X16: `/ 256`), of numbers that fp16 holds
+    minimums: Tensor | None = None  #: `[rows, columns / 32]`, likewise
+    factors: Tensor | None = None  #: `[rows, columns / 16]`, int8
+
+    def values(self) -> Tensor:
+        """The numbers, float32 `[rows, columns]`."""
+        scales = self.scales.float()
+        if self.factors is not None:
+            scales = scales.repeat_interleave(SUPERGROUP // 16, dim=1) * self.factors.float()
+        values = torch.mul(self.codes.float().view(*scales.shape, -1), scales.unsqueeze(-1))
+        if self.minimums is not None:
+            values += self.minimums.float().unsqueeze(-1)
+        return values.flatten(1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layout.  `code` is its number in matmul.h, `block` the columns that are stored together."""
+
+    name: str
+    code: int
+    block: int
+    block_bytes: int  #: of one band and `block` columns; 0 in dense layouts
+
+    @property
+    def dense(self) -> bool:
+        """Whether rows are stored as torch stores them."""
+        return not self.block_bytes
+
+    @property
+    def bits(self) -> float:
+        """Bits for one number, with its share of the scales."""
+        return 8 * self.nbytes(BAND, self.block) / (BAND * self.block)
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of a matrix `[rows, columns]`.  InputError where columns are not whole blocks."""
+        if columns % self.block:
+            raise InputError(f"{columns} columns are not whole blocks of {self.block} ({self.name})")
+        if self.dense:
+            return rows * columns * (4 if self.name == "F32" else 2)
+        return -(-rows // BAND) * (columns // self.block) * self.block_bytes
+
+    def pack(self, numbers: Codes) -> Tensor:
+        """The bytes of whole bands, uint8, flat."""
+        parts = [_lines(numbers.codes, self), _halves(numbers.scales)]
+        if numbers.minimums is not None:
+            parts.append(_halves(numbers.minimums))
+        if numbers.factors is not None:
+            factors = numbers.factors.view(-1, BAND, numbers.scales.shape[1], SUPERGROUP // 16).permute(0, 2, 3, 1)
+            parts.insert(1, factors.flatten(2).view(torch.uint8))
+        return torch.cat(parts, dim=2).flatten()
+
+    def unpack(self, data: Tensor, columns: int) -> Codes:
+        """The inverse of `pack`."""
+        blocks = data.view(-1, columns // self.block, self.block_bytes)
+        if self.name == "S8X16":
+            lines, factors, scales = blocks.split([BAND * SUPERGROUP, SUPERGROUP, 2 * BAND], dim=2)
+            factors = factors.reshape(*blocks.shape[:2], -1, BAND).permute(0, 3, 1, 2).flatten(2).flatten(0, 1)
+            return Codes(_from_lines(lines, self), _from_halves(scales), factors=factors.view(torch.int8))
+        if self.name == "S8":
+            lines, scales = blocks.split([BAND * GROUP, 2 * BAND], dim=2)
+            return Codes(_from_lines(lines, self), _from_halves(scales))
+        lines, scales, minimums = blocks.split([self.block_bytes - 4 * BAND, 2 * BAND, 2 * BAND], dim=2)
+        return Codes(_from_lines(lines, self), _from_halves(scales), _from_halves(minimums))
+
+
+#: Every layout, by its name.
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("F32", 0, 1, 0),
+        Layout("BF16", 1, 1, 0),
+        Layout("U4", 2, GROUP, BAND * GROUP // 2 + 4 * BAND),
+        Layout("U5", 3, GROUP, BAND * GROUP // 2 + BAND * GROUP // 8 + 4 * BAND),
+        Layout("S8", 4, GROUP, BAND * GROUP + 2 * BAND),
+        Layout("S8X16", 5, SUPERGROUP, BAND * SUPERGROUP + SUPERGROUP + 2 * BAND),
+    )
+}
+_DENSE = {torch.float32: LAYOUTS["F32"], torch.bfloat16: LAYOUTS["BF16"]}
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMatrix:
+    """A matrix in a layout: `data` is uint8, flat, or the tensor itself in dense layouts."""
+
+    layout: Layout
+    rows: int
+    columns: int
+    data: Tensor
+
+    def __post_init__(self) -> None:
+        expected = self.layout.nbytes(self.rows, self.columns)
+        if self.data.nbytes != expected or not self.data.is_contiguous() or self.data.device.type != "cpu":
+            raise InputError(
+                f"{self.layout.name} [{self.rows}, {self.columns}] needs {expected} contiguous bytes on the CPU; "
+                f"the data has {self.data.nbytes} with strides {list(self.data.stride())} on {self.data.device}"
+            )
+
+    @staticmethod
+    def of(weight: Tensor) -> PackedMatrix:
+        """A dense tensor `[rows, columns]`, float32 or bfloat16, as it is; its memory is shared.
+
+        Raises InputError for other dtypes, and for a tensor that is not contiguous.
+        """
+        if weight.dtype not in _DENSE or weight.dim() != 2:
+            raise InputError(f"a dense matrix is float32 or bfloat16, not {weight.dtype} {list(weight.shape)}")
+        rows, columns = weight.shape
+        return PackedMatrix(_DENSE[weight.dtype], rows, columns, weight.detach())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[rows, columns]."""
+        return self.rows, self.columns
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data."""
+        return self.data.nbytes
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The numbers, `[rows, columns]` in `dtype`, rounded from float32: what the kernels multiply with."""
+        if self.layout.dense:
+            return self.data.to(dtype)
+        out = torch.empty((self.rows, self.columns), dtype=dtype)
+        band = self.layout.nbytes(BAND, self.columns)
+        for start, stop in chunks(self.rows, self.columns):
+            data = self.data[start // BAND * band : -(-stop // BAND) * band]
+            out[start:stop] = self.layout.unpack(data, self.columns).values()[: stop - start]
+        return out
+
+    def slice(self, start: int, stop: int) -> PackedMatrix:
+        """Rows [start, stop), sharing memory.  InputError where `start` does not begin a band of 16 rows."""
+        if not 0 <= start <= stop <= self.rows or (not self.layout.dense and start % BAND):
+            raise InputError(f"rows {start} to {stop} of {self.rows} cannot be shared: bands have {BAND} rows")
+        if self.layout.dense:
+            return PackedMatrix(self.layout, stop - start, self.columns, self.data[start:stop])
+        first, size = self.layout.nbytes(start, self.columns), self.layout.nbytes(stop - start, self.columns)
+        return PackedMatrix(self.layout, stop - start, self.columns, self.data[first : first + size])
+
+
+def chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows, of whole bands but for the last, that together are all rows."""
+    step = max(BAND, _CHUNK // max(columns, 1) // BAND * BAND)
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def _lines(codes: Tensor, layout: Layout) -> Tensor:
+    """`[rows, columns]` -> the lines `[bands, blocks, bytes]`, four bytes for each row."""
+    rows, columns = codes.shape
+    if layout.name in ("S8", "S8X16"):
+        quads = codes.view(rows // BAND, BAND, columns // layout.block, layout.block // 4, 4)
+        return quads.permute(0, 2, 3, 1, 4).flatten(2).view(torch.uint8)
+    quads = codes.view(rows // BAND, BAND, columns // GROUP, 4, 2, 4) & 15
+    lines = (quads[..., 0, :] | (quads[..., 1, :] << 4)).permute(0, 2, 3, 1, 4).flatten(2)
+    if layout.name == "U4":
+        return lines
+    fifth = (codes >> 4).view(rows // BAND, BAND, columns // GROUP, 8, 4) << _bit_numbers()
+    return torch.cat([lines, fifth.sum(dim=3, dtype=torch.uint8).transpose(1, 2).flatten(2)], dim=2)
+
+
+def _from_lines(lines: Tensor, layout: Layout) -> Tensor:
+    """The inverse of `_lines`."""
+    bands, blocks, _ = lines.shape
+    if layout.name in ("S8", "S8X16"):
+        quads = lines.reshape(bands, blocks, layout.block // 4, BAND, 4).permute(0, 3, 1, 2, 4)
+        return quads.reshape(bands * BAND, -1).view(torch.int8)
+    nibbles = lines[:, :, : BAND * GROUP // 2].reshape(bands, blocks, 4, BAND, 4).permute(0, 3, 1, 2, 4)
+    codes = torch.stack([nibbles & 15, nibbles >> 4], dim=4).flatten(3, 4)  # [bands, 16, blocks, 8, 4]
+    if layout.name == "U5":
+        fifth = lines[:, :, BAND * GROUP // 2 :].reshape(bands, blocks, BAND, 4).transpose(1, 2).unsqueeze(3)
+        codes = codes | ((fifth >> _bit_numbers()) & 1) << 4
+    return codes.reshape(bands * BAND, -1)
+
+
+def _bit_numbers() -> Tensor:
+    return torch.arange(8, dtype=torch.uint8)[:, None]
+
+
+def _halves(numbers: Tensor) -> Tensor:
+    """`[rows, blocks]` -> fp16, as bytes `[bands, blocks, 32]`."""
+    return numbers.half().view(-1, BAND, numbers.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _from_halves(data: Tensor) -> Tensor:
+    """The inverse of `_halves`."""
+    return data.contiguous().view(torch.float16).transpose(1, 2).flatten(0, 1)
