@@ -7,13 +7,16 @@ parameters in those of parameters, and in where their numbers lie.  All are comp
 from __future__ import annotations
 
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from triptych.nn.weights import PackedWeight
+
 _training = itemgetter("training")
+_blocks = attrgetter("blocks")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 
@@ -63,13 +66,14 @@ class Structure:
 class Numbers:
     """Where the numbers of tensors lie; and for those that were copied, whether they were changed since."""
 
-    def __init__(self, shared: list[Tensor], copied: list[Tensor]) -> None:
-        self.shared, self.copied = shared, copied
+    def __init__(self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight]) -> None:
+        self.shared, self.copied, self.packed = shared, copied, packed
         self.before = self._now()
 
     def _now(self) -> tuple[Any, ...]:
         return (
             list(map(Tensor.data_ptr, self.shared)),
+            list(map(Tensor.data_ptr, map(_blocks, self.packed))),
             [(x.data_ptr(), x._version, x.dtype) for x in self.copied],
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from triptych.program.native_steps import NotNative, Table
 LAYOUT_F32, LAYOUT_BF16 = 0, 1  # of matmul.h
 SHORTEST = 256  # positions that tables have at least
 _DENSE = {torch.float32: LAYOUT_F32, torch.bfloat16: LAYOUT_BF16}
+MatrixOf = Callable[[PackedWeight], tuple[int, Tensor] | None]
+"""The run-time layout of a packed weight: its number in matmul.h and the bytes; None where there is none."""
+
 _BY_POSITION = ("rotation", "far rotation", "sinusoids", "bias")
 
 
@@ -35,6 +38,7 @@ class Binding:
     limit       positions that tables of the model itself have.
     vocab       rows that ids may name.
     lookups     packed weights whose rows are looked up before each call, by their place in `matrices`.
+    packed      whether some matrix is packed.
     """
 
     plan: NativePlan
@@ -45,6 +49,7 @@ class Binding:
     lookups: dict[int, Tensor]
     numbers: Numbers
     kept: list[Tensor]
+    packed: bool
 
     def same(self) -> bool:
         """Whether the weights are where they were."""
@@ -54,12 +59,13 @@ class Binding:
 class Binder:
     """Fills the tables of one plan."""
 
-    def __init__(self, module: nn.Module, plan: NativePlan) -> None:
-        self.plan = plan
+    def __init__(self, module: nn.Module, plan: NativePlan, matrix_of: MatrixOf | None = None) -> None:
+        self.plan, self.matrix_of = plan, matrix_of
         self.parameters: Mapping[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
         self.kept: list[Tensor] = []
         self.shared: list[Tensor] = []
         self.copied: list[Tensor] = []
+        self.packed: list[PackedWeight] = []
 
     def bind(self, positions: int) -> Binding:
         """Tables for at least so many positions.  Raises NotNative for a weight in a form that the kernels do not read,
@@ -83,8 +89,8 @@ class Binder:
             self.kept.append(data)
             matrices[i] = (layout, rows, columns, 0, data.data_ptr())
         limit, vocab = self._limits(matrices)
-        numbers = Numbers(self.shared, self.copied)
-        return Binding(self.plan, matrices, positions, limit, vocab, lookups, numbers, self.kept)
+        numbers = Numbers(self.shared, self.copied, self.packed)
+        return Binding(self.plan, matrices, positions, limit, vocab, lookups, numbers, self.kept, bool(self.packed))
 
     def _limits(self, matrices: npt.NDArray[Any]) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max
@@ -109,7 +115,11 @@ class Binder:
     def _matrix(self, name: str) -> tuple[int, int, int, Tensor]:
         weight = self.parameters[name]
         if isinstance(weight, PackedWeight):
-            raise NotNative(f"{name} is packed in a form that the native kernels do not read")
+            packed = None if self.matrix_of is None else self.matrix_of(weight)
+            if packed is None:
+                raise NotNative(f"{name} is packed in a form that the native kernels do not read")
+            self.packed.append(weight)
+            return packed[0], weight.shape[0], weight.shape[1], packed[1]
         if weight.dtype not in _DENSE or not weight.is_contiguous():
             raise NotNative(f"{name} is {weight.dtype}; the native kernels read fp32 and bf16 rows")
         self.shared.append(weight)

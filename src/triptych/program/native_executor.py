@@ -26,11 +26,12 @@ from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import Structure
 from triptych.program.lower import lower
-from triptych.program.native_binding import Binder, Binding
+from triptych.program.native_binding import Binder, Binding, MatrixOf
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_steps import NotNative
 
 TOKENS = 256  # of one call: more run as several, so that the arena stays small
+MOST_DENSE = 32  # tokens up to which the products of dense weights are faster here than in torch's matrix library
 _LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _PROCESS = os.getpid()
@@ -54,11 +55,17 @@ _prepared: WeakKeyDictionary[Transformer, _Prepared] = WeakKeyDictionary()
 class NativeStep:
     """The native executor over one cache.  One thread uses it at a time; others may use the same module.
 
+    matrix_of     the run-time layout of a packed weight; without it, packed models run as modules.
+    most_dense    tokens of one call up to which a model without packed weights runs here.
     why_modules   why the last call gave None; None after a call that ran.
     """
 
-    def __init__(self, module: Transformer, cache: Cache, cross: CrossCache | None = None) -> None:
+    def __init__(
+        self, module: Transformer, cache: Cache, cross: CrossCache | None = None, *, matrix_of: MatrixOf | None = None,
+        most_dense: int = MOST_DENSE,
+    ) -> None:  # fmt: skip
         self.module, self.cache, self.cross = module, cache, cross
+        self.matrix_of, self.most_dense = matrix_of, most_dense
         function = run_step()
         self.function: RunStep | None = None if isinstance(function, str) else function
         self.unavailable = function if isinstance(function, str) else None
@@ -113,7 +120,7 @@ class NativeStep:
         binding = prepared.binding
         if binding is None or not binding.same() or binding.positions < positions:
             try:
-                binding = Binder(self.module, prepared.plan).bind(positions)
+                binding = Binder(self.module, prepared.plan, self.matrix_of).bind(positions)
             except InputError as error:
                 raise NotNative(str(error)) from None
             prepared.binding = binding
@@ -128,6 +135,8 @@ class NativeStep:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
         if len(ids) != rows.total or not ids:
             raise NotNative("no tokens, or not as many as the rows have")
+        if not binding.packed and len(ids) > self.most_dense:
+            raise NotNative(f"{len(ids)} tokens at once and dense weights: torch's matrix products are faster")
         if max(rows.ends) > min(binding.limit, self.module.spec.context or binding.limit):
             raise NotNative("a row is longer than the model's context")
         if min(ids) < 0 or max(ids) >= binding.vocab:
