@@ -32,21 +32,34 @@ class Structure:
         self.children = [own["_modules"] for own in self.dicts if own["_modules"]]
         self.parameters = [own["_parameters"] for own in self.dicts if own["_parameters"]]
         self.classes = list(dict.fromkeys(type(one) for one in self.modules))
-        self.before = self._now()
+        self.hooked, self.trained = self._hooked(), self._trained()
+        self.sizes = list(map(len, self.dicts))  # a forward that is set on an instance is one entry more
+        self.parts = list(chain.from_iterable(map(dict.values, self.children)))
+        self.parameter_ids = self._parameter_ids()
+        self.forwards = self._forwards()
 
-    def _now(self) -> tuple[Any, ...]:
-        return (
-            list(map(len, self.dicts)),  # a forward that is set on an instance is one entry more
-            list(map(len, self.hooks)),
-            list(map(_training, self.dicts)),
-            list(map(id, chain.from_iterable(map(dict.values, self.children)))),
-            list(map(id, chain.from_iterable(map(dict.values, self.parameters)))),
-            [one.forward for one in self.classes],
-            [one.__call__ for one in self.classes],
-        )
+    def _hooked(self) -> bool:
+        return any(self.hooks)
+
+    def _trained(self) -> bool:
+        return any(map(_training, self.dicts))
+
+    def _parameter_ids(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self.parameters))))
+
+    def _forwards(self) -> list[Any]:
+        return [x for one in self.classes for x in (one.forward, one.__call__)]
 
     def same(self) -> bool:
-        return self._now() == self.before
+        """Whether all of it is still so."""
+        return (
+            self._hooked() == self.hooked
+            and self._trained() == self.trained
+            and list(map(len, self.dicts)) == self.sizes
+            and list(chain.from_iterable(map(dict.values, self.children))) == self.parts
+            and self._parameter_ids() == self.parameter_ids
+            and self._forwards() == self.forwards
+        )
 
     def refusal(self) -> str | None:
         """Why these modules cannot be run as their program."""
