@@ -71,14 +71,16 @@ format: $(VENV)/.installed-dev ## format the code and apply ruff's safe fixes
 clean: ## remove the environment, caches and built pages; runs/ stays
 	rm -rf $(VENV) site build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# The empty files .installed and .installed-dev record that the environment is complete; a changed requirement or pin
-# installs again.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The empty files .installed and .installed-dev record that the environment is complete; a changed requirement, pin or C
+# file installs again.
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/triptych/native/*.[ch])
+
+$(VENV)/.installed: $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[plot]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[plot,dev,docs]'
 	@touch $(VENV)/.installed $@

@@ -71,7 +71,11 @@ def _load() -> tuple[Library | None, str | None]:
     # runtimes would start two sets of threads.
     import torch  # noqa: F401
 
-    path = Path(__file__).with_name("_kernels" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+    return load(Path(__file__).with_name("_kernels" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")))
+
+
+def load(path: Path) -> tuple[Library | None, str | None]:
+    """The library in the file `path`, or None and why it cannot be loaded."""
     if not path.exists():
         return None, f"the native kernels were not built: {path.name} is missing; installing with a compiler builds it"
     try:

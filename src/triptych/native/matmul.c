@@ -114,12 +114,13 @@ void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdi
 {
     int32_t bands = w->rows / BAND + (w->rows % BAND != 0);
     int32_t groups = w->layout >= LAYOUT_U4 ? in->columns / GROUP : 0;
+    /* A few vectors are rounded in less time than other threads need to start. */
+#pragma omp parallel for num_threads(threads) if ((int64_t)in->count * groups > 1024)
+    for (int32_t m = 0; m < in->count; m++)
+        round_groups(in, m, 0, groups);
 #pragma omp parallel num_threads(threads)
     {
         int32_t i = omp_get_thread_num(), parts = omp_get_num_threads();
-        for (int32_t m = 0; m < in->count; m++)
-            round_groups(in, m, share(groups, i, parts), share(groups, i + 1, parts));
-#pragma omp barrier
         multiply(w, in, y, y_stride, bias, share(bands, i, parts), share(bands, i + 1, parts));
     }
 }

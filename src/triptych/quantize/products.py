@@ -44,21 +44,16 @@ def matrix_struct(weight: PackedMatrix) -> Matrix:
 
 def _run(kernels: Library, weight: PackedMatrix, x: Tensor, bias: Tensor | None, out: Tensor, threads: int) -> None:
     functions, count = kernels.functions, x.shape[0]
-    vectors = Input(count, weight.columns, _floats(x), x.stride(0))
+    vectors = Input(count, weight.columns, floats_of(x), x.stride(0))
     if not weight.layout.dense:
         memory = torch.empty(functions.input_bytes(count, weight.columns), dtype=torch.uint8)
         functions.place_input(vectors, memory.data_ptr())
-    functions.multiply_parallel(
-        matrix_struct(weight),
-        vectors,
-        out.data_ptr(),
-        out.stride(0),
-        None if bias is None else bias.data_ptr(),
-        threads,
-    )
+    added = None if bias is None else bias.data_ptr()
+    functions.multiply_parallel(matrix_struct(weight), vectors, out.data_ptr(), out.stride(0), added, threads)
 
 
-def _floats(x: Tensor) -> ctypes._Pointer[ctypes.c_float]:
+def floats_of(x: Tensor) -> ctypes._Pointer[ctypes.c_float]:
+    """The address of the numbers of a float32 tensor, which must live as long as it is used."""
     return ctypes.cast(x.data_ptr(), ctypes.POINTER(ctypes.c_float))
 
 

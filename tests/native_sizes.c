@@ -1,0 +1,85 @@
+/* Runs every layout and kernel at ragged sizes in buffers of exactly the size that matmul.h names, for a compiler with
+   -fsanitize=address,undefined; with -DGUARDED=1 in buffers that end where memory that cannot be read begins, for the
+   masked instructions that a sanitizer does not see.  With -DSHORTER=1 the weights lack their last byte (GUARDED: their
+   last four, so that dense numbers stay aligned), which must be noticed.  */
+
+#define _DEFAULT_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "matmul.h"
+
+#ifndef SHORTER
+#define SHORTER 0
+#endif
+
+#ifndef GUARDED
+#define GUARDED 0
+#endif
+
+#define LACKING (SHORTER ? GUARDED ? 4 : 1 : 0)
+#define PAGE 65536 /* a multiple of every usual size of a page */
+
+static size_t mapped(size_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+}
+
+static void *reserve(size_t bytes)
+{
+    if (!GUARDED)
+        return malloc(bytes);
+    char *start = mmap(NULL, mapped(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *end = start + mapped(bytes) - PAGE;
+    if (start == MAP_FAILED || mprotect(end, PAGE, PROT_NONE))
+        exit(2);
+    return end - bytes;
+}
+
+static void release(void *buffer, size_t bytes)
+{
+    if (GUARDED)
+        munmap((char *)buffer + bytes + PAGE - mapped(bytes), mapped(bytes));
+    else
+        free(buffer);
+}
+
+static void product(int layout, int rows, int columns, int count, int threads)
+{
+    size_t bytes = matrix_bytes(layout, rows, columns) - LACKING, memory_bytes = input_bytes(count, columns);
+    size_t x_bytes = sizeof(float) * (size_t)(count * columns), y_bytes = sizeof(float) * (size_t)(count * rows);
+    size_t bias_bytes = sizeof(float) * (size_t)rows;
+    char *data = reserve(bytes), *memory = reserve(memory_bytes);
+    float *x = reserve(x_bytes), *y = reserve(y_bytes), *bias = reserve(bias_bytes);
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = (char)(i * 37 % 61); /* no exponent of all ones, so no NaN */
+    for (int i = 0; i < count * columns; i++)
+        x[i] = (float)(i % 23 - 11);
+    for (int i = 0; i < rows; i++)
+        bias[i] = (float)i;
+    struct matrix w = {layout, rows, columns, 0, data};
+    struct input in = {count, columns, x, columns, NULL, NULL, NULL};
+    place_input(&in, memory);
+    multiply_parallel(&w, &in, y, rows, threads % 2 ? bias : NULL, threads);
+    release(data, bytes);
+    release(memory, memory_bytes);
+    release(x, x_bytes);
+    release(y, y_bytes);
+    release(bias, bias_bytes);
+}
+
+int main(void)
+{
+    int rows[] = {1, 15, 16, 17, 37}, counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}, products = 0;
+    for (int isa = 0; isa < 3; isa++)
+        for (int layout = LAYOUT_F32; select_kernels(isa) == isa && layout <= LAYOUT_S8X16; layout++)
+            for (int r = 0; r < 5; r++)
+                for (int c = 0; c < 10; c++)
+                    for (int size = 1; size <= 3; size++, products++) {
+                        int block = layout == LAYOUT_S8X16 ? 256 : layout <= LAYOUT_BF16 ? 13 : 32;
+                        product(layout, rows[r], size * block, counts[c], 1 + products % 2);
+                    }
+    printf("%d\n", products);
+    return 0;
+}
