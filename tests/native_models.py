@@ -68,10 +68,10 @@ class Run:
         return Side(self.module, cache, cross, step)
 
     @torch.inference_mode()
-    def both(self, steps: Sequence[Sequence[int]] = STEPS) -> tuple[list[Tensor], list[Tensor]]:
-        """The log-probabilities of each step, by the modules and natively."""
+    def both(self, steps: Sequence[Sequence[int]] = STEPS, native: bool = True) -> tuple[list[Tensor], list[Tensor]]:
+        """The log-probabilities of each step, by the modules and natively (without `native`, by modules twice)."""
         draw = random.Random(self.seed)
-        sides, out = (self.side(False), self.side(True)), ([], [])
+        sides, out = (self.side(False), self.side(native)), ([], [])
         source = self._source()
         for lengths in steps:
             live = [i for i, length in enumerate(lengths) if length]
