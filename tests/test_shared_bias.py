@@ -55,7 +55,7 @@ def test_each_bucket_of_an_encoder_computes_it_once(asked: list[tuple[Tensor, Te
 
 
 def test_each_step_of_a_ragged_generation_computes_it_once(asked: list[tuple[Tensor, Tensor]]) -> None:
-    engine = Engine(tiny.decoder("t5", blocks=3))
+    engine = Engine(tiny.decoder("t5", blocks=3), executor="modules")
     engine.add(*(Request(prompt=row, max_new_tokens=4) for row in RAGGED))
     assert len([engine.step() for _ in range(4)]) == 4
     assert not engine.rows

@@ -31,7 +31,13 @@ from triptych.text import RenderedPrompt, Tokenizer
 
 
 class Model:
-    """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with."""
+    """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
+
+    executor   what computes the steps of a generation: "auto", the native step wherever it may (`generate.Engine` says
+               why not elsewhere), or "modules".
+    """
+
+    executor: running.Executor = "auto"
 
     def __init__(
         self,
@@ -398,7 +404,8 @@ class Model:
         ]  # fmt: skip
 
     def _engine(self, chunk: int | None, stop: str | Sequence[str]) -> running.Engine:
-        return running.Engine(self.module, decode=self.inputs.words.decode if stop else None, chunk=chunk)
+        decode = self.inputs.words.decode if stop else None
+        return running.Engine(self.module, decode=decode, chunk=chunk, executor=self.executor)
 
 
 MESSAGES = 'a list of {"role": ..., "content": ...}'

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,20 +24,28 @@ from triptych.generate.sampling import Sampling, check_finite, sample
 from triptych.generate.stops import StopDetector
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
+from triptych.program.native_executor import NativeStep
+from triptych.quantize.run_time import run_time_matrix
 from triptych.spec.positions import LongRope
 
 Decode = Callable[[Sequence[int]], str]
+Executor = Literal["auto", "modules"]
 
 
 class Engine:
     """A model with a cache and the rows that run in it.  One thread uses an engine at a time.
 
     `decode` makes text of ids, for stop strings.  With `chunk`, a step reads at most that many tokens of a prompt.
+    `executor` says what computes a step: with "auto", the native step wherever it may (see `why_modules`), with
+    "modules" always the modules.
 
-    Raises InputError for a model that cannot generate.
+    Raises InputError for a model that cannot generate, and for another executor.
     """
 
-    def __init__(self, module: Transformer, *, decode: Decode | None = None, chunk: int | None = None) -> None:
+    def __init__(
+        self, module: Transformer, *, decode: Decode | None = None, chunk: int | None = None,
+        executor: Executor = "auto",
+    ) -> None:  # fmt: skip
         if module.decoder is None:
             raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
         if module.spec.head is None:
@@ -46,6 +55,12 @@ class Engine:
         self.rows: list[LiveRow] = []
         self.cache = module.decoder.cache()
         self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
+        if executor not in get_args(Executor):
+            raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
+        self.native: NativeStep | None = None
+        if executor == "auto":
+            self.native = NativeStep(module, self.cache, self.cross, matrix_of=run_time_matrix)
+        self.why_modules: str | None = "no step has run"
         self._switch = _longrope_switch(module)
         self.regroup()
 
@@ -214,6 +229,12 @@ class Engine:
                 due.append(row)
                 last.append(len(ids) - 1)
         where = Rows(tuple(lengths), tuple(past), tuple(slots))
+        wanted = range(len(ids)) if self._all_logits else last
+        found = self._native_logits(session, rows, ids, where, wanted)
+        if found is not None:
+            for row, n in zip(rows, lengths, strict=True):
+                row.cached += n
+            return self._chosen(rows, due, found, where, last)
         taps = NO_TAPS
         if session is not None:
             taps, session.items = session.taps, [row.request.number for row in rows]
@@ -227,11 +248,9 @@ class Engine:
             for row in rows:
                 row.source = None
             self.regroup()
-        every: dict[LiveRow, Tensor] = {}
         if self._all_logits:
-            logits = self.module.unembed(hidden, where, taps)
-            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
-            return due, logits[last], every
+            return self._chosen(rows, due, self.module.unembed(hidden, where, taps), where, last)
+        every: dict[LiveRow, Tensor] = {}
         if len(last) < len(ids):  # some tokens are of prompts, whose logits nobody wants
             if not due:
                 return due, hidden[:0], every
@@ -239,6 +258,32 @@ class Engine:
             if session is not None:
                 session.items = [row.request.number for row in due]
         return due, self.module.unembed(hidden, where, taps), every
+
+    def _native_logits(
+        self, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows, wanted: Sequence[int]
+    ) -> Tensor | None:
+        """The logits of the tokens `wanted`, by the native step; None where the modules must run, and why in
+        `why_modules`."""
+        if self.native is None:
+            self.why_modules = "the engine was made with executor='modules'"
+        elif session is not None:
+            self.why_modules = "the rows are probed"
+        elif rows[0].source is not None:
+            self.why_modules = "the source is to be encoded"
+        else:
+            logits = self.native.logits(ids, where, wanted)
+            self.why_modules = self.native.why_modules
+            return logits
+        return None
+
+    def _chosen(
+        self, rows: Sequence[LiveRow], due: list[LiveRow], logits: Tensor, where: Rows, last: Sequence[int]
+    ) -> tuple[list[LiveRow], Tensor, dict[LiveRow, Tensor]]:
+        """What `_forward` gives, from the logits of all tokens, or of those in `last` where no row wants all."""
+        if not self._all_logits:
+            return due, logits, {}
+        every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
+        return due, logits[last], every
 
     def _begin_again(self, row: LiveRow) -> None:
         if row.cached:

@@ -1,0 +1,144 @@
+/* A decoding step: the instructions of a plan, run on the vectors of any mix of rows by one team of threads.
+
+   A plan is made in Python (triptych.program.native_plan) from the operations of a program; nothing here knows a model
+   family.  Every value is a buffer [tokens][width] of fp32 numbers in one arena; an instruction names a buffer by its
+   offset in numbers per token.  The work of an instruction is cut into units that do not depend on the number of
+   threads, and no sum crosses two units, so a row has the same bits in any batch and with any number of threads.
+
+   The caller checks every size before the call: ids against tables, positions against tables and stores, slots against
+   stores, and the arena against the plan.  */
+
+#ifndef TRIPTYCH_STEP_H
+#define TRIPTYCH_STEP_H
+
+#include <stdint.h>
+
+#include "matmul.h"
+
+enum operation {
+    OP_EMBED = 0,        /* output = row `number` + index of the table `weight`; kind: enum index */
+    OP_ROUND = 1,        /* output = input rounded for packed products, as `struct input` has it */
+    OP_LINEAR = 2,       /* output = input weight^T + bias; second: the rounded input or -1 */
+    OP_LAYER_NORM = 3,   /* first: eps */
+    OP_RMS_NORM = 4,     /* first: eps, other: what is added to the weight; `heads` vectors of `width` per token */
+    OP_ROTATE = 5,       /* weight: table of cosines and sines by position; bias: the table beyond `number` positions */
+    OP_MAP = 6,          /* output = f(input); kind: enum function */
+    OP_MAP_MULTIPLY = 7, /* output = f(input) second */
+    OP_ADD = 8,          /* output = input + second */
+    OP_ATTEND = 9,       /* input: queries, second: new keys, third: new values */
+    OP_EXTEND = 10,      /* second: new keys, third: new values, into the store */
+    OP_CHOOSE = 11,      /* row m of output = row `chosen[m]` of input */
+    OP_ROUTE = 12,       /* output = weight of each expert from the scores `input`, 0 for those not chosen; third = 0 */
+    OP_TAKE = 13,        /* the rows of input that expert `number` is chosen for, one after another */
+    OP_GIVE = 14         /* row i of input, times its weight, added to its token's row of output */
+};
+
+enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2 };
+
+enum function {
+    FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,
+    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8, FUNCTION_BF16 = 9
+};
+
+enum pairing { PAIRING_HALF = 0, PAIRING_INTERLEAVED = 1 };
+
+/* Which vectors an instruction runs on: those of every token, of the chosen ones, of the current expert's. */
+enum rows { ROWS_TOKENS = 0, ROWS_CHOSEN = 1, ROWS_EXPERT = 2 };
+
+/* BARRIER_BEFORE: other threads must have finished what came before.  BARRIER_IF_ANY: only if an expert has tokens. */
+enum barrier { BARRIER_NONE = 0, BARRIER_BEFORE = 1, BARRIER_IF_ANY = 2 };
+
+enum attention { ATTEND_SELF = 0, ATTEND_CROSS = 1 };
+
+enum number_type { TYPE_F32 = 0, TYPE_BF16 = 1 };
+
+#define OUTPUT -2 /* the buffer that the step's result is written to */
+
+struct instruction {
+    int32_t op, rows, barrier, kind;
+    int32_t input, second, third, output;      /* buffers; -1 where there is none */
+    int32_t width, heads, groups, value_width; /* numbers of a vector, and vectors per token */
+    int32_t weight, bias, store, window;       /* places in the tables of the plan; -1 none; window 0 none */
+    int32_t skip, number, top, reserved;       /* skip: instructions of an expert that has no tokens */
+    float first, other;                        /* eps, factor, scale | cap, what is added to a weight */
+};
+
+/* Keys and values of a layer, [slots][groups][capacity][width].  In a ring, position p stands at place p % window. */
+struct store {
+    void *keys;
+    void *values;
+    int64_t slots, capacity;
+    int32_t groups, width, value_width, type;
+};
+
+struct plan {
+    int32_t count;
+    int32_t reserved;
+    const struct instruction *instructions;
+    const struct matrix *weights; /* matrices, vectors (fp32, one row) and tables by position */
+    const struct store *stores;
+};
+
+/* The rows of one call.  Tokens of a row follow one another; `start` is where its first one stands, and the store holds
+   the positions before that one's. */
+struct batch {
+    int32_t tokens, chosen_count, threads, scratch_floats;
+    const int32_t *ids, *position, *slot, *start; /* of each token */
+    const int32_t *end, *reach, *source;          /* lengths of its row: after this call, after the step, of its source */
+    const int32_t *chosen;                        /* tokens, for ROWS_CHOSEN */
+    float *arena;
+    float *output;
+    float *scratch; /* [threads][scratch_floats] */
+};
+
+/* What a thread of the team knows. */
+struct worker {
+    const struct plan *plan;
+    const struct batch *batch;
+    int32_t thread, threads;
+    int32_t taken;    /* tokens of the current expert */
+    int32_t *members; /* which they are */
+    float *scratch;
+};
+
+/* A buffer of the arena, or the output. */
+static inline float *buffer(const struct worker *me, int32_t offset)
+{
+    return offset == OUTPUT ? me->batch->output : me->batch->arena + (int64_t)offset * me->batch->tokens;
+}
+
+static inline int32_t row_count(const struct worker *me, const struct instruction *it)
+{
+    return it->rows == ROWS_TOKENS ? me->batch->tokens : it->rows == ROWS_CHOSEN ? me->batch->chosen_count : me->taken;
+}
+
+/* The units [*first, *last) of `units` that a thread does. */
+static inline void share(const struct worker *me, int64_t units, int64_t *first, int64_t *last)
+{
+    *first = units * me->thread / me->threads;
+    *last = units * (me->thread + 1) / me->threads;
+}
+
+/* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_experts.c). */
+void step_embed(struct worker *me, const struct instruction *it);
+void step_round(struct worker *me, const struct instruction *it);
+void step_linear(struct worker *me, const struct instruction *it);
+void step_norm(struct worker *me, const struct instruction *it);
+void step_rotate(struct worker *me, const struct instruction *it);
+void step_map(struct worker *me, const struct instruction *it);
+void step_add(struct worker *me, const struct instruction *it);
+void step_choose(struct worker *me, const struct instruction *it);
+void step_attend(struct worker *me, const struct instruction *it);
+void step_extend(struct worker *me, const struct instruction *it);
+void step_route(struct worker *me, const struct instruction *it);
+void step_members(struct worker *me, const struct instruction *it);
+void step_take(struct worker *me, const struct instruction *it);
+void step_give(struct worker *me, const struct instruction *it);
+
+/* Run a plan.  The caller's thread is one of `threads`. */
+void run_step(const struct plan *plan, const struct batch *batch);
+
+/* sizeof of the structures above, in the order instruction, store, plan, batch, matrix: the loader compares them. */
+int step_sizeof(int which);
+
+#endif

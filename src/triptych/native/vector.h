@@ -1,0 +1,149 @@
+/* Vectors of 16 fp32 numbers in the compiler's own notation: the same code for every processor, in the same order of
+   operations.  CLONES asks for variants of a function, of which the loader takes the best one for this processor.  */
+
+#ifndef TRIPTYCH_VECTOR_H
+#define TRIPTYCH_VECTOR_H
+
+#include <stdint.h>
+#include <string.h>
+
+#pragma GCC diagnostic ignored "-Wpsabi" /* every function with a vector argument is inlined */
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+
+INLINE v16 load16(const float *x)
+{
+    v16 y;
+    memcpy(&y, x, sizeof y);
+    return y;
+}
+
+INLINE void store16(float *x, v16 y)
+{
+    memcpy(x, &y, sizeof y);
+}
+
+/* The first n < 16 numbers, the others `rest`. */
+INLINE v16 load_part(const float *x, int32_t n, float rest)
+{
+    v16 y = (v16){0} + rest;
+    memcpy(&y, x, (size_t)n * sizeof *x);
+    return y;
+}
+
+INLINE v16 pick(i16 mask, v16 a, v16 b)
+{
+    return (v16)((mask & (i16)a) | (~mask & (i16)b));
+}
+
+INLINE v16 larger(v16 a, v16 b)
+{
+    return pick(a > b, a, b);
+}
+
+/* Sum and maximum over the 16 numbers, by halves. */
+INLINE float sum16(v16 x)
+{
+    float s[16];
+    store16(s, x);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) s[i] += s[i + width];
+    return s[0];
+}
+
+INLINE float max16(v16 x)
+{
+    float s[16];
+    store16(s, x);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) s[i] = s[i] > s[i + width] ? s[i] : s[i + width];
+    return s[0];
+}
+
+/* e^x: x = n ln 2 + r with |r| <= ln 2 / 2, then the series of e^r to r^7 / 7!.  Below -87.3 exactly 0, above 88.3 the
+   value at 88.3; a NaN stays one. */
+INLINE v16 exp16(v16 x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, in the low bits */
+    i16 small = x < -87.3f;
+    v16 y = pick(small, (v16){0} - 87.3f, x);
+    y = pick(y > 88.3f, (v16){0} + 88.3f, y);
+    v16 shifted = y * 1.44269504088896341f + magic;
+    v16 n = shifted - magic;
+    v16 r = y - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    v16 p = (v16){0} + 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    v16 power = (v16)(((i16)shifted << 23) + (127 << 23));
+    return pick(small, (v16){0}, p * power);
+}
+
+INLINE v16 tanh16(v16 x)
+{
+    return 1.0f - 2.0f / (exp16(2.0f * x) + 1.0f);
+}
+
+/* Abramowitz and Stegun 7.1.26, within 1.5e-7. */
+INLINE v16 erf16(v16 x)
+{
+    i16 sign = (i16)x & (int32_t)0x80000000;
+    v16 a = (v16)((i16)x & 0x7fffffff);
+    v16 t = 1.0f / (1.0f + 0.3275911f * a);
+    v16 p = (v16){0} + 1.061405429f;
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    v16 y = 1.0f - p * t * exp16(-a * a);
+    return (v16)((i16)y | sign);
+}
+
+INLINE float float_of_bf16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, sizeof y);
+    return y;
+}
+
+/* Round to nearest, ties to even; a NaN stays one. */
+INLINE uint16_t bf16_of_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)((bits >> 16) | 0x40);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+/* x . y over n numbers. */
+INLINE float dot(const float *x, const float *y, int32_t n)
+{
+    v16 even = {0}, odd = {0};
+    int32_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        even += load16(x + i) * load16(y + i);
+        odd += load16(x + i + 16) * load16(y + i + 16);
+    }
+    if (i + 16 <= n) {
+        even += load16(x + i) * load16(y + i);
+        i += 16;
+    }
+    if (i < n) odd += load_part(x + i, n - i, 0.0f) * load_part(y + i, n - i, 0.0f);
+    return sum16(even + odd);
+}
+
+#endif

@@ -1,0 +1,94 @@
+"""Whether a module still does what its program says, looked up at every step without walking it.
+
+A hook, a replaced forward, a replaced part and training mode show in the dictionaries of the modules; replaced
+parameters in those of parameters, and in where their numbers lie.  All are compared by loops that run in C.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from triptych.nn.weights import PackedWeight
+
+_training = itemgetter("training")
+_blocks = attrgetter("blocks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+
+
+class Structure:
+    """The modules below one, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names = {id(one): name for name, one in module.named_modules()}
+        self.modules = list(module.modules())
+        self.dicts = [one.__dict__ for one in self.modules]
+        self.hooks = [*(own[key] for own in self.dicts for key in _HOOKS), *_EVERYWHERE]
+        self.children = [own["_modules"] for own in self.dicts if own["_modules"]]
+        self.parameters = [own["_parameters"] for own in self.dicts if own["_parameters"]]
+        self.classes = list(dict.fromkeys(type(one) for one in self.modules))
+        self.hooked, self.trained = self._hooked(), self._trained()
+        self.sizes = list(map(len, self.dicts))  # a forward that is set on an instance is one entry more
+        self.parts = list(chain.from_iterable(map(dict.values, self.children)))
+        self.parameter_ids = self._parameter_ids()
+        self.forwards = self._forwards()
+
+    def _hooked(self) -> bool:
+        return any(self.hooks)
+
+    def _trained(self) -> bool:
+        return any(map(_training, self.dicts))
+
+    def _parameter_ids(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self.parameters))))
+
+    def _forwards(self) -> list[Any]:
+        return [x for one in self.classes for x in (one.forward, one.__call__)]
+
+    def same(self) -> bool:
+        """Whether all of it is still so."""
+        return (
+            self._hooked() == self.hooked
+            and self._trained() == self.trained
+            and list(map(len, self.dicts)) == self.sizes
+            and list(chain.from_iterable(map(dict.values, self.children))) == self.parts
+            and self._parameter_ids() == self.parameter_ids
+            and self._forwards() == self.forwards
+        )
+
+    def refusal(self) -> str | None:
+        """Why these modules cannot be run as their program."""
+        if any(_EVERYWHERE):
+            return "a hook is registered on all modules"
+        for one in self.modules:
+            name = self.names[id(one)] or "the model"
+            if one.training:
+                return f"{name} is in training mode"
+            if any(one.__dict__[key] for key in _HOOKS):
+                return f"{name} has a hook"
+            if "forward" in one.__dict__:
+                return f"the forward of {name} is replaced"
+        return None
+
+
+class Numbers:
+    """Where the numbers of tensors lie; and for those that were copied, whether they were changed since."""
+
+    def __init__(self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight]) -> None:
+        self.shared, self.copied, self.packed = shared, copied, packed
+        self.before = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        return (
+            list(map(Tensor.data_ptr, self.shared)),
+            list(map(Tensor.data_ptr, map(_blocks, self.packed))),
+            [(x.data_ptr(), x._version, x.dtype) for x in self.copied],
+        )
+
+    def same(self) -> bool:
+        return self._now() == self.before

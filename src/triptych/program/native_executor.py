@@ -1,0 +1,250 @@
+"""Runs decoding steps of a model natively: any mix of rows in one call, where the model is what its program says.
+
+`NativeStep.logits` gives None where the modules must run, with the reason in `why_modules`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from ctypes import byref
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from triptych.attention import Cache, CrossCache, Rows
+from triptych.errors import ConfigError, InputError
+from triptych.native.step import STORE, Call, Plan, RunStep, run_step
+from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
+from triptych.program.changes import Structure
+from triptych.program.lower import lower
+from triptych.program.native_binding import Binder, Binding, MatrixOf
+from triptych.program.native_plan import NativePlan, plan_of
+from triptych.program.native_steps import NotNative
+
+TOKENS = 256  # of one call: more run as several, so that the arena stays small
+MOST_DENSE = 32  # tokens up to which the products of dense weights are faster here than in torch's matrix library
+_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
+_CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_PROCESS = os.getpid()
+_LOCK = Lock()
+
+
+@dataclass(eq=False)
+class _Prepared:
+    """What engines of one module share: how it was when it was lowered, and its plan or why there is none."""
+
+    structure: Structure
+    how: tuple[Any, ...]
+    plan: NativePlan | None = None
+    reason: str | None = None
+    binding: Binding | None = None
+
+
+_prepared: WeakKeyDictionary[Transformer, _Prepared] = WeakKeyDictionary()
+
+
+class NativeStep:
+    """The native executor over one cache.  One thread uses it at a time; others may use the same module.
+
+    matrix_of     the run-time layout of a packed weight; without it, packed models run as modules.
+    most_dense    tokens of one call up to which a model without packed weights runs here.
+    why_modules   why the last call gave None; None after a call that ran.
+    """
+
+    def __init__(
+        self, module: Transformer, cache: Cache, cross: CrossCache | None = None, *, matrix_of: MatrixOf | None = None,
+        most_dense: int = MOST_DENSE,
+    ) -> None:  # fmt: skip
+        self.module, self.cache, self.cross = module, cache, cross
+        self.matrix_of, self.most_dense = matrix_of, most_dense
+        function = run_step()
+        self.function: RunStep | None = None if isinstance(function, str) else function
+        self.unavailable = function if isinstance(function, str) else None
+        self.why_modules: str | None = None
+        self.binding: Binding | None = None
+        self.seen: list[Tensor] = []
+        self.labels = np.zeros((len(_LABELS), TOKENS), np.int32)
+        self.arena = self.scratch = torch.empty(0)
+        self.call = Call()
+        for i, name in enumerate(_LABELS):
+            setattr(self.call, name, self.labels[i].ctypes.data)
+
+    def logits(self, ids: Sequence[int], rows: Rows, chosen: Sequence[int]) -> Tensor | None:
+        """Run the tokens `ids` [N] of `rows`, which continue the cache -> the logits of tokens `chosen`, in rising
+        order, [C, V] fp32.
+
+        The caller has begun no step of the cache; this begins and finishes one.  Raises as `Cache.begin`.
+        """
+        try:
+            binding = self._bound(max(rows.ends, default=0))
+            self._check(binding, ids, rows)
+        except NotNative as reason:
+            self.why_modules = str(reason)
+            return None
+        self.why_modules = None
+        step = self.cache.begin(rows, "")
+        plan = self._plan(binding)
+        out = torch.empty(len(chosen), binding.plan.outputs)
+        labels = _labels(ids, rows, self._sources(rows))
+        done = 0
+        for first in range(0, len(ids), TOKENS):
+            last = min(first + TOKENS, len(ids))
+            own = [token - first for token in chosen[done:] if token < last]
+            self._run(binding, plan, _piece(labels, first, last), own, out[done : done + len(own)])
+            done += len(own)
+        step.finish()
+        return out
+
+    # -- what must hold -------------------------------------------------------------------------------------------
+
+    def _bound(self, positions: int) -> Binding:
+        """The weights as they are now.  Raises NotNative where the modules must run."""
+        if self.unavailable is not None:
+            raise NotNative(self.unavailable)
+        if torch.is_grad_enabled():
+            raise NotNative("gradients may be needed")
+        if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() or _function_modes():
+            raise NotNative("autocast or another mode of torch is on")
+        prepared = _prepared_of(self.module, self._how())
+        if prepared.plan is None:
+            raise NotNative(prepared.reason or "the model has no native plan")
+        binding = prepared.binding
+        if binding is None or not binding.same() or binding.positions < positions:
+            try:
+                binding = Binder(self.module, prepared.plan, self.matrix_of).bind(positions)
+            except InputError as error:
+                raise NotNative(str(error)) from None
+            prepared.binding = binding
+        return binding
+
+    def _how(self) -> tuple[Any, ...]:
+        stores = self.cache.stores
+        half = bool(stores) and stores[0].k.dtype == torch.bfloat16
+        return half, tuple([store.window for store in stores])
+
+    def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
+        """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
+        if len(ids) != rows.total or not ids:
+            raise NotNative("no tokens, or not as many as the rows have")
+        if not binding.packed and len(ids) > self.most_dense:
+            raise NotNative(f"{len(ids)} tokens at once and dense weights: torch's matrix products are faster")
+        if max(rows.ends) > min(binding.limit, self.module.spec.context or binding.limit):
+            raise NotNative("a row is longer than the model's context")
+        if min(ids) < 0 or max(ids) >= binding.vocab:
+            raise NotNative("an id lies outside the vocabulary")
+        if rows.documents is not None:
+            raise NotNative("rows of several documents")
+        if self.cross is not None:
+            lacking = self.cross.pending is not None or any(slot not in self.cross.lengths for slot in rows.slots)
+            if lacking:
+                raise NotNative("the source is not projected yet")
+
+    def _sources(self, rows: Rows) -> list[int]:
+        return [0] * len(rows) if self.cross is None else [self.cross.lengths[slot] for slot in rows.slots]
+
+    # -- the call -------------------------------------------------------------------------------------------------
+
+    def _plan(self, binding: Binding) -> Plan:
+        """The structure of a plan, made anew where the weights or the stores moved."""
+        stores = [*self.cache.stores, *(() if self.cross is None else self.cross.stores)]
+        tensors = [x for store in stores for x in (store.k, store.v)]
+        if binding is not self.binding:
+            self.binding, self.matrices = binding, binding.matrices.copy()
+            self.seen = []
+        if len(tensors) != len(self.seen) or any(a is not b for a, b in zip(tensors, self.seen, strict=True)):
+            self.stores = np.zeros(len(stores), STORE)
+            for i, store in enumerate(stores):
+                k, v = store.k, store.v
+                if k.dtype not in _CACHE_TYPES or not k.is_contiguous() or not v.is_contiguous():
+                    raise InputError(f"the cache holds {k.dtype}; the native step reads fp32 and bf16")
+                slots, groups, capacity, width = k.shape
+                self.stores[i] = (
+                    k.data_ptr(), v.data_ptr(), slots, capacity, groups, width, v.shape[3], _CACHE_TYPES[k.dtype],
+                )  # fmt: skip
+            self.seen = tensors
+            plan, records = Plan(), binding.plan.instructions
+            plan.count, plan.instructions = len(records), records.ctypes.data
+            plan.weights, plan.stores = self.matrices.ctypes.data, self.stores.ctypes.data
+            self.plan = plan
+        return self.plan
+
+    def _run(
+        self, binding: Binding, plan: Plan, labels: npt.NDArray[np.int32], chosen: Sequence[int], out: Tensor
+    ) -> None:
+        assert self.function is not None
+        tokens, call = labels.shape[1], self.call
+        threads = torch.get_num_threads() if os.getpid() == _PROCESS else 1  # OpenMP's team does not survive a fork
+        self.labels[:-1, :tokens] = labels
+        self.labels[-1, : len(chosen)] = chosen
+        need, scratch = binding.plan.arena * tokens, binding.plan.scratch + tokens
+        if self.arena.numel() < need:
+            self.arena = torch.zeros(need)
+        if self.scratch.numel() < scratch * threads:
+            self.scratch = torch.zeros(scratch * threads)
+        looked_up = []
+        for place, weight in binding.lookups.items():
+            looked_up.append(F.embedding(torch.from_numpy(labels[0].astype(np.int64)), weight).float().contiguous())
+            self.matrices[place]["data"] = looked_up[-1].data_ptr()
+        call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
+        call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
+        self.function(byref(plan), byref(call))
+
+
+def _function_modes() -> int:
+    """Modes of torch functions, without the one of a default device."""
+    return int(torch._C._len_torch_function_stack())
+
+
+def _labels(ids: Sequence[int], rows: Rows, sources: Sequence[int]) -> npt.NDArray[np.int64]:
+    """[8, N]: `_LABELS` of each token, with where its row stops in the batch in the place of `end`."""
+    n = np.asarray(rows.lengths)
+    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, sources))
+    slot, start, past, reach, source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
+    position = past + np.arange(len(ids)) - start
+    stop = start + reach - past
+    return np.asarray((ids, position, slot, start, stop, reach, source))
+
+
+def _piece(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:
+    """Tokens [first, last) as a call of their own."""
+    piece = labels[:, first:last].astype(np.int32)
+    position, start, stop = piece[1], piece[3], piece[4]
+    piece[4] = position - np.arange(first, last, dtype=np.int32) + np.minimum(stop, last)
+    piece[3] = np.maximum(start, first) - first
+    return piece
+
+
+def _prepared_of(module: Transformer, how: tuple[Any, ...]) -> _Prepared:
+    """The plan of the module as it is now, made again where the module changed."""
+    prepared = _prepared.get(module)
+    if prepared is not None and prepared.how == how and prepared.structure.same():
+        return prepared
+    with _LOCK:
+        prepared = _Prepared(Structure(module), how)
+        prepared.reason = prepared.structure.refusal()
+        if module.device.type != "cpu":
+            prepared.reason = f"the model is on {module.device.type}"
+        if prepared.reason is None:
+            try:
+                prepared.plan = _lowered(module, how)
+            except ConfigError as reason:
+                prepared.reason = str(reason)
+        _prepared[module] = prepared
+    return prepared
+
+
+def _lowered(module: Transformer, how: tuple[Any, ...]) -> NativePlan:
+    half, windows = how
+    named = module.named_parameters(remove_duplicate=False)
+    packed = frozenset(name for name, weight in named if isinstance(weight, PackedWeight))
+    with torch.inference_mode(False), torch.no_grad():
+        return plan_of(lower(module), packed, half, windows)

@@ -1,0 +1,167 @@
+"""A plan of the native executor: instructions with their buffers, in levels between which all threads meet.
+
+A step's level is one more than the highest of those that it reads from, so the steps of a level need nothing of each
+other and no thread waits between them.  Buffers are shared by vectors that do not live at the same level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over
+from triptych.program.native_steps import NotNative, Step, StepMaker, Steps, Table, Vector
+from triptych.program.program import Program
+
+LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
+WIDEST = 1024  # numbers of a key or value that a thread has room for
+
+
+@dataclass(frozen=True, eq=False)
+class NativePlan:
+    """What a program becomes.
+
+    instructions   records of `INSTRUCTION`.
+    tables         what instructions name by `weight` and `bias`, in order.
+    arena          fp32 numbers per token of the arena.
+    scratch        fp32 numbers of a thread beside one per token.
+    outputs        numbers of a result.
+    """
+
+    instructions: npt.NDArray[Any]
+    tables: tuple[Table, ...]
+    arena: int
+    scratch: int
+    outputs: int
+
+
+@dataclass(eq=False)
+class _Buffer:
+    width: int
+    first: int
+    last: int
+    offset: int = NONE
+
+
+def plan_of(
+    program: Program, packed: frozenset[str] = frozenset(), half_cache: bool = False,
+    windows: Iterable[int | None] = (),
+) -> NativePlan:  # fmt: skip
+    """The plan of `decode` and `unembed`.
+
+    packed       names of weights that are stored packed.
+    half_cache   whether the cache keeps keys and values in 16 bits.
+    windows      of each layer's store; None for one that keeps every token.
+
+    Raises NotNative, naming what the executor lacks.
+    """
+    missing = {"decode", "unembed"} - set(program.entries)
+    if missing:
+        raise NotNative(f"the program has no {sorted(missing)[0]}")
+    steps = StepMaker(program, packed, half_cache, list(windows)).make()
+    levels = _levels(steps)
+    ordered = sorted(steps.steps, key=lambda step: levels[step])
+    buffers = _buffers(steps, ordered, levels)
+    arena = _place(buffers, steps)
+    tables: dict[Table, int] = {}
+    records = np.zeros(len(ordered), INSTRUCTION)
+    for record, step in zip(records, ordered, strict=True):
+        _write(record, step, buffers, tables)
+    _set_barriers(records, ordered, levels)
+    assert steps.result is not None
+    widest = max(int(step.numbers["width"] + step.numbers["value_width"]) for step in ordered if step.op is Op.ATTEND)
+    if widest > 2 * WIDEST:
+        raise NotNative(f"keys and values of {widest} numbers together")
+    return NativePlan(records, tuple(tables), arena, 64 * widest + LINE, steps.result.width)
+
+
+def _levels(steps: Steps) -> dict[Step, int]:
+    made: dict[Vector, Step] = {}
+    levels: dict[Step, int] = {}
+    for step in steps.steps:
+        before = [made[vector] for vector in step.reads.values()] + step.after
+        levels[step] = 1 + max((levels[one] for one in before), default=-1)
+        made.update(dict.fromkeys(step.writes.values(), step))
+    return levels
+
+
+def _buffers(steps: Steps, ordered: list[Step], levels: dict[Step, int]) -> dict[Vector, _Buffer]:
+    """A buffer for each vector.  A result takes over the buffer of an input that nothing else reads any more."""
+    readers: dict[Vector, list[Step]] = {}
+    for step in ordered:
+        for vector in set(step.reads.values()):
+            readers.setdefault(vector, []).append(step)
+    buffers: dict[Vector, _Buffer] = {}
+    for step in ordered:
+        level = levels[step]
+        for vector in step.reads.values():
+            buffers[vector].last = max(buffers[vector].last, level)
+        for name, vector in step.writes.items():
+            own = step.reads.get(step.takes_over or "")
+            if own is not None and name == "output" and own.width == vector.width and own.over == vector.over:
+                if step.forced or [one for one in readers[own] if levels[one] >= level] == [step]:
+                    buffers[vector] = buffers[own]
+                    continue
+            elif step.forced and name == "output":
+                raise NotNative("a sum over experts that does not fit its buffer")
+            buffers[vector] = _Buffer(vector.width, level, level)
+    return buffers
+
+
+def _place(buffers: dict[Vector, _Buffer], steps: Steps) -> int:
+    """Give each buffer the lowest place that is free while it lives; the size of all."""
+    assert steps.result is not None
+    result = buffers[steps.result]
+    result.offset = OUTPUT
+    placed: list[_Buffer] = []
+    total = 0
+    for buffer in sorted(dict.fromkeys(buffers.values()), key=lambda one: one.first):
+        if buffer is result:
+            continue
+        size = _lines(buffer.width)
+        living = sorted((one.offset, one.offset + _lines(one.width)) for one in placed if one.last >= buffer.first)
+        offset = 0
+        for begin, end in living:
+            if offset + size <= begin:
+                break
+            offset = max(offset, end)
+        buffer.offset = offset
+        placed.append(buffer)
+        total = max(total, offset + size)
+    return total
+
+
+def _lines(width: int) -> int:
+    return (width + LINE - 1) // LINE * LINE
+
+
+def _write(record: Any, step: Step, buffers: dict[Vector, _Buffer], tables: dict[Table, int]) -> None:
+    for name in ("input", "second", "third", "output", "weight", "bias", "store"):
+        record[name] = NONE
+    record["op"], record["rows"] = step.op, step.over
+    for name, vector in (step.reads | step.writes).items():
+        record[name] = buffers[vector].offset
+    for name, table in step.tables.items():
+        record[name] = tables.setdefault(table, len(tables))
+    for name, number in step.numbers.items():
+        record[name] = number
+
+
+def _set_barriers(records: npt.NDArray[Any], ordered: list[Step], levels: dict[Step, int]) -> None:
+    """All threads meet between two levels.  An expert without tokens is passed over, with its barriers; what follows it
+    then begins with one."""
+    before, given = 0, False
+    for i, step in enumerate(ordered):
+        if levels[step] != before or (given and step.over is not Over.EXPERT):
+            records["barrier"][i] = Barrier.BEFORE
+        before, given = levels[step], step.op is Op.GIVE
+        if step.op is Op.TAKE:
+            end = next(j for j in range(i, len(ordered)) if ordered[j].op is Op.GIVE)
+            if all(one.over is Over.EXPERT for one in ordered[i : end + 1]):
+                records["skip"][i] = end - i
+                if i and ordered[i - 1].op is Op.GIVE:
+                    records["barrier"][i] = Barrier.IF_ANY

@@ -1,0 +1,432 @@
+"""From the operations of a program to the steps of the native executor, before buffers and barriers are decided.
+
+A step computes vectors from vectors.  What has no numbers of its own - positions, rotations, biases of positions -
+becomes a table that the binding fills, and operations that change no number (sites, splitting heads, casts between
+floating-point types, since the executor computes in fp32) become other names of their input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from triptych.attention.mask_lowering import window_of
+from triptych.errors import ConfigError
+from triptych.native.step import Function, Index, Op, Over
+from triptych.program.program import Entry, Instruction, Program
+from triptych.spec.masks import And, Causal, Full, Mask, Window
+from triptych.spec.positions import LongRope, RopeSpec
+
+ROUND_GROUP = 32  # numbers of a vector that are rounded with one scale (`GROUP` of matmul.h)
+
+
+class NotNative(ConfigError):
+    """A program does something that the native executor does not; the message says what."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Something that instructions read beside vectors, by its place in the plan's tables.
+
+    kind     `matrix`, `vector` (fp32), `lookup` (the rows of a packed table, read before the call), `rotation`,
+             `far rotation`, `sinusoids` or `bias`.
+    name     the parameter it is made from.
+    how      what else it is made from: a RopeSpec, or the attributes of an operation.
+    """
+
+    kind: str
+    name: str = ""
+    how: Any = None
+
+
+@dataclass(eq=False)
+class Vector:
+    """A value of `width` numbers per token."""
+
+    width: int
+    over: Over = Over.TOKENS
+
+
+@dataclass(eq=False)
+class Step:
+    """One instruction.  `reads` and `writes` are by the names of their fields; `after` are steps that must come before
+    although no vector says so; `takes_over` names the read whose buffer the result must (`forced`) or may share."""
+
+    op: Op
+    over: Over
+    reads: dict[str, Vector] = field(default_factory=dict)
+    writes: dict[str, Vector] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    after: list[Step] = field(default_factory=list)
+    takes_over: str | None = None
+    forced: bool = False
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The position of each token, plus a constant."""
+
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class Angles:
+    spec: RopeSpec
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys or values: those of the tokens of this call, or a source's (`new` is None)."""
+
+    store: int
+    new: Vector | None
+    width: int
+
+
+@dataclass(eq=False)
+class Steps:
+    """The steps of `decode` and `unembed`, and the vector of the logits."""
+
+    steps: list[Step] = field(default_factory=list)
+    result: Vector | None = None
+
+
+_MAPS = {"silu": Function.SILU, "relu": Function.RELU, "tanh": Function.TANH}
+_NUMBERS = {"scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
+            "softcap": (Function.SOFTCAP, "cap")}  # fmt: skip
+_ALIASES = ("site", "split_heads", "merge_heads", "cast")
+
+
+class StepMaker:
+    """Walks the entries of a program.
+
+    packed        weights that are stored packed: their vectors are rounded, their rows are looked up outside.
+    half_cache    keys and values are kept in 16 bits.
+    windows       of each layer's store.
+    """
+
+    def __init__(self, program: Program, packed: frozenset[str], half_cache: bool, windows: list[int | None]) -> None:
+        self.program, self.packed, self.half_cache, self.windows = program, packed, half_cache, windows
+        self.out = Steps()
+        self.rounded: dict[Vector, Vector] = {}
+        self.attended: set[int] = set()
+
+    def make(self) -> Steps:
+        """Raises NotNative, naming what the executor lacks."""
+        if self.program.unlowered:
+            name, reason = next(iter(self.program.unlowered.items()))
+            raise NotNative(f"{name} runs as a module: {reason}")
+        entry = self.program.entries["decode"]
+        values: dict[str, Any] = {"positions": Positions(), "ids": "ids", "row_ends": "ends"}
+        if "cross_kv" in self.program.entries:
+            for i, name in enumerate(self.program.entries["cross_kv"].outputs):
+                values[name] = Keys(len(self.windows) + i // 2, None, int(entry.values[name].shape[-1]))
+        hidden = self.entry(entry, values, Over.TOKENS, {})
+        chosen = Vector(hidden.width, Over.CHOSEN)
+        self.add(Op.CHOOSE, chosen, {"input": hidden}, width=hidden.width)
+        head = self.program.entries["unembed"]
+        self.out.result = self.entry(head, {head.inputs[0]: chosen}, Over.CHOSEN, {})
+        if self.out.result is chosen:
+            raise NotNative("the head computes nothing")
+        return self.out
+
+    def entry(self, entry: Entry, values: dict[str, Any], over: Over, names: dict[str, str]) -> Vector:
+        """Walk one entry; `names` are prefixes of weights that stand for others (experts)."""
+        walk = _Walk(self, entry, values, over, names, _uses(entry))
+        for step in entry.instructions:
+            values[step.out[0]] = walk.result(step)
+        result = values[entry.outputs[0]]
+        if not isinstance(result, Vector):
+            raise NotNative(f"{entry.outputs[0]} is no vector of the tokens")
+        return result
+
+    def add(
+        self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, Table] | None = None,
+        **numbers: float,
+    ) -> Step:  # fmt: skip
+        over = out.over if out is not None else Over.TOKENS
+        writes = {} if out is None else {"output": out}
+        step = Step(op, over, reads, writes, tables or {}, numbers)
+        if op in (Op.MAP, Op.MAP_MULTIPLY, Op.ADD, Op.ROTATE):
+            step.takes_over = "input"
+        self.out.steps.append(step)
+        return step
+
+    def round_input(self, x: Vector) -> Vector:
+        """x rounded for packed weights, once for all of them."""
+        if x not in self.rounded:
+            codes = x.width // 4 + 3 * x.width // ROUND_GROUP + 48  # and each of three parts begins at 64 bytes
+            self.rounded[x] = Vector(codes, x.over)
+            self.add(Op.ROUND, self.rounded[x], {"input": x}, width=x.width)
+        return self.rounded[x]
+
+
+def _uses(entry: Entry) -> Counter[str]:
+    """How often each value is read, through all its names."""
+    root: dict[str, str] = {}
+    uses: Counter[str] = Counter(entry.outputs)
+    for step in entry.instructions:
+        for name in step.inputs.values():
+            if step.op in _ALIASES:
+                root[step.out[0]] = root.get(name, name)
+            else:
+                uses[root.get(name, name)] += 1
+    for name in entry.outputs:
+        uses[root.get(name, name)] += 1
+    return uses
+
+
+@dataclass(eq=False)
+class _Walk:
+    maker: StepMaker
+    entry: Entry
+    values: dict[str, Any]
+    over: Over
+    names: dict[str, str]
+    uses: Counter[str]
+    made_by: dict[Vector, tuple[Step, str]] = field(default_factory=dict)
+
+    def result(self, step: Instruction) -> Any:
+        method = getattr(self, f"_{step.op}", None)
+        if step.op in _ALIASES:
+            return self.values[step.inputs["x"]]
+        if step.op in _MAPS:
+            return self._map(step, _MAPS[step.op])
+        if step.op in _NUMBERS:
+            return self._number(step)
+        if step.op in ("alibi_bias", "t5_bias"):
+            how = (step.op, tuple(sorted(step.attributes.items())))
+            return Table("bias", self._name(step.weights["weight"]) if step.weights else "", how)
+        if method is None:
+            raise NotNative(f"the native step has no operation {step.op}")
+        return method(step)
+
+    def _name(self, weight: str) -> str:
+        for old, new in self.names.items():
+            weight = weight.replace(old, new)
+        return weight
+
+    def _vector(self, name: str) -> Vector:
+        value = self.values.get(name)
+        if not isinstance(value, Vector):
+            raise NotNative(f"{name} is no vector of the tokens")
+        return value
+
+    def _width(self, name: str) -> int:
+        """Numbers of one vector of a value, of which a token has one per head."""
+        return int(self.entry.values[name].shape[-1])
+
+    def _new(self, width: int) -> Vector:
+        return Vector(width, self.over)
+
+    def _embedding(self, step: Instruction) -> Vector:
+        weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
+        out = self._new(int(self.maker.program.weights[weight][1]))
+        if isinstance(ids, Positions):
+            if weight in self.maker.packed:
+                raise NotNative(f"{weight}: a packed table of positions")
+            table, index, shift = Table("matrix", weight), Index.POSITIONS, ids.shift
+        elif ids == "ids":
+            packed = weight in self.maker.packed
+            table, index, shift = Table("lookup" if packed else "matrix", weight), Index.IDS, 0
+            index = Index.TOKENS if packed else index
+        else:
+            raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
+        self.maker.add(Op.EMBED, out, {}, {"weight": table}, kind=index, number=shift, width=out.width)
+        return out
+
+    def _sinusoids(self, step: Instruction) -> Vector:
+        how = tuple(step.attributes[key] for key in ("width", "theta", "layout"))
+        if self.values[step.inputs["positions"]] != Positions():
+            raise NotNative(f"sinusoids of {step.inputs['positions']}")
+        out = self._new(how[0])
+        table = {"weight": Table("sinusoids", how=how)}
+        self.maker.add(Op.EMBED, out, {}, table, kind=Index.POSITIONS, number=0, width=out.width)
+        return out
+
+    def _linear(self, step: Instruction) -> Vector:
+        x, weight = self._vector(step.inputs["x"]), self._name(step.weights["weight"])
+        rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
+        if columns != x.width:
+            raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
+        out, reads = self._new(int(rows)), {"input": x}
+        if weight in self.maker.packed:
+            reads["second"] = self.maker.round_input(x)
+        tables = {"weight": Table("matrix", weight)}
+        if "bias" in step.weights:
+            tables["bias"] = Table("vector", self._name(step.weights["bias"]))
+        self.maker.add(Op.LINEAR, out, reads, tables, width=x.width)
+        return out
+
+    def _norm(self, step: Instruction, op: Op, eps: float, more: float) -> Vector:
+        x, width = self._vector(step.inputs["x"]), self._width(step.inputs["x"])
+        out = self._new(x.width)
+        tables = {key: Table("vector", self._name(name)) for key, name in step.weights.items()}
+        self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, first=eps, other=more)
+        return out
+
+    def _layer_norm(self, step: Instruction) -> Vector:
+        return self._norm(step, Op.LAYER_NORM, step.attributes["eps"], 0.0)
+
+    def _rms_norm(self, step: Instruction) -> Vector:
+        eps = step.attributes.get("eps")
+        eps = torch.finfo(torch.float32).eps if eps is None else eps
+        return self._norm(step, Op.RMS_NORM, eps, step.attributes.get("offset", 0.0))
+
+    def _rotation_cos(self, step: Instruction) -> Angles:
+        spec, dtype = step.attributes["spec"], step.attributes.get("dtype", "float32")
+        if self.values[step.inputs["positions"]] != Positions() or dtype != "float32":
+            raise NotNative(f"angles of {step.inputs['positions']} in {dtype}")
+        return Angles(spec)
+
+    _rotation_sin = _rotation_cos
+
+    def _rotate(self, step: Instruction) -> Vector:
+        x, width = self._vector(step.inputs["x"]), self._width(step.inputs["x"])
+        angles, sines = self.values[step.inputs["cos"]], self.values[step.inputs["sin"]]
+        if not isinstance(angles, Angles) or angles != sines:
+            raise NotNative("a rotation by other angles than those of the positions")
+        spec, out = angles.spec, self._new(x.width)
+        tables = {"weight": Table("rotation", how=spec)}
+        numbers = {"width": width, "heads": x.width // width, "kind": int(step.attributes["pairing"] != "half")}
+        if isinstance(spec.scaling, LongRope):
+            tables["bias"] = Table("far rotation", how=spec)
+            numbers["number"] = spec.scaling.original_length
+        self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
+        return out
+
+    def _map(self, step: Instruction, function: Function, factor: float = 0.0) -> Vector:
+        x = self._vector(step.inputs["x"])
+        out = self._new(x.width)
+        made = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, kind=function, first=factor)
+        self.made_by[out] = made, step.out[0]
+        return out
+
+    def _gelu(self, step: Instruction) -> Vector:
+        exact = step.attributes.get("approximate", "none") == "none"
+        return self._map(step, Function.GELU if exact else Function.GELU_TANH)
+
+    def _number(self, step: Instruction) -> Vector | Positions:
+        function, key = _NUMBERS[step.op]
+        number, x = step.attributes[key], self.values[step.inputs["x"]]
+        if isinstance(x, Positions) and function is Function.SHIFT:
+            return Positions(x.shift + int(number))
+        return self._map(step, function, float(number))
+
+    def _both(self, step: Instruction) -> tuple[Vector, Vector]:
+        x, y = (self._vector(step.inputs[key]) for key in ("x", "y"))
+        if self.entry.values[step.inputs["x"]].shape != self.entry.values[step.inputs["y"]].shape:
+            raise NotNative(f"{step.op} of vectors of different shapes")
+        return x, y
+
+    def _add(self, step: Instruction) -> Vector:
+        x, y = self._both(step)
+        out = self._new(x.width)
+        self.maker.add(Op.ADD, out, {"input": x, "second": y}, width=x.width)
+        return out
+
+    def _multiply(self, step: Instruction) -> Vector:
+        """An activation that only this product reads is computed in it."""
+        x, y = self._both(step)
+        out, kind, factor = self._new(x.width), Function.NONE, 0.0
+        if x in self.made_by and self.uses[self.made_by[x][1]] == 1:
+            made = self.made_by[x][0]
+            self.maker.out.steps.remove(made)
+            x, kind, factor = made.reads["input"], Function(int(made.numbers["kind"])), made.numbers["first"]
+        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "second": y}, width=out.width, kind=kind, first=factor)
+        return out
+
+    def _extend(self, step: Instruction) -> Keys:
+        leaf = step.attributes["leaf"]
+        new, width = self._vector(step.inputs[leaf]), self._width(step.inputs[leaf])
+        if self.maker.half_cache:  # new keys are read as the cache gives them back later
+            out = self._new(new.width)
+            self.maker.add(Op.MAP, out, {"input": new}, width=new.width, kind=Function.BF16, first=0.0)
+            new = out
+        return Keys(step.attributes["layer"], new, width)
+
+    def _attend(self, step: Instruction) -> Vector:
+        how, maker = step.attributes, self.maker
+        if how["mechanism"] != "dot_product":
+            raise NotNative(f"the native step attends by dot products, not by {how['mechanism']} scores")
+        q, width = self._vector(step.inputs["q"]), self._width(step.inputs["q"])
+        k, v = (self.values[step.inputs[key]] for key in ("k", "v"))
+        if not isinstance(k, Keys) or not isinstance(v, Keys) or k.store != v.store:
+            raise NotNative("attention to other keys than a cache's")
+        heads, cross = q.width // width, k.new is None
+        out = self._new(heads * v.width)
+        groups = int(self.entry.values[step.inputs["k"]].shape[1])
+        window = _window(how["mask"], cross)
+        numbers = {"width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
+                   "kind": int(cross), "first": how["scale"], "other": how["softcap"] or 0.0}  # fmt: skip
+        tables, reads = dict[str, Table](), {"input": q}
+        if "bias" in step.inputs:
+            bias = self.values[step.inputs["bias"]]
+            if not isinstance(bias, Table) or cross:
+                raise NotNative("a bias of the scores that is more than a function of distance")
+            tables["bias"] = bias
+        if "sinks" in step.weights:
+            tables["weight"] = Table("vector", self._name(step.weights["sinks"]))
+        if cross or k.new is None or v.new is None:
+            maker.add(Op.ATTEND, out, reads, tables, **numbers)
+            return out
+        if k.store in maker.attended:
+            raise NotNative(f"two attentions to the keys of layer {k.store}")
+        maker.attended.add(k.store)
+        if window != (maker.windows[k.store] or 0):
+            raise NotNative(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
+        new = {"second": k.new, "third": v.new}
+        attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
+        extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
+        if window:  # the new tokens take the places of some that the queries still see
+            extend.after.append(attend)
+        return out
+
+    def _experts(self, step: Instruction) -> Vector:
+        how, maker = step.attributes, self.maker
+        x, scores = self._vector(step.inputs["x"]), self._vector(step.inputs["scores"])
+        if self.over is not Over.TOKENS:
+            raise NotNative("experts of chosen tokens")
+        count, entry = how["count"], how["expert"]
+        routes, total = self._new(scores.width), self._new(x.width)
+        numbers = {"heads": count, "top": how["top_k"], "kind": int(how["normalize"]), "width": x.width}
+        last = maker.add(Op.ROUTE, routes, {"input": scores}, **numbers)
+        last.writes["third"] = total
+        for number in range(count):
+            taken, given = Vector(x.width, Over.EXPERT), self._new(x.width)
+            reads = {"input": x, "second": routes}
+            maker.add(Op.TAKE, taken, reads, heads=count, number=number, width=x.width).after.append(last)
+            names = {".experts.0.": f".experts.{number}."}
+            out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, names)
+            last = maker.add(Op.GIVE, given, {"input": out, "second": routes, "output": total}, heads=count,
+                             number=number, width=x.width)  # fmt: skip
+            last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
+            total = given
+        return total
+
+
+def _window(mask: Mask, cross: bool) -> int:
+    """How many positions a query sees, itself included; 0 for all."""
+    match mask:
+        case Full() if cross:
+            return 0
+        case Causal() if not cross:
+            return 0
+        case And(parts=(Causal() | Window(), *rest)) if not cross and all(isinstance(p, Causal | Window) for p in rest):
+            band = window_of(mask)
+            assert band is not None
+            return _no_future(band)
+        case Window() if not cross and mask.ahead == 0:
+            return mask.back
+    raise NotNative(f"the native step has no mask {mask}")
+
+
+def _no_future(band: tuple[int, int]) -> int:
+    back, ahead = band
+    if ahead:
+        raise NotNative(f"a mask that lets queries see {ahead} positions ahead")
+    return back

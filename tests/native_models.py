@@ -1,0 +1,98 @@
+"""Runs of one model through the modules and through the native step, side by side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+import references
+from triptych import nn
+from triptych.attention import Cache, CrossCache, Rows
+from triptych.native.step import run_step
+from triptych.program.native_executor import NativeStep
+from triptych.quantize.run_time import run_time_matrix
+from triptych.spec import FramesSpec
+
+needs_native = pytest.mark.skipif(isinstance(run_step(), str), reason=str(run_step()))
+
+#: Tokens of each of three rows, step after step: a ragged prefill, single tokens, both together, a row that pauses.
+STEPS = ((7, 1, 3), (1, 1, 1), (1, 5, 2), (1, 0, 1), (6, 1, 9), (2, 1, 1))
+ANY = 1 << 30
+
+
+GENERATE = ("CausalLM", "LMHeadModel", "ConditionalGeneration", "MTModel")
+
+
+def decoders() -> list[str]:
+    """The references that generate."""
+    return [name for name, (_, model, _) in references.VARIANTS.items() if model.endswith(GENERATE)]
+
+
+@dataclass
+class Side:
+    """A cache, and what reads it."""
+
+    module: nn.Transformer
+    cache: Cache
+    cross: CrossCache | None
+    native: NativeStep | None
+
+    def step(self, ids: Sequence[int], rows: Rows, source: tuple[Tensor, Rows] | None) -> Tensor:
+        if self.native is not None and source is None:
+            logits = self.native.logits(ids, rows, range(len(ids)))
+            assert logits is not None, self.native.why_modules
+            return logits
+        batch = nn.Batch(inputs=torch.tensor(ids), rows=rows, source=source, cache=self.cache, cross=self.cross)
+        return self.module.logits(batch)
+
+
+@dataclass
+class Run:
+    """Rows with ids drawn from a seed; `step` runs the next tokens of each and gives all logits."""
+
+    module: nn.Transformer
+    rows: int = 3
+    seed: int = 0
+    sources: list[list[int]] = field(default_factory=lambda: [[5, 6, 7], [9], [10, 11, 12, 13]])
+
+    def side(self, native: bool) -> Side:
+        assert self.module.decoder is not None
+        cache = self.module.decoder.cache(self.rows)
+        cross = None if self.module.encoder is None else self.module.decoder.cross_cache()
+        step = NativeStep(self.module, cache, cross, matrix_of=run_time_matrix, most_dense=ANY) if native else None
+        return Side(self.module, cache, cross, step)
+
+    @torch.inference_mode()
+    def both(self, steps: Sequence[Sequence[int]] = STEPS, native: bool = True) -> tuple[list[Tensor], list[Tensor]]:
+        """The log-probabilities of each step, by the modules and natively (without `native`, by modules twice)."""
+        draw = random.Random(self.seed)
+        sides, out = (self.side(False), self.side(native)), ([], [])
+        source = self._source()
+        for lengths in steps:
+            live = [i for i, length in enumerate(lengths) if length]
+            past = tuple(sides[0].cache.lengths[i] for i in live)
+            rows = Rows(tuple(lengths[i] for i in live), past, tuple(live))
+            ids = [draw.randrange(min(self.module.spec.vocab or 1, references.V)) for _ in range(rows.total)]
+            for side, found in zip(sides, out, strict=True):
+                found.append(side.step(ids, rows, source).float().log_softmax(-1))
+            source = None
+        return out
+
+    def _source(self) -> tuple[Tensor, Rows] | None:
+        if self.module.encoder is None:
+            return None
+        embed = self.module.spec.reads.embed
+        if isinstance(embed, FramesSpec):
+            random = torch.Generator().manual_seed(1)
+            length, width = embed.stride * embed.position.length, embed.conv1.inputs
+            return self.module.flat([torch.randn(length, width, generator=random) for _ in range(self.rows)])
+        return self.module.flat(self.sources)
+
+    def gap(self, steps: Sequence[Sequence[int]] = STEPS) -> float:
+        """The largest difference of log-probabilities."""
+        return max(float((a - b).abs().max()) for a, b in zip(*self.both(steps), strict=True))
