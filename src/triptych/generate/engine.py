@@ -25,7 +25,7 @@ from triptych.generate.stops import StopDetector
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.program.native_executor import NativeStep
-from triptych.quantize.run_time import run_time_matrix
+from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
 
 Decode = Callable[[Sequence[int]], str]
@@ -59,7 +59,7 @@ class Engine:
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
         self.native: NativeStep | None = None
         if executor == "auto":
-            self.native = NativeStep(module, self.cache, self.cross, matrix_of=run_time_matrix)
+            self.native = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
         self.why_modules: str | None = "no step has run"
         self._switch = _longrope_switch(module)
         self.regroup()

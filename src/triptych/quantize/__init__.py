@@ -8,7 +8,7 @@ from triptych.quantize.layouts import LAYOUTS, Layout, PackedMatrix
 from triptych.quantize.products import multiply
 from triptych.quantize.repack import LAYOUT_OF, repack
 from triptych.quantize.rounding import FORMS, quantize
-from triptych.quantize.weights import BandFormat, Packer, packed_weight, packer_for
+from triptych.quantize.weights import BandFormat, Packer, kernel_matrix, packed_weight, packer_for
 
 __all__ = [
     "FORMS",
@@ -18,6 +18,7 @@ __all__ = [
     "Layout",
     "PackedMatrix",
     "Packer",
+    "kernel_matrix",
     "multiply",
     "packed_weight",
     "packer_for",

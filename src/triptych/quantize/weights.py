@@ -58,6 +58,13 @@ def packed_weight(matrix: PackedMatrix, dtype: torch.dtype = torch.float32) -> P
     return PackedWeight(matrix.data.view(bands, -1), BandFormat(matrix.layout), dtype, matrix.rows)
 
 
+def kernel_matrix(weight: PackedWeight) -> tuple[int, Tensor] | None:
+    """The layout of a weight, by its number in matmul.h, and its bytes; None where the kernels do not read it."""
+    if not isinstance(weight.format, BandFormat) or not weight.blocks.is_contiguous():
+        return None
+    return weight.format.layout.code, weight.blocks.view(-1)
+
+
 @dataclass
 class Packer:
     """Packs the matrices of a model one by one while it is loaded.
