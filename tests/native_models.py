@@ -15,7 +15,7 @@ from triptych import nn
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.native.step import run_step
 from triptych.program.native_executor import NativeStep
-from triptych.quantize.run_time import run_time_matrix
+from triptych.quantize import kernel_matrix
 from triptych.spec import FramesSpec
 
 needs_native = pytest.mark.skipif(isinstance(run_step(), str), reason=str(run_step()))
@@ -64,7 +64,7 @@ class Run:
         assert self.module.decoder is not None
         cache = self.module.decoder.cache(self.rows)
         cross = None if self.module.encoder is None else self.module.decoder.cross_cache()
-        step = NativeStep(self.module, cache, cross, matrix_of=run_time_matrix, most_dense=ANY) if native else None
+        step = NativeStep(self.module, cache, cross, matrix_of=kernel_matrix, most_dense=ANY) if native else None
         return Side(self.module, cache, cross, step)
 
     @torch.inference_mode()

@@ -3,6 +3,7 @@ a model does more than its program says."""
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import tiny
 from native_models import ANY, Run, needs_native
 from triptych import nn, ops
 from triptych.attention import Rows
-from triptych.checkpoints.gguf_blocks import block_format
+from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.generate import Engine, Request, Sampling
 from triptych.model import create
 from triptych.native.step import Op
@@ -30,7 +31,7 @@ from triptych.program import lower, native_executor
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_steps import NotNative
-from triptych.quantize.run_time import run_time_matrix
+from triptych.quantize import kernel_matrix, packed_weight, repack
 
 pytestmark = needs_native
 EXACT = 1e-4  # of log-probabilities, in fp32
@@ -49,8 +50,8 @@ def packed(name: str = "Q8_0") -> nn.Transformer:
     for part in module.modules():
         weight = getattr(part, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2:
-            blocks = form.pack(weight.detach().reshape(-1, form.elements)).view(weight.shape[0], -1)
-            part.register_parameter("weight", torch.nn.Parameter(PackedWeight(blocks, form), requires_grad=False))
+            blocks = PackedBlocks(form, form.pack(weight.detach().reshape(-1, form.elements)).view(len(weight), -1))
+            part.register_parameter("weight", torch.nn.Parameter(packed_weight(repack(blocks)), requires_grad=False))
     return module
 
 
@@ -114,15 +115,27 @@ def test_packed_weights_give_what_modules_give_for_rounded_vectors(name: str) ->
     """With the inputs of every packed product rounded as the kernels round them, the modules give the same, but where
     a number on the edge between two codes went to the other one."""
     module = packed(name)
-    run = Run(module)
-    exact, native = run.both()
-    _with_rounded_inputs(module)
-    expected = _by_modules(module)
+    modules, native = Run(module).both()
+    plain = unpacked(module)
+    exact = _by_modules(plain)
+    _with_rounded_inputs(plain)
+    expected = _by_modules(plain)
+    assert max(float((a - b).abs().max()) for a, b in zip(native, modules, strict=True)) < 1e-4
     worst = max(float((a - b).abs().max()) for a, b in zip(native, expected, strict=True))
     lost = max(float((a - b).abs().max()) for a, b in zip(native, exact, strict=True))
     assert worst < 0.1 * lost, (worst, lost)
     relative = torch.cat(native).sub(torch.cat(exact)).norm() / torch.cat(exact).norm()
     assert relative <= 1e-2
+
+
+def unpacked(module: nn.Transformer) -> nn.Transformer:
+    """The same model with the numbers of its packed weights as plain parameters."""
+    twin = copy.deepcopy(module)
+    for part in twin.modules():
+        weight = getattr(part, "weight", None)
+        if isinstance(weight, PackedWeight):
+            part.register_parameter("weight", torch.nn.Parameter(weight.dense(), requires_grad=False))
+    return twin
 
 
 def _with_rounded_inputs(module: nn.Transformer) -> None:
@@ -149,7 +162,7 @@ def bits(module: nn.Transformer, pieces: list[int], rows: int, threads: int) -> 
     torch.set_num_threads(threads)
     step, out, done = None, [], 0
     cache = module.decoder.cache(rows)
-    step = NativeStep(module, cache, matrix_of=run_time_matrix, most_dense=ANY)
+    step = NativeStep(module, cache, matrix_of=kernel_matrix, most_dense=ANY)
     with torch.inference_mode():
         for length in pieces:
             lengths = [length, *(1 + (done + i) % 3 for i in range(1, rows))]
@@ -176,7 +189,7 @@ def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(made: 
         torch.set_num_threads(threads)
 
 
-# -- bindings follow the weights ----------------------------------------------------------------------------------------
+# -- bindings follow the weights --------------------------------------------------------------------------------------
 
 
 class Adapter(torch.nn.Module):
@@ -301,7 +314,7 @@ def followed(module: nn.Transformer, change: Callable[[nn.Transformer], object],
     return after
 
 
-# -- the modules run where the program does not say all -----------------------------------------------------------------
+# -- the modules run where the program does not say all ---------------------------------------------------------------
 
 
 def _hooked(module: nn.Transformer) -> None:
@@ -398,7 +411,7 @@ def test_wrong_sizes_never_reach_the_kernels() -> None:
     assert "context" in (step.why_modules or "")
 
 
-# -- the engine ---------------------------------------------------------------------------------------------------------
+# -- the engine -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["window", "alibi", "mixture", "encoder-decoder"])
@@ -466,7 +479,7 @@ def _natively(module: nn.Transformer) -> Tensor:
     return Run(module).side(True).step([1, 2, 3, 4], Rows((2, 1, 1)), None)
 
 
-# -- controls -----------------------------------------------------------------------------------------------------------
+# -- controls ---------------------------------------------------------------------------------------------------------
 
 
 def _without(op: Op) -> Callable[[NativePlan], NativePlan]:
