@@ -9,7 +9,6 @@ from triptych.generate.sampling import Sampling, sample
 from triptych.generate.stops import stop_strings
 
 __all__ = [
-    "Beam", "Engine", "Executor", "Generation", "LiveRow", "Output", "Request", "Rule", "Sampling", "TokenLogprobs", "beam_search",
-    "check_beam_settings",
-    "forbid", "generate", "pieces", "sample", "search", "stop_strings",
+    "Beam", "Engine", "Executor", "Generation", "LiveRow", "Output", "Request", "Rule", "Sampling", "TokenLogprobs",
+    "beam_search", "check_beam_settings", "forbid", "generate", "pieces", "sample", "search", "stop_strings",
 ]  # fmt: skip
