@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 import references
 from triptych import nn
 from triptych.attention import Cache, CrossCache, Rows
+from triptych.model import create
 from triptych.native.step import run_step
 from triptych.program.native_executor import NativeStep
 from triptych.quantize import kernel_matrix
@@ -20,9 +22,18 @@ from triptych.spec import FramesSpec
 
 needs_native = pytest.mark.skipif(isinstance(run_step(), str), reason=str(run_step()))
 
+EXACT = 1e-4  # of log-probabilities, in fp32
+LLAMA = {"model_type": "llama", "vocab_size": 41, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+         "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32, "max_position_embeddings": 700,
+         "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+
 #: Tokens of each of three rows, step after step: a ragged prefill, single tokens, both together, a row that pauses.
 STEPS = ((7, 1, 3), (1, 1, 1), (1, 5, 2), (1, 0, 1), (6, 1, 9), (2, 1, 1))
 ANY = 1 << 30
+
+
+def llama(**changes: Any) -> nn.Transformer:
+    return create(LLAMA | changes).module
 
 
 GENERATE = ("CausalLM", "LMHeadModel", "ConditionalGeneration", "MTModel")

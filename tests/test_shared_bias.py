@@ -65,7 +65,7 @@ def test_each_step_of_a_ragged_generation_computes_it_once(asked: list[tuple[Ten
 @pytest.mark.parametrize("position", ["t5", "alibi"])
 def test_every_forward_asks_for_its_own_positions(position: str, asked: list[tuple[Tensor, Tensor]]) -> None:
     """Steps of one length at other positions, over memory that is used again: none gets the bias of another."""
-    engine = tiny.engine(tiny.decoder(position), [[3, 1, 4], [1, 5, 9]])
+    engine = tiny.engine(tiny.decoder(position), [[3, 1, 4], [1, 5, 9]], executor="modules")
     for step in range(20):
         asked.clear()
         engine.logits()

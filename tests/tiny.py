@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych import nn
-from triptych.generate import Engine, Request
+from triptych.generate import Engine, Executor, Request
 from triptych.nn import Row
 from triptych.probe import Session
 from triptych.spec import (
@@ -101,9 +101,10 @@ def engine(
     sources: Sequence[Row] | None = None,
     chunk: int | None = None,
     probe: Session | None = None,
+    executor: Executor = "auto",
 ) -> Engine:
     """An engine with these rows, for `logits`: their ids are appended by the test."""
-    made = Engine(module, chunk=chunk)
+    made = Engine(module, chunk=chunk, executor=executor)
     every = [None] * len(rows) if sources is None else sources
     made.add(
         *(

@@ -77,7 +77,7 @@ class _Cached:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.engine = Engine(model.module)
+        self.engine = Engine(model.module, executor="modules")  # what computes the rows without a cache as well
 
     def __call__(self, row: Sequence[int]) -> Tensor:
         if not self.engine.rows:

@@ -126,6 +126,8 @@ INLINE void unsigned_tile(const struct matrix *w, int32_t band, const struct inp
     for (int m = 0; m < count; m++)
         total[m] = _mm256_setzero_ps();
     for (size_t g = 0; g < groups; g++, block += bytes, rounded += GROUP) {
+        if (!half)
+            prefetch(block, bytes);
         const uint8_t *lines = block + LINE / 2 * half, *fifth_bits = bytes == U5_BYTES ? lines + 4 * LINE : NULL;
         __m256i dot[WIDTH];
         for (int m = 0; m < count; m++)
@@ -167,6 +169,8 @@ INLINE void s8_tile(const struct matrix *w, int32_t band, const struct input *in
     for (int m = 0; m < count; m++)
         total[m] = _mm256_setzero_ps();
     for (size_t g = 0; g < groups; g++, block += S8_BYTES, rounded += GROUP) {
+        if (!half)
+            prefetch(block, S8_BYTES);
         __m256i dot[WIDTH];
         for (int m = 0; m < count; m++)
             dot[m] = _mm256_setzero_si256();
@@ -221,6 +225,8 @@ INLINE void s8x16_tile(const struct matrix *w, int32_t band, const struct input 
         __m256 partial[WIDTH], scale = halves_at(block + S8X16_BYTES - 2 * BAND + BAND * half);
         for (int m = 0; m < count; m++)
             partial[m] = _mm256_setzero_ps();
+        if (!half)
+            prefetch(block, S8X16_BYTES);
         for (int i = 0; i < SUPERGROUP / GROUP; i++, g++)
             s8x16_group(block + 8 * LINE * i + LINE / 2 * half, block + 64 * LINE + 2 * BAND * i + HALF * half,
                         rounded + GROUP * g, scales + g, columns, partial, count);

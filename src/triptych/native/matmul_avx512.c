@@ -98,6 +98,7 @@ INLINE void unsigned_tile(const struct matrix *w, int32_t band, const struct inp
     for (int m = 0; m < count; m++)
         total[m] = _mm512_setzero_ps();
     for (size_t g = 0; g < groups; g++, block += bytes, rounded += GROUP) {
+        prefetch(block, bytes);
         __m512i dot[TILE], bits = fifths ? _mm512_loadu_si512(block + 4 * LINE) : _mm512_setzero_si512();
         for (int m = 0; m < count; m++)
             dot[m] = _mm512_setzero_si512();
@@ -158,6 +159,7 @@ INLINE void s8_tile(const struct matrix *w, int32_t band, const struct input *in
     for (int m = 0; m < count; m++)
         total[m] = _mm512_setzero_ps();
     for (size_t g = 0; g < groups; g++, block += S8_BYTES, rounded += GROUP) {
+        prefetch(block, S8_BYTES);
         __m512i dot[TILE];
         for (int m = 0; m < count; m++)
             dot[m] = _mm512_setzero_si512();
@@ -187,6 +189,7 @@ INLINE void s8x16_supergroup(const uint8_t *block, const int8_t *rounded, const 
     const uint8_t *factors = block + 64 * LINE;
     for (size_t i = 0; i < SUPERGROUP / GROUP; i++, rounded += GROUP, factors += 2 * BAND) {
         __m512 products[TILE];
+        prefetch(block + 8 * LINE * i, 8 * LINE);
         for (int half = 0; half < 2; half++) {
             __m512i dot[TILE];
             __m512 factor = bytes_at(factors + BAND * half);

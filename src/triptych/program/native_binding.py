@@ -18,7 +18,7 @@ from triptych.native.step import MATRIX, Index, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import Numbers
 from triptych.program.native_plan import NativePlan
-from triptych.program.native_steps import NotNative, Table
+from triptych.program.native_values import NotNative, Table
 
 LAYOUT_F32, LAYOUT_BF16 = 0, 1  # of matmul.h
 SHORTEST = 256  # positions that tables have at least

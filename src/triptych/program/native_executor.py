@@ -28,7 +28,7 @@ from triptych.program.changes import Structure
 from triptych.program.lower import lower
 from triptych.program.native_binding import Binder, Binding, MatrixOf
 from triptych.program.native_plan import NativePlan, plan_of
-from triptych.program.native_steps import NotNative
+from triptych.program.native_values import NotNative
 
 TOKENS = 256  # of one call: more run as several, so that the arena stays small
 MOST_DENSE = 32  # tokens up to which the products of dense weights are faster here than in torch's matrix library

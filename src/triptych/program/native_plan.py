@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over
-from triptych.program.native_steps import NotNative, Step, StepMaker, Steps, Table, Vector
+from triptych.program.native_steps import StepMaker
+from triptych.program.native_values import NotNative, Step, Steps, Table, Vector
 from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes

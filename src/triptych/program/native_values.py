@@ -1,0 +1,107 @@
+"""What the steps of the native executor are made of, and why a program has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from triptych.attention.mask_lowering import window_of
+from triptych.errors import ConfigError
+from triptych.native.step import Op, Over
+from triptych.spec.masks import And, Causal, Full, Mask, Window
+from triptych.spec.positions import RopeSpec
+
+
+class NotNative(ConfigError):
+    """A program does something that the native executor does not; the message says what."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Something that instructions read beside vectors, by its place in the plan's tables.
+
+    kind     `matrix`, `vector` (fp32), `lookup` (the rows of a packed table, read before the call), `rotation`,
+             `far rotation`, `sinusoids` or `bias`.
+    name     the parameter it is made from.
+    how      what else it is made from: a RopeSpec, or the attributes of an operation.
+    """
+
+    kind: str
+    name: str = ""
+    how: Any = None
+
+
+@dataclass(eq=False)
+class Vector:
+    """A value of `width` numbers per token."""
+
+    width: int
+    over: Over = Over.TOKENS
+
+
+@dataclass(eq=False)
+class Step:
+    """One instruction.  `reads` and `writes` are by the names of their fields; `after` are steps that must come before
+    although no vector says so; `takes_over` names the read whose buffer the result must (`forced`) or may share."""
+
+    op: Op
+    over: Over
+    reads: dict[str, Vector] = field(default_factory=dict)
+    writes: dict[str, Vector] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    after: list[Step] = field(default_factory=list)
+    takes_over: str | None = None
+    forced: bool = False
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The position of each token, plus a constant."""
+
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class Angles:
+    spec: RopeSpec
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys or values: those of the tokens of this call, or a source's (`new` is None)."""
+
+    store: int
+    new: Vector | None
+    width: int
+
+
+@dataclass(eq=False)
+class Steps:
+    """The steps of `decode` and `unembed`, and the vector of the logits."""
+
+    steps: list[Step] = field(default_factory=list)
+    result: Vector | None = None
+
+
+def window_in(mask: Mask, cross: bool) -> int:
+    """How many positions a query sees, itself included; 0 for all."""
+    match mask:
+        case Full() if cross:
+            return 0
+        case Causal() if not cross:
+            return 0
+        case And(parts=(Causal() | Window(), *rest)) if not cross and all(isinstance(p, Causal | Window) for p in rest):
+            band = window_of(mask)
+            assert band is not None
+            return _no_future(band)
+        case Window() if not cross and mask.ahead == 0:
+            return mask.back
+    raise NotNative(f"the native step has no mask {mask}")
+
+
+def _no_future(band: tuple[int, int]) -> int:
+    back, ahead = band
+    if ahead:
+        raise NotNative(f"a mask that lets queries see {ahead} positions ahead")
+    return back

@@ -1,0 +1,241 @@
+"""What the native step holds follows the model: weights that change are bound again, and the modules run wherever the
+model does more than its program says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from native_models import ANY, EXACT, LLAMA, Run, llama, needs_native
+from triptych import nn, ops
+from triptych.attention import Rows
+from triptych.generate import Engine, Request
+from triptych.model import create
+from triptych.nn.feedforward import GLU
+from triptych.probe import Plan, Session, zero
+from triptych.program.native_executor import NativeStep
+
+pytestmark = needs_native
+
+
+# -- bindings follow the weights --------------------------------------------------------------------------------------
+
+
+class Adapter(torch.nn.Module):
+    """A low-rank change beside a layer (Hu et al. 2022)."""
+
+    def __init__(self, base: torch.nn.Module, width: int, out: int) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(3)
+        self.base = base
+        self.down = torch.nn.Parameter(torch.randn(4, width, generator=random))
+        self.up = torch.nn.Parameter(torch.randn(out, 4, generator=random))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + ops.linear(ops.linear(x, self.down), self.up)
+
+
+def _block(module: nn.Transformer) -> Any:
+    assert module.decoder is not None
+    return module.decoder.blocks[0]
+
+
+@torch.no_grad()
+def _in_place(module: nn.Transformer) -> None:
+    _block(module).attn.q.weight.mul_(-1.5)
+
+
+@torch.no_grad()
+def _norm_in_place(module: nn.Transformer) -> None:
+    _block(module).mlp_norm.pre.weight.mul_(3)
+
+
+def _replaced(module: nn.Transformer) -> None:
+    down = _block(module).mlp.down
+    down.weight = torch.nn.Parameter(down.weight.detach() * 2)
+
+
+def _data(module: nn.Transformer) -> None:
+    down = _block(module).mlp.down
+    down.weight.data = down.weight.data * 2
+
+
+def _loaded(module: nn.Transformer) -> None:
+    module.load_state_dict(create(LLAMA, seed=5).module.state_dict())
+
+
+def _assigned(module: nn.Transformer) -> None:
+    module.load_state_dict(create(LLAMA, seed=5).module.state_dict(), assign=True)
+
+
+def _cast(module: nn.Transformer) -> None:
+    module.to(torch.bfloat16).to(torch.float32)
+
+
+def _adapter_added(module: nn.Transformer) -> None:
+    mlp = _block(module).mlp
+    mlp.down = Adapter(mlp.down, 96, 64).eval()
+
+
+def _adapter_merged(module: nn.Transformer) -> None:
+    mlp = _block(module).mlp
+    if isinstance(mlp.down, Adapter):
+        with torch.no_grad():
+            mlp.down.base.weight += mlp.down.up @ mlp.down.down
+        mlp.down = mlp.down.base
+
+
+CHANGES = [_in_place, _norm_in_place, _replaced, _data, _loaded, _assigned, _cast, _adapter_added]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_binding_follows_the_weights(change: Callable[[nn.Transformer], None]) -> None:
+    module = llama()
+    followed(module, change)
+
+
+def test_an_adapter_merged_and_a_bias_table_changed_in_place() -> None:
+    module = llama()
+    _adapter_added(module)
+    before = followed(module, _adapter_merged, differs=False)
+    _in_place(module)
+    assert not torch.equal(before, Run(module).both()[1][0])
+
+    def table(module: nn.Transformer) -> None:
+        assert module.decoder is not None
+        with torch.no_grad():
+            for kind in module.decoder.kinds.values():
+                kind.position.weight.mul_(-2)
+
+    followed(tiny.decoder("t5"), table)
+
+
+def test_bf16_vectors_are_copied_again() -> None:
+    module = llama()
+    norm = _block(module).attn_norm.pre
+    norm.weight = torch.nn.Parameter(norm.weight.detach().bfloat16())
+    followed(module, _norm_of_bf16)
+
+
+@torch.no_grad()
+def _norm_of_bf16(module: nn.Transformer) -> None:
+    _block(module).attn_norm.pre.weight.mul_(2)
+
+
+def followed(module: nn.Transformer, change: Callable[[nn.Transformer], object], differs: bool = True) -> Tensor:
+    """One engine's step, before a change and after it, equals the modules."""
+    run = Run(module)
+    first, second = run.side(True), run.side(False)
+    rows, ids = Rows((3, 2, 4), (0, 0, 0)), [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    with torch.inference_mode():
+        before = first.step(ids, rows, None)
+        assert float((before - second.step(ids, rows, None)).abs().max()) < EXACT
+    change(module)
+    later = Rows((1, 1, 1), rows.ends)
+    with torch.inference_mode():
+        for row in range(3):
+            first.cache.trim(row, 0)
+            second.cache.trim(row, 0)
+        after = first.step(ids, rows, None)
+        assert differs == (float((after - before).abs().max()) > 1e-3)
+        assert float((after - second.step(ids, rows, None)).abs().max()) < EXACT
+        assert float((first.step([1, 2, 3], later, None) - second.step([1, 2, 3], later, None)).abs().max()) < EXACT
+    return after
+
+
+# -- the modules run where the program does not say all ---------------------------------------------------------------
+
+
+def _hooked(module: nn.Transformer) -> None:
+    _block(module).attn.out.register_forward_hook(lambda part, inputs, out: out * 0.5)
+
+
+def _forward_replaced(module: nn.Transformer) -> None:
+    mlp = _block(module).mlp
+    forward = mlp.forward
+    mlp.forward = lambda *arguments: forward(*arguments) * 0.5
+
+
+def _training(module: nn.Transformer) -> None:
+    _block(module).mlp.train()
+
+
+REFUSED = {
+    "hook": (_hooked, "decoder.blocks.0.attn.out has a hook"),
+    "replaced forward": (_forward_replaced, "the forward of decoder.blocks.0.mlp is replaced"),
+    "training": (_training, "decoder.blocks.0.mlp is in training mode"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_modules_run_where_the_model_does_more_than_its_program(name: str) -> None:
+    module = llama()
+    engine, by_modules = Engine(module), Engine(module, executor="modules")
+    for one in (engine, by_modules):
+        one.add(Request(prompt=[1, 2, 3], max_new_tokens=9, all_logits=True))
+    outputs = [[one.step()[0] for one in (engine, by_modules)] for _ in range(2)]
+    assert engine.why_modules is None
+    change, reason = REFUSED[name]
+    change(module)
+    outputs += [[one.step()[0] for one in (engine, by_modules)] for _ in range(2)]
+    assert engine.why_modules == reason
+    for ours, theirs in outputs:
+        torch.testing.assert_close(ours.logits, theirs.logits, atol=EXACT, rtol=0)
+
+
+def test_a_class_whose_forward_is_replaced_is_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tiny.decoder()
+    run = Run(module)
+    assert run.gap() <= EXACT
+    before = run.both()[1][0]
+    forward = GLU.forward
+    monkeypatch.setattr(GLU, "forward", lambda self, *arguments: forward(self, *arguments) * 0.5)
+    assert run.gap() <= EXACT
+    assert not torch.allclose(run.both()[1][0], before)
+
+
+def test_probed_rows_run_as_modules_and_others_natively() -> None:
+    module = llama()
+    engine = Engine(module)
+    session = Session(Plan.of(module.spec, [], [zero("blocks.0.mlp.out")]))
+    engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4, probe=session))
+    engine.step()
+    assert engine.why_modules == "the rows are probed"
+    engine = Engine(module)
+    engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4))
+    engine.step()
+    assert engine.why_modules is None
+
+
+def test_gradients_and_modes_of_torch_run_as_modules() -> None:
+    module = llama()
+    assert module.decoder is not None
+    step = NativeStep(module, module.decoder.cache(1))
+    assert step.logits([1], Rows((1,)), [0]) is None
+    assert step.why_modules == "gradients may be needed"
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert step.logits([1], Rows((1,)), [0]) is None
+    assert step.why_modules is not None
+    assert "autocast" in step.why_modules
+
+
+@torch.inference_mode()
+def test_wrong_sizes_never_reach_the_kernels() -> None:
+    module = llama()
+    assert module.decoder is not None
+    step = NativeStep(module, module.decoder.cache(1))
+    for ids, rows, reason in (
+        ([41], Rows((1,)), "outside the vocabulary"), ([-1], Rows((1,)), "outside the vocabulary"),
+        ([1, 2], Rows((1,)), "no tokens"), ([], Rows((0,)), "no tokens"),
+        ([1] * 701, Rows((701,)), "at once"),
+    ):  # fmt: skip
+        assert step.logits(ids, rows, []) is None
+        assert reason in (step.why_modules or "")
+    step.most_dense = ANY
+    assert step.logits([1] * 701, Rows((701,)), []) is None
+    assert "context" in (step.why_modules or "")
