@@ -36,8 +36,8 @@ extern const struct kernels portable_kernels;
 extern const struct kernels avx2_kernels, avx512_kernels;
 #endif
 
-/* Ask for the `bytes` that are AHEAD of `block`, in the same cut or not: weights come from memory in one stream, and the
-   processor's own prefetching stops at every page.  Nothing is read, so beyond the last byte it does nothing.  */
+/* Ask for the `bytes` that are AHEAD of `block`, as the processor does itself only within a page.  Nothing is read, so
+   an address beyond the last byte is harmless.  */
 static inline __attribute__((always_inline)) void prefetch(const uint8_t *block, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += LINE)
