@@ -6,7 +6,8 @@ Python 3.11 is a frame; so is each resumption of a generator).  A count is made 
 entered outside the layers.  The steps counted are
 
 - a greedy step of the generation engine for one row in the middle of a generation, the choice of the token included,
-  without a tokenizer;
+  without a tokenizer: by the modules ("decode"), and as the engine runs it where the native kernels are there
+  ("native");
 - a training step on five rows of different lengths, forward and backward, without the optimizer.
 
 At commit 133d396, Python 3.11: 130 a layer and 61 outside for decoding (58 of them in `State.advance`, which leaves out
@@ -23,6 +24,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,7 +40,9 @@ PACKAGE = str(Path(triptych.__file__).parent)
 LAYERS = (2, 4)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 TRAINED = [PROMPT[:length] for length in (8, 5, 6, 7, 4)]  # rows of different lengths, as in real text
-LIMITS = {"decode per layer": 50, "decode outside": 20, "training per layer": 80}  # with Python 3.11
+LIMITS = {  # with Python 3.11
+    "decode per layer": 50, "decode outside": 20, "native per layer": 0, "native outside": 20, "training per layer": 80,
+}  # fmt: skip
 WARM_UP = 3  # steps before the one that is counted
 
 
@@ -69,14 +73,16 @@ def frames(call: Callable[[], object]) -> int:
     return count
 
 
-def stepper(model: Model, prompt: Sequence[int] = PROMPT, tokens: int = 64) -> Callable[[], object]:
+def stepper(
+    model: Model, prompt: Sequence[int] = PROMPT, tokens: int = 64, *, modules: bool = False
+) -> Callable[[], object]:
     """A call that makes one greedy step of the generation engine for one row, at most `tokens` times.
 
     This is the one place that knows how the engine is driven; `bench/decode.py` times the same step.
     """
     if not hasattr(generate, "Engine"):
         return older_stepper(model, prompt, tokens)
-    engine = generate.Engine(model.module)
+    engine = generate.Engine(model.module, executor="modules") if modules else generate.Engine(model.module)
     engine.add(generate.Request(prompt=list(prompt), max_new_tokens=tokens))
     return engine.step
 
@@ -88,12 +94,21 @@ def older_stepper(model: Model, prompt: Sequence[int], tokens: int) -> Callable[
     return lambda: next(steps)
 
 
-def decode_frames(layers: int) -> int:
+def decode_frames(layers: int, *, modules: bool) -> int:
     """The frames of one greedy step after the prompt and a few tokens."""
-    step = stepper(llama(layers))
+    step = stepper(llama(layers), modules=modules and hasattr(generate, "Executor"))
     for _ in range(WARM_UP):
         step()
     return frames(step)
+
+
+def native_kernels() -> bool:
+    """Whether the checkout has native kernels, and they are built."""
+    try:
+        from triptych.native import library
+    except ImportError:
+        return False
+    return library() is not None
 
 
 def training_frames(layers: int) -> int:
@@ -124,11 +139,16 @@ def per_layer_and_outside(count: Callable[[int], int]) -> tuple[int, int]:
 
 def counts() -> dict[str, int]:
     """Every number that `main` prints."""
-    decode, outside = per_layer_and_outside(decode_frames)
+    decode, outside = per_layer_and_outside(partial(decode_frames, modules=True))
+    native = {}
+    if native_kernels():
+        layer, rest = per_layer_and_outside(partial(decode_frames, modules=False))
+        native = {"native per layer": layer, "native outside": rest}
     training, around = per_layer_and_outside(training_frames)
     return {
         "decode per layer": decode,
         "decode outside": outside,
+        **native,
         "training per layer": training,
         "training outside": around,
     }

@@ -42,7 +42,11 @@ def test_frames_of_the_package_are_counted(counted: tuple[dict[str, int], dict[s
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the limits are for Python 3.11; 3.12 inlines comprehensions")
-@pytest.mark.parametrize("name", ["decode per layer", "decode outside", "training per layer"])
+@pytest.mark.parametrize(
+    "name", ["decode per layer", "decode outside", "native per layer", "native outside", "training per layer"]
+)
 def test_a_step_enters_few_functions(name: str, counted: tuple[dict[str, int], dict[str, int], int]) -> None:
     counts, limits, _ = counted
+    if name not in counts:
+        pytest.skip("the native kernels were not built")
     assert counts[name] <= limits[name]

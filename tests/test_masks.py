@@ -236,3 +236,17 @@ def test_bad_masks_are_refused():
     for make in (lambda: window(0), lambda: window(3, -1), lambda: block_sparse(0), lambda: block_sparse(2, local=0)):
         with pytest.raises(InputError, match=">= 1"):
             make()
+
+
+def test_masks_are_not_combined_with_and_or_with_arrays(unchecked: None) -> None:
+    """`causal() and window(3)` would be the window alone."""
+    with pytest.raises(InputError, match="combine masks with & and"):
+        causal() and window(3)
+    with pytest.raises(InputError, match=r"not with Tensor; see triptych\.dense"):
+        causal() & torch.ones(3, 3, dtype=torch.bool)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("back", [0, float("nan"), 2.5])
+def test_a_window_is_a_whole_number_of_keys(back: int, unchecked: None) -> None:
+    with pytest.raises(InputError, match="must be whole numbers, >= 1 and >= 0"):
+        window(back)

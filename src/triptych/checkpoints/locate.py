@@ -16,13 +16,15 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def model_in_run(path: Path) -> Path:
-    """The model of a run directory: its finished `model`, else its newest `step-*`; other paths are unchanged."""
+    """The model of a run directory: its finished `model`, else its newest `step-*`, which `quickstart` writes below
+    `checkpoints`; other paths are unchanged."""
     if not os.path.isdir(path) or (path / "config.json").exists():
         return path
     if (path / "model" / "config.json").is_file():
         return path / "model"
-    steps = [step for step in path.glob("step-*") if _STEP.fullmatch(step.name) and (step / "config.json").is_file()]
-    return max(steps, default=path)
+    found = [*path.glob("step-*"), *path.glob("checkpoints/step-*")]
+    steps = [step for step in found if _STEP.fullmatch(step.name) and (step / "config.json").is_file()]
+    return max(steps, key=lambda step: step.name, default=path)
 
 
 def open_source(path: str | Path) -> Source:

@@ -58,9 +58,10 @@ class Engine:
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
         self.native: NativeStep | None = None
+        self.why_modules: str | None = "the engine was made with executor='modules'"
         if executor == "auto":
             self.native = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
-        self.why_modules: str | None = "no step has run"
+            self.why_modules = "no step has run"
         self._switch = _longrope_switch(module)
         self.regroup()
 
@@ -230,7 +231,7 @@ class Engine:
                 last.append(len(ids) - 1)
         where = Rows(tuple(lengths), tuple(past), tuple(slots))
         wanted = range(len(ids)) if self._all_logits else last
-        found = self._native_logits(session, rows, ids, where, wanted)
+        found = None if self.native is None else self._native_logits(self.native, session, rows, ids, where, wanted)
         if found is not None:
             for row, n in zip(rows, lengths, strict=True):
                 row.cached += n
@@ -260,19 +261,23 @@ class Engine:
         return due, self.module.unembed(hidden, where, taps), every
 
     def _native_logits(
-        self, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows, wanted: Sequence[int]
+        self,
+        native: NativeStep,
+        session: Session | None,
+        rows: Sequence[LiveRow],
+        ids: Sequence[int],
+        where: Rows,
+        wanted: Sequence[int],
     ) -> Tensor | None:
         """The logits of the tokens `wanted`, by the native step; None where the modules must run, and why in
         `why_modules`."""
-        if self.native is None:
-            self.why_modules = "the engine was made with executor='modules'"
-        elif session is not None:
+        if session is not None:
             self.why_modules = "the rows are probed"
         elif rows[0].source is not None:
             self.why_modules = "the source is to be encoded"
         else:
-            logits = self.native.logits(ids, where, wanted)
-            self.why_modules = self.native.why_modules
+            logits = native.logits(ids, where, wanted)
+            self.why_modules = native.why_modules
             return logits
         return None
 

@@ -17,6 +17,8 @@ from triptych.nn.weights import PackedWeight
 
 _training = itemgetter("training")
 _blocks = attrgetter("blocks")
+_calls = attrgetter("forward", "__call__")
+_version = attrgetter("_version", "dtype")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 
@@ -32,34 +34,23 @@ class Structure:
         self.children = [own["_modules"] for own in self.dicts if own["_modules"]]
         self.parameters = [own["_parameters"] for own in self.dicts if own["_parameters"]]
         self.classes = list(dict.fromkeys(type(one) for one in self.modules))
-        self.hooked, self.trained = self._hooked(), self._trained()
-        self.sizes = list(map(len, self.dicts))  # a forward that is set on an instance is one entry more
-        self.parts = list(chain.from_iterable(map(dict.values, self.children)))
-        self.parameter_ids = self._parameter_ids()
-        self.forwards = self._forwards()
+        self.before = self._now()
 
-    def _hooked(self) -> bool:
-        return any(self.hooks)
-
-    def _trained(self) -> bool:
-        return any(map(_training, self.dicts))
-
-    def _parameter_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self.parameters))))
-
-    def _forwards(self) -> list[Any]:
-        return [x for one in self.classes for x in (one.forward, one.__call__)]
+    def _now(self) -> tuple[Any, ...]:
+        """What `same` compares.  Parts are compared by identity, as modules have no equality of their own; a forward
+        that is set on an instance is one entry more in its dictionary."""
+        return (
+            any(self.hooks),
+            any(map(_training, self.dicts)),
+            list(map(len, self.dicts)),
+            list(chain.from_iterable(map(dict.values, self.children))),
+            list(map(id, chain.from_iterable(map(dict.values, self.parameters)))),
+            list(map(_calls, self.classes)),
+        )
 
     def same(self) -> bool:
         """Whether all of it is still so."""
-        return (
-            self._hooked() == self.hooked
-            and self._trained() == self.trained
-            and list(map(len, self.dicts)) == self.sizes
-            and list(chain.from_iterable(map(dict.values, self.children))) == self.parts
-            and self._parameter_ids() == self.parameter_ids
-            and self._forwards() == self.forwards
-        )
+        return self._now() == self.before
 
     def refusal(self) -> str | None:
         """Why these modules cannot be run as their program."""
@@ -87,7 +78,8 @@ class Numbers:
         return (
             list(map(Tensor.data_ptr, self.shared)),
             list(map(Tensor.data_ptr, map(_blocks, self.packed))),
-            [(x.data_ptr(), x._version, x.dtype) for x in self.copied],
+            list(map(Tensor.data_ptr, self.copied)),
+            list(map(_version, self.copied)),
         )
 
     def same(self) -> bool:

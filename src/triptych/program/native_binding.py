@@ -51,10 +51,6 @@ class Binding:
     kept: list[Tensor]
     packed: bool
 
-    def same(self) -> bool:
-        """Whether the weights are where they were."""
-        return self.numbers.same()
-
 
 class Binder:
     """Fills the tables of one plan."""

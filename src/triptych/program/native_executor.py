@@ -9,6 +9,8 @@ import os
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, is_
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +36,7 @@ TOKENS = 256  # of one call: more run as several, so that the arena stays small
 MOST_DENSE = 32  # tokens up to which the products of dense weights are faster here than in torch's matrix library
 _LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_keys_and_values = attrgetter("k", "v")
 _PROCESS = os.getpid()
 _LOCK = Lock()
 
@@ -70,6 +73,8 @@ class NativeStep:
         self.function: RunStep | None = None if isinstance(function, str) else function
         self.unavailable = function if isinstance(function, str) else None
         self.why_modules: str | None = None
+        half = bool(cache.stores) and cache.stores[0].k.dtype == torch.bfloat16
+        self.how = half, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
         self.binding: Binding | None = None
         self.seen: list[Tensor] = []
         self.labels = np.zeros((len(_LABELS), TOKENS), np.int32)
@@ -94,11 +99,12 @@ class NativeStep:
         step = self.cache.begin(rows, "")
         plan = self._plan(binding)
         out = torch.empty(len(chosen), binding.plan.outputs)
-        labels = _labels(ids, rows, self._sources(rows))
+        sources = [0] * len(rows.lengths) if self.cross is None else [self.cross.lengths[slot] for slot in rows.slots]
+        labels = _labels(ids, rows, sources)
         done = 0
         for first in range(0, len(ids), TOKENS):
             last = min(first + TOKENS, len(ids))
-            own = [token - first for token in chosen[done:] if token < last]
+            own = chosen if len(ids) <= TOKENS else [token - first for token in chosen[done:] if token < last]
             self._run(binding, plan, _piece(labels, first, last), own, out[done : done + len(own)])
             done += len(own)
         step.finish()
@@ -112,24 +118,21 @@ class NativeStep:
             raise NotNative(self.unavailable)
         if torch.is_grad_enabled():
             raise NotNative("gradients may be needed")
-        if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() or _function_modes():
+        # of functions too, without the mode of a default device
+        modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+        if modes or torch.is_autocast_enabled("cpu"):
             raise NotNative("autocast or another mode of torch is on")
-        prepared = _prepared_of(self.module, self._how())
+        prepared = _prepared_of(self.module, self.how)
         if prepared.plan is None:
             raise NotNative(prepared.reason or "the model has no native plan")
         binding = prepared.binding
-        if binding is None or not binding.same() or binding.positions < positions:
+        if binding is None or not binding.numbers.same() or binding.positions < positions:
             try:
                 binding = Binder(self.module, prepared.plan, self.matrix_of).bind(positions)
             except InputError as error:
                 raise NotNative(str(error)) from None
             prepared.binding = binding
         return binding
-
-    def _how(self) -> tuple[Any, ...]:
-        stores = self.cache.stores
-        half = bool(stores) and stores[0].k.dtype == torch.bfloat16
-        return half, tuple([store.window for store in stores])
 
     def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
@@ -148,19 +151,17 @@ class NativeStep:
             if lacking:
                 raise NotNative("the source is not projected yet")
 
-    def _sources(self, rows: Rows) -> list[int]:
-        return [0] * len(rows) if self.cross is None else [self.cross.lengths[slot] for slot in rows.slots]
-
     # -- the call -------------------------------------------------------------------------------------------------
 
     def _plan(self, binding: Binding) -> Plan:
         """The structure of a plan, made anew where the weights or the stores moved."""
-        stores = [*self.cache.stores, *(() if self.cross is None else self.cross.stores)]
-        tensors = [x for store in stores for x in (store.k, store.v)]
+        stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
+        tensors = [*map(_keys_and_values, stores)]
         if binding is not self.binding:
             self.binding, self.matrices = binding, binding.matrices.copy()
             self.seen = []
-        if len(tensors) != len(self.seen) or any(a is not b for a, b in zip(tensors, self.seen, strict=True)):
+        flat = [*chain.from_iterable(tensors)]
+        if len(flat) != len(self.seen) or not all(map(is_, flat, self.seen)):
             self.stores = np.zeros(len(stores), STORE)
             for i, store in enumerate(stores):
                 k, v = store.k, store.v
@@ -170,7 +171,7 @@ class NativeStep:
                 self.stores[i] = (
                     k.data_ptr(), v.data_ptr(), slots, capacity, groups, width, v.shape[3], _CACHE_TYPES[k.dtype],
                 )  # fmt: skip
-            self.seen = tensors
+            self.seen = flat
             plan, records = Plan(), binding.plan.instructions
             plan.count, plan.instructions = len(records), records.ctypes.data
             plan.weights, plan.stores = self.matrices.ctypes.data, self.stores.ctypes.data
@@ -197,11 +198,6 @@ class NativeStep:
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
         self.function(byref(plan), byref(call))
-
-
-def _function_modes() -> int:
-    """Modes of torch functions, without the one of a default device."""
-    return int(torch._C._len_torch_function_stack())
 
 
 def _labels(ids: Sequence[int], rows: Rows, sources: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 from triptych.errors import InputError
 
@@ -49,6 +49,10 @@ class Mask:
     def __or__(self, other: Mask) -> Mask:
         return _join(Or, self, other)
 
+    def __bool__(self) -> NoReturn:
+        """Raises InputError: `a and b` would be one of the two."""
+        raise InputError("a mask is neither true nor false; combine masks with & and |, not with `and` and `or`")
+
 
 @dataclass(frozen=True)
 class Full(Mask):
@@ -74,8 +78,10 @@ class Window(Mask):
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        if self.back < 1 or self.ahead < 0:
-            raise InputError(f"window({self.back}, ahead={self.ahead}): back must be >= 1 and ahead >= 0")
+        whole = all(isinstance(number, SupportsIndex) for number in (self.back, self.ahead))
+        if not whole or self.back < 1 or self.ahead < 0:
+            problem = "back and ahead must be whole numbers, >= 1 and >= 0"
+            raise InputError(f"window({self.back}, ahead={self.ahead}): {problem}")
 
     def visible(self, q: Points, k: Points) -> Any:
         distance = q.position - k.position
@@ -168,11 +174,14 @@ class Or(Mask):
         return visible
 
 
-def _join(kind: type[And] | type[Or], a: Mask, b: Mask) -> Mask:
+def _join(kind: type[And] | type[Or], a: object, b: object) -> Mask:
     """`(x & y) & z` and `x & (y & z)` are the same three parts, `x & x` is `x`; `full` is the unit of `&` and absorbs
     `|`."""
     parts: list[Mask] = []
     for side in (a, b):
+        if not isinstance(side, Mask):
+            kind_of = type(side).__name__
+            raise InputError(f"a mask is combined with masks, not with {kind_of}; see triptych.dense(array)")
         for part in side.parts if isinstance(side, kind) else (side,):
             if part not in parts and not (kind is And and isinstance(part, Full)):
                 parts.append(part)
