@@ -248,5 +248,5 @@ def test_masks_are_not_combined_with_and_or_with_arrays(unchecked: None) -> None
 
 @pytest.mark.parametrize("back", [0, float("nan"), 2.5])
 def test_a_window_is_a_whole_number_of_keys(back: int, unchecked: None) -> None:
-    with pytest.raises(InputError, match="must be whole numbers, >= 1 and >= 0"):
+    with pytest.raises(InputError, match="back must be >= 1 and ahead >= 0, both whole numbers"):
         window(back)

@@ -80,7 +80,7 @@ class Window(Mask):
     def __post_init__(self) -> None:
         whole = all(isinstance(number, SupportsIndex) for number in (self.back, self.ahead))
         if not whole or self.back < 1 or self.ahead < 0:
-            problem = "back and ahead must be whole numbers, >= 1 and >= 0"
+            problem = "back must be >= 1 and ahead >= 0, both whole numbers"
             raise InputError(f"window({self.back}, ahead={self.ahead}): {problem}")
 
     def visible(self, q: Points, k: Points) -> Any:
