@@ -203,7 +203,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
     out = product.view(*input.shape[:-1], weight.shape[0])
     if input.requires_grad and torch.is_grad_enabled():
-        out = _Product.apply(input, weight, out)  # type: ignore[no-untyped-call]
+        out = _Product.apply(input, weight, out)  # type: ignore[no-untyped-call]  # torch's has no annotation
     out = out.to(dtype)
     return out if bias is None else out + bias.to(dtype)
 

@@ -35,16 +35,16 @@ def quantize(weight: Tensor, form: str) -> PackedMatrix:
         codes, scales, minimums = rounded(part.reshape(-1, GROUP))
         if not bool(scales.isfinite().all() and (minimums is None or minimums.isfinite().all())):
             raise InputError(f"the matrix {[rows, columns]} has numbers that are not finite or too large for {form}")
-        whole = [None if x is None else _whole(x.view(stop - start, -1)) for x in (codes, scales, minimums)]
-        packed = layout.pack(Codes(whole[0], whole[1], whole[2]))  # type: ignore[arg-type]
+        least = None if minimums is None else _whole(minimums, stop - start)
+        packed = layout.pack(Codes(_whole(codes, stop - start), _whole(scales, stop - start), least))
         first = layout.nbytes(start, columns)
         data[first : first + len(packed)] = packed
     return PackedMatrix(layout, rows, columns, data)
 
 
-def _whole(numbers: Tensor) -> Tensor:
-    """`[rows, n]` with rows of zeros up to a whole band."""
-    return torch.nn.functional.pad(numbers, (0, 0, 0, -len(numbers) % BAND))
+def _whole(numbers: Tensor, rows: int) -> Tensor:
+    """The numbers of so many rows as `[rows, n]`, with rows of zeros up to a whole band."""
+    return torch.nn.functional.pad(numbers.view(rows, -1), (0, 0, 0, -rows % BAND))
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
