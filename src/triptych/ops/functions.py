@@ -101,7 +101,7 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
         partner = wide.roll(width // 2, -1)
     else:
         partner = torch.stack((wide[..., 1::2], wide[..., 0::2]), -1).flatten(2)
-    turned = torch.addcmul(wide * cos, partner, sin)
+    turned = wide * cos + partner * sin
     if dtype is not cos.dtype:
         turned = turned.to(dtype)
     return turned if part is x else torch.cat((turned, x[..., width:]), -1)
