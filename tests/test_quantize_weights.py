@@ -137,7 +137,9 @@ def test_without_kernels_the_numbers_are_unpacked(monkeypatch: pytest.MonkeyPatc
         packer_for("int8")
 
 
-def test_what_cannot_be_packed_is_refused_or_noted(tmp_path: Path) -> None:
+def test_what_cannot_be_packed_is_refused_or_noted(tmp_path: Path, unchecked: None) -> None:
+    with pytest.raises(InputError, match="known are int8, int4"):
+        packer_for(["int8"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"quantize='int7'; did you mean 'int8'|quantize='int7'"):
         packer_for("int7")
     with pytest.raises(InputError, match="packed weights run on the CPU"):

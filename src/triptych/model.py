@@ -428,7 +428,7 @@ def load(
     (`report.notes` says so).
     `quantize="int8"` or `"int4"` packs the matrices of any checkpoint; with `dequantize=False` those that a GGUF file
     has packed stay packed.  Packed matrices are multiplied by the native kernels, which round activations to 8 bits in
-    groups of 32 (a relative error of at most 1e-2); `report.notes` gives the bytes.
+    groups of 32 (a relative error of at most 1e-2 a product); `report.notes` gives the bytes.
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where, InputError for a dtype or device
     that cannot be used.

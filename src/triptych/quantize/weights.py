@@ -117,7 +117,7 @@ def packer_for(form: str | None, device: torch.device | str = "cpu") -> Packer:
     Raises InputError for an unknown form, for a device that is no CPU, and where the native kernels are not there: a
     packed model would then be unpacked in every step.
     """
-    if form is not None and form not in FORMS:
+    if form is not None and (not isinstance(form, str) or form not in FORMS):
         raise InputError(f"quantize={form!r}{nearest(str(form), FORMS)}; known are {', '.join(FORMS)}")
     if torch.device(device).type != "cpu":
         raise InputError(f"packed weights run on the CPU, not on {device}; leave out quantize= and dequantize=False")
