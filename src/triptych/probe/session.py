@@ -8,7 +8,6 @@ other, through `attend_reference`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,13 +53,14 @@ class Session:
                 )
         return self.trace
 
-    def passed(self, name: str, value: Tensor, row: int, positions: Sequence[int]) -> Tensor:
-        """One row's value at a site, `[t, ...]` or `[H, t, S]`, edited and read: what the forward goes on with."""
+    def passed(self, name: str, value: Tensor, row: int, positions: Sequence[int], *, unshared: bool = False) -> Tensor:
+        """One row's value at a site, `[t, ...]` or `[H, t, S]`, edited and read: what the forward goes on with.
+        A value that is `unshared`, computed for reading alone, is kept without copying it."""
         item = self.item(row)
         for number, edit in enumerate(self.plan.edits.get(name, ())):
             value = self._edited(name, number, edit, value, item, positions)
         for read in self.plan.reads.get(name, ()):
-            value = self._recorded(name, read, value, item, positions)
+            value = self._recorded(name, read, value, item, positions, unshared)
         return value
 
     def _edited(self, name: str, number: int, edit: Edit, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
@@ -80,14 +80,17 @@ class Session:
         value[places] = new.to(value.dtype)
         return value
 
-    def _recorded(self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
+    def _recorded(
+        self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int], unshared: bool
+    ) -> Tensor:
         index = _index(name, read, value, item, positions)
         if index is None:
             return value
         chosen, places = index
-        part = value[places]
+        part = value[places]  # a view where it is all of the value, and a copy otherwise
         if not read.grad:
-            part = part.detach().clone()
+            view = len(places) == 1 and isinstance(places[0], slice)
+            part = part.detach().clone() if view and not unshared else part.detach()
         else:  # a part of the value that goes on, so that gradients reach it
             if not torch.is_grad_enabled():
                 raise ProbeError(f"{name}: grad=True needs trace(); a generation has no autograd graph")
@@ -127,19 +130,19 @@ class ProbeTaps(Taps):
         assert isinstance(plan, RowPlan)
         k, v = self._context("k_ctx", k, plan.keys), self._context("v_ctx", v, plan.keys)
         names = [self.prefix + leaf for leaf in ("scores", "pattern")]
+        goes_on = any(self._changes(name) for name in names)  # with what the reads and edits made of it
 
         def hook(leaf: str, value: Tensor, row: int) -> Tensor:
             """[H, T, S] of one row; a key's column is its position."""
             positions = _positions(plan.rows, row, value.shape[1])
-            return self.session.passed(self.prefix + leaf, value, row, positions)
+            return self.session.passed(self.prefix + leaf, value, row, positions, unshared=not goes_on)
 
-        if any(self._changes(name) for name in names):
+        if goes_on:
             return plan.run_hooked(q, k, v, hook, sinks, content)
         z = plan.run(q, k, v, sinks, content)
         if any(name in self.plan.reads for name in names):
             with torch.no_grad():  # values without width: the pattern is computed again, what it weights is not
-                exact = replace(plan, heads=replace(plan.heads, dropout=0.0, value_width=0))
-                exact.run_hooked(q, k, v[..., :0], hook, sinks, content)
+                plan.without_values.run_hooked(q, k, v[..., :0], hook, sinks, content)
         return z
 
     def _changes(self, name: str) -> bool:
