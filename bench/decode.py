@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,7 @@ def decode(smollm2: str, dtype: str, steps: int) -> dict[str, Call]:
     import torch
     from frames import stepper
 
-    import triptych
-
-    model = triptych.load(smollm2, dtype=getattr(torch, dtype))
+    model = loaded(smollm2, dtype=getattr(torch, dtype))
     step = stepper(model, PROMPT, steps)
     step()  # the prompt
     calls = linear_calls(step)
@@ -57,6 +56,14 @@ def decode(smollm2: str, dtype: str, steps: int) -> dict[str, Call]:
                 torch.nn.functional.linear(*arguments)
 
     return {f"{dtype} step": step, f"{dtype} linears": linears}
+
+
+def loaded(path: str, **options: Any) -> Any:
+    """The model with plain weights: older code has no others, and no argument that asks for them."""
+    import triptych
+
+    exact = {"dequantize": True} if "dequantize" in signature(triptych.load).parameters else {}
+    return triptych.load(path, **options, **exact)
 
 
 def linear_calls(step: Call) -> list[tuple[Any, ...]]:
@@ -89,9 +96,7 @@ def training(data: str) -> dict[str, Call]:
 
 def traces(smollm2: str) -> dict[str, Call]:
     """A plain forward and two traces of the same row."""
-    import triptych
-
-    model = triptych.load(smollm2)
+    model = loaded(smollm2)
     row = [[1 + (i * 7919) % (model.spec.vocab - 1) for i in range(TRACED)]]
     return {
         "plain forward": lambda: model.logits(row),

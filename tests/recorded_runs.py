@@ -16,6 +16,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +360,8 @@ def record_panel(panel: str, scratch: Path) -> tuple[Records, Meta]:
 
 
 def record_smollm2(path: Path, scratch: Path) -> tuple[Records, Meta]:
-    model = triptych.load(path)
+    exact = {"dequantize": True} if "dequantize" in signature(triptych.load).parameters else {}  # older code always did
+    model = triptych.load(path, **exact)
     chosen = choose(model, SMOLLM2_PROMPTS, NEW_TOKENS)
     arrays, result = smollm2_record(model, chosen)
     tensors = described(saved_tensors(model, scratch / "smollm2"))

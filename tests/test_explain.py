@@ -294,7 +294,7 @@ def test_the_models_of_the_quickstart(panel: str) -> None:
 
 
 def test_real_weights(smollm2_gguf: Path) -> None:
-    model = load(smollm2_gguf)
+    model = load(smollm2_gguf, dequantize=True)
     for walk in (explain(model, SENTENCE, layer=29, head=8), explain_cache(model, SENTENCE, layer=7)):
         assert walk.agrees, walk.verdict
         assert walk.token == written(model, SENTENCE)

@@ -25,7 +25,7 @@ LABS = (bank, head_roles, not_explanation)
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path) -> Model:
-    return triptych.load(smollm2_gguf)
+    return triptych.load(smollm2_gguf, dequantize=True)
 
 
 @pytest.fixture

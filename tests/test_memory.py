@@ -41,7 +41,7 @@ def cost(work):
     return max(seen) - seen[0], sum(t.nbytes for t in kept), sum(float(t.double().sum()) for t in kept)  # touched
 """
 READ = "source = open_source(Path(sys.argv[1]))\nprint(*cost(lambda: [source.read(name) for name in source.names]))"
-LOAD = "print(*cost(lambda: list(triptych.load(sys.argv[1]).module.parameters())))"
+LOAD = "print(*cost(lambda: list(triptych.load(sys.argv[1], dequantize=True).module.parameters())))"
 
 
 def measure(program: str, path: Path) -> tuple[int, int]:

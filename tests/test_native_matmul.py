@@ -19,7 +19,7 @@ from torch import Tensor
 import triptych.native
 from triptych.errors import InputError
 from triptych.native import Input, Library, library, loader, why_not
-from triptych.quantize import LAYOUTS, PackedMatrix, multiply
+from triptych.quantize import LAYOUTS, PackedMatrix, multiply, quantize
 from triptych.quantize.layouts import GROUP, Codes
 from triptych.quantize.products import floats_of, matrix_struct
 
@@ -301,3 +301,17 @@ def test_no_byte_beyond_the_buffers_is_touched(way: str, tmp_path: Path) -> None
         else:
             assert done.returncode == 0, done.stderr[-3000:]
             assert int(done.stdout) >= 900
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_process_that_was_forked_after_use_multiplies(native: Library) -> None:
+    """OpenMP's threads are those of the parent: a child that used them would wait for ever."""
+    weight, x = quantize(torch.randn(640, 256), "int8"), torch.randn(3, 256)
+    expected = multiply(weight, x, threads=2)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(0 if torch.equal(multiply(weight, x, threads=2), expected) else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert torch.equal(multiply(weight, x, threads=2), expected)

@@ -16,8 +16,9 @@ from triptych.errors import InputError
 from triptych.model import Model, create, load
 from triptych.native import library, why_not
 from triptych.nn.weights import PackedWeight
-from triptych.quantize import BandFormat, packed_weight, packer_for, quantize, repack
+from triptych.quantize import LAYOUTS, BandFormat, packed_weight, packer_for, quantize, repack
 from triptych.quantize import weights as packing
+from triptych.train.optim import Optimizer, OptimizerSettings
 
 pytestmark = pytest.mark.skipif(library() is None, reason=why_not() or "")
 
@@ -60,7 +61,7 @@ def test_a_file_stays_packed_and_computes_what_its_numbers_do(
     hf: dict[str, object], dtype: str, tmp_path: Path
 ) -> None:
     path = gguf_file(hf, dtype, tmp_path)
-    model, plain = load(path, dequantize=False), load(path)
+    model, plain = load(path), load(path, dequantize=True)
     names = packed_names(model.module)
     assert names >= {"decoder.blocks.0.attn.q.weight", "decoder.blocks.1.attn.out.weight", "head.proj.weight"}
     assert not [name for name in names if "router" in name]
@@ -83,10 +84,48 @@ def test_any_checkpoint_is_packed_while_it_is_loaded(form: str, limit: float, tm
     assert worst(model, load(tmp_path / "hf")) < 1.0
 
 
+def test_a_packed_file_stays_packed_unless_something_else_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = gguf_file(LLAMA, "q4_0", tmp_path)
+    assert packed_names(load(path).module) == packed_names(load(path, dequantize=False).module) != set()
+    half = load(path, dtype=torch.bfloat16).module
+    assert packed_names(half)
+    assert half.dtype == torch.bfloat16
+    plain = load(path, dequantize=True)
+    assert not packed_names(plain.module)
+    assert plain.report.notes == ()
+    exact = load(path, dtype=torch.float64)
+    assert not packed_names(exact.module)
+    assert "dequantized, which takes more memory and time: they compute in float32" in exact.report.notes[0]
+    anew = load(path, quantize="int8").module.get_parameter("head.proj.weight")
+    assert isinstance(anew, PackedWeight)
+    assert anew.format == BandFormat(LAYOUTS["S8"])
+    assert load(tmp_path / "hf").report.notes == ()  # plain files have nothing to say
+    monkeypatch.setattr(packing, "library", lambda: None)
+    without = load(path)
+    assert not packed_names(without.module)
+    assert "dequantized, which takes more memory and time: they need native kernels" in without.report.notes[0]
+    with pytest.raises(InputError, match="packed weights need native kernels"):
+        load(path, dequantize=False)
+
+
+def test_a_packed_weight_is_not_trained(tmp_path: Path) -> None:
+    module = load(gguf_file(LLAMA, "q4_0", tmp_path)).module
+    with pytest.raises(InputError, match=r"packed weights are constants.*dequantize=True"):
+        module.requires_grad_(True)
+    with pytest.raises(InputError, match=r"has packed matrices, which are not trained.*dequantize=True"):
+        Optimizer(load(tmp_path / "x.gguf").module, OptimizerSettings())
+    frozen = load(tmp_path / "x.gguf").module.requires_grad_(False)
+    frozen.adapter = torch.nn.Linear(2, 2)
+    assert len(Optimizer(frozen, OptimizerSettings()).parameters) == 2  # an adapter over it is
+    Optimizer(load(tmp_path / "x.gguf", dequantize=True).module, OptimizerSettings())
+
+
 def test_swapped_halves_of_a_block_are_noticed(tmp_path: Path) -> None:
     """Control of the tests above."""
-    model = load(gguf_file(LLAMA, "q4_0", tmp_path), dequantize=False)
-    before = load(tmp_path / "x.gguf")
+    model = load(gguf_file(LLAMA, "q4_0", tmp_path))
+    before = load(tmp_path / "x.gguf", dequantize=True)
     blocks = model.module.get_parameter("decoder.blocks.0.mlp.up.weight").blocks
     nibbles = blocks.view(-1)[:256]
     nibbles.copy_((nibbles >> 4) | (nibbles << 4))
@@ -148,7 +187,7 @@ def test_what_cannot_be_packed_is_refused_or_noted(tmp_path: Path, unchecked: No
     create(narrow, seed=3).save(tmp_path / "hf")
     notes = load(tmp_path / "hf", quantize="int8").report.notes
     assert notes
-    assert all("is not packed" in note for note in notes)
+    assert all("not packed: " in note for note in notes)
 
 
 def test_scales_too_large_for_fp16_leave_the_matrix_as_numbers() -> None:
@@ -156,6 +195,6 @@ def test_scales_too_large_for_fp16_leave_the_matrix_as_numbers() -> None:
     blocks = PackedBlocks(kind, kind.pack(torch.full((16, 32), 6.0e4)))
     blocks.raw[:, 1] = 0x7B  # a scale near the largest fp16 number: eight times it is none
     packer = packer_for(None)
-    assert packer.blocks("w", blocks, torch.float32) is None
-    assert "too large for fp16" in packer.refused[0]
+    assert packer.stored("w", blocks, torch.float32) is None
+    assert "too large for fp16" in packer.refused["w"]
     assert isinstance(packed_weight(repack(PackedBlocks(kind, kind.pack(torch.randn(16, 32))))).format, BandFormat)

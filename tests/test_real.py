@@ -30,7 +30,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path) -> Model:
-    return triptych.load(smollm2_gguf)
+    return triptych.load(smollm2_gguf, dequantize=True)
 
 
 def test_smollm2_writes_what_transformers_writes(smollm2: Model, smollm2_gguf: Path) -> None:

@@ -152,7 +152,7 @@ def check_tokens(tokens: dict[str, list[list[int]]], recorded: dict[str, Any]) -
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path) -> Model:
-    return triptych.load(smollm2_gguf)
+    return triptych.load(smollm2_gguf, dequantize=True)
 
 
 @heavy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,7 +23,7 @@ from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace
-from triptych.quantize import packer_for
+from triptych.quantize import packing_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
@@ -419,16 +420,20 @@ def load(
     ignore: Sequence[str] = (),
     offline: bool = False,
     quantize: str | None = None,
-    dequantize: bool = True,
+    dequantize: bool | None = None,
 ) -> Model:
     """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
 
     Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  fp16 on a
-    CPU becomes fp32, packed GGUF blocks fp32, and T5's fp16 anywhere, even when it was given, bf16 or fp32
-    (`report.notes` says so).
-    `quantize="int8"` or `"int4"` packs the matrices of any checkpoint; with `dequantize=False` those that a GGUF file
-    has packed stay packed.  Packed matrices are multiplied by the native kernels, which round activations to 8 bits in
-    groups of 32 (a relative error of at most 1e-2 a product); `report.notes` gives the bytes.
+    CPU becomes fp32, and T5's fp16 anywhere, even when it was given, bf16 or fp32 (`report.notes` says so).
+
+    The packed matrices of a GGUF file, of AWQ and of GPTQ stay packed on a CPU with native kernels, unless `dtype` is
+    neither float32 nor bfloat16; elsewhere they are dequantized, and `report.notes` says why.  The kernels round
+    activations to 8 bits in groups of 32 (a relative error of at most 1e-2 a product), and packed matrices are not
+    trained.  `dequantize=True` loads plain numbers, for exact arithmetic and for training; `dequantize=False` raises an
+    error where the matrices cannot stay packed.  `quantize="int8"` or `"int4"` packs the matrices of any checkpoint,
+    rounding them anew.  `report.notes` gives the bytes.
+
     `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
     Raises CheckpointError, ConfigError or TextError saying what is wrong and where, InputError for a dtype or device
     that cannot be used.
@@ -437,9 +442,10 @@ def load(
     header = read_header(path, ignore=ignore, offline=offline)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
     tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
-    packer = None if quantize is None and dequantize else packer_for(quantize, device)
-    module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=dequantize, packer=packer)
-    return Model(module, tokenizer, header.hf, header.path, report)
+    packing = packing_for(source, quantize, dequantize, device, dtype)
+    plain, packer = packing.dequantize, packing.packer
+    module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=plain, packer=packer)
+    return Model(module, tokenizer, header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes)))
 
 
 def create(config: dict[str, Any] | Spec, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:

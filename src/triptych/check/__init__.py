@@ -38,7 +38,11 @@ def check(
     if against not in (None, *PEERS):
         raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
     progress("loading in fp32")
-    loaded = model if isinstance(model, Model) else load(model, dtype=torch.float32, offline=offline, ignore=ignore)
+    loaded = (
+        model
+        if isinstance(model, Model)
+        else load(model, dtype=torch.float32, dequantize=True, offline=offline, ignore=ignore)
+    )
     case = replace(case_of(loaded, threshold), ignore=tuple(ignore))
     for step in paths.ALL:
         progress((step.__doc__ or "").partition(".")[0].lower())

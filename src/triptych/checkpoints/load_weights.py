@@ -16,6 +16,8 @@ from triptych import families
 from triptych.checkpoints import LoadedTensor, LoadReport, Source
 from triptych.checkpoints.gguf_blocks import PackedBlocks
 from triptych.checkpoints.gguf_reader import GGUFSource
+from triptych.checkpoints.packed_groups import PackedGroups
+from triptych.checkpoints.packed_safetensors import PackedSource
 from triptych.errors import CheckpointError, InputError, nearest, said, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import Transformer, assign, empty, finish_loading
@@ -70,9 +72,14 @@ class WeightPacker(Protocol):
     @property
     def notes(self) -> Sequence[str]: ...
 
-    def blocks(self, name: str, blocks: PackedBlocks, dtype: torch.dtype) -> PackedWeight | None: ...
+    def stored(self, name: str, weight: PackedBlocks | PackedGroups, dtype: torch.dtype) -> PackedWeight | None: ...
 
     def numbers(self, name: str, weight: Tensor) -> PackedWeight | None: ...
+
+
+def stores_packed(source: Source) -> bool:
+    """Whether a tensor of `source` is stored in packed blocks or groups that a packer takes."""
+    return isinstance(source, GGUFSource | PackedSource) and any(source.is_packed(name) for name in source.names)
 
 
 def read_weights(
@@ -90,8 +97,9 @@ def read_weights(
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
-    packed matrices of a GGUF file stay packed where their slot can use them so (`nn.weights`).  A `packer` packs the
-    matrices of these slots anew, those of the file and those of plain numbers.
+    packed matrices of a file stay packed where their slot can use them so (`nn.weights`): those of a GGUF file in its
+    blocks, or with a `packer`, which AWQ and GPTQ need, in the layout that it gives them.  A `packer` packs matrices of
+    plain numbers too.
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
     and InputError for a dtype or a device that cannot be used.
     """
@@ -101,9 +109,7 @@ def read_weights(
     instead = _instead_of_fp16(spec, device)
     for step in plan.loads:
         info = source.infos[step.source]
-        weights = (
-            None if dequantize or step.duplicate else _packed(module, step, source, dtype or torch.float32, packer)
-        )
+        weights = None if dequantize or step.duplicate else _packed(module, step, source, dtype, packer)
         if weights is None:
             stored = source.read(step.source, None if instead is not None and dtype == torch.float16 else dtype)
             if dtype is None and device.type == "cpu" and stored.dtype == torch.float16:
@@ -131,19 +137,29 @@ def read_weights(
 
 
 def _packed(
-    module: Transformer, step: TensorLoad, source: Source, dtype: torch.dtype, packer: WeightPacker | None
+    module: Transformer, step: TensorLoad, source: Source, dtype: torch.dtype | None, packer: WeightPacker | None
 ) -> dict[str, Tensor] | None:
-    """The weights of one stored tensor in its blocks; None where the type, an operation or a slot does not allow it."""
-    if not isinstance(source, GGUFSource) or not step.rows_only or not source.is_packed(step.source):
+    """The weights of one stored tensor as the file has it packed; None where the type, an operation or a slot does not
+    allow it."""
+    if not isinstance(source, GGUFSource | PackedSource) or not step.rows_only or not source.is_packed(step.source):
         return None
     if not all(_takes_packed(module, name) for name in step.ours):
         return None
-    blocks = source.blocks(step.source)  # operations that move whole rows act on rows of blocks just as well
-    parts = {name: PackedBlocks(blocks.format, raw) for name, raw in step.to_ours(blocks.raw).items()}
-    if packer is None:
-        return {name: PackedWeight(part.raw, part.format, dtype) for name, part in parts.items()}
+    parts: Mapping[str, PackedBlocks | PackedGroups]
+    if isinstance(source, GGUFSource):
+        dtype = dtype or torch.float32
+        blocks = source.blocks(step.source)  # operations that move whole rows act on rows of blocks just as well
+        raw = step.to_ours(blocks.raw)
+        if packer is None:
+            return {name: PackedWeight(part, blocks.format, dtype) for name, part in raw.items()}
+        parts = {name: PackedBlocks(blocks.format, part) for name, part in raw.items()}
+    elif packer is None:
+        return None
+    else:
+        dtype = dtype or (torch.bfloat16 if source.plain_dtype == torch.bfloat16 else torch.float32)
+        parts = source.groups(step.source).moved(step.to_ours)
     return {
-        name: part.dense(dtype) if (weight := packer.blocks(name, part, dtype)) is None else weight
+        name: part.dense(dtype) if (weight := packer.stored(name, part, dtype)) is None else weight
         for name, part in parts.items()
     }
 

@@ -8,7 +8,7 @@ read as the plain matrices that they represent.
     awq    qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]: eight columns a word, in AWQ's order
 
 The last two give value[in, out] = (code - zero) * scale.  Frantar et al. 2023, Lin et al. 2024; the layouts are those
-of AutoGPTQ and AutoAWQ.  Everything is computed in float32.
+of AutoGPTQ and AutoAWQ, and `packed_groups` takes them apart.  Everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, StoredModule, awq_groups, gptq_groups
 from triptych.checkpoints.source import Source, TensorInfo, fault
 from triptych.errors import ConfigError, nearest, shown
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which four bits of a word, lowest first, hold its columns 0, 1, ...
 _CHUNK = 1 << 20  # elements unpacked at a time
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -141,6 +141,7 @@ class _PackedMatrix:
     info: TensorInfo
     rows: Callable[[Source, TensorInfo], Callable[[int, int], Tensor]]  # -> values of outputs [a, b), float32
     unused: tuple[str, ...] = ()  # stored beside it and not needed: scales of activations
+    groups: GroupReader | None = None  # of codes that can stay packed
 
 
 class PackedSource:
@@ -175,11 +176,30 @@ class PackedSource:
             return self._source.read(name, dtype)
         matrix = self._matrices[name]
         outputs, inputs = matrix.info.shape
-        out = torch.empty((outputs, inputs), dtype=dtype or getattr(torch, self._plain))
+        out = torch.empty((outputs, inputs), dtype=dtype or self.plain_dtype)
         values, step = matrix.rows(self._source, matrix.info), max(1, _CHUNK // inputs)
         for start in range(0, outputs, step):
             out[start : start + step] = values(start, min(start + step, outputs))
         return out
+
+    def is_packed(self, name: str) -> bool:
+        """Whether the matrix is stored as codes in groups, so that `groups` can return it."""
+        return name in self._matrices and self._matrices[name].groups is not None
+
+    def groups(self, name: str) -> PackedGroups:
+        """The codes of a matrix with their scales and zero points.  Raises CheckpointError for any other tensor."""
+        matrix = self._matrices.get(name)
+        if matrix is None or matrix.groups is None:
+            raise fault(self.path, f"the tensor {shown(name)} is not stored as codes in groups")
+        return matrix.groups(self._source)(0, matrix.info.shape[0])
+
+    @property
+    def plain_dtype(self) -> torch.dtype:
+        """The dtype of most of the plain tensors, in which matrices are read."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self._plain)
+        return dtype
 
     def read_raw(self, name: str) -> Tensor:
         """See `Source.read_raw`; of a packed matrix the bytes of its codes."""
@@ -210,8 +230,25 @@ def _matrices(source: Source, packing: Packing) -> list[_PackedMatrix]:
     if packing.method == "fp8":
         return [_fp8_matrix(source, name, packing) for name, info in source.infos.items() if info.dtype == "F8_E4M3"]
     stems = [name.removesuffix("qweight") for name in source.infos if name.endswith(".qweight")]
-    make = _gptq_matrix if packing.method == "gptq" else _awq_matrix
-    return [make(_StoredModule(source, stem), packing) for stem in stems]
+    return [_grouped_matrix(StoredModule(source, stem), packing) for stem in stems]
+
+
+def _grouped_matrix(parts: StoredModule, packing: Packing) -> _PackedMatrix:
+    """The matrix of one module of GPTQ or AWQ."""
+    if packing.method == "gptq":
+        names, shape, groups = gptq_groups(parts, packing.bits, packing.group, minus_one=packing.minus_one)
+    else:
+        names, shape, groups = awq_groups(parts, packing.group)
+    infos = [parts.source.infos[parts.stem + name] for name in names]
+    label = f"{packing.method.upper()} {packing.bits}-bit"
+    size = sum(info.nbytes for info in infos)
+    whole = TensorInfo(f"{parts.stem}weight", label, shape, size, parts.file, infos[0].offset)
+
+    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
+        read = groups(source)
+        return lambda a, b: read(a, b).values()
+
+    return _PackedMatrix(tuple(info.name for info in infos), whole, rows, groups=groups)
 
 
 # ---------------------------------------------------------------- fp8
@@ -262,125 +299,3 @@ def _by_row(scale: Tensor, shape: tuple[int, ...], packing: Packing) -> Callable
         return lambda a, b: scale.reshape(-1, 1)[a:b] if scale.numel() > 1 else scale.reshape(1, 1)
     tall, wide = packing.block
     return lambda a, b: scale[torch.arange(a, b) // tall].repeat_interleave(wide, dim=1)[:, : shape[1]]
-
-
-# ---------------------------------------------------------------- gptq and awq
-
-
-class _StoredModule:
-    """The stored tensors of one module, by their short names."""
-
-    def __init__(self, source: Source, stem: str) -> None:
-        self.source, self.stem = source, stem
-        self.file = source.infos[f"{stem}qweight"].file
-
-    def has(self, name: str) -> bool:
-        return f"{self.stem}{name}" in self.source.infos
-
-    def info(self, name: str, *dtypes: str) -> TensorInfo:
-        if not self.has(name):
-            raise fault(self.file, f"the packed matrix {shown(self.stem + 'qweight')} comes without its {name}")
-        info = self.source.infos[f"{self.stem}{name}"]
-        if info.dtype not in dtypes or 0 in info.shape or len(info.shape) > 2:
-            raise fault(
-                self.file, f"tensor {shown(info.name)} is {info.dtype} {list(info.shape)}, not {' or '.join(dtypes)}"
-            )
-        return info
-
-    def matrix(
-        self,
-        names: tuple[str, ...],
-        shape: tuple[int, int],
-        label: str,
-        rows: Callable[[Source, TensorInfo], Callable[[int, int], Tensor]],
-    ) -> _PackedMatrix:
-        infos = [self.source.infos[self.stem + name] for name in names]
-        size = sum(info.nbytes for info in infos)
-        whole = TensorInfo(f"{self.stem}weight", label, shape, size, self.file, infos[0].offset)
-        return _PackedMatrix(tuple(info.name for info in infos), whole, rows)
-
-    def check(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
-        if info.shape != shape:
-            raise fault(
-                self.file, f"tensor {shown(info.name)} is {list(info.shape)}, its matrix asks for {list(shape)}"
-            )
-
-    def groups(self, inputs: int, outputs: int, packing: Packing) -> int:
-        """How many groups of inputs there are; the shapes of scales and zeros must agree."""
-        groups = 1 if packing.group is None else -(-inputs // packing.group)
-        self.check(self.info("scales", "F16", "BF16", "F32"), (groups, outputs))
-        self.check(self.info("qzeros", "I32"), (groups, outputs * packing.bits // 32))
-        return groups
-
-
-def _gptq_matrix(parts: _StoredModule, packing: Packing) -> _PackedMatrix:
-    qweight = parts.info("qweight", "I32")
-    if len(qweight.shape) != 2:
-        raise fault(parts.file, f"tensor {shown(qweight.name)} is {list(qweight.shape)}, not a matrix")
-    per_word = 32 // packing.bits
-    inputs, outputs = qweight.shape[0] * per_word, qweight.shape[1]
-    groups, ordered = parts.groups(inputs, outputs, packing), parts.has("g_idx")
-    if ordered:
-        parts.check(parts.info("g_idx", "I32"), (inputs,))
-
-    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
-        import torch
-
-        of = _even(inputs, packing) if not ordered else source.read(f"{parts.stem}g_idx").long()
-        if int(of.min()) < 0 or int(of.max()) >= groups:
-            raise fault(info.file, f"tensor {shown(parts.stem + 'g_idx')} names a group that is not there")
-        codes, scales = source.read(qweight.name), source.read(f"{parts.stem}scales", torch.float32)
-        zeros = _fields(source.read(f"{parts.stem}qzeros"), packing.bits).flatten(1)
-        zeros = ((zeros + int(packing.minus_one)) & (2**packing.bits - 1)).float()
-
-        def values(a: int, b: int) -> Tensor:
-            code = _fields(codes[:, a:b].T, packing.bits).flatten(1).float()  # [b - a, in]
-            difference: Tensor = code - zeros[:, a:b].T[:, of]
-            return difference * scales[:, a:b].T[:, of]
-
-        return values
-
-    names = ("qweight", "qzeros", "scales", *(("g_idx",) if ordered else ()))
-    return parts.matrix(names, (outputs, inputs), f"GPTQ {packing.bits}-bit", rows)
-
-
-def _awq_matrix(parts: _StoredModule, packing: Packing) -> _PackedMatrix:
-    qweight = parts.info("qweight", "I32")
-    if len(qweight.shape) != 2:
-        raise fault(parts.file, f"tensor {shown(qweight.name)} is {list(qweight.shape)}, not a matrix")
-    inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
-    parts.groups(inputs, outputs, packing)
-
-    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
-        import torch
-
-        of, order = _even(inputs, packing), torch.tensor(_AWQ_ORDER)
-        codes = source.read(qweight.name)
-        zeros = _fields(source.read(f"{parts.stem}qzeros"), 4)[..., order].flatten(1).float()
-        scales = source.read(f"{parts.stem}scales", torch.float32)
-
-        def values(a: int, b: int) -> Tensor:
-            words = codes[:, a // 8 : -(-b // 8)]
-            code = _fields(words, 4)[..., order].flatten(1)[:, a % 8 : a % 8 + b - a].float()  # [in, b - a]
-            difference: Tensor = code - zeros[of, a:b]
-            by_input: Tensor = difference * scales[of, a:b]
-            return by_input.swapaxes(0, 1)
-
-        return values
-
-    return parts.matrix(("qweight", "qzeros", "scales"), (outputs, inputs), "AWQ 4-bit", rows)
-
-
-def _even(inputs: int, packing: Packing) -> Tensor:
-    """The group of each input where groups follow each other."""
-    import torch
-
-    return torch.arange(inputs) // (packing.group or inputs)
-
-
-def _fields(words: Tensor, bits: int) -> Tensor:
-    """The `bits`-wide numbers of each 32-bit word, lowest first: `[..., n]` -> `[..., n, 32 / bits]`."""
-    import torch
-
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return torch.bitwise_and(words.unsqueeze(-1) >> shifts, 2**bits - 1)

@@ -32,7 +32,8 @@ def doctor(as_json: options.Json = False) -> None:
         torch = machine.torch_facts()
     facts, cache = machine.look(), fetch.cache_directory()
     library = native.library()
-    kernels = f"{library.isa} code" if library else f"{native.why_not()}; packed weights cannot be used"
+    costs = "packed weights are dequantized, which takes more memory and time"
+    kernels = f"{library.isa} code" if library else f"{native.why_not()}; {costs}"
     packages = sorted(path.name for path in (cache / "packages").glob("*-*") if path.is_dir())
     extras = {name: installed(name) for name in EXTRAS}
     if as_json:

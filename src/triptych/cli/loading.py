@@ -30,9 +30,10 @@ def load_model(checkpoint: Checkpoint) -> Model:
         device, dtype = machine.device(checkpoint.device), torch_dtype(checkpoint.dtype)
         ignore, offline = checkpoint.ignore or (), checkpoint.offline
         form = checkpoint.quantize
+        dequantize = {None: None, Packing.file: False, Packing.none: True}  # the other forms round anew
         model = load(
             checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline,
-            quantize=None if form in (None, Packing.file) else form.value, dequantize=form is not Packing.file,
+            quantize=None if form is None or form in dequantize else form.value, dequantize=dequantize.get(form),
         )  # fmt: skip
     for line in () if model.report is None else model.report.notes:
         note(line)

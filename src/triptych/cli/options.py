@@ -26,6 +26,7 @@ class Packing(StrEnum):
     int8 = "int8"
     int4 = "int4"
     file = "file"
+    none = "none"
 
 
 ModelPath = Annotated[
@@ -56,7 +57,8 @@ Quantize = Annotated[
     Packing | None,
     typer.Option(
         "--quantize",
-        help="Pack the matrices: as int8 or int4, or as a GGUF file has them; by default they are plain numbers.",
+        help="Packed matrices: int8 or int4 rounds anew, file keeps those of the file or fails, none dequantizes; "
+        "by default as the file has them, where that can be.",
         show_default=False,
     ),
 ]

@@ -206,7 +206,7 @@ def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, Points]:
     """The one that was named, or one trained now, and its losses."""
     if setup.model is not None:
         setup.progress(f"loading {setup.model}")
-        return load(setup.model), []
+        return load(setup.model, dequantize=True), []
     tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
     start = tokenizer.pad_id
     ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}

@@ -4,6 +4,6 @@
 structures are those of `matmul.h`, which is their documentation; sizes are checked by who calls them.
 """
 
-from triptych.native.loader import Input, Library, Matrix, library, why_not
+from triptych.native.loader import Input, Library, Matrix, library, usable_threads, why_not
 
-__all__ = ["Input", "Library", "Matrix", "library", "why_not"]
+__all__ = ["Input", "Library", "Matrix", "library", "usable_threads", "why_not"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sysconfig
 from ctypes import POINTER, Structure, c_float, c_int, c_int8, c_int32, c_size_t, c_ssize_t, c_void_p
 from functools import cache
@@ -10,6 +11,7 @@ from pathlib import Path
 
 #: The kernels by their number in `matmul.h`.
 ISAS = ("portable", "avx2", "avx512")
+_PROCESS = os.getpid()
 
 
 class Matrix(Structure):
@@ -63,6 +65,15 @@ def library() -> Library | None:
 def why_not() -> str | None:
     """Why `library()` is None, in one line; None where it is loaded."""
     return _load()[1]
+
+
+def usable_threads(count: int) -> int:
+    """How many of `count` threads of OpenMP this process may use.
+
+    In a process that was forked after this module was imported it is one: the threads of OpenMP's team do not survive a
+    fork, and a child that used more would wait for them for ever.
+    """
+    return max(count, 1) if os.getpid() == _PROCESS else 1
 
 
 @cache

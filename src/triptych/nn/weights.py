@@ -53,6 +53,11 @@ class BlockFormat(Protocol):
         no kernel does that here.  No gradients."""
         ...
 
+    def stored(self, raw: Tensor, rows: int) -> tuple[str, Tensor | None] | None:
+        """The type of GGUF that the weight came from and its blocks there, `[rows, bytes of a row]`; no blocks where
+        `raw` does not hold all of them, and None where it came from something else."""
+        ...
+
 
 def dense(weight: Tensor) -> Tensor:
     """The numbers of a weight as a plain tensor: itself where it is dense, unpacked where it is packed."""
@@ -121,6 +126,8 @@ class PackedWeight(Tensor):
     ) -> Any:
         """As `Tensor`'s, without turning results into packed weights; products by the format's kernel if it has one."""
         with torch._C.DisableTorchFunctionSubclass():
+            if func is Tensor.requires_grad_ and (args[1:] or [True])[0] and (kwargs or {}).get("requires_grad", True):
+                raise InputError("packed weights are constants; load the model with dequantize=True to train it")
             if func is F.linear:
                 out = _linear(*args, **(kwargs or {}))
                 if out is not None:

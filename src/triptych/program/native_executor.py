@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import ConfigError, InputError
+from triptych.native import usable_threads
 from triptych.native.step import STORE, Call, Plan, RunStep, run_step
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
@@ -37,7 +37,6 @@ MOST_DENSE = 32  # tokens up to which the products of dense weights are faster h
 _LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _keys_and_values = attrgetter("k", "v")
-_PROCESS = os.getpid()
 _LOCK = Lock()
 
 
@@ -183,7 +182,7 @@ class NativeStep:
     ) -> None:
         assert self.function is not None
         tokens, call = labels.shape[1], self.call
-        threads = torch.get_num_threads() if os.getpid() == _PROCESS else 1  # OpenMP's team does not survive a fork
+        threads = usable_threads(torch.get_num_threads())
         self.labels[:-1, :tokens] = labels
         self.labels[-1, : len(chosen)] = chosen
         need, scratch = binding.plan.arena * tokens, binding.plan.scratch + tokens

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.native import Input, Library, Matrix, library, why_not
+from triptych.native import Input, Library, Matrix, library, usable_threads, why_not
 from triptych.quantize.layouts import PackedMatrix
 
 
@@ -18,7 +18,8 @@ def multiply(
     """`x @ weight.T + bias`, float32 `[count, rows]`, for `x [count, columns]`, float32.
 
     Packed layouts round x to 8 bits in groups of 32 columns.  A row of the result has the same bits for any `count` and
-    any `threads` (by default those of torch).  `out`, where given, receives the result.  No gradients.
+    any `threads` (by default those of torch; in a forked process one).  `out`, where given, receives the result.  No
+    gradients.
 
     Raises InputError for shapes and dtypes that do not fit, and where the native kernels are not there.
     """
@@ -33,7 +34,7 @@ def multiply(
     if bias is not None:
         _check("bias", bias, (weight.rows,))
     if count and weight.rows:
-        _run(kernels, weight, x, bias, out, torch.get_num_threads() if threads is None else max(threads, 1))
+        _run(kernels, weight, x, bias, out, usable_threads(torch.get_num_threads() if threads is None else threads))
     return out
 
 

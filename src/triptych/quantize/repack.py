@@ -1,8 +1,12 @@
-"""From the blocks of a GGUF file to the layouts that the kernels read.
+"""From the packed matrices of files to the layouts that the kernels read, and back to the blocks of GGUF.
 
 Codes are kept as they are.  Scales are too, except those of `Q4_K` and `Q5_K`, products of an fp16 number and a whole
 number of six bits, which are rounded to fp16, by 1 part in 2048 at most.  Small ones lose nothing: every fp16 number is
-a multiple of 2^-24, so the products are too, and fp16 holds all of those below 2^-13.
+a multiple of 2^-24, so the products are too, and fp16 holds all of those below 2^-13.  Blocks of the other types come
+back byte for byte.
+
+Of AWQ and GPTQ, whose numbers are `(code - zero) * scale`, codes and fp16 scales are kept; the minimum of a group of
+four bits, `-zero * scale`, is rounded to fp16.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triptych.checkpoints.gguf_blocks import BlockParts, PackedBlocks
+from triptych.checkpoints.gguf_blocks import BlockParts, PackedBlocks, block_format
+from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError
-from triptych.quantize.layouts import BAND, LAYOUTS, Codes, PackedMatrix, chunks
+from triptych.quantize.layouts import BAND, GROUP, LAYOUTS, Codes, PackedMatrix, chunks
 
 #: The layout of each packed type of GGUF, by its name there.
 LAYOUT_OF = {
@@ -25,6 +30,8 @@ LAYOUT_OF = {
     }.items()
     for name in names
 }
+#: The types whose blocks the layouts hold completely.
+INVERTIBLE = tuple(name for name in LAYOUT_OF if name not in ("Q4_K", "Q5_K"))
 _LOWEST = {"Q4_0": -8, "Q5_0": -16}  # the lowest code of the types whose codes are signed and become unsigned
 
 
@@ -42,20 +49,109 @@ def repack(blocks: PackedBlocks) -> PackedMatrix:
     for start, stop in chunks(rows, columns):
         parts = blocks.format.parts(blocks.raw[start:stop].reshape(-1, blocks.format.nbytes))
         numbers = _whole_bands(parts, stop - start, _LOWEST.get(kind, 0))
-        for halves in (numbers.scales, numbers.minimums):
-            if halves is not None and not bool(halves.half().isfinite().all()):
-                problem = "a scale or a minimum in it is not finite or too large for fp16"
-                raise CheckpointError(f"use the {kind} matrix {[rows, columns]} as dense numbers: {problem}")
+        _check_halves(numbers, kind)
         first, packed = layout.nbytes(start, columns), layout.pack(numbers)
         data[first : first + len(packed)] = packed
     return PackedMatrix(layout, rows, columns, data)
+
+
+def blocks_of(matrix: PackedMatrix, kind: str) -> PackedBlocks:
+    """The inverse of `repack` for a matrix that came from blocks of the type `kind`, byte for byte.
+
+    Raises CheckpointError for a type whose blocks the layout does not hold completely (see `INVERTIBLE`).
+    """
+    if kind not in INVERTIBLE:
+        raise CheckpointError(f"the layout at run time does not hold all of a {kind} block")
+    format = block_format(kind)
+    raw = torch.empty((matrix.rows, matrix.columns // format.elements * format.nbytes), dtype=torch.uint8)
+    band = matrix.layout.nbytes(BAND, matrix.columns)
+    for start, stop in chunks(matrix.rows, matrix.columns):
+        numbers = matrix.layout.unpack(matrix.data[start // BAND * band : -(-stop // BAND) * band], matrix.columns)
+        raw[start:stop] = _block_bytes(numbers, kind).view(-1, raw.shape[1])[: stop - start]
+    return PackedBlocks(format, raw)
+
+
+def repack_groups(groups: PackedGroups) -> tuple[PackedMatrix, Tensor | None]:
+    """The matrix `[out, in]` of AWQ or GPTQ in a layout, and the order of its columns there where it is another one.
+
+    With act-order the inputs of a group do not follow each other; the matrix then has its columns sorted by group, and
+    its product takes `x[:, order]`.  Raises CheckpointError where 32 columns do not share a scale, where a scale does
+    not fit fp16, or where codes of eight bits less their zero point do not fit eight bits; such a matrix can be used as
+    dense numbers.
+    """
+    rows, columns = groups.shape
+    order = groups.of.argsort(stable=True)
+    of = groups.of[order]
+    if columns % GROUP or not torch.equal(of[::GROUP].repeat_interleave(GROUP), of):
+        raise CheckpointError(f"its groups of inputs are not whole groups of {GROUP}")
+    moved, of = None if torch.equal(order, torch.arange(columns)) else order, of[::GROUP]
+    layout = LAYOUTS["U4" if groups.bits == 4 else "S8"]
+    data = torch.empty(layout.nbytes(rows, columns), dtype=torch.uint8)
+    for start, stop in chunks(rows, columns):
+        codes = groups.codes[start:stop] if moved is None else groups.codes[start:stop, moved]
+        scales, zeros = groups.scales[start:stop, of], groups.zeros[start:stop, of]
+        if groups.bits == 8:
+            numbers = Codes(_padded(_signed(codes, zeros)), _padded(scales))
+        else:
+            numbers = Codes(_padded(codes), _padded(scales), _padded(-zeros * scales))
+        _check_halves(numbers, "packed")
+        first, packed = layout.nbytes(start, columns), layout.pack(numbers)
+        data[first : first + len(packed)] = packed
+    return PackedMatrix(layout, rows, columns, data), moved
+
+
+def _padded(numbers: Tensor) -> Tensor:
+    """`[rows, n]` with rows of zeros up to a whole band."""
+    return torch.nn.functional.pad(numbers, (0, 0, 0, -len(numbers) % BAND))
+
+
+def _signed(codes: Tensor, zeros: Tensor) -> Tensor:
+    """Codes of eight bits less their zero points, int8."""
+    signed = codes.view(len(codes), -1, GROUP).short() - zeros.short().unsqueeze(-1)
+    if int(signed.min()) < -128 or int(signed.max()) > 127:
+        raise CheckpointError("its codes less their zero points do not fit eight bits")
+    return signed.to(torch.int8).flatten(1)
+
+
+def _check_halves(numbers: Codes, kind: str) -> None:
+    """Raise CheckpointError where fp16 does not hold a scale or a minimum."""
+    for halves in (numbers.scales, numbers.minimums):
+        if halves is not None and not bool(halves.half().isfinite().all()):
+            problem = "a scale or a minimum in it is not finite or too large for fp16"
+            raise CheckpointError(f"use the {kind} matrix as dense numbers: {problem}")
+
+
+def _block_bytes(numbers: Codes, kind: str) -> Tensor:
+    """The blocks `[n, bytes of a block]` of one type of GGUF that hold these numbers."""
+    elements = block_format(kind).elements
+    codes = numbers.codes.view(-1, elements)
+    scales = numbers.scales.reshape(-1, 1).contiguous().view(torch.uint8)
+    if kind == "Q8_0":
+        return torch.cat([scales, codes.view(torch.uint8)], dim=1)
+    if kind == "Q6_K":
+        assert numbers.factors is not None
+        low, high = ((codes + 32).view(torch.uint8) & 15), ((codes + 32).view(torch.uint8) >> 4)
+        quarters, nibbles = high.view(-1, 2, 4, 32), low.view(-1, 2, 2, 64)
+        packed = quarters[:, :, 0] | (quarters[:, :, 1] << 2) | (quarters[:, :, 2] << 4) | (quarters[:, :, 3] << 6)
+        factors = numbers.factors.view(-1, 16).view(torch.uint8)
+        lower = nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)
+        return torch.cat([lower.flatten(1), packed.flatten(1), factors, scales], dim=1)
+    parts = [scales]
+    if kind in ("Q4_1", "Q5_1"):
+        assert numbers.minimums is not None
+        parts.append(numbers.minimums.reshape(-1, 1).contiguous().view(torch.uint8))
+    if kind in ("Q5_0", "Q5_1"):
+        bits = (codes >> 4).view(-1, 4, 8) << torch.arange(8, dtype=torch.uint8)
+        parts.append(bits.sum(dim=2, dtype=torch.uint8))
+    low, high = (codes & 15).chunk(2, dim=1)
+    return torch.cat([*parts, low | (high << 4)], dim=1)
 
 
 def _whole_bands(parts: BlockParts, rows: int, lowest: int) -> Codes:
     """The parts of all blocks of `rows` rows, codes counted from `lowest` on, with zeros up to whole bands."""
 
     def whole(numbers: Tensor) -> Tensor:
-        return torch.nn.functional.pad(numbers.reshape(rows, -1), (0, 0, 0, -rows % BAND))
+        return _padded(numbers.reshape(rows, -1))
 
     codes, scales, minimums = parts.codes, parts.scales, parts.minimums
     if lowest:

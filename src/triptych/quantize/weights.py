@@ -8,21 +8,32 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from triptych.checkpoints import Source
 from triptych.checkpoints.gguf_blocks import PackedBlocks
+from triptych.checkpoints.load_report import by_reason
+from triptych.checkpoints.load_weights import stores_packed
+from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.nn.weights import PackedWeight
 from triptych.quantize.layouts import BAND, Layout, PackedMatrix
 from triptych.quantize.products import multiply
-from triptych.quantize.repack import repack
+from triptych.quantize.repack import INVERTIBLE, blocks_of, repack, repack_groups
 from triptych.quantize.rounding import FORMS, quantize
+
+#: The dtypes of activations that packed weights are meant for; others ask for more digits than 8 bits, or fewer.
+_COMPUTED_IN = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class BandFormat:
-    """A layout of `native/matmul.h` as the format of a `PackedWeight`: a row of blocks is a band of 16 rows."""
+    """A layout of `native/matmul.h` as the format of a `PackedWeight`: a row of blocks is a band of 16 rows.
+
+    kind   the type of GGUF whose blocks were repacked; None where the weight came from something else.
+    """
 
     layout: Layout
+    kind: str | None = None
 
     @property
     def elements(self) -> int:
@@ -47,68 +58,105 @@ class BandFormat:
         """`x [N, columns]`, float32 -> `[N, rows]`; None without the native kernels."""
         return None if library() is None else multiply(self._matrix(raw, rows), x)
 
+    def stored(self, raw: Tensor, rows: int) -> tuple[str, Tensor | None] | None:
+        """The type of GGUF it came from and its blocks there `[rows, bytes of a row]`, None where the layout does not
+        hold all of them; None where it did not come from a GGUF file."""
+        if self.kind is None:
+            return None
+        return self.kind, blocks_of(self._matrix(raw, rows), self.kind).raw if self.kind in INVERTIBLE else None
+
     def _matrix(self, raw: Tensor, rows: int) -> PackedMatrix:
         columns = raw.shape[1] // self.nbytes * self.elements
         return PackedMatrix(self.layout, rows, columns, raw.contiguous().view(-1))
 
 
-def packed_weight(matrix: PackedMatrix, dtype: torch.dtype = torch.float32) -> PackedWeight:
-    """A matrix in the slot of a weight, computing in `dtype`; the memory is shared."""
-    bands = -(-matrix.rows // BAND)
-    return PackedWeight(matrix.data.view(bands, -1), BandFormat(matrix.layout), dtype, matrix.rows)
+@dataclass(frozen=True, eq=False)
+class OrderedBandFormat(BandFormat):
+    """The same with the columns in another order: column i of the layout is column `order[i]` of the matrix."""
+
+    order: Tensor = field(kw_only=True)  #: int64 `[columns]`
+
+    def unpack(self, raw: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """See `BandFormat.unpack`."""
+        return super().unpack(raw, dtype)[:, self.order.argsort()]
+
+    def multiply(self, raw: Tensor, rows: int, x: Tensor) -> Tensor | None:
+        """See `BandFormat.multiply`."""
+        return super().multiply(raw, rows, x[:, self.order])
+
+
+def packed_weight(
+    matrix: PackedMatrix, dtype: torch.dtype = torch.float32, *, kind: str | None = None, order: Tensor | None = None
+) -> PackedWeight:
+    """A matrix in the slot of a weight, computing in `dtype`; the memory is shared.
+
+    `kind` is the type of GGUF whose blocks it came from; `order [columns]`, where given, says which column of the
+    weight each column of the matrix is.
+    """
+    form = BandFormat(matrix.layout, kind) if order is None else OrderedBandFormat(matrix.layout, kind, order=order)
+    return PackedWeight(matrix.data.view(-(-matrix.rows // BAND), -1), form, dtype, matrix.rows)
 
 
 def kernel_matrix(weight: PackedWeight) -> tuple[int, Tensor] | None:
     """The layout of a weight, by its number in matmul.h, and its bytes; None where the kernels do not read it."""
-    if not isinstance(weight.format, BandFormat) or not weight.blocks.is_contiguous():
+    form = weight.format
+    if not isinstance(form, BandFormat) or isinstance(form, OrderedBandFormat) or not weight.blocks.is_contiguous():
         return None
-    return weight.format.layout.code, weight.blocks.view(-1)
+    return form.layout.code, weight.blocks.view(-1)
 
 
 @dataclass
 class Packer:
     """Packs the matrices of a model one by one while it is loaded.
 
-    form     `int8` or `int4` for weights that are stored as plain numbers; None leaves these as they are.
-    notes    what was packed, and what was not, with the reason; for the load report.
+    form      `int8` or `int4` for weights that are stored as plain numbers; None leaves these as they are.
+    refused   the matrices that were not packed, and why.
     """
 
     form: str | None = None
     before: int = 0  # bytes of what was packed, as the file has it
     after: int = 0  # bytes of it at run time
     count: int = 0
-    refused: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
-    def blocks(self, name: str, blocks: PackedBlocks, dtype: torch.dtype) -> PackedWeight | None:
-        """The weight `name` from the blocks of a file; None where the layouts cannot hold it."""
-        return self._packed(name, blocks.raw.nbytes, dtype, lambda: repack(blocks))
+    def stored(self, name: str, weight: PackedBlocks | PackedGroups, dtype: torch.dtype) -> PackedWeight | None:
+        """The weight `name` from what a file has packed; None where the layouts cannot hold it."""
+        if isinstance(weight, PackedBlocks):
+            kind, nbytes = weight.format.type.name, weight.raw.nbytes
+            return self._packed(name, nbytes, lambda: packed_weight(repack(weight), dtype, kind=kind))
+
+        def packed() -> PackedWeight:
+            matrix, order = repack_groups(weight)
+            return packed_weight(matrix, dtype, order=order)
+
+        return self._packed(name, weight.nbytes, packed)
 
     def numbers(self, name: str, weight: Tensor) -> PackedWeight | None:
         """The weight `name` from its numbers; None where it stays as it is."""
         form = self.form
         if form is None or weight.dim() != 2 or not weight.is_floating_point():
             return None
-        return self._packed(name, weight.nbytes, weight.dtype, lambda: quantize(weight, form))
+        return self._packed(name, weight.nbytes, lambda: packed_weight(quantize(weight, form), weight.dtype))
 
-    def _packed(
-        self, name: str, nbytes: int, dtype: torch.dtype, matrix: Callable[[], PackedMatrix]
-    ) -> PackedWeight | None:
+    def _packed(self, name: str, nbytes: int, pack: Callable[[], PackedWeight]) -> PackedWeight | None:
         try:
-            packed = matrix()
+            weight = pack()
         except (CheckpointError, InputError) as error:
-            self.refused.append(f"{name} is not packed: {error}")
+            self.refused[name] = str(error)
             return None
-        self.before, self.after, self.count = self.before + nbytes, self.after + packed.nbytes, self.count + 1
-        return packed_weight(packed, dtype)
+        self.before, self.after, self.count = self.before + nbytes, self.after + weight.blocks.nbytes, self.count + 1
+        return weight
 
     @property
     def notes(self) -> list[str]:
-        """One line on what was packed, and one for each matrix that was not."""
+        """One line on what was packed, and one for each reason why a matrix was not, with the first it holds for."""
+        refused = [f"not packed: {line}" for line in by_reason(self.refused)]
         if not self.count:
-            return self.refused or ["nothing is packed: the checkpoint has no matrix in a packed type of GGUF"]
+            return refused or ["nothing is packed: the checkpoint has no packed matrices"]
         growth = self.after / self.before - 1
         size = f"{self.before / 1e6:.1f} MB as stored, {self.after / 1e6:.1f} MB at run time ({growth:+.0%})"
-        return [f"{self.count} matrices are packed: {size}", *self.refused]
+        otherwise = "dequantize=True (--quantize none) loads plain numbers"
+        return [f"{self.count} matrices are packed: {size}; {otherwise}", *refused]
 
 
 def packer_for(form: str | None, device: torch.device | str = "cpu") -> Packer:
@@ -119,8 +167,50 @@ def packer_for(form: str | None, device: torch.device | str = "cpu") -> Packer:
     """
     if form is not None and (not isinstance(form, str) or form not in FORMS):
         raise InputError(f"quantize={form!r}{nearest(str(form), FORMS)}; known are {', '.join(FORMS)}")
-    if torch.device(device).type != "cpu":
-        raise InputError(f"packed weights run on the CPU, not on {device}; leave out quantize= and dequantize=False")
-    if library() is None:
-        raise InputError(f"packed weights need native kernels: {why_not()}; leave out quantize= and dequantize=False")
+    if reason := _why_not(device):
+        raise InputError(f"packed weights {reason}; leave out quantize= and dequantize=False")
     return Packer(form)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What becomes of the matrices of a checkpoint: `read_weights` takes the first two."""
+
+    dequantize: bool = True  #: whether the packed matrices of the file are read as plain numbers
+    packer: Packer | None = None
+    notes: tuple[str, ...] = ()  #: for the load report
+
+
+def packing_for(
+    source: Source,
+    quantize: str | None = None,
+    dequantize: bool | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Packing:
+    """How the checkpoint `source` is loaded, from the arguments of `triptych.load`.
+
+    Without `quantize` and `dequantize` the packed matrices of a file stay packed on a CPU with native kernels where
+    `dtype` is not given, float32 or bfloat16; elsewhere they are dequantized, and a note says why.
+    Raises InputError where packed weights were asked for and cannot be used (see `packer_for`).
+    """
+    if quantize is not None:
+        return Packing(dequantize is not False, packer_for(quantize, device))
+    if dequantize is not None:
+        return Packing() if dequantize else Packing(False, packer_for(None, device))
+    if not stores_packed(source):
+        return Packing()
+    reason = _why_not(device)
+    if dtype not in (None, *_COMPUTED_IN):
+        reason = f"compute in float32 or bfloat16, and {str(dtype).removeprefix('torch.')} was asked for"
+    if reason is None:
+        return Packing(False, Packer())
+    note = f"the packed matrices of the file are dequantized, which takes more memory and time: they {reason}"
+    return Packing(notes=(note,))
+
+
+def _why_not(device: torch.device | str) -> str | None:
+    """Why packed weights cannot be used on this device, to be read after "they"; None where they can."""
+    if torch.device(device).type != "cpu":
+        return f"run on the CPU, not on {device}"
+    return f"need native kernels: {why_not()}" if library() is None else None

@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim import AdamW, Muon
 
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, InputError
 from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
 from triptych.train.settings import Rate, Section, Share
@@ -54,6 +55,9 @@ class Optimizer:
         self.settings = settings
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         by_role = roles(module.spec)
+        if any(isinstance(p, PackedWeight) for p in module.parameters()) and by_role.keys() & self.parameters.keys():
+            problem = f"this {module.spec.family} model has packed matrices, which are not trained"
+            raise InputError(f"{problem}; load it with dequantize=True, or train an adapter and nothing else")
         decayed = {"matrix", "head"}
         adam: dict[float, list[Tensor]] = {settings.weight_decay: [], 0.0: []}
         matrices = []
