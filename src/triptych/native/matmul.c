@@ -4,6 +4,8 @@
 
 #include "kernels.h"
 
+pair_kernel *const no_pairs[LAYOUTS] = {NULL};
+
 static const struct kernels *best_kernels(int at_most, int *level)
 {
 #if X86_KERNELS
@@ -88,8 +90,12 @@ void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_
               int32_t first_band, int32_t last_band)
 {
     band_kernel *kernel = kernels->multiply[w->layout];
+    pair_kernel *pair = in->count < MANY ? NULL : kernels->pairs[w->layout];
     float out[TILE][BAND];
-    for (int32_t band = first_band; band < last_band; band++) {
+    int32_t band = first_band;
+    for (; pair && band + 2 <= last_band && (band + 2) * BAND <= w->rows; band += 2)
+        pair(w, band, in, y, y_stride, bias);
+    for (; band < last_band; band++) {
         int32_t row = band * BAND, rows = w->rows - row < BAND ? w->rows - row : BAND;
         for (int32_t first = 0; first < in->count; first += TILE) {
             int32_t count = in->count - first < TILE ? in->count - first : TILE;
