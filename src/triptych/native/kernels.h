@@ -44,6 +44,9 @@ extern const struct kernels avx2_kernels, avx512_kernels;
 extern pair_kernel *const avx512_pairs[LAYOUTS];
 #endif
 
+/* The number of the kernels in use, as select_kernels gave it. */
+int kernels_in_use(void);
+
 /* Ask for the `bytes` that are AHEAD of `block`, as the processor does itself only within a page.  Nothing is read, so
    an address beyond the last byte is harmless.  */
 static inline __attribute__((always_inline)) void prefetch(const uint8_t *block, size_t bytes)

@@ -23,12 +23,17 @@ static const struct kernels *best_kernels(int at_most, int *level)
 }
 
 static const struct kernels *kernels = &portable_kernels;
+static int in_use;
 
 int select_kernels(int at_most)
 {
-    int level;
-    kernels = best_kernels(at_most, &level);
-    return level;
+    kernels = best_kernels(at_most, &in_use);
+    return in_use;
+}
+
+int kernels_in_use(void)
+{
+    return in_use;
 }
 
 __attribute__((constructor)) static void select_best(void)
