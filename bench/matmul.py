@@ -5,7 +5,8 @@
 For each layout, kernels and number of threads, the five shapes of a decoding step of SmolLM2 are multiplied with one
 vector in turn, as many different matrices of each as make `--megabytes`, so that the weights come from where those of a
 model of that size come from.  Printed are GB/s of packed weights (median of rounds) and, for 8 vectors, the time beside
-that for one.  The machine's figure is a sum over 512 MB by torch with as many threads.
+that for one.  The machine's figure is a sum over 512 MB by torch with as many threads.  Then, for more vectors, as in a
+prefill: GOP/s (a product and a sum are two), all shapes but the head's together, the shortest time of each.
 """
 
 from __future__ import annotations
@@ -26,18 +27,24 @@ from triptych.quantize import LAYOUTS, PackedMatrix
 from triptych.quantize.layouts import Codes
 from triptych.quantize.products import floats_of, matrix_struct
 
+VECTORS = (1, 4, 16, 64, 256)
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
 
 
-def median_time(call: Callable[[], object], seconds: float) -> float:
-    """The median time of a call, over `seconds` and at least 3 calls."""
+def times(call: Callable[[], object], seconds: float) -> list[float]:
+    """The times of a call, over `seconds` and at least 3 calls."""
     call()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < seconds:
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken) < seconds:
         start = time.perf_counter()
         call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def median_time(call: Callable[[], object], seconds: float) -> float:
+    """The median of `times`."""
+    return statistics.median(times(call, seconds))
 
 
 def matrix(name: str, rows: int, columns: int) -> PackedMatrix | None:
@@ -90,6 +97,15 @@ def main() -> None:
             for threads in options.threads:
                 figures = "".join(figure(kernels.functions, some, threads, options.seconds) for some in matrices)
                 print(f"{name:8}{isa:10}{threads} thr.  {figures}", flush=True)
+    print(f"\nGOP/s by the number of vectors\n{'':26}{''.join(f'{count:>12}' for count in VECTORS)}")
+    for name in options.layouts:
+        one_of_each = [found for shape in SHAPES[:-1] if (found := matrix(name, *shape)) is not None]
+        for isa in options.kernels:
+            if kernels.use(isa) != isa or not one_of_each:
+                continue
+            for threads in options.threads:
+                rates = (rate(kernels.functions, one_of_each, count, threads, options.seconds) for count in VECTORS)
+                print(f"{name:8}{isa:10}{threads} thr.  {''.join(f'{each:12.0f}' for each in rates)}", flush=True)
 
 
 def copies(name: str, rows: int, columns: int, megabytes: float) -> list[PackedMatrix]:
@@ -101,27 +117,35 @@ def copies(name: str, rows: int, columns: int, megabytes: float) -> list[PackedM
     return [one, *(PackedMatrix(one.layout, rows, columns, one.data.clone()) for _ in more)]
 
 
+def repeated(functions: ctypes.CDLL, matrices: list[PackedMatrix], count: int, threads: int) -> Callable[[], object]:
+    """A call that multiplies all matrices, of one shape, with `count` vectors: the library's functions with their
+    arguments made beforehand, so that Python's share of `multiply` is not measured."""
+    columns, rows = matrices[0].columns, matrices[0].rows
+    x, out = torch.randn(count, columns), torch.empty(count, rows)
+    memory = torch.empty(functions.input_bytes(count, columns), dtype=torch.uint8)
+    vectors = Input(count, columns, floats_of(x), columns)
+    functions.place_input(vectors, memory.data_ptr())
+    structs = [matrix_struct(weight) for weight in matrices]
+
+    def call(keep: object = (x, out, memory)) -> None:
+        for struct in structs:
+            functions.multiply_parallel(struct, vectors, out.data_ptr(), rows, None, threads)
+
+    return call
+
+
 def figure(functions: ctypes.CDLL, matrices: list[PackedMatrix], threads: int, seconds: float) -> str:
     if not matrices:
         return f"{'-':>12}"
-
-    def every(count: int) -> Callable[[], object]:
-        # The library's functions with their arguments made beforehand: Python's share of `multiply` is not measured.
-        columns, rows = matrices[0].columns, matrices[0].rows
-        x, out = torch.randn(count, columns), torch.empty(count, rows)
-        memory = torch.empty(functions.input_bytes(count, columns), dtype=torch.uint8)
-        vectors = Input(count, columns, floats_of(x), columns)
-        functions.place_input(vectors, memory.data_ptr())
-        structs = [matrix_struct(weight) for weight in matrices]
-
-        def call(keep: object = (x, out, memory)) -> None:
-            for struct in structs:
-                functions.multiply_parallel(struct, vectors, out.data_ptr(), rows, None, threads)
-
-        return call
-
-    one, eight = median_time(every(1), seconds), median_time(every(8), seconds)
+    one, eight = (median_time(repeated(functions, matrices, count, threads), seconds) for count in (1, 8))
     return f"{sum(weight.nbytes for weight in matrices) / one / 1e9:6.1f} ({eight / one:3.1f})"
+
+
+def rate(functions: ctypes.CDLL, matrices: list[PackedMatrix], count: int, threads: int, seconds: float) -> float:
+    """GOP/s over one matrix of each shape."""
+    calls = [repeated(functions, [weight], count, threads) for weight in matrices]
+    least = sum(min(times(call, seconds / len(calls))) for call in calls)
+    return 2 * count * sum(weight.rows * weight.columns for weight in matrices) / least / 1e9
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ int main(void)
         for (int layout = LAYOUT_F32; select_kernels(isa) == isa && layout <= LAYOUT_S8X16; layout++)
             for (int r = 0; r < 5; r++)
                 for (int c = 0; c < 10; c++)
-                    for (int size = 1; size <= 3; size++, products++) {
+                    for (int i = 0; i < 4; i++, products++) {
+                        int size = i < 3 ? i + 1 : 21;
                         int block = layout == LAYOUT_S8X16 ? 256 : layout <= LAYOUT_BF16 ? 13 : 32;
                         product(layout, rows[r], size * block, counts[c], 1 + products % 2);
                     }

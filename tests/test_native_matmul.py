@@ -145,6 +145,23 @@ def test_batch_threads_and_cut_do_not_change_a_bit(name: str, isa: str, native: 
     assert torch.equal(cut, expected)
 
 
+@pytest.mark.parametrize("name", PACKED)
+def test_many_vectors_get_the_bits_of_one(name: str, isa: str) -> None:
+    """Numbers of vectors on both sides of where kernels for many begin, columns of several ranges, and bands that have
+    no second one beside them."""
+    weight = matrix(name, 69, 768)
+    x, bias = randn(31, 768, seed=5), randn(69, seed=4)
+    x[3, 40] = torch.inf
+    expected = torch.cat([multiply(weight, x[i : i + 1], bias) for i in range(31)])
+    assert not expected[3].isfinite().any()
+    assert expected[4:].isfinite().all()
+    for count in (*range(9, 26), 31):
+        y = multiply(weight, x[:count], bias, threads=count % 3 + 1)
+        assert torch.equal(y.nan_to_num(7.0), expected[:count].nan_to_num(7.0))
+    one = multiply(weight.slice(16, 69), x[:18], bias[16:], threads=1)
+    assert torch.equal(one.nan_to_num(7.0), expected[:18, 16:].nan_to_num(7.0))
+
+
 def test_multiply_writes_the_rows_of_its_bands_and_no_others(native: Library, isa: str) -> None:
     weight, x = matrix("U4", 37, 64), randn(2, 64)
     expected, out = multiply(weight, x), torch.full((2, 40), 7.0)

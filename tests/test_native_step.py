@@ -7,7 +7,8 @@ import copy
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.generate import Engine, Request, Sampling
+from triptych.native import library
+from triptych.native.loader import ISAS
 from triptych.native.step import Op
 from triptych.nn.weights import PackedWeight
 from triptych.program import lower, native_executor
@@ -175,6 +178,26 @@ def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(made: 
             assert torch.equal(bits(module, pieces, rows, count), expected), (pieces, rows, count)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    native = library()
+    assert native is not None
+    if native.use(request.param) != request.param:
+        pytest.skip(f"this processor lacks {request.param}")
+    yield request.param
+    native.use(ISAS[-1])
+
+
+@pytest.mark.parametrize("changes", [{"head_dim": 20}, {"model_type": "mistral", "sliding_window": 70}], ids=str)
+def test_attention_to_several_tiles_of_keys_is_exact_and_has_the_same_bits(changes: dict[str, Any], isa: str) -> None:
+    """Rows that end inside a tile and beyond it, new and held keys in one tile, heads whose width fills no register."""
+    module = llama(**changes)
+    assert Run(module).gap(((150, 3, 90), (1, 1, 1), (2, 75, 1))) <= EXACT
+    expected = bits(module, [150], rows=1, threads=torch.get_num_threads())
+    for pieces in ([149, 1], [60, 1, 1, 70, 18], [3] * 50):
+        assert torch.equal(bits(module, pieces, rows=2, threads=torch.get_num_threads()), expected), pieces
 
 
 # -- the engine -------------------------------------------------------------------------------------------------------

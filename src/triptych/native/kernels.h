@@ -8,6 +8,7 @@
 #include "matmul.h"
 
 #define TILE 8   /* vectors that one call of a kernel serves at most */
+#define MANY 12  /* vectors from which on a pair_kernel is faster */
 #define LAYOUTS 6
 #define LINE 64  /* bytes */
 #ifndef AHEAD
@@ -25,16 +26,26 @@
 typedef void band_kernel(const struct matrix *w, int32_t band, const struct input *in, int32_t first, int32_t count,
                          float (*out)[BAND]);
 
+/* All of `multiply` for the bands `band` and `band + 1`, which have 32 rows of the matrix. */
+typedef void pair_kernel(const struct matrix *w, int32_t band, const struct input *in, float *y, ptrdiff_t y_stride,
+                         const float *bias);
+
 struct kernels {
     void (*round)(struct input *in, int32_t vector, int32_t first, int32_t last);
     band_kernel *multiply[LAYOUTS]; /* by layout */
+    pair_kernel *const *pairs;      /* by layout, for MANY vectors and more; NULL where there is none */
 };
 
+extern pair_kernel *const no_pairs[LAYOUTS];
 extern const struct kernels portable_kernels;
 #if defined(__x86_64__)
 #define X86_KERNELS 1
 extern const struct kernels avx2_kernels, avx512_kernels;
+extern pair_kernel *const avx512_pairs[LAYOUTS];
 #endif
+
+/* The number of the kernels in use, as select_kernels gave it. */
+int kernels_in_use(void);
 
 /* Ask for the `bytes` that are AHEAD of `block`, as the processor does itself only within a page.  Nothing is read, so
    an address beyond the last byte is harmless.  */

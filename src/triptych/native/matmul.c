@@ -4,6 +4,8 @@
 
 #include "kernels.h"
 
+pair_kernel *const no_pairs[LAYOUTS] = {NULL};
+
 static const struct kernels *best_kernels(int at_most, int *level)
 {
 #if X86_KERNELS
@@ -21,12 +23,17 @@ static const struct kernels *best_kernels(int at_most, int *level)
 }
 
 static const struct kernels *kernels = &portable_kernels;
+static int in_use;
 
 int select_kernels(int at_most)
 {
-    int level;
-    kernels = best_kernels(at_most, &level);
-    return level;
+    kernels = best_kernels(at_most, &in_use);
+    return in_use;
+}
+
+int kernels_in_use(void)
+{
+    return in_use;
 }
 
 __attribute__((constructor)) static void select_best(void)
@@ -88,8 +95,12 @@ void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_
               int32_t first_band, int32_t last_band)
 {
     band_kernel *kernel = kernels->multiply[w->layout];
+    pair_kernel *pair = in->count < MANY ? NULL : kernels->pairs[w->layout];
     float out[TILE][BAND];
-    for (int32_t band = first_band; band < last_band; band++) {
+    int32_t band = first_band;
+    for (; pair && band + 2 <= last_band && (band + 2) * BAND <= w->rows; band += 2)
+        pair(w, band, in, y, y_stride, bias);
+    for (; band < last_band; band++) {
         int32_t row = band * BAND, rows = w->rows - row < BAND ? w->rows - row : BAND;
         for (int32_t first = 0; first < in->count; first += TILE) {
             int32_t count = in->count - first < TILE ? in->count - first : TILE;

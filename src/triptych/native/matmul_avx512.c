@@ -301,6 +301,7 @@ KERNEL(avx512_s8, S8)
 KERNEL(avx512_s8x16, S8X16)
 
 const struct kernels avx512_kernels = {avx512_round,
-                                       {avx512_f32, avx512_bf16, avx512_u4, avx512_u5, avx512_s8, avx512_s8x16}};
+                                       {avx512_f32, avx512_bf16, avx512_u4, avx512_u5, avx512_s8, avx512_s8x16},
+                                       avx512_pairs};
 
 #endif

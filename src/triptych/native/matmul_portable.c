@@ -211,4 +211,4 @@ static void portable_bf16(const struct matrix *w, int32_t band, const struct inp
 }
 
 const struct kernels portable_kernels = {
-    portable_round, {portable_f32, portable_bf16, portable_u4, portable_u5, portable_s8, portable_s8x16}};
+    portable_round, {portable_f32, portable_bf16, portable_u4, portable_u5, portable_s8, portable_s8x16}, no_pairs};

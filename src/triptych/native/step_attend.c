@@ -4,27 +4,13 @@
    kept up to date from tile to tile (Milakov and Gimelshein 2018).  So the sums of a query do not depend on the other
    queries of the batch, nor on how many of its keys are new.  */
 
-#include "step.h"
+#include "attend.h"
 #include "vector.h"
 
 #include <math.h>
 
-#define TILE 64
-#define BLOCK 8 /* neighbouring tokens that are one unit of work, with one head */
-
-/* The keys and values of one tile: of position `first` + j at place j. */
-struct tile {
-    const float *keys[TILE];
-    const float *values[TILE];
-};
-
-/* A query and its sums so far. */
-struct query {
-    const float *q;
-    float *out;
-    float most, total;
-    int32_t lowest, end, position; /* positions [lowest, end) are visible */
-};
+#define BLOCK 16   /* neighbouring tokens that are one unit of work, with some heads */
+#define TOGETHER 4 /* heads that read the same keys and are one unit at most */
 
 static void widen(float *out, const uint16_t *in, int32_t n)
 {
@@ -32,24 +18,23 @@ static void widen(float *out, const uint16_t *in, int32_t n)
 }
 
 /* Point at the keys and values of positions [from, to) of the row whose first new token is `token`; what the store
-   holds in 16 bits is widened into `scratch` first. */
+   holds in 16 bits is widened into `wide` first. */
 static void fill_tile(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
-                      int32_t from, int32_t to)
+                      float *wide)
 {
     const struct batch *batch = me->batch;
     const struct store *store = me->plan->stores + it->store;
-    int32_t width = it->width, value_width = it->value_width, begin = from / TILE * TILE;
+    int32_t width = it->width, value_width = it->value_width, first = tile->from - tile->begin;
     int32_t start = batch->start[token], held = INT32_MAX;
     const float *new_keys = NULL, *new_values = NULL;
-    if (it->kind == ATTEND_SELF) {
+    if (it->kind != ATTEND_CROSS) {
         held = batch->position[start];
         new_keys = buffer(me, it->second);
         new_values = buffer(me, it->third);
     }
-    float *wide = me->scratch;
-    int64_t plane = ((int64_t)batch->slot[token] * it->groups + group) * store->capacity;
-    for (int32_t p = from; p < to; p++) {
-        int32_t j = p - begin;
+    int64_t plane = held ? ((int64_t)batch->slot[token] * it->groups + group) * store->capacity : 0;
+    for (int32_t p = tile->from; p < tile->to; p++) {
+        int32_t j = p - tile->begin;
         if (p >= held) {
             int64_t row = (int64_t)(start + p - held) * it->groups + group;
             tile->keys[j] = new_keys + row * width;
@@ -68,30 +53,31 @@ static void fill_tile(struct tile *tile, struct worker *me, const struct instruc
         tile->values[j] = wide + width;
         wide += width + value_width;
     }
+    for (int32_t j = 0; j < TILE_KEYS; j++)
+        if (j < first || j >= tile->to - tile->begin) tile->keys[j] = tile->keys[first];
 }
 
-/* Add places [from, to) of a tile, whose first position is `begin`, to the sums of a query.  bias: of this head by
-   distance, or NULL. */
-CLONES static void take_in(struct query *query, const struct tile *tile, const struct instruction *it, int32_t begin,
-                           int32_t from, int32_t to, const float *bias)
+/* Add places [from, to) of a tile to the sums of a query. */
+CLONES static void take_in(struct query *query, const struct tile *tile, const struct instruction *it, int32_t from,
+                           int32_t to)
 {
-    float scores[TILE];
+    float scores[TILE_KEYS];
     v16 most = (v16){0} - INFINITY;
-    for (int32_t j = 0; j < TILE; j++) scores[j] = -INFINITY;
+    for (int32_t j = 0; j < TILE_KEYS; j++) scores[j] = -INFINITY;
     for (int32_t j = from; j < to; j++) scores[j] = it->first * dot(query->q, tile->keys[j], it->width);
     if (it->other > 0.0f)
         for (int32_t j = from / 16 * 16; j < to; j += 16) {
             v16 capped = it->other * tanh16(load16(scores + j) / it->other);
             store16(scores + j, pick(load16(scores + j) == (v16){0} - INFINITY, (v16){0} - INFINITY, capped));
         }
-    if (bias)
-        for (int32_t j = from; j < to; j++) scores[j] += bias[query->position - (begin + j)];
-    for (int32_t j = 0; j < TILE; j += 16) most = larger(load16(scores + j), most);
+    if (query->bias)
+        for (int32_t j = from; j < to; j++) scores[j] += query->bias[query->position - (tile->begin + j)];
+    for (int32_t j = 0; j < TILE_KEYS; j += 16) most = larger(load16(scores + j), most);
 
     float top = max16(most), before = query->most;
     if (before > top) top = before;
     v16 sum = {0};
-    for (int32_t j = 0; j < TILE; j += 16) {
+    for (int32_t j = 0; j < TILE_KEYS; j += 16) {
         v16 weights = exp16(load16(scores + j) - top);
         store16(scores + j, weights);
         sum += weights;
@@ -114,6 +100,23 @@ CLONES static void take_in(struct query *query, const struct tile *tile, const s
     }
 }
 
+static void portable_tile(struct query *queries, int32_t count, const struct tile *tile, const struct instruction *it)
+{
+    for (struct query *query = queries; query < queries + count; query++) {
+        int32_t from = tile->from > query->lowest ? tile->from : query->lowest;
+        int32_t to = tile->to < query->end ? tile->to : query->end;
+        if (from < to) take_in(query, tile, it, from - tile->begin, to - tile->begin);
+    }
+}
+
+static tile_kernel *kernel_in_use(void)
+{
+#if X86_KERNELS
+    if (kernels_in_use() == 2) return avx512_tile;
+#endif
+    return portable_tile;
+}
+
 /* The end of the softmax, with the head's sink where there is one. */
 static void finish(struct query *query, int32_t width, const float *sink)
 {
@@ -127,54 +130,67 @@ static void finish(struct query *query, int32_t width, const float *sink)
     for (int32_t d = 0; d < width; d++) query->out[d] *= factor;
 }
 
-/* Tokens [first, last), all of one row, with one head. */
-static void attend_row(struct worker *me, const struct instruction *it, int32_t first, int32_t last, int32_t head)
+/* What one token's query with one head is made of. */
+static struct query query_of(struct worker *me, const struct instruction *it, int32_t n, int32_t head)
 {
     const struct batch *batch = me->batch;
-    const struct matrix *weights = me->plan->weights;
-    const float *bias = NULL;
-    if (it->bias != -1) bias = (const float *)weights[it->bias].data + (int64_t)head * weights[it->bias].columns;
-    struct query queries[BLOCK];
-    struct tile tile;
-    int32_t lowest = INT32_MAX, highest = 0;
-    for (int32_t n = first; n < last; n++) {
-        struct query *query = queries + (n - first);
-        int64_t vector = (int64_t)n * it->heads + head;
-        *query = (struct query){buffer(me, it->input) + vector * it->width,
-                                buffer(me, it->output) + vector * it->value_width, -INFINITY, 0.0f, 0, 0,
-                                batch->position[n]};
-        query->end = it->kind == ATTEND_CROSS ? batch->source[n] : query->position + 1;
-        if (it->kind == ATTEND_SELF && it->window && query->end > it->window) query->lowest = query->end - it->window;
-        lowest = query->lowest < lowest ? query->lowest : lowest;
-        highest = query->end > highest ? query->end : highest;
-        memset(query->out, 0, (size_t)it->value_width * sizeof *query->out);
-    }
-    for (int32_t begin = lowest / TILE * TILE; begin < highest; begin += TILE) {
-        int32_t from = begin > lowest ? begin : lowest, to = begin + TILE < highest ? begin + TILE : highest;
-        fill_tile(&tile, me, it, first, head / (it->heads / it->groups), from, to);
-        for (int32_t i = 0; i < last - first; i++) {
-            struct query *query = queries + i;
-            int32_t own = from > query->lowest ? from : query->lowest, end = to < query->end ? to : query->end;
-            if (own < end) take_in(query, &tile, it, begin, own - begin, end - begin, bias);
-        }
-    }
-    const float *sinks = it->weight == -1 ? NULL : weights[it->weight].data;
-    for (int32_t i = 0; i < last - first; i++) finish(queries + i, it->value_width, sinks ? sinks + head : NULL);
+    const struct matrix *bias = it->bias == -1 ? NULL : me->plan->weights + it->bias;
+    int64_t vector = (int64_t)n * it->heads + head;
+    struct query query = {buffer(me, it->input) + vector * it->width, buffer(me, it->output) + vector * it->value_width,
+                          bias ? (const float *)bias->data + (int64_t)head * bias->columns : NULL, -INFINITY, 0.0f, 0,
+                          0, batch->position[n]};
+    query.end = it->kind == ATTEND_CROSS ? batch->source[n] : query.position + 1;
+    if (it->kind == ATTEND_SELF && it->window && query.end > it->window) query.lowest = query.end - it->window;
+    memset(query.out, 0, (size_t)it->value_width * sizeof *query.out);
+    return query;
 }
 
+/* Tokens [first, last), all of one row, with the heads [head, head + heads), all of one group. */
+static void attend_row(struct worker *me, const struct instruction *it, int32_t first, int32_t last, int32_t head,
+                       int32_t heads)
+{
+    const float *sinks = it->weight == -1 ? NULL : me->plan->weights[it->weight].data;
+    tile_kernel *kernel = kernel_in_use();
+    struct query queries[BLOCK * TOGETHER];
+    struct tile tile;
+    int32_t lowest = INT32_MAX, highest = 0, count = 0;
+    for (int32_t n = first; n < last; n++)
+        for (int32_t h = head; h < head + heads; h++) {
+            struct query *query = queries + count++;
+            *query = query_of(me, it, n, h);
+            lowest = query->lowest < lowest ? query->lowest : lowest;
+            highest = query->end > highest ? query->end : highest;
+        }
+    tile.across = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64);
+    for (tile.begin = lowest / TILE_KEYS * TILE_KEYS; tile.begin < highest; tile.begin += TILE_KEYS) {
+        tile.from = tile.begin > lowest ? tile.begin : lowest;
+        tile.to = tile.begin + TILE_KEYS < highest ? tile.begin + TILE_KEYS : highest;
+        fill_tile(&tile, me, it, first, head / (it->heads / it->groups), tile.across + TILE_KEYS * it->width);
+        kernel(queries, count, &tile, it);
+    }
+    for (int32_t i = 0; i < count; i++)
+        finish(queries + i, it->value_width, sinks ? sinks + head + i % heads : NULL);
+}
+
+/* A unit is BLOCK tokens with heads of one group, which share the work on the keys; with one head alone where that
+   makes too few units for all threads.  */
 void step_attend(struct worker *me, const struct instruction *it)
 {
     const struct batch *batch = me->batch;
-    int32_t blocks = (batch->tokens + BLOCK - 1) / BLOCK;
+    int32_t blocks = (batch->tokens + BLOCK - 1) / BLOCK, per_group = it->heads / it->groups;
+    int32_t together = per_group < TOGETHER ? per_group : TOGETHER;
+    if ((int64_t)blocks * it->groups < 4 * me->threads) together = 1;
+    int32_t parts = (per_group + together - 1) / together;
     int64_t first, last;
-    share(me, (int64_t)blocks * it->heads, &first, &last);
+    share(me, (int64_t)blocks * it->groups * parts, &first, &last);
     for (int64_t unit = first; unit < last; unit++) {
-        int32_t head = (int32_t)(unit % it->heads), n = (int32_t)(unit / it->heads) * BLOCK;
+        int32_t n = (int32_t)(unit / (it->groups * parts)) * BLOCK, part = (int32_t)(unit % (it->groups * parts));
+        int32_t head = part / parts * per_group + part % parts * together, left = per_group - part % parts * together;
         int32_t end = n + BLOCK < batch->tokens ? n + BLOCK : batch->tokens;
         while (n < end) {
             int32_t next = n + 1;
             while (next < end && batch->start[next] == batch->start[n]) next++;
-            attend_row(me, it, n, next, head);
+            attend_row(me, it, n, next, head, left < together ? left : together);
             n = next;
         }
     }

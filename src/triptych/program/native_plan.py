@@ -20,6 +20,7 @@ from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 WIDEST = 1024  # numbers of a key or value that a thread has room for
+TILE_KEYS = 64  # positions of which a thread widens the keys and values, and transposes the keys (`attend.h`)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +75,13 @@ def plan_of(
         _write(record, step, buffers, tables)
     _set_barriers(records, ordered, levels)
     assert steps.result is not None
-    widest = max(int(step.numbers["width"] + step.numbers["value_width"]) for step in ordered if step.op is Op.ATTEND)
-    if widest > 2 * WIDEST:
-        raise NotNative(f"keys and values of {widest} numbers together")
-    return NativePlan(records, tuple(tables), arena, 64 * widest + LINE, steps.result.width)
+    widths = [
+        [int(step.numbers[name]) for name in ("width", "value_width")] for step in ordered if step.op is Op.ATTEND
+    ]
+    if max(map(sum, widths)) > 2 * WIDEST:
+        raise NotNative(f"keys and values of {max(map(sum, widths))} numbers together")
+    scratch = TILE_KEYS * max(2 * width + value_width for width, value_width in widths) + LINE
+    return NativePlan(records, tuple(tables), arena, scratch, steps.result.width)
 
 
 def _levels(steps: Steps) -> dict[Step, int]:

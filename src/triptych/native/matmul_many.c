@@ -1,0 +1,164 @@
+/* Products with many vectors for x86-64 with AVX-512 and VNNI: two bands are unpacked once, some columns at a time, and
+   every vector of the call is then multiplied with them.
+
+   A tile is 32 rows by up to WIDE vectors, whose sums stay in registers: a line of weights serves WIDE vectors, and four
+   bytes of a vector serve two lines.  The unpacked bytes stay in the cache nearest to the processor.  Between two ranges
+   of columns the sums wait in y, so every sum is made in the order of matmul_portable.c.  */
+
+#include "kernels.h"
+
+#if X86_KERNELS
+
+#include <immintrin.h>
+#include <string.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
+#define INLINE static inline TARGET __attribute__((always_inline))
+#define WIDE 6    /* vectors of a tile: 12 sums of integers and 12 of fp32 numbers leave 8 registers */
+#define GROUPS 20 /* that are unpacked at a time */
+
+/* Two bands of up to GROUPS groups: w = scale * byte + minimum, or scale * (byte - 128). */
+struct panel {
+    uint8_t lines[GROUPS][GROUP / 4][2][LINE];
+    float scales[GROUPS][2][BAND];
+    float minimums[GROUPS][2][BAND];
+} __attribute__((aligned(LINE)));
+
+/* The lines of one group of LAYOUT_U4 or LAYOUT_U5, told apart by the bytes of a group. */
+INLINE void unpack_unsigned(struct panel *panel, int g, int b, const uint8_t *block, const size_t bytes)
+{
+    const __m512i low_half = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
+    __m512i bits = bytes == U5_BYTES ? _mm512_loadu_si512(block + 4 * LINE) : _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512i line = _mm512_loadu_si512(block + LINE * j);
+        __m512i low = _mm512_and_si512(line, low_half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), low_half);
+        if (bytes == U5_BYTES) { /* bits 2j and 2j + 1 move to bit 4; 0xf8 is a | (b & c) */
+            __m512i even = j < 2 ? _mm512_slli_epi16(bits, 4 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 4);
+            __m512i odd = j < 2 ? _mm512_slli_epi16(bits, 3 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 3);
+            low = _mm512_ternarylogic_epi64(low, even, fifth, 0xf8);
+            high = _mm512_ternarylogic_epi64(high, odd, fifth, 0xf8);
+        }
+        _mm512_store_si512(panel->lines[g][2 * j][b], low);
+        _mm512_store_si512(panel->lines[g][2 * j + 1][b], high);
+    }
+}
+
+INLINE void unpack(struct panel *panel, int32_t groups, int b, const uint8_t *block, const size_t bytes)
+{
+    for (int g = 0; g < groups; g++, block += bytes) {
+        const uint8_t *scales = block + bytes - (bytes == S8_BYTES ? 2 : 4) * BAND;
+        if (bytes == S8_BYTES)
+            for (int j = 0; j < 8; j++)
+                _mm512_store_si512(panel->lines[g][j][b],
+                                   _mm512_xor_si512(_mm512_loadu_si512(block + LINE * j), _mm512_set1_epi8(-128)));
+        else
+            unpack_unsigned(panel, g, b, block, bytes);
+        _mm512_store_ps(panel->scales[g][b], _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales)));
+        if (bytes != S8_BYTES)
+            _mm512_store_ps(panel->minimums[g][b],
+                            _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + 2 * BAND))));
+    }
+}
+
+/* A range of columns of one product: which groups, and where the numbers of the first vector begin. */
+struct range {
+    int32_t groups;
+    int first, last; /* whether it is the first or the last of its product */
+    size_t columns, all_groups;
+    const int8_t *rounded;
+    const float *scales, *sums;
+    float *y;
+    ptrdiff_t y_stride;
+    const float *bias;
+};
+
+INLINE void tile(const struct panel *panel, const struct range *it, size_t first, const int count, const int is_signed)
+{
+    const size_t columns = it->columns, all = it->all_groups;
+    const int8_t *near = it->rounded + first * columns, *far = near + 3 * columns;
+    const float *scales = it->scales + first * all, *sums = it->sums + 2 * first * all;
+    float *y = it->y + (ptrdiff_t)first * it->y_stride;
+    __m512 total[WIDE][2];
+    for (int m = 0; m < count; m++)
+        for (int b = 0; b < 2; b++)
+            total[m][b] = it->first ? _mm512_setzero_ps() : _mm512_loadu_ps(y + m * it->y_stride + BAND * b);
+    for (int32_t g = 0; g < it->groups; g++, near += GROUP, far += GROUP) {
+        __m512i dot[WIDE][2];
+        for (int m = 0; m < count; m++)
+            dot[m][0] = dot[m][1] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (int j = 0; j < GROUP / 4; j++) {
+            __m512i one = _mm512_load_si512(panel->lines[g][j][0]), two = _mm512_load_si512(panel->lines[g][j][1]);
+            for (int m = 0; m < count; m++) {
+                int32_t bytes;
+                memcpy(&bytes, (m < 3 ? near + (size_t)m * columns : far + (size_t)(m - 3) * columns) + 4 * j, 4);
+                __m512i four = _mm512_set1_epi32(bytes);
+                dot[m][0] = _mm512_dpbusd_epi32(dot[m][0], one, four);
+                dot[m][1] = _mm512_dpbusd_epi32(dot[m][1], two, four);
+            }
+        }
+        for (int m = 0; m < count; m++) {
+            size_t at = (size_t)m * all + (size_t)g;
+            __m512 sum = _mm512_set1_ps(sums[2 * at]), scale = _mm512_set1_ps(scales[at]);
+            for (int b = 0; b < 2; b++) {
+                __m512 product = _mm512_cvtepi32_ps(dot[m][b]), own = _mm512_load_ps(panel->scales[g][b]);
+                if (is_signed) /* whole numbers below 2^24: exact */
+                    product = _mm512_mul_ps(own, _mm512_fnmadd_ps(_mm512_set1_ps(128), sum, product));
+                else
+                    product = _mm512_fmadd_ps(_mm512_load_ps(panel->minimums[g][b]), sum, _mm512_mul_ps(own, product));
+                total[m][b] = _mm512_fmadd_ps(scale, product, total[m][b]);
+            }
+        }
+    }
+    for (int m = 0; m < count; m++)
+        for (int b = 0; b < 2; b++) {
+            __m512 result = total[m][b];
+            if (it->last && it->bias)
+                result = _mm512_add_ps(result, _mm512_loadu_ps(it->bias + BAND * b));
+            _mm512_storeu_ps(y + m * it->y_stride + BAND * b, result);
+        }
+}
+
+INLINE void two_bands(const struct matrix *w, int32_t band, const struct input *in, float *y, ptrdiff_t y_stride,
+                      const float *bias, const size_t bytes)
+{
+    struct panel panel;
+    const int is_signed = bytes == S8_BYTES;
+    int32_t all = w->columns / GROUP, pieces = (all + GROUPS - 1) / GROUPS;
+    for (int32_t piece = 0; piece < pieces; piece++) {
+        int32_t from = all * piece / pieces, to = all * (piece + 1) / pieces;
+        for (int b = 0; b < 2; b++)
+            unpack(&panel, to - from, b, band_of(w, band + b, GROUP, bytes) + (size_t)from * bytes, bytes);
+        struct range range = {to - from, piece == 0, piece == pieces - 1, (size_t)w->columns, (size_t)all,
+                              in->rounded + (size_t)from * GROUP, in->scales + from, in->sums + 2 * from,
+                              y + (ptrdiff_t)band * BAND, y_stride, bias ? bias + (ptrdiff_t)band * BAND : NULL};
+        size_t m = 0, count = (size_t)in->count;
+        for (; m + WIDE <= count; m += WIDE)
+            tile(&panel, &range, m, WIDE, is_signed);
+        switch (count - m) {
+        case 1: tile(&panel, &range, m, 1, is_signed); break;
+        case 2: tile(&panel, &range, m, 2, is_signed); break;
+        case 3: tile(&panel, &range, m, 3, is_signed); break;
+        case 4: tile(&panel, &range, m, 4, is_signed); break;
+        case 5: tile(&panel, &range, m, 5, is_signed); break;
+        default: break;
+        }
+    }
+}
+
+#define KERNEL(NAME, BYTES)                                                                                       \
+    TARGET static void NAME(const struct matrix *w, int32_t band, const struct input *in, float *y,               \
+                            ptrdiff_t y_stride, const float *bias)                                                \
+    {                                                                                                             \
+        two_bands(w, band, in, y, y_stride, bias, BYTES);                                                         \
+    }
+
+KERNEL(many_u4, U4_BYTES)
+KERNEL(many_u5, U5_BYTES)
+KERNEL(many_s8, S8_BYTES)
+
+pair_kernel *const avx512_pairs[LAYOUTS] = {NULL, NULL, many_u4, many_u5, many_s8, NULL};
+
+#endif
