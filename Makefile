@@ -20,8 +20,9 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
+# Without --resume, the run of the last `make quickstart` is deleted.
 quickstart: $(VENV)/.installed ## train, sample, and show the attention (options in ARGS="--panel encoder")
-	$(BIN)/triptych quickstart $(ARGS)
+	$(BIN)/triptych quickstart $(if $(filter --resume --force,$(ARGS)),,--force) $(ARGS)
 
 test: lint types imports docs unit ## lint, types, docs and the short run of the tests: five minutes on two cores
 

@@ -12,10 +12,10 @@ import torch
 from triptych import quickstart
 from triptych.cli import main
 from triptych.cli.training_progress import TrainingProgress, summary
-from triptych.errors import TextError
+from triptych.errors import InputError, TextError
 from triptych.model import load
 from triptych.quickstart.panels import HeldOutResult
-from triptych.train import Event
+from triptych.train import Checkpoints, Event, read_recipe
 
 RECIPE = """
 tokenizer = "byte"
@@ -166,20 +166,134 @@ def test_quickstart_passes_its_options_on(
     monkeypatch.setattr(quickstart, "run", run)
     argv = ["quickstart", "--panel", "encoder", "--data", str(tmp_path), "--seconds", "3", "--out", "here", "--resume"]
     out, err = said(argv, capsys)
-    assert {name: options_of_run[name] for name in ("panel", "data", "seconds", "out", "resume")} == {
-        "panel": "encoder", "data": tmp_path, "seconds": 3.0, "out": Path("here"), "resume": True,
+    assert {name: options_of_run[name] for name in ("panel", "data", "seconds", "out", "resume", "force")} == {
+        "panel": "encoder", "data": tmp_path, "seconds": 3.0, "out": Path("here"), "resume": True, "force": False,
     }  # fmt: skip
+    said([*argv[:-1], "--force"], capsys)
+    assert (options_of_run["resume"], options_of_run["force"]) == (False, True)
     assert "7 steps in 1 s. 1.55 nats a character" in out
     assert "report.html" in out
     assert "reading" in err
     assert answered(argv, capsys) == result.to_dict()
 
 
+# ---------------------------------------------------------------- a directory that holds a run
+
+FILES = ("report.html", "loss.png", "model/config.json", "samples.json", "checkpoints/step-00000007/config.json")
+
+
+def finished(out: Path) -> Path:
+    """A directory with the files of a finished quickstart, by name only."""
+    for name in FILES:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("old")
+    return out
+
+
+def files(out: Path) -> set[str]:
+    return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.fixture
+def small_panel(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickstart trains the recipe of these tests."""
+    monkeypatch.setattr(
+        quickstart, "read_recipe", lambda _, values: read_recipe(recipe, ["run.sample_every=0"], values)
+    )
+
+
+class Stop(quickstart.Silent):
+    """Ctrl-C after the first step, twice: nothing more is saved."""
+
+    def step(self, event: Event) -> None:
+        raise KeyboardInterrupt
+
+
 def test_a_quickstart_that_cannot_start_deletes_nothing(tmp_path: Path) -> None:
-    finished = tmp_path / "run"
-    (finished / "checkpoints").mkdir(parents=True)
-    (finished / "report.html").write_text("kept")
+    out = finished(tmp_path / "run")
     with pytest.raises(TextError, match="no file or folder"):
-        quickstart.run(data=tmp_path / "none.txt", out=finished)
-    assert (finished / "report.html").read_text() == "kept"
-    assert (finished / "checkpoints").is_dir()
+        quickstart.run(data=tmp_path / "none.txt", out=out, force=True)
+    assert files(out) == set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("left", "says"),
+    [
+        (FILES, "holds a finished run; continue it with --resume"),
+        (FILES[2:], "holds a run that was stopped; continue it with --resume"),
+        (FILES[2:3], "holds model, which a run would replace; "),
+    ],
+)
+def test_a_quickstart_keeps_a_run(left: tuple[str, ...], says: str, tmp_path: Path, small_panel: None) -> None:
+    out = finished(tmp_path / "run")
+    for name in set(FILES) - set(left):
+        (out / name).unlink()
+    for empty in ("checkpoints/step-00000007", "checkpoints"):
+        if not any((out / empty).iterdir()):
+            (out / empty).rmdir()
+    with pytest.raises(InputError, match=says) as error:
+        quickstart.run(out=out)
+    assert "\n" not in str(error.value)
+    assert "--force" in str(error.value)
+    assert files(out) == set(left)
+
+
+def test_a_quickstart_that_is_stopped_has_no_file_of_the_run_before(tmp_path: Path, small_panel: None) -> None:
+    out = finished(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        quickstart.run(out=out, force=True, watch=Stop())
+    assert {name.split("/")[0] for name in files(out)} == {"checkpoints"}
+    assert [path.name for path in (out / "checkpoints").glob("step-*")] == ["step-00000000"]
+
+
+def test_a_finished_quickstart_that_goes_on_has_no_page(tmp_path: Path, small_panel: None) -> None:
+    """Its model and page are older than its checkpoints until it has finished again."""
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        quickstart.run(out=out, watch=Stop())
+    for name in FILES[:4]:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("[]")
+    with pytest.raises(KeyboardInterrupt):
+        quickstart.run(out=out, resume=True, watch=Stop())
+    assert {name.split("/")[0] for name in files(out)} == {"checkpoints", "samples.json"}
+
+
+def test_a_second_run_needs_force(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["train", recipe, "--out", str(tmp_path / "run")]
+    said(argv, capsys)
+    before = files(tmp_path / "run")
+    _, err = said([*argv, "--set", "run.steps=3"], capsys, code=1)
+    assert err.splitlines()[-1].endswith("--resume, delete it and start over with --force, or give another --out")
+    assert files(tmp_path / "run") == before
+    said([*argv, "--set", "run.steps=3", "--force"], capsys)
+    assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-00000002", "step-00000003"]
+    for refused in (["quickstart", "--out", str(tmp_path / "run"), "--force"],):
+        assert "holds a run of `triptych train`" in said(refused, capsys, code=1)[1]
+
+
+def test_train_keeps_the_run_of_a_quickstart(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = finished(tmp_path / "run")
+    _, err = said(["train", recipe, "--out", str(out), "--force"], capsys, code=1)
+    assert "holds a run of `triptych quickstart`; give another --out" in err
+    assert files(out) == set(FILES)
+
+
+def test_starting_over_deletes_before_it_writes(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train", recipe, "--out", str(tmp_path / "run"), "--force"]
+    said(argv, capsys)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", stop)
+    said(argv, capsys, code=130)
+    assert files(tmp_path / "run") == set()
+
+
+@pytest.mark.parametrize("command", ["train decoder", "quickstart"])
+def test_resuming_and_starting_over_exclude_each_other(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said([*command.split(), "--resume", "--force"], capsys, code=2)
+    assert "--resume continues the run that --force deletes" in " ".join(err.split())

@@ -84,6 +84,28 @@ def test_set_refuses(change: str, message: str) -> None:
         check_recipe(GOOD, [change])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("run.rows=0", r"--set run\.rows=0: run\.rows = 0: input should be greater than 0"),
+        ("run=5", r"--set run=5: run = 5: "),
+        ("foo.bar=1", r"--set foo\.bar=1: foo is not a key of a recipe"),
+        ("run.steps=30", r"mine\.toml: optimizer\.learning_rate is not a key"),
+        ("run.rows=-1", r"--set run\.rows=-1: run\.rows = -1: input .*; mine\.toml: optimizer\.learning_rate is"),
+    ],
+)
+def test_a_problem_names_the_option_or_the_file_it_comes_from(change: str, message: str) -> None:
+    tables = changed(optimizer={"learning_rate": 1}) if "mine" in message else GOOD
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
+        check_recipe(tables, [change], "mine.toml")
+    assert ("mine.toml" in str(caught.value)) == ("mine" in message)
+
+
+def test_a_value_that_replaces_a_change_is_not_blamed_on_it() -> None:
+    with pytest.raises(ConfigError, match=r"^recipe: run\.rows = 'x'"):
+        check_recipe(GOOD, ["run.rows=0"], values={"run.rows": "x"})
+
+
 def test_a_file_that_is_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no recipe"):
         read_recipe(tmp_path / "none.toml")

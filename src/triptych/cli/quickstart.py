@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from typer import Exit, Option
+from typer import BadParameter, Exit, Option
 
 from triptych.cli import options, screen
 
@@ -41,11 +41,16 @@ def quickstart(
         ),
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
+    force: Annotated[
+        bool, Option("--force", help="Delete the run that the output directory holds, and start over.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a small transformer on real text in 90 seconds, sample from it, and show its attention."""
     from triptych.cli.training_progress import TrainingProgress
 
+    if resume and force:
+        raise BadParameter("--resume continues the run that --force deletes; give one of the two")
     with TrainingProgress() as bar:
         bar.say("starting")
         from triptych import machine
@@ -54,7 +59,7 @@ def quickstart(
 
         machine.use_threads()
         try:
-            result = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, watch=bar)
+            result = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, force=force, watch=bar)
         except Interrupted as stop:
             screen.note(f"{stop}; continue with the same command and --resume")
             raise Exit(128 + stop.number) from None

@@ -39,6 +39,9 @@ def train(
         Path | None,
         Option("--out", metavar="DIR", help="Run directory, for checkpoints; by default run.out of the recipe."),
     ] = None,
+    force: Annotated[
+        bool, Option("--force", help="Delete the run that the run directory holds, and start over.")
+    ] = False,
     show_batch: Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")] = False,
     verify_resume: Annotated[
         int | None,
@@ -51,15 +54,17 @@ def train(
     """Train a model from a recipe."""
     if resume and (show_batch or verify_resume):
         raise BadParameter("--resume continues a run; --show-batch and --verify-resume start one")
+    if resume and force:
+        raise BadParameter("--resume continues the run that --force deletes; give one of the two")
     if show_batch:
         _show_batch(recipe, changes or (), as_json=as_json)
     elif verify_resume is not None:
         _verify_resume(recipe, changes or (), verify_resume, as_json=as_json)
     else:
-        _train(recipe, changes or (), out, resume=resume, as_json=as_json)
+        _train(recipe, changes or (), out, resume=resume, force=force, as_json=as_json)
 
 
-def _train(path: Path, changes: Sequence[str], out: Path | None, *, resume: bool, as_json: bool) -> None:
+def _train(path: Path, changes: Sequence[str], out: Path | None, *, resume: bool, force: bool, as_json: bool) -> None:
     """Run the recipe to its end, or resume the run under its `run.out`, which `out` replaces."""
     from triptych import machine
     from triptych.train import Interrupted, prepare, read_recipe
@@ -78,7 +83,7 @@ def _train(path: Path, changes: Sequence[str], out: Path | None, *, resume: bool
             bar.step(event)
 
         try:
-            job.run(on_step=step, on_sample=lambda trainer: _sample(job, trainer, bar))
+            job.run(step, lambda trainer: _sample(job, trainer, bar), force=force)
         except Interrupted as stop:
             screen.note(f"{stop}; continue with the same command and --resume")
             raise Exit(128 + stop.number) from None

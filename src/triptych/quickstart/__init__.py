@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,11 +18,12 @@ from triptych.errors import CheckpointError, InputError
 from triptych.model import Model
 from triptych.page import Sample
 from triptych.quickstart.panels import PANELS, HeldOutResult, Panel
-from triptych.quickstart.run_page import write_page
-from triptych.train import Event, Job, Trainer, prepare, read_recipe, resume
+from triptych.quickstart.run_page import CURVE, write_page
+from triptych.train import Checkpoints, Event, Job, Trainer, prepare, read_recipe, resume
 from triptych.train.run_lock import RunLock
 
 CHECKPOINTS, MODEL, SAMPLES, PAGE = "checkpoints", "model", "samples.json", "report.html"
+FINISHED = (PAGE, CURVE, MODEL)  # what a run writes at its end
 
 
 @runtime_checkable
@@ -89,14 +91,16 @@ def run(
     seconds: float = 90.0,
     out: Path | str | None = None,
     resume: bool = False,
+    force: bool = False,
     watch: Watch | None = None,
 ) -> Result:
     """Train the panel's model for `seconds` and write `model/`, `loss.png` and `report.html` under `out`, by default
     `runs/quickstart`, or `runs/quickstart-PANEL` for another panel than the decoder.
 
-    A finished run under `out` is replaced.  One that was stopped is continued with `resume`; without it, InputError is
-    raised.  Raises FetchError without a network and without `data`, TextError or InputError for data that cannot be
-    used, ConfigError while another process uses `out`, Interrupted (a KeyboardInterrupt) when stopped by a signal.
+    A run under `out` is continued with `resume`, and deleted with `force` before this one writes anything; without
+    either, InputError is raised.  Raises FetchError without a network and without `data`, TextError or InputError for
+    data that cannot be used, ConfigError while another process uses `out`, Interrupted (a KeyboardInterrupt) when
+    stopped by a signal.
     """
     watch, chosen = watch or Silent(), PANELS[panel]
     out = Path(out or "runs/quickstart" + (f"-{panel}" if panel != "decoder" else ""))
@@ -105,7 +109,7 @@ def run(
     except OSError as error:
         raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None
     with RunLock(out):
-        job = _job(chosen, data, seconds, out, resume, watch)
+        job = _job(chosen, data, seconds, out, resume, force, watch)
         samples = _Samples(chosen, job, out, watch)
         job.run(on_step=watch.step, on_sample=samples.add)
         watch.say("evaluating on held-out text")
@@ -136,25 +140,61 @@ class _Samples:
         atomic_write(self.file, json.dumps([vars(item) for item in self.items], indent=1).encode())
 
 
-def _job(panel: Panel, data: Path | str | None, seconds: float, out: Path, again: bool, watch: Watch) -> Job:
+def _job(
+    panel: Panel, data: Path | str | None, seconds: float, out: Path, again: bool, force: bool, watch: Watch
+) -> Job:
+    """The job of a new run or, with `again`, of the one under `out`.  Files of an older run are deleted last, so that a
+    run that cannot start deletes nothing, and a run that is stopped leaves no file of another one beside its own."""
     checkpoints = out / CHECKPOINTS
     if again:
         watch.say(f"resuming from {checkpoints}")
         job = resume(checkpoints, [f"run.seconds={float(seconds)}"])
         for reason in job.skipped:
             watch.say(f"skipped {reason}")
+        if job.trainer.done < 1.0:
+            _delete(out, FINISHED)
         return job
-    if checkpoints.is_dir() and not (out / PAGE).is_file():
-        raise InputError(f"{out} holds a run that was stopped; give --resume to continue it, or another --out")
+    _check_directory(out, force)
     values: dict[str, object] = {"run.seconds": float(seconds), "run.out": str(checkpoints)}
     if data is not None:
         values["data.path"] = str(data)
     watch.say("reading the text")
     job = prepare(read_recipe(panel.name, values=values))
-    for name in (PAGE, CHECKPOINTS, SAMPLES):  # after `prepare`, so that a run that cannot start deletes nothing
-        path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    _delete(out, (*FINISHED, SAMPLES, CHECKPOINTS))
     return job
+
+
+def _check_directory(out: Path, force: bool) -> None:
+    """Raises InputError if `out` holds a run of `triptych train`, or one of the quickstart without `force`."""
+    if Checkpoints(out).exist():
+        raise InputError(f"{out} holds a run of `triptych train`; give another --out")
+    present = [name for name in (*FINISHED, CHECKPOINTS, SAMPLES) if (out / name).exists()]
+    if not present or force:
+        return
+    if PAGE in present:
+        state = "a finished run"
+    else:
+        state = "a run that was stopped" if CHECKPOINTS in present else f"{present[0]}, which a run would replace"
+    raise InputError(
+        f"{out} holds {state}; continue it with --resume, delete it and start over with --force, or give another --out"
+    )
+
+
+def _delete(out: Path, names: Sequence[str]) -> None:
+    """Delete what a run wrote.  Each file and directory is first moved aside, so that none is half deleted in place.
+
+    Raises CheckpointError.
+    """
+    aside = out / ".deleted"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # of a deletion that was interrupted
+        aside.mkdir()
+        for name in names:
+            if (out / name).exists():
+                (out / name).rename(aside / name)
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise CheckpointError(f"cannot delete the run in {out}: {error.strerror or error}") from None
 
 
 __all__ = ["PANELS", "Result", "Silent", "Watch", "run"]

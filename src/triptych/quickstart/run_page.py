@@ -11,6 +11,8 @@ from triptych.page.plot import png
 from triptych.quickstart.panels import HeldOutResult, Panel
 from triptych.train import Job
 
+CURVE = "loss.png"
+
 
 def curve(job: Job) -> page.Curve:
     """Nats per token against steps: training, smoothed over a hundredth of the run, and held out."""
@@ -31,7 +33,7 @@ def write_page(
     """`loss.png` if matplotlib is installed, and `report.html`, one file that works offline."""
     losses = curve(job)
     if importlib.util.find_spec("matplotlib") is not None:
-        png(out / "loss.png", losses)
+        png(out / CURVE, losses)
     at = job.trainer.at
     parameters = sum(p.numel() for p in model.module.parameters())
     facts = [

@@ -63,12 +63,17 @@ class Job:
         on_step: Callable[[Event], None] | None = None,
         on_sample: Callable[[Trainer], None] | None = None,
         until: int | None = None,
+        *,
+        force: bool = False,
     ) -> None:
         """Train to the end of the budget, or to step `until`, with checkpoints under `run.out` if it is set.
 
         With `run.out`, the first SIGINT (Ctrl-C) or SIGTERM finishes the present step, saves a checkpoint and raises
-        Interrupted, a KeyboardInterrupt.  Raises DivergedError for a loss that is not finite, CheckpointError when a
-        checkpoint cannot be written, ConfigError when another process uses `run.out` or it holds another run.
+        Interrupted, a KeyboardInterrupt.  A run that begins deletes the checkpoints of another one in `run.out` with
+        `force`, before it writes its first; without it, that is a ConfigError.
+
+        Raises DivergedError for a loss that is not finite, CheckpointError when a checkpoint cannot be written,
+        ConfigError when another process uses `run.out`.
         """
         trainer, out = self.trainer, self.recipe.run.out
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
@@ -78,7 +83,7 @@ class Job:
         self.lock = self.lock or RunLock(_created(Path(out)))
         with self.lock:
             checkpoints = Checkpoints(out)
-            self._check_directory(checkpoints)
+            self._check_directory(checkpoints, force)
 
             def save(trainer: Trainer) -> None:
                 checkpoints.save(trainer, self.hf, self.tokenizer, self.recipe.model_dump())
@@ -91,11 +96,18 @@ class Job:
             if received.number is not None:
                 raise Interrupted(received.number, trainer.at.step, Path(out))
 
-    def _check_directory(self, checkpoints: Checkpoints) -> None:
-        """Raises ConfigError if the directory holds another run, or this one further on."""
+    def _check_directory(self, checkpoints: Checkpoints, force: bool) -> None:
+        """Raises ConfigError if the directory holds another run, which `force` deletes, or this one further on."""
         out, step = checkpoints.directory, self.trainer.at.step
+        if Checkpoints(out / "checkpoints").exist():
+            raise ConfigError(f"{out} holds a run of `triptych quickstart`; give another --out")
         if self.origin is None and step == 0 and checkpoints.exist():
-            raise ConfigError(f"{out} already holds a run; resume it, or give another run.out")
+            if not force:
+                raise ConfigError(
+                    f"{out} already holds a run; continue it with --resume, delete it and start over with --force, or "
+                    "give another --out"
+                )
+            checkpoints.remove()
         later = checkpoints.later(step)
         if later is not None:
             raise ConfigError(f"{out} has a checkpoint of step {later}, this run is at step {step}; resume it again")

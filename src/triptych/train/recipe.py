@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from triptych.errors import ConfigError, nearest
 from triptych.train.loop import RunSettings
@@ -84,15 +85,18 @@ def check_recipe(
 ) -> Recipe:
     """The recipe of already parsed `tables`, which come from `where`; see `read_recipe`."""
     tables = _copy(tables)
+    changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         key, value = _parse_change(change)
         _set(tables, key, value, f"--set {change}")
+        changed[tuple(key)] = f"--set {change}"
     for dotted, value in (values or {}).items():
         _set(tables, dotted.split("."), value, dotted)
+        changed.pop(tuple(dotted.split(".")), None)
     try:
         recipe = Recipe.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {'; '.join(_problems(error))}") from None
+        raise ConfigError("; ".join(_problems(error, where, changed))) from None
     if ("path" in recipe.model) == (recipe.tokenizer is not None):
         raise ConfigError(f"{where}: a new model needs a tokenizer, and model.path has its own; give one of the two")
     return recipe
@@ -127,19 +131,38 @@ def _set(tables: dict[str, Any], path: Sequence[str], value: object, where: str)
     table[path[-1]] = value
 
 
-def _problems(error: ValidationError) -> Iterator[str]:
-    """Each of pydantic's errors in a few words, with the dotted key and the nearest key that exists."""
+def _problems(error: ValidationError, where: str, changed: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+    """Pydantic's errors by source: `where`, or the option in `changed` that set the key."""
+    by_source: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
-        path = [str(part) for part in problem["loc"]]
-        name = ".".join(path)
-        if problem["type"] == "extra_forbidden":
-            yield f"{name} is not a key of a recipe{nearest(path[-1], _keys(path[:-1]))}"
-        elif problem["type"] == "missing":
-            yield f"{name} is missing"
-        elif problem["type"] == "value_error":
-            yield f"{name} {problem['ctx']['error']}"
-        else:
-            yield f"{name} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        source = _source(problem, changed) or where
+        by_source.setdefault(source, []).append(_problem(problem))
+    return (f"{source}: {'; '.join(texts)}" for source, texts in by_source.items())
+
+
+def _source(problem: ErrorDetails, changed: Mapping[tuple[str, ...], str]) -> str | None:
+    """The option that set the value with the problem, a part of it, or a key below one that does not exist."""
+    path = tuple(str(part) for part in problem["loc"])
+    for key, option in reversed(list(changed.items())):
+        within = path[: len(key)] == key
+        if within or (problem["type"] not in ("missing", "value_error") and key[: len(path)] == path):
+            return option
+    return None
+
+
+def _problem(problem: ErrorDetails) -> str:
+    """One of pydantic's errors in a few words, with the dotted key and the nearest key that exists."""
+    path = [str(part) for part in problem["loc"]]
+    name = ".".join(path)
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{name} is not a key of a recipe{nearest(path[-1], _keys(path[:-1]))}"
+        case "missing":
+            return f"{name} is missing"
+        case "value_error":
+            return f"{name} {problem['ctx']['error']}"
+        case _:
+            return f"{name} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _keys(path: Sequence[str]) -> list[str]:

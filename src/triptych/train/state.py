@@ -90,6 +90,18 @@ class Checkpoints:
     def exist(self) -> bool:
         return bool(self._all())
 
+    def remove(self) -> None:
+        """Delete every checkpoint, the oldest first; one that is being deleted has another name already.
+
+        Raises CheckpointError.
+        """
+        try:
+            for _, path in reversed(self._all()):
+                path.rename(self.directory / f".{path.name}.old")
+            self._remove_unfinished()
+        except OSError as error:
+            raise CheckpointError(f"cannot delete the run in {self.directory}: {error.strerror or error}") from None
+
     def later(self, step: int) -> int | None:
         """The step of a valid checkpoint after `step`, or None."""
         return next((other for other, path in self._all() if other > step and fault(path) is None), None)
