@@ -17,20 +17,30 @@ from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, to_checkpoint, usable_device
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
-from triptych.errors import ConfigError, InputError, ProbeError, TextError, nearest, shown
+from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
 from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
+from triptych.other_libraries import of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace
 from triptych.quantize import packer_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
-from triptych.tasks.other_libraries import instead_of
 from triptych.text import RenderedPrompt, Tokenizer
 
 
-class Model:
+class _NamesOfOthers(type):
+    """`Model.from_pretrained` and the like: what to write instead, for attributes of the class as for those of a
+    model."""
+
+    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            raise AttributeError(f"Model has no {name!r}{of_model(name, dir(cls))}")
+
+
+class Model(metaclass=_NamesOfOthers):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
     executor   what computes the steps of a generation: "auto", the native step wherever it may (`generate.Engine` says
@@ -68,10 +78,10 @@ class Model:
     if not TYPE_CHECKING:  # mypy is to find unknown names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"Model has no {name!r}{instead_of(name) or nearest(name, dir(type(self)))}")
+            raise AttributeError(f"Model has no {name!r}{of_model(name, dir(type(self)))}")
 
         def __call__(self, *rows: object, **options: object) -> NoReturn:
-            raise TypeError(f"a Model is not called{instead_of('forward')}")
+            raise TypeError(f"a Model is not called{of_model('forward')}")
 
     @property
     def inputs(self) -> ModelInputs:
