@@ -110,6 +110,12 @@ def test_a_decoder_that_sees_the_future() -> None:
     assert failed(check(broken, against="none")) == CACHED
 
 
+@pytest.mark.parametrize("threshold", [float("nan"), -1e-4, float("inf"), "1e-4"])
+def test_a_threshold_that_passes_everything_is_refused(threshold: Any, unchecked: None) -> None:
+    with pytest.raises(InputError, match=r"threshold=.* must be "):
+        check(Model(tiny.decoder()), threshold=threshold)
+
+
 def shifted(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def logits(self: Engine, *rest: Any) -> torch.Tensor:
         scores = real(self, *rest)

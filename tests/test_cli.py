@@ -113,6 +113,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "m", "p", "--max-new-tokens", "many"], "--max-new-tokens"),
         (["count", "m", "--dtype", "fp12"], "--dtype"),
         (["check", "m", "--against", "pytorch"], "--against"),
+        (["check", "m", "--threshold", "-1e-4"], "--threshold"),
         (["quickstart", "--panel", "both"], "--panel"),
         (["generate", "m"], "no prompt given"),
         (["generate", "m", "-", "-"], "only once"),
@@ -129,6 +130,28 @@ def test_wrong_usage_is_one_line_and_exit_2(argv: list[str], says: str, capsys: 
     assert not out
     assert says in one_error(err)
     assert "--help" in err
+
+
+def float_options() -> list[tuple[str, str]]:
+    """Command and name of every option that takes a number with a fraction."""
+    return [
+        (name, parameter.opts[0])
+        for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+        for parameter in command.params
+        if "float" in parameter.type.name
+    ]
+
+
+def test_options_with_fractions_are_found() -> None:
+    assert {("check", "--threshold"), ("generate", "--top-p"), ("quickstart", "--seconds")} <= set(float_options())
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("command", sorted({name for name, _ in float_options()}))
+def test_no_option_takes_nan_or_infinity(command: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in [option for name, option in float_options() if name == command]:
+        model = [] if command == "quickstart" else ["m"]
+        test_wrong_usage_is_one_line_and_exit_2([command, *model, f"{option}={number}"], option, capsys)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ class Model(metaclass=_NamesOfOthers):
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        seed: int = 0,
+        seed: int | None = None,
         stop: str | Sequence[str] = (),
         decoder_prefix: str | Sequence[int] = (),
         beams: int = 0,
@@ -178,7 +178,8 @@ class Model(metaclass=_NamesOfOthers):
     ) -> list[running.Generation]:
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
 
-        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  `rules` change
+        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  Without a `seed`
+        it is 0.  `rules` change
         the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
         log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
         instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
@@ -189,12 +190,14 @@ class Model(metaclass=_NamesOfOthers):
         """
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=seed,
+            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
         )  # fmt: skip
         if integer("beams", beams, 0):
             single = {"read": read, "edit": edit, "logprobs": logprobs}
             running.check_beam_settings(
-                sampling, [name for name, value in single.items() if not (value is None or value == ())]
+                sampling,
+                [name for name, value in single.items() if not (value is None or value == ())],
+                seeded=seed is not None,
             )
         elif length_penalty != 1:
             raise InputError("length_penalty is for beams; give beams= too")
@@ -223,7 +226,7 @@ class Model(metaclass=_NamesOfOthers):
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        seed: int = 0,
+        seed: int | None = None,
         stop: str | Sequence[str] = (),
         decoder_prefix: str | Sequence[int] = (),
         chunk: int | None = None,
@@ -236,7 +239,7 @@ class Model(metaclass=_NamesOfOthers):
         detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=seed,
+            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
         )  # fmt: skip
         (request,) = self._requests(
             [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null, sampling=sampling,
