@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -427,6 +428,16 @@ def test_refusals_name_what_is_wrong(unchecked):
     ):
         with pytest.raises(InputError, match=words):
             attend(q, k, v, **options)
+    for options, words in (
+        ({"q": q.numpy()}, r"q is a ndarray, not a tensor; give torch.from_numpy\(q\)"),
+        ({"k": k.tolist()}, r"k is a list, not a tensor; give torch.tensor\(k\)"),
+        ({"v": None}, "v is a NoneType"),
+        ({"bias": np.zeros((5, 7))}, r"give torch.from_numpy\(bias\)"),
+        ({"q_pos": [0, 1, 2, 3, 4]}, r"give torch.tensor\(q_pos\)"),
+    ):
+        for function in (attend, attend_reference):
+            with pytest.raises(InputError, match=words):
+                function(**{"q": q, "k": k, "v": v, **options})
     with pytest.raises(InputError, match="multiple of G"):
         attend(q[:, :4], k, v)
     with pytest.raises(InputError, match="share B and K"):

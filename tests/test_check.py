@@ -19,11 +19,16 @@ from triptych.check import Finding, Layer, Report, case, check, max_abs_diff, pa
 from triptych.errors import ConfigError, InputError
 from triptych.generate import Engine
 from triptych.model import Model, load
+from triptych.probe import sites
 from triptych.probe.session import ProbeTaps
 from triptych.spec import full
 
-EVERYWHERE = {"row in a batch = row alone", "reading inside leaves the output", "saved, loaded = itself"}
-CACHED = {"a changed last token leaves the past", "cached = uncached", "prefill in chunks = in one"}
+UNCHANGED_PAST, READING = (
+    "earlier outputs do not depend on the last token",
+    "reading every site does not change the output",
+)
+EVERYWHERE = {"row in a batch = row alone", READING, "saved, loaded = itself"}
+CACHED = {UNCHANGED_PAST, "cached = uncached", "prefill in chunks = in one"}
 TOLD = "bf16 against fp32"
 
 
@@ -110,6 +115,20 @@ def test_a_decoder_that_sees_the_future() -> None:
     assert failed(check(broken, against="none")) == CACHED
 
 
+@pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
+def test_every_site_is_read_and_counted(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "ALL", (paths.reading,))
+    model = load(checkpoint(layout))
+    (reading,) = check(model, against="none").findings
+    assert reading.note == f"{len(sites(model.spec))} sites, bit-equal"
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), -1e-4, float("inf"), "1e-4"])
+def test_a_threshold_that_passes_everything_is_refused(threshold: Any, unchecked: None) -> None:
+    with pytest.raises(InputError, match=r"threshold=.* must be "):
+        check(Model(tiny.decoder()), threshold=threshold)
+
+
 def shifted(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def logits(self: Engine, *rest: Any) -> torch.Tensor:
         scores = real(self, *rest)
@@ -120,7 +139,7 @@ def shifted(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 def test_a_cache_that_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "logits", shifted(Engine.logits))
-    assert failed(check(checkpoint("decoder"), against="none")) == CACHED - {"a changed last token leaves the past"}
+    assert failed(check(checkpoint("decoder"), against="none")) == CACHED - {UNCHANGED_PAST}
 
 
 def test_a_batch_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +161,7 @@ def test_a_reading_that_changes_something(monkeypatch: pytest.MonkeyPatch) -> No
         return found + 1e-6 if site == "resid_mid" else found
 
     monkeypatch.setattr(ProbeTaps, "__call__", touching)
-    assert failed(check(checkpoint("encoder"), against="none")) == {"reading inside leaves the output"}
+    assert failed(check(checkpoint("encoder"), against="none")) == {READING}
 
 
 def test_a_copy_that_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:

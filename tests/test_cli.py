@@ -16,6 +16,7 @@ import pytest
 import typer
 
 import triptych
+from triptych import other_libraries
 from triptych.cli import failure, main
 from triptych.cli.app import app
 
@@ -112,6 +113,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "m", "p", "--max-new-tokens", "many"], "--max-new-tokens"),
         (["count", "m", "--dtype", "fp12"], "--dtype"),
         (["check", "m", "--against", "pytorch"], "--against"),
+        (["check", "m", "--threshold", "-1e-4"], "--threshold"),
         (["quickstart", "--panel", "both"], "--panel"),
         (["generate", "m"], "no prompt given"),
         (["generate", "m", "-", "-"], "only once"),
@@ -128,6 +130,72 @@ def test_wrong_usage_is_one_line_and_exit_2(argv: list[str], says: str, capsys: 
     assert not out
     assert says in one_error(err)
     assert "--help" in err
+
+
+def float_options() -> list[tuple[str, str]]:
+    """Command and name of every option that takes a number with a fraction."""
+    return [
+        (name, parameter.opts[0])
+        for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+        for parameter in command.params
+        if "float" in parameter.type.name
+    ]
+
+
+def test_options_with_fractions_are_found() -> None:
+    assert {("check", "--threshold"), ("generate", "--top-p"), ("quickstart", "--seconds")} <= set(float_options())
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("command", sorted({name for name, _ in float_options()}))
+def test_no_option_takes_nan_or_infinity(command: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in [option for name, option in float_options() if name == command]:
+        model = [] if command == "quickstart" else ["m"]
+        test_wrong_usage_is_one_line_and_exit_2([command, *model, f"{option}={number}"], option, capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["run", "m"], "write triptych chat MODEL, or triptych generate MODEL PROMPT"),
+        (["ls"], "triptych inspect MODEL"),
+        (["list"], "triptych inspect MODEL"),
+        (["pull", "smollm2"], "hub:org/name"),
+        (["serve", "m"], "there is no server"),
+        ([str(Path(__file__))], "a command before the model, for example triptych inspect"),
+        (["hub:org/name"], "a command before the model"),
+        (["generate", "m", "p", "-n", "3"], "-n; write --max-new-tokens"),
+        (["generate", "m", "p", "--n-predict", "3"], "write --max-new-tokens"),
+        (["generate", "m", "p", "--max_new_tokens=3"], "write --max-new-tokens"),
+        (["chat", "m", "--temp", "0"], "write --temperature"),
+        (["generate", "m", "p", "-temp", "0"], "-temp; write --temperature"),
+        (["generate", "m", "p", "-ngl", "99"], "-ngl; write --device cuda"),
+        (["generate", "-m", "m", "-p", "Once"], "write MODEL without an option: triptych generate MODEL [PROMPT]..."),
+        (["generate", "m", "-p", "Once"], "write PROMPT without an option: triptych generate MODEL [PROMPT]..."),
+        (["generate", "m", "--prompt=Once"], "write PROMPT without an option"),
+        (["encode", "m", "--prompt", "Once"], "write TEXT without an option: triptych encode MODEL [TEXT]..."),
+        (["check", "--model", "m"], "write MODEL without an option: triptych check MODEL"),
+        (["lab", "induction", "-m", "m"], "write --model"),
+        (["generate", "m", "p", "-t", "4"], "OMP_NUM_THREADS"),
+        (["train", "r.toml", "-n", "3"], "No such option: -n; see triptych train --help"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_names_of_other_programs_are_answered_with_ours(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test_wrong_usage_is_one_line_and_exit_2(argv, says, capsys)
+
+
+def test_what_is_to_be_written_in_their_place_exists() -> None:
+    """No hint names a command or an option that is not there, and no table has a name that works here."""
+    options = {option for line in FROZEN for option in line.split()[1:] if option.startswith("--")}
+    for name, ours in other_libraries._OPTIONS.items():
+        assert {option.split()[0] for option in ours} <= options, name
+    for name, sentence in other_libraries._COMMANDS.items():
+        assert name not in COMMANDS
+        assert set(re.findall(r"triptych ([a-z]+)", sentence)) - {"keeps"} <= set(COMMANDS), name
+        assert set(re.findall(r"--[a-z-]+", sentence)) - {"--help", "--version"} <= options, name
 
 
 def one_error(err: str) -> str:

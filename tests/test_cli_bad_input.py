@@ -134,6 +134,15 @@ def test_models_that_cannot_be_loaded(name: str, tmp_path: Path, capsys: pytest.
     assert says in refused(["generate", str(path), "Mill"], capsys)
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "fill", "inspect", "check", "count", "convert", "explain"])
+def test_an_empty_name_is_no_model(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(checkpoint("decoder"))  # which the empty path would name
+    text = ["text"] if command in ("generate", "fill", "convert", "explain") else []
+    assert "a model is a directory, a .gguf file or hub:org/name, not ''" in refused([command, "", *text], capsys)
+
+
 @pytest.mark.parametrize("command", ["chat", "fill", "encode", "classify", "inspect", "check", "count"])
 def test_every_command_refuses_what_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = ["text"] if command in ("fill", "encode", "classify") else []
@@ -162,6 +171,10 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.Ca
         ("decoder", ["generate", "{m}", "a", "--device", "warp"], "cpu, cuda"),
         ("decoder", ["fill", "{m}", "a"], "mask"),
         ("decoder", ["generate", "{m}", "a\udcff"], "UTF-8"),
+        ("decoder", ["generate", "{m}", "a", "--beams", "2", "--seed", "0"], "beams and seed do not go together"),
+        ("decoder", ["generate", "{m}", "a", "--beams", "2", "--seed", "3"], "beams and seed do not go together"),
+        ("decoder", ["convert", "{m}", "q.xyz"], "q.xyz: .xyz is the ending of no format; write q.gguf"),
+        ("decoder", ["convert", "{m}", "q.safetensors"], "an HF checkpoint is a directory"),
         ("encoder", ["generate", "{m}", "a"], "encoder"),
         ("encoder", ["chat", "{m}"], "is an encoder, which does not generate"),
         ("encoder", ["fill", "{m}", "no mask here"], "mask"),

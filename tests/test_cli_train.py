@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from cli_models import checkpoint
 from triptych import quickstart
 from triptych.cli import main
 from triptych.cli.training_progress import TrainingProgress, summary
 from triptych.errors import InputError, TextError
 from triptych.model import load
-from triptych.quickstart.panels import HeldOutResult
+from triptych.page import Sample
+from triptych.quickstart.panels import PANELS, HeldOutResult
+from triptych.quickstart.run_page import write_page
 from triptych.train import Checkpoints, Event, read_recipe
 
 RECIPE = """
@@ -207,6 +211,30 @@ class Stop(quickstart.Silent):
 
     def step(self, event: Event) -> None:
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("panel", "heading"),
+    [
+        ("decoder", "Generated text"),
+        ("encoder", "Predictions for masked words"),
+        ("encoder-decoder", "Passages in modern spelling"),
+    ],
+)
+def test_the_page_of_a_run_names_what_its_model_gives(
+    panel: str, heading: str, tmp_path: Path, unchecked: None
+) -> None:
+    at = SimpleNamespace(step=1, tokens=2, elapsed=3.0, history=[SimpleNamespace(step=1, loss=2.0, held_out=2.5)])
+    job = SimpleNamespace(
+        trainer=SimpleNamespace(at=at),
+        recipe=SimpleNamespace(tokenizer="byte", data=SimpleNamespace(path="shakespeare")),
+    )
+    held_out = HeldOutResult("measure", 1.0, "baseline", 2.0, "1 against 2")
+    model = load(checkpoint(panel))
+    write_page(tmp_path, PANELS[panel], job, model, [Sample(None, "label", "text")], held_out)  # type: ignore[arg-type]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert heading in page
+    assert "What it writes" not in page
 
 
 def test_a_quickstart_that_cannot_start_deletes_nothing(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from triptych.checkpoints.header import read_header
 from triptych.cli import main
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.model import Model, create, load
-from triptych.text import DECODER, Tokenizer, bpe_tokenizer, from_gguf, to_gguf
+from triptych.text import DECODER, Tokenizer, bpe_tokenizer, character_tokenizer, from_gguf, to_gguf
 
 IDS = [3, 7, 1, 22, 9, 30, 5, 11, 17, 40, 2, 8]
 SMALL = {
@@ -426,7 +426,7 @@ def test_the_split_is_tested_not_guessed() -> None:
     odd.backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("o", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    with pytest.raises(TextError, match="GGUF cannot describe this tokenizer"):
+    with pytest.raises(TextError, match=r"GGUF cannot describe this tokenizer \(BPE, split by Sequence\)"):
         to_gguf(odd, 300)
 
 
@@ -434,6 +434,9 @@ def test_tokenizers_that_gguf_cannot_describe_are_refused() -> None:
     header = read_header(checkpoint("encoder"))
     with pytest.raises(TextError, match="cannot describe a tokenizer of type WordLevel"):
         to_gguf(header.tokenizer(), 500)
+    characters = r"a token for each character and none for other bytes.*HF directory.*train one with tokenizer = \"bpe"
+    with pytest.raises(TextError, match=characters):  # the tokenizer of quickstart's decoder
+        to_gguf(character_tokenizer("the old mill"), 500)
     with pytest.raises(TextError, match="has 283 tokens, the model has rows for 282"):
         to_gguf(trained(), 282)
     ends = Tokenizer(trained().backend, DECODER.specials, stop_ids=[7, 8, 9])
@@ -563,3 +566,18 @@ def test_weights_that_were_unpacked_are_said_to_have_grown(tmp_path: Path, capsy
     assert convert(tmp_path / "packed.gguf", tmp_path / "half", dtype="bf16").notes == ()
     assert main(["convert", str(tmp_path / "packed.gguf"), str(tmp_path / "shown")]) == 0
     assert "--dtype bf16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["q.xyz", "model.onnx", "q.gguf.tmp", "out.json"])
+def test_an_ending_of_no_format_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=rf"{name}: \.\w+ is the ending of no format; write .*\.gguf for a GGUF file, or"
+    ):
+        convert(checkpoint("decoder"), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["plain", "Llama-3.2-1B", "v1.5", "model.d/", ".hidden"])
+def test_a_name_without_an_ending_or_with_a_slash_is_a_directory(name: str, tmp_path: Path) -> None:
+    assert convert(checkpoint("decoder"), f"{tmp_path}/{name}").format == "hf"
+    assert (tmp_path / name / "config.json").is_file()

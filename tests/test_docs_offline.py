@@ -92,3 +92,15 @@ def test_pages_load_nothing_from_another_host(site: Path) -> None:
     for page in pages:
         links = [link for link in loads.findall(page.read_text("utf-8")) if 'rel="canonical"' not in link]
         assert not links, (page.name, links)
+
+
+@in_a_browser
+@pytest.mark.parametrize("page", ["families.html", "concepts/sites.html"])
+def test_names_in_tables_are_whole_on_a_narrow_screen(page: str, site: Path, tmp_path: Path) -> None:
+    """Each is on one line, and the page itself does not scroll sideways: the table does."""
+    with Browser(tmp_path / "profile") as browser:
+        tab = browser.open(site / page, width=390)
+        lines = tab.evaluate('[...document.querySelectorAll("td code")].map((name) => name.getClientRects().length)')
+        assert len(lines) > 20
+        assert set(lines) == {1}
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390

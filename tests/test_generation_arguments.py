@@ -12,6 +12,7 @@ import torch
 import cli_models
 import tiny
 from triptych.errors import InputError, ProbeError, TriptychError
+from triptych.generate import forbid
 from triptych.generate.sampling import Sampling, sample
 from triptych.model import Model, load
 from triptych.probe import zero
@@ -68,7 +69,7 @@ def test_settings_that_mean_nothing_are_refused(model: Model, how: dict[str, Any
     "how",
     [
         {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"seed": 3},
-        {"logprobs": 1}, {"read": "logits"}, {"edit": zero("embed")},
+        {"seed": 0}, {"logprobs": 1}, {"read": "logits"}, {"edit": zero("embed")},
     ],
     ids=str,
 )  # fmt: skip
@@ -87,6 +88,16 @@ def test_no_prompts_and_wrong_ids_are_refused(model: Model) -> None:
     for prompts, message in [([], "no rows"), ([[1.5]], "no token id"), ([[]], "prompt 0 is empty"), ([[41]], "41")]:
         with pytest.raises(InputError, match=message):
             model.generate(prompts, max_new_tokens=2)
+
+
+def test_forbidden_ids_are_ids_of_the_model(model: Model) -> None:
+    for wrong in (["a"], [1.5], [-1], [True], "abc"):
+        with pytest.raises(InputError, match=r"an id to forbid=.* must be an integer of at least 0"):
+            forbid(wrong)  # type: ignore[arg-type]
+    for ids in ([10**6], [0, 41]):
+        with pytest.raises(InputError, match=f"token id {max(ids)} is outside the vocabulary of 41"):
+            model.generate([PROMPT], max_new_tokens=2, rules=[forbid(ids)])
+    assert model.generate([PROMPT], max_new_tokens=2, rules=[forbid([40]), forbid([])])[0].ids
 
 
 def test_one_stop_string_is_one_string(written: Model) -> None:

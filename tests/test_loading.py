@@ -137,6 +137,49 @@ def test_other_dtypes_are_refused(saved: Path, dtype: Any, problem: str) -> None
         triptych.load(saved, dtype=dtype)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("model", [None, "", Path(""), b"m", 3], ids=repr)
+def test_what_is_no_name_of_a_model_is_refused(model: Any, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved)
+    if model == Path(""):  # the same as ".", which is a directory like another
+        assert triptych.load(model).spec.vocab == 43
+        return
+    with pytest.raises(InputError, match=r"a model is a directory, a .gguf file or hub:org/name, not "):
+        triptych.load(model)
+
+
+def test_a_directory_without_a_config_says_what_may_have_been_meant(saved: Path, tmp_path: Path) -> None:
+    """The one model below it or the one GGUF file in it, else one of them; and what a model directory holds."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    holds = "holds no config.json; a model directory holds config.json and model.safetensors"
+    with pytest.raises(CheckpointError, match=f"empty: {holds}$"):
+        triptych.load(empty)
+    with pytest.raises(CheckpointError, match=rf"{holds}; did you mean {saved}\?$"):
+        triptych.load(tmp_path)
+    (empty / "a.gguf").touch()
+    with pytest.raises(CheckpointError, match=rf"{holds}; did you mean {empty / 'a.gguf'}\?$"):
+        triptych.load(empty)
+    (empty / "b.gguf").touch()
+    with pytest.raises(CheckpointError, match=rf"{holds}; give one of those in it, {empty / 'a.gguf'}$"):
+        triptych.load(empty)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": 16}, "needs the key 'intermediate_size'$"),  # hidden_size is another key, and right
+        ({"vocab_sizes": 43, "vocab_size": None}, "needs the key 'vocab_size'; is 'vocab_sizes' a misspelling of it"),
+        ({"type_vocab_size": 43, "vocab_size": None}, "needs the key 'vocab_size'$"),
+    ],
+    ids=str,
+)
+def test_a_missing_key_is_not_guessed_from_keys_that_are_right(config: dict[str, Any], message: str) -> None:
+    keys = {"model_type": "llama", **(LLAMA if "vocab_size" in config else {}), **config}
+    with pytest.raises(ConfigError, match=message):
+        triptych.create({key: value for key, value in keys.items() if value is not None})
+
+
 @pytest.mark.parametrize(
     ("device", "problem"),
     [

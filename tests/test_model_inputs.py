@@ -151,6 +151,9 @@ def test_the_vectors_can_be_trained_on(model: Model) -> None:
         ("run_with_cache", "; write model.trace"),
         ("logit", "did you mean 'logits'"),
         ("pictures", "Model has no 'pictures'$"),
+        ("config_ids", r"Model has no 'config_ids'( \(did you mean '[^_].*)?$"),  # '_config_ids' is private
+        ("from_pretrained", r"; write triptych\.load\("),
+        ("create_completion", r"; write model\.generate"),
     ],
 )
 def test_names_of_other_libraries_are_answered_with_ours(name: str, hint: str) -> None:
@@ -158,6 +161,8 @@ def test_names_of_other_libraries_are_answered_with_ours(name: str, hint: str) -
     with pytest.raises(AttributeError, match=hint):
         getattr(model, name)
     assert not hasattr(copy.copy(model), name)
+    with pytest.raises(AttributeError, match=hint):
+        getattr(Model, name)
 
 
 def test_calling_a_model_says_what_to_write() -> None:

@@ -3,8 +3,12 @@ model does more than its program says."""
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -18,7 +22,7 @@ from triptych.generate import Engine, Request
 from triptych.model import create
 from triptych.nn.feedforward import GLU
 from triptych.probe import Plan, Session, zero
-from triptych.program.native_executor import NativeStep
+from triptych.program.native_executor import NativeStep, _Prepared
 
 pytestmark = needs_native
 
@@ -146,6 +150,42 @@ def followed(module: nn.Transformer, change: Callable[[nn.Transformer], object],
         assert float((after - second.step(ids, rows, None)).abs().max()) < EXACT
         assert float((first.step([1, 2, 3], later, None) - second.step([1, 2, 3], later, None)).abs().max()) < EXACT
     return after
+
+
+def ran(module: nn.Transformer) -> Run:
+    """A run of a few steps, natively as through the modules."""
+    run = Run(module)
+    assert run.gap() <= EXACT
+    return run
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), copy.copy])
+def test_a_copy_of_a_model_that_ran_has_plans_of_its_own(copied: Callable[[nn.Transformer], nn.Transformer]) -> None:
+    """Each follows its own weights: those of the copy change, and then those of the first are gone."""
+    module = llama()
+    ran(module)
+    other = copied(module)
+    if copied is not copy.copy:  # which shares the parts and weights
+        assert other.plans.get(_Prepared) is None
+        assert module.plans.get(_Prepared) is not None
+        with torch.no_grad():
+            _block(other).mlp.down.weight.mul_(3)
+    ran(other)
+    ran(module)
+    prepared = other.plans.get(_Prepared)
+    assert (prepared is module.plans.get(_Prepared)) == (copied is copy.copy)
+    assert not [name for name in module.state_dict() if "plans" in name]
+    del module
+    ran(other)
+
+
+def test_a_model_that_ran_is_freed() -> None:
+    module = llama()
+    ran(module)
+    alive = ref(module)
+    del module
+    gc.collect()
+    assert alive() is None
 
 
 # -- the modules run where the program does not say all ---------------------------------------------------------------

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from browser import CHROMIUM, READY, Browser
 from test_page import NASTY, Reader, every_section, pattern
 from triptych.labs.walk import worked
 from triptych.labs.walk.page import sections
-from triptych.page import AttentionMap, AttentionSection, Chapter, Curve, Steps, Unfolding, render, write
+from triptych.page import AttentionMap, AttentionSection, Chapter, Curve, Steps, TableSection, Unfolding, render, write
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 
@@ -186,3 +187,54 @@ def test_no_label_covers_the_map(browser: Browser, tmp_path: Path):
     covering = """[...document.querySelectorAll(".heat > *")].filter(
       (one) => !one.matches("canvas, svg, .band") && one.getBoundingClientRect().width > 0).length"""
     assert tab.evaluate(covering) == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_letters_over_a_map_are_not_turned(width: int, browser: Browser, tmp_path: Path) -> None:
+    """Words are, where they are wider than their columns: on a narrow page."""
+    maps = {}
+    for name, tokens in (("letters", list("She sat by the river")), ("words", ["counterexample", "the", "mill"] * 4)):
+        maps[name] = [AttentionMap("decoder", 0, tokens, tokens, pattern(2, len(tokens), len(tokens)))]
+    write(tmp_path / "page.html", render("t", [AttentionSection(name, "", one) for name, one in maps.items()]))
+    tab = browser.open(tmp_path / "page.html", width=width).wait()
+    modes = tab.evaluate("""[...document.querySelectorAll(".grid .top")].map(
+      (top) => [...top.children].map((label) => getComputedStyle(label).writingMode))""")
+    assert set(modes[0]) == {"horizontal-tb"}
+    assert set(modes[1]) == {"vertical-rl"}
+    cut = (
+        "[...document.querySelectorAll('.top.upright span')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    )
+    assert tab.evaluate(cut) == 0
+
+
+def test_what_scrolls_sideways_shows_a_shadow_where_it_is_cut(browser: Browser, tmp_path: Path) -> None:
+    """Pixels of the right edge of a table, of its last row, before and after it is scrolled to its end."""
+    header = ["name", *(f"column {i}" for i in range(9))]
+    table = TableSection("t", header, [["row", *map(str, range(9))]] * 4)
+    write(tmp_path / "page.html", render("t", [table, TableSection("narrow", ["a"], [["1"]])]))
+    tab = browser.open(tmp_path / "page.html", width=390).wait()
+    wide = 'document.querySelectorAll(".wide")'
+    assert tab.evaluate(f"[...{wide}].map((one) => one.scrollWidth > one.clientWidth)") == [True, False]
+
+    def edges() -> list[tuple[int, int]]:
+        """The lightness of each table's frame just inside its left and right edge, above the text."""
+        tab.screenshot(tmp_path / "page.png")
+        picture = np.asarray(Image.open(tmp_path / "page.png").convert("L"))
+        frames = tab.evaluate(f"[...{wide}].map((one) => one.getBoundingClientRect().toJSON())")
+        return [
+            (
+                int(picture[int(one["top"]) + 4, int(one["left"]) + 2]),
+                int(picture[int(one["top"]) + 4, int(one["right"]) - 2]),
+            )
+            for one in frames
+        ]
+
+    (left, right), narrow = edges()
+    paper = narrow[0]
+    assert narrow == (paper, paper)
+    assert left == paper
+    assert right < paper - 15
+    tab.evaluate(f"{wide}[0].scrollLeft = 1e6")
+    (left, right), _ = edges()
+    assert right == paper
+    assert left < paper - 15

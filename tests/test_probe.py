@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import tiny
 from triptych import nn
 from triptych.attention import Rows, attend_reference, disentangled_bias
 from triptych.errors import ProbeError
+from triptych.model import Model
 from triptych.probe import Edit, Plan, Read, Session, Trace, Where, add, put, sites, zero
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
@@ -277,6 +279,64 @@ def test_what_never_fires_is_an_error() -> None:
         traced(tiny.decoder(), edit=(zero("blocks.0.resid_pre", items=9),))
     with pytest.raises(ProbeError, match="returned"):
         traced(tiny.decoder(), edit=(Edit("blocks.0.resid_pre", lambda x, w: x[:1]),))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda value: value, r"its function takes \(value\); it is called with \(value, where\)"),
+        (lambda value, where, more: value, r"its function takes \(value, where, more\)"),
+        (lambda value, *, where: value, r"its function takes \(value, \*, where\)"),
+        (lambda: 0, r"its function takes \(\)"),
+        (torch.zeros(3), "is no function of"),
+    ],
+)
+def test_a_function_of_other_arguments_is_refused_before_anything_runs(
+    function: Any, message: str, unchecked: None
+) -> None:
+    with pytest.raises(ProbeError, match=rf"the edit at blocks\.0\.resid_pre: .*{message}"):
+        Edit("blocks.0.resid_pre", function)
+
+
+@pytest.mark.parametrize("function", [lambda *both: both[0], lambda value, where, scale=2: value * scale, torch.add])
+def test_a_function_that_two_arguments_fit_is_taken(function: Any) -> None:
+    Edit("blocks.0.resid_pre", function)
+
+
+@pytest.mark.parametrize(
+    ("site", "number"),
+    [
+        ("blocks.0.resid_pre", float("nan")),
+        ("blocks.0.attn.z", float("inf")),
+        ("blocks.0.mlp.out", -float("inf")),
+        ("blocks.0.attn.scores", float("nan")),
+        ("blocks.0.attn.pattern", float("nan")),
+        ("logits", float("nan")),
+    ],
+)
+def test_an_edit_that_gives_nan_is_named(site: str, number: float) -> None:
+    """In a trace, in logits and in a generation alike; the weights were blamed, or nothing."""
+    model, edit = Model(tiny.decoder()), Edit(site, lambda value, where: torch.full_like(value, number))
+    for run in (
+        lambda: model.trace(ROWS, edit=edit),
+        lambda: model.logits(ROWS, edit=edit),
+        lambda: model.generate(ROWS, edit=edit, max_new_tokens=2),
+    ):
+        with pytest.raises(ProbeError, match=rf"the edit at {site} returned \d+ numbers that are NaN or inf for row 0"):
+            run()
+
+
+def test_which_of_several_edits_gives_nan_is_said() -> None:
+    broken = Edit("blocks.0.attn.scores", lambda value, where: 0 * value)  # 0 · -inf, where keys are hidden
+    with pytest.raises(ProbeError, match=r"blocks\.0\.attn\.scores \(number 2 of those there\) returned"):
+        Model(tiny.decoder()).logits(ROWS, edit=[add("blocks.0.attn.scores", torch.ones(1)), broken])
+
+
+def test_an_edit_may_hide_keys_and_tokens() -> None:
+    model = Model(tiny.decoder())
+    for site in ("blocks.0.attn.scores", "logits"):
+        hide = Edit(site, lambda value, where: value.index_fill(-1, torch.tensor([0]), -torch.inf))
+        assert model.logits([[3, 1, 4, 1, 5]], edit=hide)
 
 
 def test_the_stack_name_may_be_given_where_there_is_one() -> None:

@@ -37,6 +37,34 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = triptych.nonsense
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        *((name, r"; write triptych\.load\(") for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer")),
+        *((name, r"; write triptych\.load\(") for name in ("pipeline", "HookedTransformer", "Llama", "LLM")),
+        *(
+            (name, r"; write triptych\.load\(")
+            for name in ("GPT2LMHeadModel", "SentenceTransformer", "from_pretrained")
+        ),
+        ("Trainer", "; write triptych train RECIPE"),
+        ("LlamaConfig", r"; write triptych\.create\("),
+        ("casual", r"\(did you mean 'causal'\?\)"),
+        ("pictures", "'pictures'$"),
+    ],
+)
+def test_names_of_other_libraries_are_answered_with_ours(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=hint) as caught:
+        getattr(triptych, name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ImportError):
+        exec(f"from triptych import {name}")
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "__wrapped__"])
+def test_other_modules_may_ask_for_names_that_are_not_there(name: str) -> None:
+    assert not hasattr(triptych, name)
+
+
 def test_type_checkers_see_the_modules_that_are_imported() -> None:
     """The lazy table and the `TYPE_CHECKING` imports say the same, and no export hides a submodule."""
     static = {

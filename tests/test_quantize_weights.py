@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import references
+from triptych import nn
 from triptych.checkpoints.convert import convert
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import InputError
@@ -138,6 +139,22 @@ def test_every_layout_takes_packed_weights(name: str) -> None:
     report = packed_names(module)
     widths = {p.shape[1] for n, p in module.named_parameters() if n.endswith("attn.q.weight")}
     assert bool(report) == any(width % 32 == 0 for width in widths)
+
+
+def test_parts_that_choose_among_few_stay_exact(tmp_path: Path) -> None:
+    create(MIXTRAL, seed=3).save(tmp_path / "m")
+    module = load(tmp_path / "m", quantize="int8").module
+    packed, routers = packed_names(module), {n for n, _ in module.named_parameters() if n.endswith("mlp.router.weight")}
+    assert packed
+    assert len(routers) == 2
+    assert not packed & routers
+
+
+def test_a_part_says_whether_its_weight_may_be_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the name of its slot: a part of another name stays exact as soon as it says so."""
+    create(LLAMA, seed=3).save(tmp_path / "m")
+    monkeypatch.setattr(nn.linear.Linear, "takes_packed", False)
+    assert packed_names(load(tmp_path / "m", quantize="int8").module) == {"decoder.embed.tokens.weight"}
 
 
 def test_one_weight_looks_up_multiplies_and_passes_gradients() -> None:

@@ -97,7 +97,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'triptych' has no attribute {name!r}")
+        of_package = import_module("triptych.other_libraries").of_package
+        raise AttributeError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value  # the next use does not come here
     return value

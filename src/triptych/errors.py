@@ -42,10 +42,15 @@ class FetchError(TriptychError):
     """Something that had to come over the network did not arrive."""
 
 
+def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name most similar to `name`; None where none is as similar as `cutoff` (difflib's ratio, in [0, 1])."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name closest to `name`, or the empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = closest(name, known)
+    return "" if close is None else f" (did you mean {close!r}?)"
 
 
 _SHORT = reprlib.Repr()

@@ -18,20 +18,30 @@ from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, to_checkpoint, usable_device
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
-from triptych.errors import ConfigError, InputError, ProbeError, TextError, nearest, shown
+from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
 from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
+from triptych.other_libraries import of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace
 from triptych.quantize import packing_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
-from triptych.tasks.other_libraries import instead_of
 from triptych.text import RenderedPrompt, Tokenizer
 
 
-class Model:
+class _NamesOfOthers(type):
+    """`Model.from_pretrained` and the like: what to write instead, for attributes of the class as for those of a
+    model."""
+
+    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            raise AttributeError(f"Model has no {name!r}{of_model(name, dir(cls))}")
+
+
+class Model(metaclass=_NamesOfOthers):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
     executor   what computes the steps of a generation: "auto", the native step wherever it may (`generate.Engine` says
@@ -69,10 +79,10 @@ class Model:
     if not TYPE_CHECKING:  # mypy is to find unknown names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"Model has no {name!r}{instead_of(name) or nearest(name, dir(type(self)))}")
+            raise AttributeError(f"Model has no {name!r}{of_model(name, dir(type(self)))}")
 
         def __call__(self, *rows: object, **options: object) -> NoReturn:
-            raise TypeError(f"a Model is not called{instead_of('forward')}")
+            raise TypeError(f"a Model is not called{of_model('forward')}")
 
     @property
     def inputs(self) -> ModelInputs:
@@ -153,7 +163,7 @@ class Model:
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        seed: int = 0,
+        seed: int | None = None,
         stop: str | Sequence[str] = (),
         decoder_prefix: str | Sequence[int] = (),
         beams: int = 0,
@@ -169,7 +179,8 @@ class Model:
     ) -> list[running.Generation]:
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
 
-        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  `rules` change
+        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  Without a `seed`
+        it is 0.  `rules` change
         the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
         log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
         instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
@@ -180,12 +191,14 @@ class Model:
         """
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=seed,
+            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
         )  # fmt: skip
         if integer("beams", beams, 0):
             single = {"read": read, "edit": edit, "logprobs": logprobs}
             running.check_beam_settings(
-                sampling, [name for name, value in single.items() if not (value is None or value == ())]
+                sampling,
+                [name for name, value in single.items() if not (value is None or value == ())],
+                seeded=seed is not None,
             )
         elif length_penalty != 1:
             raise InputError("length_penalty is for beams; give beams= too")
@@ -214,7 +227,7 @@ class Model:
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        seed: int = 0,
+        seed: int | None = None,
         stop: str | Sequence[str] = (),
         decoder_prefix: str | Sequence[int] = (),
         chunk: int | None = None,
@@ -227,7 +240,7 @@ class Model:
         detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=seed,
+            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
         )  # fmt: skip
         (request,) = self._requests(
             [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null, sampling=sampling,

@@ -154,9 +154,10 @@ def prepare(
 
     Accepts `[B, H, T, K]`, one head of one row `[T, K]`, or one query `[K]` over keys `[S, K]`.
 
-    Raises InputError when shapes, dtypes or devices do not fit together, and when documents and a mask that compares
-    them do not come together.
+    Raises InputError for arrays and lists in place of tensors, when shapes, dtypes or devices do not fit together, and
+    when documents and a mask that compares them do not come together.
     """
+    _check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
     restore: Callable[[Tensor], Tensor] = _unchanged
     if q.dim() == 1:
         q, restore = q[None, None, None], lambda out: out[0, 0, 0]
@@ -184,6 +185,14 @@ def prepare(
         learns=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors),
     )  # fmt: skip
     return request, tensors, restore
+
+
+def _check_tensors(**arguments: object) -> None:
+    """Raise InputError for an argument that is no tensor (None where it may be left out)."""
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor) and (value is not None or name in ("q", "k", "v")):
+            make = "torch.from_numpy" if type(value).__module__ == "numpy" else "torch.tensor"
+            raise InputError(f"{name} is a {type(value).__name__}, not a tensor; give {make}({name})")
 
 
 def _unchanged(out: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ gives, or of the final hidden states where there is none.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from triptych.check import paths, peer
 from triptych.check.case import case_of, max_abs_diff
 from triptych.check.report import Finding, Layer, Report
 from triptych.errors import InputError
+from triptych.generate.arguments import number
 from triptych.model import Model, load
 
 PEERS = ("transformers", "none")
@@ -33,8 +35,10 @@ def check(
     """Try every path of a model against the plain forward, and the model against a peer.
 
     `against` is `transformers`, `none`, or None for transformers where it is installed and knows the model.
-    `progress` is called with the name of the next comparison.  Raises InputError when a required peer is missing.
+    `progress` is called with the name of the next comparison.  Raises InputError when a required peer is missing, and
+    for a threshold that is not a finite number of at least 0: with NaN every difference would pass.
     """
+    number("threshold", threshold, 0, sys.float_info.max, "a finite number of at least 0")
     if against not in (None, *PEERS):
         raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
     progress("loading in fp32")

@@ -32,6 +32,8 @@ from triptych.spec import PoolingSpec
 from triptych.text.gguf_tokenizer import OWN_KEYS
 
 Format = Literal["hf", "gguf"]
+#: Endings of the files in an HF directory.
+_WEIGHTS = (".safetensors", *PICKLES)
 #: Values of `dtype` -> torch's plain dtype.
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 #: Values of `dtype` -> GGUF's name of a packed type.
@@ -67,21 +69,36 @@ def convert(
     offline: bool = False,
     ignore: Sequence[str] = (),
 ) -> Conversion:
-    """Write the checkpoint `model` to `out`: `to` a "gguf" file or an "hf" directory, by `out`'s ending when None.
+    """Write the checkpoint `model` to `out`: `to` a "gguf" file or an "hf" directory; when None, a file where the name
+    ends in .gguf and a directory where it has no ending or a slash at its end.
 
     `dtype` is "f32", "f16" or "bf16", for GGUF also "q8_0", "q4_0" or "q4_1"; when None, that of most of the plain
     numbers of the checkpoint.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay
     f32.  An existing `out` is replaced only with `force`, and then completely or not at all.
 
-    Raises InputError for an existing `out` or a dtype the format lacks, CheckpointError or TextError for a model or a
-    tokenizer that GGUF cannot represent, and what reading raises.
+    Raises InputError for an existing `out`, an ending of no format or a dtype the format lacks, CheckpointError or
+    TextError for a model or a tokenizer that GGUF cannot represent, and what reading raises.
     """
     path = Path(out)
-    to = to or ("gguf" if path.suffix.lower() == ".gguf" else "hf")
+    to = to or _format_of(str(out))
     _check(path, to, dtype, force)
     header = read_header(model, ignore=ignore, offline=offline)
     recover(path)
     return (_to_gguf if to == "gguf" else _to_hf)(header, path, dtype, ignore)
+
+
+def _format_of(out: str) -> Format:
+    """The format that the ending of `out` names.  What follows the last dot of "Llama-3.2-1B" is no ending: it does not
+    begin with a letter."""
+    suffix = Path(out).suffix
+    if suffix.lower() == ".gguf" and not out.endswith("/"):
+        return "gguf"
+    if suffix[1:2].isalpha() and suffix.lower() not in _WEIGHTS and not out.endswith("/") and not Path(out).is_dir():
+        raise InputError(
+            f"{out}: {suffix} is the ending of no format; write {Path(out).stem}.gguf for a GGUF file, or "
+            f"{Path(out).stem}/ for a directory"
+        )
+    return "hf"
 
 
 def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
@@ -89,7 +106,7 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
     if dtype is not None and dtype not in known:
         what = "an HF directory" if to == "hf" else "a GGUF file"
         raise InputError(f"{what} cannot store {dtype!r}; use one of {', '.join(known)}")
-    if to == "hf" and path.suffix.lower() in (".safetensors", *PICKLES):
+    if to == "hf" and path.suffix.lower() in _WEIGHTS:
         problem = f"{path}: an HF checkpoint is a directory, not a {path.suffix} file"
         raise InputError(f"{problem}; name a directory, for example {path.with_suffix('')}")
     if path.exists() and (to == "gguf") == path.is_dir():

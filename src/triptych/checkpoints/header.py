@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triptych import families
 from triptych.checkpoints import Source, local_path, open_source, read_json
+from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.checkpoints.source import check_text_size, file_size
@@ -100,6 +101,8 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     """Of a directory, or of a `config.json` alone."""
     _check_side_files(where if where.is_dir() else where.parent)
     config = where / "config.json" if where.is_dir() else where
+    if where.is_dir() and file_size(config) is None:
+        raise without_config(where)
     hf = read_json(config)
     packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
     hf = dict(families.text_config(hf, str(config), ignore))

@@ -13,15 +13,23 @@ from typing import NoReturn
 
 from triptych.checkpoints.hub_names import PREFIX, HubName, is_safe, parse_name
 from triptych.checkpoints.locate import PICKLES, model_in_run
-from triptych.errors import FetchError, nearest, shown
+from triptych.errors import FetchError, InputError, nearest, shown
 
 _TIMEOUT = 10.0  # seconds without an answer
 
+_NOT_DOWNLOADED = (
+    "has not been downloaded; run once without --offline (offline=True, or HF_HUB_OFFLINE=1 in the environment)"
+)
 _TEXTS = (".json", ".txt", ".model", ".spm", ".jinja")
 
 
 def local_path(model: str | Path, offline: bool = False, weights: bool = True) -> Path:
-    """Where `model` is on this machine: a path, of a run directory its model, or what a `hub:` name fetched."""
+    """Where `model` is on this machine: a path, of a run directory its model, or what a `hub:` name fetched.
+
+    Raises InputError for what is neither a path nor a name; the empty string would be the current directory.
+    """
+    if not isinstance(model, str | Path) or not str(model):
+        raise InputError(f"a model is a directory, a .gguf file or hub:org/name, not {shown(model)}")
     if not str(model).startswith(PREFIX):
         return model_in_run(Path(model))
     name = parse_name(str(model))
@@ -67,7 +75,7 @@ def fetch(
         _explain(name, error, offline)
     path = Path(folder, file) if file else Path(folder)
     if not path.exists():
-        raise FetchError(f"{name}: {file} is not in the cache; run once without offline")
+        raise FetchError(f"{name}: {file} {_NOT_DOWNLOADED}")
     return path
 
 
@@ -115,8 +123,8 @@ def _explain(name: HubName, error: Exception, offline: bool) -> NoReturn:
     elif isinstance(error, errors.RepositoryNotFoundError):
         problem = "no such repository; if it is private, run hf auth login"
     elif offline:
-        problem = "is not in the cache; run once without offline (HF_HUB_OFFLINE)"
+        problem = _NOT_DOWNLOADED
     else:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        problem = f"could not be fetched ({reason}); if it was fetched before, ask for it offline"
+        problem = f"could not be fetched ({reason}); if it was downloaded before, use --offline (offline=True)"
     raise FetchError(f"{name}: {problem}") from error

@@ -21,8 +21,7 @@ from triptych.checkpoints.packed_safetensors import PackedSource
 from triptych.errors import CheckpointError, InputError, nearest, said, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import Transformer, assign, empty, finish_loading
-from triptych.nn.inputs import Table
-from triptych.nn.linear import Linear
+from triptych.nn.part import Module
 from triptych.nn.weights import PackedWeight, dense
 from triptych.spec import ModelSpec
 
@@ -171,11 +170,10 @@ def _repacked(module: Transformer, packer: WeightPacker, name: str, weight: Tens
 
 
 def _takes_packed(module: Transformer, name: str) -> bool:
-    """Whether a parameter is the matrix of a `Linear` or a `Table`; a mixture's router and tables of positions choose
-    among few, and stay exact."""
+    """Whether a parameter is a matrix whose part says that it may be packed."""
     path, _, leaf = name.rpartition(".")
-    exact = path.endswith((".router", ".position", ".token_types"))
-    return leaf == "weight" and not exact and isinstance(module.get_submodule(path), Linear | Table)
+    part = module.get_submodule(path)
+    return leaf == "weight" and isinstance(part, Module) and part.takes_packed
 
 
 def _checked_plan(spec: ModelSpec, source: Source, ignore: Sequence[str]) -> TensorPlan:

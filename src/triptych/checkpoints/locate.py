@@ -68,6 +68,22 @@ def _open_directory(path: Path) -> Source:
     raise fault(path, f"holds no {single.name} and no {index.name}")
 
 
+def without_config(path: Path) -> CheckpointError:
+    """The error for a directory without a config.json: what a model directory holds, and what beside or below the
+    path may have been meant."""
+    try:
+        entries = sorted(path.iterdir())
+    except OSError:  # no permission; the message goes without a guess
+        entries = []
+    files = [entry for entry in entries if entry.suffix.lower() == ".gguf" and os.path.isfile(entry)]
+    models = [entry for entry in entries if os.path.isfile(model_in_run(entry) / "config.json")]
+    meant = [*files, *models]
+    also = (
+        f"; did you mean {meant[0]}?" if len(meant) == 1 else f"; give one of those in it, {meant[0]}" if meant else ""
+    )
+    return fault(path, f"holds no config.json; a model directory holds config.json and model.safetensors{also}")
+
+
 def _pickle(path: Path) -> CheckpointError:
     if not path.exists():
         return fault(path, "no such file")

@@ -34,4 +34,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         app.rich_markup_mode = None if shutil.get_terminal_size().columns < NARROW else "markdown"
         return app(arguments or ["--help"], prog_name="triptych", standalone_mode=False)
 
-    return guarded(run)
+    return guarded(run, arguments)

@@ -29,7 +29,10 @@ def check(
         ),
     ] = None,
     threshold: Annotated[
-        float, typer.Option("--threshold", min=0, help="Largest allowed difference of log-probabilities.")
+        float,
+        typer.Option(
+            "--threshold", min=0, callback=options.finite, help="Largest allowed difference of log-probabilities."
+        ),
     ] = 1e-4,
     offline: options.Offline = False,
     ignore: options.Ignore = None,

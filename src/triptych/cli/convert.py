@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,7 +30,7 @@ class MatrixType(StrEnum):
 
 def convert(
     model: options.ModelPath,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output directory, or .gguf file.", show_default=False)],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Output directory, or .gguf file.", show_default=False)],
     to: Annotated[
         CheckpointFormat | None,
         typer.Option("--to", help="Output format; by default from the ending of OUT.", show_default=False),

@@ -6,10 +6,11 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from triptych.errors import TriptychError
+from triptych.other_libraries import of_commands, of_options
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141  # the last two: 128 + the number of the signal
 DEBUG = "TRIPTYCH_DEBUG"
@@ -24,8 +25,8 @@ class ParserError(Protocol):
     def format_message(self) -> str: ...
 
 
-def guarded(run: Callable[[], object]) -> int:
-    """`run()` -> exit code; no exception leaves this function."""
+def guarded(run: Callable[[], object], arguments: Sequence[str] = ()) -> int:
+    """`run()` -> exit code; no exception leaves this function.  `arguments` are those that `run` parses."""
     try:
         result = run()
         sys.stdout.flush()  # raises here if the disk is full or the pipe is closed
@@ -36,7 +37,7 @@ def guarded(run: Callable[[], object]) -> int:
     except BaseException as error:  # a command never ends with a traceback
         if os.environ.get(DEBUG):
             traceback.print_exc()
-        code, line = describe_error(error)
+        code, line = describe_error(error, arguments)
         print_error(line)
         return code
     if result == INTERRUPTED:
@@ -44,8 +45,8 @@ def guarded(run: Callable[[], object]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def describe_error(error: BaseException) -> tuple[int, str]:
-    """The exit code and the line to print for an exception."""
+def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple[int, str]:
+    """The exit code and the line to print for an exception of a command with these arguments."""
     match error:
         case TriptychError():
             return FAILED, str(error)
@@ -58,7 +59,7 @@ def describe_error(error: BaseException) -> tuple[int, str]:
         case UnicodeDecodeError():
             return FAILED, f"the input is not UTF-8 (byte {error.start}); convert it to UTF-8 first"
         case ParserError():  # raised by the parser
-            return error.exit_code, _describe_usage_error(error)
+            return error.exit_code, _describe_usage_error(error, arguments)
         case OSError():
             return FAILED, _describe_os_error(error)
     if _out_of_memory(error):
@@ -73,10 +74,39 @@ def print_error(line: str) -> None:
     print("error: " + " ".join(plain.split()), file=sys.stderr, flush=True)
 
 
-def _describe_usage_error(error: ParserError) -> str:
-    context = getattr(error, "ctx", None)
-    hint = f"; see {context.command_path} --help" if context is not None else ""
-    return error.format_message().rstrip(".") + hint
+def _describe_usage_error(error: ParserError, arguments: Sequence[str]) -> str:
+    """The parser's message with what to type: for a name of another program our own, else where the help is."""
+    context: Any = getattr(error, "ctx", None)
+    if context is None:
+        return error.format_message().rstrip(".")
+    hint = f"; see {context.command_path} --help"
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    commands = getattr(context.command, "commands", None)
+    if commands is not None and words and words[0] not in commands:
+        return _describe_unknown_command(error, words[0], hint)
+    if type(error).__name__ != "NoSuchOption":
+        return error.format_message().rstrip(".") + hint
+    typed = _as_typed(getattr(error, "option_name", ""), arguments)
+    options = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    pieces = [piece.strip("{}") for piece in context.command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    usage = " ".join([context.command_path, *pieces])
+    ours = of_options(typed, options, usage)
+    return f"No such option: {typed}; write {ours}{hint}" if ours else error.format_message().rstrip(".") + hint
+
+
+def _describe_unknown_command(error: ParserError, word: str, hint: str) -> str:
+    ours = of_commands(word)
+    if not ours and (word.startswith("hub:") or os.path.exists(word)):
+        ours = f"a command before the model, for example triptych inspect {word}"
+    return f"No such command {word!r}; write {ours}{hint}" if ours else error.format_message().rstrip(".") + hint
+
+
+def _as_typed(option: str, arguments: Sequence[str]) -> str:
+    """The option as it was typed: of -ngl the parser names -n alone."""
+    names = [argument.partition("=")[0] for argument in arguments]
+    if option in names or option.startswith("--"):
+        return option
+    return next((name for name in names if name.startswith(option)), option)
 
 
 def _describe_os_error(error: OSError) -> str:

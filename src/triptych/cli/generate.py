@@ -35,7 +35,12 @@ def generate(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", metavar="N", help="The same seed gives the same text; 0 if omitted.", show_default=False
+        ),
+    ] = None,
     stop: options.Stop = None,
     beams: Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 samples.")] = 0,
     decoder_prefix: Annotated[
@@ -89,7 +94,7 @@ def _generate_batch(model: Model, prompts: list[str], settings: GenerateSettings
             {"prompt": prompt, "text": generation.text, "ids": generation.ids, "reason": generation.reason}
             for prompt, generation in zip(prompts, generations, strict=True)
         ]
-        screen.result({"results": rows, "seed": settings["seed"], "tokens": tokens, "seconds": round(seconds, 3)})
+        screen.result({"results": rows, "seed": settings["seed"] or 0, "tokens": tokens, "seconds": round(seconds, 3)})
     else:
         for i, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
             if len(generations) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,14 @@ class Packing(StrEnum):
     int4 = "int4"
     file = "file"
     none = "none"
+
+
+def finite(value: float | None) -> float | None:
+    """The callback of every option that takes a number with a fraction: NaN passes the limits that the parser checks,
+    and infinity most of them."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 ModelPath = Annotated[
@@ -68,7 +77,11 @@ MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=
 Temperature = Annotated[
     float,
     typer.Option(
-        "--temperature", metavar="X", min=0, help="Sampling temperature; 0 always takes the most likely token."
+        "--temperature",
+        metavar="X",
+        min=0,
+        callback=finite,
+        help="Sampling temperature; 0 always takes the most likely token.",
     ),
 ]
 TopK = Annotated[
@@ -81,18 +94,29 @@ TopP = Annotated[
         metavar="P",
         min=0,
         max=1,
+        callback=finite,
         help="Sample from the smallest set of tokens whose probabilities sum to P.",
     ),
 ]
 MinP = Annotated[
     float,
     typer.Option(
-        "--min-p", metavar="P", min=0, max=1, help="Drop tokens less likely than P times the most likely one."
+        "--min-p",
+        metavar="P",
+        min=0,
+        max=1,
+        callback=finite,
+        help="Drop tokens less likely than P times the most likely one.",
     ),
 ]
 Penalty = Annotated[
     float,
-    typer.Option("--repetition-penalty", metavar="X", help="Above 1 makes tokens that already occur less likely."),
+    typer.Option(
+        "--repetition-penalty",
+        metavar="X",
+        callback=finite,
+        help="Above 1 makes tokens that already occur less likely.",
+    ),
 ]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop before this text. Repeatable.")]
 Chunk = Annotated[
@@ -110,7 +134,7 @@ class SamplingSettings(TypedDict):
     top_p: float
     min_p: float
     repetition_penalty: float
-    seed: int
+    seed: int | None
     stop: tuple[str, ...]
 
 

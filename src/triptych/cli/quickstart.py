@@ -30,7 +30,9 @@ def quickstart(
             show_default=False,
         ),
     ] = None,
-    seconds: Annotated[float, Option("--seconds", metavar="S", min=1, help="Training time.")] = 90,
+    seconds: Annotated[
+        float, Option("--seconds", metavar="S", min=1, callback=options.finite, help="Training time.")
+    ] = 90,
     out: Annotated[
         Path | None,
         Option(

@@ -30,11 +30,11 @@ class Beam:
         return float(self.logprob / max(len(self.tokens), 1) ** length_penalty)
 
 
-def check_beam_settings(sampling: Sampling, others: Sequence[str]) -> None:
+def check_beam_settings(sampling: Sampling, others: Sequence[str], *, seeded: bool = False) -> None:
     """Raise InputError for settings that a search for the likeliest text has no use for: sampling that is not the
-    default, and the names of `others` that were given."""
+    default, any seed that was given (`seeded`), and the names of `others` that were given."""
     for field in fields(sampling):
-        if getattr(sampling, field.name) != field.default:
+        if getattr(sampling, field.name) != field.default or (seeded and field.name == "seed"):
             why = "beam search ranks texts by the model's own probabilities"
             raise InputError(f"beams and {field.name} do not go together: {why}; leave {field.name} out")
     for name in others:

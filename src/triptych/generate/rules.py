@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
+from triptych.generate.arguments import integer
 
 Rule = Callable[[Tensor, Sequence[int]], Tensor]
 """`rule(logits [V] in fp32, ids so far)` gives the logits `[V]` to choose from; a token at -inf is never chosen.
@@ -15,10 +16,17 @@ The rule may change that tensor in place."""
 
 
 def forbid(ids: Sequence[int]) -> Rule:
-    """A rule under which none of `ids` is ever chosen."""
-    forbidden = torch.tensor(list(ids), dtype=torch.long)
+    """A rule under which none of `ids` is ever chosen.
+
+    Raises InputError for what is no token id; the rule raises it for an id outside the vocabulary, which it learns from
+    the logits.
+    """
+    numbers = [integer("an id to forbid", token, 0) for token in ids]
+    forbidden, highest = torch.tensor(numbers, dtype=torch.long), max(numbers, default=-1)
 
     def rule(logits: Tensor, row: Sequence[int]) -> Tensor:
+        if highest >= len(logits):
+            raise InputError(f"forbid: token id {highest} is outside the vocabulary of {len(logits)}")
         return logits.index_fill(0, forbidden.to(logits.device), -torch.inf)
 
     return rule

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from triptych.errors import ConfigError, nearest, shown
+from triptych.errors import ConfigError, closest, nearest, shown
 from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
 
@@ -81,9 +81,15 @@ class ConfigKeys:
         if name in self.data:
             return self.data[name]
         if default is REQUIRED:
-            close = nearest(name, self.data.keys() - self.read)
-            raise self.error(f"needs the key {name!r}{close}")
+            close = closest(name, (key for key in self.data if self._may_be(key, name)), cutoff=0.85)
+            raise self.error(f"needs the key {name!r}" + (f"; is {close!r} a misspelling of it?" if close else ""))
         return default
+
+    def _may_be(self, key: Str, name: Str) -> Bool:
+        """Whether a key that is there may be a misspelling of `name`: not where it is a key of its own, as far as is
+        known, and where it says more or less (moe_intermediate_size, type_vocab_size)."""
+        words, wanted = set(key.split("_")), set(name.split("_"))
+        return key not in self.read and key not in METADATA and not (words < wanted or wanted < words)
 
     def assume(self, **values: Any) -> None:
         """Set the values of absent keys, as the family defines them."""

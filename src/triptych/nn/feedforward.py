@@ -48,6 +48,10 @@ class MoE(Module[parts.MoESpec], of=parts.MoESpec):
     router: Linear
     experts: Sequence[GLU]
 
+    def __init__(self, spec: parts.MoESpec) -> None:
+        super().__init__(spec)
+        self.router.takes_packed = False  # an error of rounding may choose other experts
+
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         scores = taps("router", self.router(x), ctx.rows)
         experts = [partial(expert, ctx=ctx, taps=NO_TAPS) for expert in self.experts]

@@ -37,6 +37,7 @@ def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, R
 class Table(Module[parts.TableSpec], of=parts.TableSpec):
     """One vector a row."""
 
+    takes_packed = True
     weight: Tensor
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -52,6 +53,11 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
     widen: Callable[[Tensor], Tensor] | None
     norm: Callable[[Tensor], Tensor] | None
     project: Callable[[Tensor], Tensor] | None
+
+    def __init__(self, spec: parts.EmbedSpec) -> None:
+        super().__init__(spec)
+        if spec.token_types:
+            self.token_types.takes_packed = False  # a few rows that every token adds
 
     def length(self, row: Row) -> int:
         """How many positions a row takes."""

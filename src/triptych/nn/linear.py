@@ -14,6 +14,7 @@ from triptych.spec import norms, parts
 class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):
     """`x @ weight.T + bias`.  A slot: LoRA, packed weights and others take its place by the same call."""
 
+    takes_packed = True
     weight: Tensor
     bias: Tensor | None
 

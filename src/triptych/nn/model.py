@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import LearnedSpec, SinusoidalSpec
 
 NO_ROWS = Rows(())
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,6 +51,30 @@ class Batch:
     random: torch.Generator | None = None
 
 
+class ExecutorPlans:
+    """What executors made of one module and keep with it, one object of each class.
+
+    It belongs to the module's own parts and weights: a copy of the module, and one that was pickled, begins without.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[type, object] = {}
+
+    def get(self, kind: type[P]) -> P | None:
+        plan = self._plans.get(kind)
+        return plan if isinstance(plan, kind) else None
+
+    def keep(self, plan: object) -> None:
+        """Keep `plan` in the place of the one of its class."""
+        self._plans[type(plan)] = plan
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ExecutorPlans:
+        return ExecutorPlans()
+
+    def __reduce__(self) -> tuple[type[ExecutorPlans], tuple[()]]:
+        return ExecutorPlans, ()
+
+
 class Transformer(Module[ModelSpec], of=ModelSpec):
     """`unembed(forward(batch))`; with both stacks, the decoder reads the encoder's output through its cross slots."""
 
@@ -58,6 +84,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
+        self.plans = ExecutorPlans()
         self.prefix = {name: f"{name}" if model.layout == "encoder-decoder" else "" for name in model.stacks}
         tie(self, model.ties)
 

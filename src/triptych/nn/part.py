@@ -33,6 +33,10 @@ class Module(nn.Module, Generic[S]):
     dtype: torch.dtype
     device: torch.device
 
+    #: Whether `weight` is a matrix that may be packed (`nn.weights`).  A part that needs the exact numbers of one it
+    #: holds, as those that choose among few do, sets it to False there.
+    takes_packed: bool = False
+
     def __init__(self, spec: S) -> None:
         super().__init__()
         self.spec = spec

@@ -122,6 +122,7 @@ class Plot {
     this.grid.style.setProperty("--cell", `${this.cell}px`);
     this.grid.style.setProperty("--type", `${clamp(this.cell * every - 3, 9, 13)}px`);
     this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
+    this.turnLabels();
     this.heat.style.width = `${keys.length * this.cell}px`;
     this.heat.style.height = `${queries.length * this.cell}px`;
   }
@@ -131,6 +132,13 @@ class Plot {
     place.style.setProperty("--every", every);
     place.replaceChildren(...labels.filter((label) => label));
     return labels;
+  }
+
+  // Tokens over the map stand upright where each fits its columns, as single letters do, and are turned where not.
+  turnLabels() {
+    this.top.classList.add("upright");
+    const labels = [...this.top.children];
+    this.top.classList.toggle("upright", labels.every((label) => label.scrollWidth <= label.clientWidth));
   }
 
   paint(shade) {

@@ -118,7 +118,8 @@ function picture(head, title, shade, dark) {
   const cut = (text) => ([...text].length > 24 ? [...text].slice(0, 23).join("") + "…" : text);
   const width = (tokens) => Math.max(...tokens.map((token) => context.measureText(cut(shown(token))).width));
   const left = width(head.queries) + 40;
-  const top = width(head.keys) + 90;
+  const upright = width(head.keys) <= cell * every; // as in the page: single letters are not turned
+  const top = (upright ? font : width(head.keys)) + 90;
   canvas.width = Math.max(left + head.keys.length * cell + 30, 460);
   canvas.height = top + head.queries.length * cell + 80;
 
@@ -139,12 +140,12 @@ function picture(head, title, shade, dark) {
   type(400, font);
   context.textAlign = "right";
   head.queries.forEach((token, t) => t % every || context.fillText(cut(shown(token)), left - 8, top + (t + 0.5) * cell));
-  context.textAlign = "left";
+  context.textAlign = upright ? "center" : "left";
   head.keys.forEach((token, s) => {
     if (s % every) return;
     context.save();
     context.translate(left + (s + 0.5) * cell, top - 8);
-    context.rotate(-Math.PI / 2);
+    if (!upright) context.rotate(-Math.PI / 2);
     context.fillText(cut(shown(token)), 0, 0);
     context.restore();
   });

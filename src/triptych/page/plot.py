@@ -127,7 +127,8 @@ def _draw_head(axes: Axes, one: AttentionMap, name: int, weights: npt.NDArray[np
 
     axes.imshow(weights, cmap=LinearSegmentedColormap.from_list("weights", SHADES), vmin=0, aspect="auto")
     axes.set_title(f"{one.stack} layer {one.layer}, head {name}", fontsize=8)
-    for tokens, mark, turned in ((one.keys, axes.set_xticks, 90), (one.queries, axes.set_yticks, 0)):
+    across = 0 if all(len(token) == 1 for token in one.keys) else 90  # single letters are not turned
+    for tokens, mark, turned in ((one.keys, axes.set_xticks, across), (one.queries, axes.set_yticks, 0)):
         few = len(tokens) <= MOST_TOKENS
         mark(range(len(tokens)) if few else [], [_plain(t) for t in tokens] if few else [], rotation=turned, fontsize=6)
 

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import signature
 
 import torch
 from torch import Tensor
@@ -55,7 +56,8 @@ class Edit:
 
     `value` holds the chosen positions only: `[n, ...]`, heads on dimension 1 where the site has them, or `[h, n, S]`
     for scores and pattern.  The result must have its shape.  A function of the position and the value alone means
-    the same in cached generation and in one full forward.
+    the same in cached generation and in one full forward.  It must not hold NaN or inf where the value was finite, but
+    for -inf at scores and logits.
     """
 
     site: str
@@ -63,6 +65,21 @@ class Edit:
     items: Selection = None
     at: Selection = None
     heads: Selection = None
+
+    def __post_init__(self) -> None:
+        """Raises ProbeError for a function that cannot be called with a value and its place."""
+        if not callable(self.fn):
+            raise ProbeError(f"the edit at {self.site}: {shown(self.fn)} is no function of (value, where)")
+        try:
+            signature(self.fn).bind(None, None)
+        except TypeError:
+            takes = str(signature(self.fn))
+            raise ProbeError(
+                f"the edit at {self.site}: its function takes {takes}; it is called with (value, where), as in "
+                f"Edit({self.site!r}, lambda value, where: 2 * value)"
+            ) from None
+        except ValueError:  # a function without a signature, as some of those written in C are
+            return
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,12 +73,31 @@ class Session:
         if not isinstance(new, Tensor) or new.shape != old.shape:
             returned = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
             raise ProbeError(f"the edit at {name} returned {returned} for {tuple(old.shape)}")
+        new = new.to(value.dtype)
+        self._check_finite(name, number, new, value[places], item)
         if not torch.equal(new, value[places]):
             self.changes[name][number] += 1
             self.trace.fired[name] = self.trace.fired.get(name, 0) + 1
         value = value.clone()
-        value[places] = new.to(value.dtype)
+        value[places] = new
         return value
+
+    def _check_finite(self, name: str, number: int, new: Tensor, old: Tensor, item: int) -> None:
+        """Raise ProbeError where an edit returned NaN, or inf for finite numbers, and what came did not have it.
+
+        Every result after it would be NaN, and blamed on the weights.  -inf is what hides a key from the softmax, or a
+        token from a choice.
+        """
+        infinite = new.isinf() & old.isfinite()
+        if name.endswith(("scores", "logits")):
+            infinite &= new > 0
+        broken = infinite | (new.isnan() & ~old.isnan())
+        if bool(broken.any()):
+            which = f" (number {number + 1} of those there)" if len(self.plan.edits[name]) > 1 else ""
+            raise ProbeError(
+                f"the edit at {name}{which} returned {int(broken.sum())} numbers that are NaN or inf for row {item}; "
+                "its function must return finite ones"
+            )
 
     def _recorded(
         self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int], unshared: bool

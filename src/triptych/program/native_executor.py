@@ -12,7 +12,7 @@ from itertools import chain
 from operator import attrgetter, is_
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +44,12 @@ _LOCK = Lock()
 class _Prepared:
     """What engines of one module share: how it was when it was lowered, and its plan or why there is none."""
 
+    module: ref[Transformer]
     structure: Structure
     how: tuple[Any, ...]
     plan: NativePlan | None = None
     reason: str | None = None
     binding: Binding | None = None
-
-
-_prepared: WeakKeyDictionary[Transformer, _Prepared] = WeakKeyDictionary()
 
 
 class NativeStep:
@@ -220,11 +218,12 @@ def _piece(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[
 
 def _prepared_of(module: Transformer, how: tuple[Any, ...]) -> _Prepared:
     """The plan of the module as it is now, made again where the module changed."""
-    prepared = _prepared.get(module)
-    if prepared is not None and prepared.how == how and prepared.structure.same():
+    prepared = module.plans.get(_Prepared)
+    own = prepared is not None and prepared.module() is module  # not so in a shallow copy
+    if prepared is not None and own and prepared.how == how and prepared.structure.same():
         return prepared
     with _LOCK:
-        prepared = _Prepared(Structure(module), how)
+        prepared = _Prepared(ref(module), Structure(module), how)
         prepared.reason = prepared.structure.refusal()
         if module.device.type != "cpu":
             prepared.reason = f"the model is on {module.device.type}"
@@ -233,7 +232,7 @@ def _prepared_of(module: Transformer, how: tuple[Any, ...]) -> _Prepared:
                 prepared.plan = _lowered(module, how)
             except ConfigError as reason:
                 prepared.reason = str(reason)
-        _prepared[module] = prepared
+        module.plans.keep(prepared)
     return prepared
 
 

@@ -39,10 +39,14 @@ class HeldOutResult:
 
 @dataclass(frozen=True)
 class Panel:
-    """One layout on one task."""
+    """One layout on one task.
+
+    `samples` is the heading over what `write` gives, `description` says what the attention maps show.
+    """
 
     name: str
     title: str
+    samples: str
     description: str
     write: Callable[[Model], Samples]
     evaluate: Callable[[Model, Job], HeldOutResult]
@@ -88,10 +92,12 @@ def _fill(model: Model) -> Samples:
 def _filled(model: Model, job: Job) -> HeldOutResult:
     score = _score(model, job)
     sentence = (
-        f"{score.accuracy:.1%} of {score.tokens:,} hidden words right on held-out text; always guessing the commonest "
-        f"word has {score.baseline:.1%} right"
+        f"{score.accuracy:.1%} of {score.tokens:,} masked words predicted correctly on held-out text; the most "
+        f"frequent word each time would be right for {score.baseline:.1%}"
     )
-    return HeldOutResult("hidden words right", score.accuracy, "the commonest word", score.baseline, sentence)
+    return HeldOutResult(
+        "masked words predicted correctly", score.accuracy, "the most frequent word", score.baseline, sentence
+    )
 
 
 # ---------------------------------------------------------------- encoder-decoder
@@ -158,6 +164,7 @@ PANELS = {
         Panel(
             "decoder",
             "A decoder that writes",
+            "Generated text",
             "It reads a text character by character and predicts the next one.  Each row of a map shows how one "
             "character attends to those before it; later ones are masked, so the upper right stays empty.",
             _continue,
@@ -166,8 +173,9 @@ PANELS = {
         ),
         Panel(
             "encoder",
-            "An encoder that fills in hidden words",
-            "It reads a whole text at once with some words hidden, and predicts the hidden words.  Each row of a map "
+            "An encoder that fills in masked words",
+            "Predictions for masked words",
+            "It reads a whole text at once with some words masked, and predicts the masked words.  Each row of a map "
             "shows how one word attends to the words on both sides of it.",
             _fill,
             _filled,
@@ -176,6 +184,7 @@ PANELS = {
         Panel(
             "encoder-decoder",
             "An encoder-decoder that modernizes spelling",
+            "Passages in modern spelling",
             "Its encoder reads a passage as the First Folio of 1623 spells it, its decoder writes it in modern "
             "spelling.  The cross-attention maps are alignments: they show which letters of the source each letter of "
             "the output attends to.",

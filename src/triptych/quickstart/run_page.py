@@ -46,8 +46,8 @@ def write_page(
     commands = _commands(panel, out / "model")
     sections: list[page.Section] = [
         page.Facts("Result", facts),
-        page.Samples("What it writes", samples),
-        page.AttentionSection("What it looks at", panel.description, list(panel.maps(model))),
+        page.Samples(panel.samples, samples),
+        page.AttentionSection("Attention", panel.description, list(panel.maps(model))),
         losses,
         page.Prose("Next commands", commands),
     ]

@@ -32,6 +32,7 @@ from triptych.text.tokenizer import Tokenizer
 
 #: Every split once, under the name that most versions of llama.cpp know.
 _NAMES = ("gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o")
+_INSTEAD = 'keep the model as an HF directory (convert it to hf), or train one with tokenizer = "bpe:512" in its recipe'
 _PROBES = (
     "",
     "Hello, world! It's o'er; I'LL go, you've SEEN they'Re late -- don't",
@@ -64,7 +65,18 @@ def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
         metadata = {f"tokenizer.ggml.{name}": value for name, value in (fields | more).items()} | rest
         if _same(tokenizer, from_gguf(metadata)):
             return metadata
-    raise TextError("GGUF cannot describe this tokenizer without a change of ids; convert the model to hf")
+    raise TextError(
+        f"GGUF cannot describe this tokenizer ({_form(state)}) without a change of ids: it knows byte-level BPE, "
+        f"SentencePiece and WordPiece; {_INSTEAD}"
+    )
+
+
+def _form(state: Mapping[str, Any]) -> str:
+    """What kind of tokenizer it is, of its `tokenizer.json`, in a few words."""
+    model, splitting = state["model"], state["pre_tokenizer"]
+    if model["type"] == "BPE" and not model["merges"] and not model.get("byte_fallback"):
+        return "a token for each character and none for other bytes"
+    return f"{model['type']}, split by {splitting['type'] if splitting else 'nothing'}"
 
 
 def _same(ours: Tokenizer, again: Tokenizer) -> bool:
@@ -79,7 +91,7 @@ def _kind(state: Mapping[str, Any]) -> str:
     if model in ("WordPiece", "Unigram"):
         return "bert" if model == "WordPiece" else "t5"
     if model != "BPE":
-        raise TextError(f"GGUF cannot describe a tokenizer of type {model}; convert the model to hf")
+        raise TextError(f"GGUF cannot describe a tokenizer of type {model}; {_INSTEAD}")
     return "gpt2" if '"ByteLevel"' in json.dumps([state["pre_tokenizer"], state["decoder"]]) else "llama"
 
 

@@ -97,9 +97,9 @@ def facts(model: Model, text: str | Sequence[int], stacks: Sequence[StackRun]) -
     lines.append(("Text", text if isinstance(text, str) else " ".join(map(str, text))))
     for stack in stacks:
         which = f"{stack.name} " if len(stacks) > 1 else ""
-        lines.append((f"{which}block".capitalize(), f"{stack.layer} of 0 to {len(stack.stack.blocks) - 1}"))
+        lines.append((f"{which}block".capitalize(), f"{stack.layer}, of blocks 0 to {len(stack.stack.blocks) - 1}"))
     heads = stacks[0].heads
-    lines.append(("Head", f"{stacks[0].head} of 0 to {heads - 1}"))
+    lines.append(("Head", f"{stacks[0].head}, of heads 0 to {heads - 1}"))
     for stack in stacks:
         which = f"{stack.name} row" if len(stacks) > 1 else "row"
         lines.append((which.capitalize(), f"{stack.first + stack.focus}, {stack.labels[stack.focus]}"))

@@ -1,0 +1,152 @@
+"""Names that users of other libraries and programs type, and what Triptych has for each.
+
+The libraries are transformers, sentence-transformers, TransformerLens, vLLM, llama-cpp-python and PyTorch; the programs
+are those of llama.cpp, Ollama and transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from triptych.errors import nearest
+
+LOAD = 'triptych.load("a directory, a .gguf file or hub:org/name")'
+
+_OF_PACKAGE = {
+    "AutoTokenizer": f"{LOAD}.tokenizer",
+    "AutoConfig": f"{LOAD}.spec, or .hf for the checkpoint's own config",
+    "PreTrainedTokenizerFast": f"{LOAD}.tokenizer",
+    "pipeline": f"{LOAD}, then model.generate, fill, classify, answer, encode or transcribe",
+    "Trainer": "triptych train RECIPE on the command line",
+    "TrainingArguments": "triptych train RECIPE on the command line",
+    "GenerationConfig": "the options of model.generate(...)",
+    "SamplingParams": "the options of model.generate(...)",
+    "from_config": 'triptych.create({"model_type": "llama", ...})',
+    "GPT2Config": 'triptych.create({"model_type": "gpt2", ...})',
+    "LlamaConfig": 'triptych.create({"model_type": "llama", ...})',
+}
+_LOADERS = (
+    "CrossEncoder", "GPT", "HookedEncoder", "HookedTransformer", "LLM", "LanguageModel", "Llama", "NNsight",
+    "SentenceTransformer", "from_pretrained", "load_model", "open",
+)  # fmt: skip
+_HEADS = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification")
+_OF_MODEL = {
+    "add_hook": "model.trace(texts, edit=[...])",
+    "cfg": "model.spec, or model.hf for the checkpoint's own config",
+    "config": "model.spec, or model.hf for the checkpoint's own config",
+    "create_chat_completion": "model.chat(messages)",
+    "create_completion": "model.generate([prompt])",
+    "embed": "model.encode(texts)",
+    "eval": "nothing: a loaded model is in evaluation mode, and model.module.train() is the other one",
+    "forward": "model.logits(texts), or model.module(triptych.nn.Batch(...)) for hidden vectors with a graph",
+    "from_config": "triptych.create(config)",
+    "from_pretrained": LOAD,
+    "from_spec": "triptych.create(spec)",
+    "hook_dict": "triptych.probe.sites(model.spec)",
+    "load": LOAD,
+    "predict": "model.classify(texts), or model.generate(prompts)",
+    "push_to_hub": "model.save(path), then hf upload",
+    "run_with_cache": "model.trace(texts, read=[...])",
+    "run_with_hooks": "model.trace(texts, edit=[...])",
+    "save_pretrained": "model.save(path)",
+    "sites": "triptych.probe.sites(model.spec)",
+    "to": "load(..., dtype=, device=), or model.module.to(...)",
+    "to_str_tokens": "model.tokenizer.decode([id]) for each id",
+    "to_string": "model.tokenizer.decode(ids)",
+    "to_tokens": "model.ids(texts)",
+    "tokenize": "model.ids(texts)",
+}
+_OF_MODULE = (
+    "cuda", "double", "dtype", "float", "half", "load_state_dict", "modules", "named_modules", "named_parameters",
+    "parameters", "requires_grad_", "state_dict", "train",
+)  # fmt: skip
+
+_DOWNLOAD = "triptych inspect hub:org/name; every command downloads the hub:org/name that it is given"
+_LIST = "triptych inspect MODEL for one model; models are files of your own, and triptych keeps no list of them"
+_COMMANDS = {
+    "completion": "triptych generate MODEL PROMPT",
+    "download": _DOWNLOAD,
+    "embed": "triptych encode MODEL TEXT",
+    "eval": "triptych train, which evaluates, or triptych check MODEL",
+    "export": "triptych convert MODEL OUT",
+    "finetune": "triptych train RECIPE",
+    "fine-tune": "triptych train RECIPE",
+    "help": "triptych --help",
+    "info": "triptych inspect MODEL",
+    "list": _LIST,
+    "ls": _LIST,
+    "predict": "triptych generate MODEL PROMPT",
+    "pull": _DOWNLOAD,
+    "quantize": "triptych convert MODEL OUT.gguf --dtype q8_0, or --quantize int8 beside any command that runs a model",
+    "run": "triptych chat MODEL, or triptych generate MODEL PROMPT",
+    "serve": "triptych generate or triptych chat; there is no server",
+    "show": "triptych inspect MODEL",
+    "tokenize": "triptych explain MODEL TEXT",
+    "verify": "triptych check MODEL",
+    "version": "triptych --version",
+}
+# Option of another program -> options of ours, of which the first that a command has is named.
+_OPTIONS = {
+    "-n": ("--max-new-tokens",), "--n-predict": ("--max-new-tokens",), "--predict": ("--max-new-tokens",),
+    "--num-predict": ("--max-new-tokens",), "--max-tokens": ("--max-new-tokens",),
+    "--max-length": ("--max-new-tokens",), "--temp": ("--temperature",), "-temp": ("--temperature",),
+    "-s": ("--seed",), "--repeat-penalty": ("--repetition-penalty",), "--num-beams": ("--beams",),
+    "--num_beams": ("--beams",), "-sys": ("--system",), "--system-prompt": ("--system",), "-c": ("--context",),
+    "--ctx-size": ("--context",), "-b": ("--batch",), "--batch-size": ("--batch",),
+    "--load-in-8bit": ("--quantize int8",), "--load-in-4bit": ("--quantize int4",), "-ngl": ("--device cuda",),
+    "--n-gpu-layers": ("--device cuda",), "--gpu": ("--device cuda",), "--cuda": ("--device cuda",),
+    "--torch-dtype": ("--dtype",), "--outtype": ("--dtype",), "--fp16": ("--dtype fp16",),
+    "--bf16": ("--dtype bf16",), "-o": ("--out", "--save"), "--output": ("--out", "--save"),
+    "--output-dir": ("--out",), "--local-files-only": ("--offline",), "-l": ("--language", "--layer"),
+    "-m": ("--model",),
+}  # fmt: skip
+# Options of other programs whose value is an argument here: what it may be called in the usage line.
+_ARGUMENTS = {
+    "-m": ("MODEL",), "--model": ("MODEL",), "--model-path": ("MODEL",), "--model-name": ("MODEL",), "-hf": ("MODEL",),
+    "--hf-repo": ("MODEL",), "-p": ("PROMPT", "TEXT"), "--prompt": ("PROMPT", "TEXT"), "--text": ("PROMPT", "TEXT"),
+    "--input": ("PROMPT", "TEXT", "FILE"), "--outfile": ("OUT",),
+}  # fmt: skip
+_THREADS = "OMP_NUM_THREADS=N before triptych"
+_STDIN = "- in place of the text, which reads stdin: - < FILE"
+_OTHERWISE = {"-t": _THREADS, "--threads": _THREADS, "-f": _STDIN, "--file": _STDIN}
+
+
+def of_package(name: str, known: Collection[str]) -> str:
+    """ "; write ..." for a name that another library's package has; the nearest of the `known` ones for any other."""
+    if name in _OF_PACKAGE:
+        return f"; write {_OF_PACKAGE[name]}"
+    if name in _LOADERS or name.startswith("Auto") or name.endswith(_HEADS):
+        return f"; write {LOAD}"
+    return nearest(name, known)
+
+
+def of_model(name: str, known: Collection[str] = ()) -> str:
+    """ "; write ..." for an attribute that another library's model has; for any other the nearest `known` one that is
+    public."""
+    if name in _OF_MODULE:
+        return f"; write model.module.{name}"
+    if name in _OF_MODEL:
+        return f"; write {_OF_MODEL[name]}"
+    return nearest(name, [one for one in known if not one.startswith("_")])
+
+
+def of_commands(name: str) -> str:
+    """What to type for a command of another program; "" for any other word."""
+    return _COMMANDS.get(name, "")
+
+
+def of_options(name: str, options: Collection[str], usage: str) -> str:
+    """What to type for an option of another program; "" where the command has nothing for it.
+
+    `options` are those of the command, `usage` its usage line.
+    """
+    fitting = [ours for ours in _OPTIONS.get(name, ()) if ours.split()[0] in options]
+    if fitting:
+        return fitting[0]
+    argument = next((argument for argument in _ARGUMENTS.get(name, ()) if argument in usage), None)
+    if argument is not None:
+        return f"{argument} without an option: {usage}"
+    if name in _OTHERWISE:
+        return _OTHERWISE[name]
+    spelled = "--" + name.lstrip("-").replace("_", "-")
+    return spelled if spelled in options else ""
