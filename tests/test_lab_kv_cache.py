@@ -10,7 +10,8 @@ from torch import Tensor
 
 import triptych
 from triptych import nn
-from triptych.attention.caches import FullStep, Store
+from triptych.attention.caches import FullStep
+from triptych.attention.store import Store
 from triptych.generate import Engine
 from triptych.labs import kv_cache, run
 from triptych.labs.lab import LabResult, Setup

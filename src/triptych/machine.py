@@ -75,6 +75,19 @@ def look(root: Path = ROOT) -> Machine:
     )
 
 
+def free_memory(root: Path = ROOT) -> int | None:
+    """Bytes that this process may still take without paging: of the machine, and of each cgroup with a limit, where
+    pages of files that can be dropped count as free.  None where the system does not say."""
+    free = [] if (available := _meminfo(root).get("MemAvailable")) is None else [available]
+    for group in _groups(root, "memory"):
+        limits = list(_limits_of(group))
+        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
+        if limits and used.isdecimal():
+            stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+            free.append(max(0, min(limits) - int(used) + int(stat.get("inactive_file", 0))))
+    return min(free, default=None)
+
+
 def cores(root: Path = ROOT) -> Cores:
     """Cores this process may keep busy: binding and cgroup quota count, as in a container of half a machine."""
     online = os.cpu_count() or 1
@@ -179,9 +192,13 @@ def _quotas(root: Path) -> Iterator[float]:
 def _memory_limits(root: Path) -> Iterator[int]:
     """Bytes granted by each cgroup with a limit."""
     for group in _groups(root, "memory"):
-        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
-        if limit.isdecimal() and int(limit) < 1 << 60:  # v1 writes no limit as a number near 2^63
-            yield int(limit)
+        yield from _limits_of(group)
+
+
+def _limits_of(group: Path) -> Iterator[int]:
+    limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+    if limit.isdecimal() and int(limit) < 1 << 60:  # v1 writes no limit as a number near 2^63
+        yield int(limit)
 
 
 def _read(file: Path) -> str:

@@ -175,7 +175,11 @@ class Model(metaclass=_NamesOfOthers):
         edit: Edits = (),
         max_bytes: int = 1 << 30,
         allow_null: bool = False,
+        max_rows: int = running.MAX_ROWS,
+        draft: Model | str | None = None,
+        draft_tokens: int = 4,
         on_token: Callable[[int, int], None] | None = None,
+        on_progress: running.OnProgress | None = None,
     ) -> list[running.Generation]:
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
 
@@ -184,17 +188,22 @@ class Model(metaclass=_NamesOfOthers):
         the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
         log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
         instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
-        every token as it comes, after a search for those of the best text.
+        every token as it comes, after a search for those of the best text, and `on_progress` after each step.
 
-        Raises InputError for an empty or over-long prompt, for settings out of range and for those that do not go
-        together; ProbeError for reads of more than `max_bytes` and as `trace`.
+        At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
+        up to `draft_tokens` tokens that one step then verifies: a smaller model of the same vocabulary, or "ngram",
+        which looks for the newest ids earlier in the text.  Neither changes what is written.
+
+        Raises InputError for an empty or over-long prompt, for one whose cache does not fit the memory, for settings
+        out of range and for those that do not go together, before anything runs; ProbeError for reads of more than
+        `max_bytes` and as `trace`.
         """
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
         )  # fmt: skip
         if integer("beams", beams, 0):
-            single = {"read": read, "edit": edit, "logprobs": logprobs}
+            single = {"read": read, "edit": edit, "logprobs": logprobs, "draft": draft}
             running.check_beam_settings(
                 sampling,
                 [name for name, value in single.items() if not (value is None or value == ())],
@@ -203,6 +212,8 @@ class Model(metaclass=_NamesOfOthers):
         elif length_penalty != 1:
             raise InputError("length_penalty is for beams; give beams= too")
         plan = Plan.of(self.spec, read, edit)
+        if draft is not None and (plan.reads or plan.edits):
+            raise InputError("draft does not go with read or edit: a wrong guess would be read and edited too")
         requests = self._requests(
             prompts, decoder_prefix, plan, allow_null, sampling=sampling, max_new_tokens=max_new_tokens,
             stop=running.stop_strings(stop), rules=rules, logprobs=logprobs,
@@ -210,12 +221,14 @@ class Model(metaclass=_NamesOfOthers):
         sources = [self.module.length(request.source) for request in requests if request.source is not None]
         lengths = [len(request.prompt) + max_new_tokens for request in requests]
         plan.check_bytes(lengths, sources, max_bytes, new=max_new_tokens)
-        engine = self._engine(chunk, stop)
         if beams:
             return running.search(
-                engine, requests, self.tokenizer, beams=beams, length_penalty=length_penalty, on_token=on_token
-            )
-        return running.generate(engine, requests, self.tokenizer, on_token=on_token)
+                running.Engine(self.module, decode=self._decode(stop), chunk=chunk, executor=self.executor), requests,
+                self.tokenizer, beams=beams, length_penalty=length_penalty, max_rows=max_rows, on_token=on_token,
+            )  # fmt: skip
+        engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens)
+        scheduler = running.Scheduler(engine, max_rows=max_rows)
+        return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
 
     def stream(
         self,
@@ -235,8 +248,12 @@ class Model(metaclass=_NamesOfOthers):
         edit: Edits = (),
         allow_null: bool = False,
         on_token: Callable[[int, int], None] | None = None,
+        engine: running.Engine | None = None,
     ) -> Iterator[str]:
-        """The text of one generation, piece by piece as it becomes certain; options as in `generate`."""
+        """The text of one generation, piece by piece as it becomes certain; options as in `generate`.
+
+        With an `engine` of `Model.engine`, what an earlier text computed of the same beginning is not computed again.
+        """
         detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
         sampling = running.Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -246,9 +263,41 @@ class Model(metaclass=_NamesOfOthers):
             [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null, sampling=sampling,
             max_new_tokens=max_new_tokens, rules=rules,
         )  # fmt: skip
-        engine = self._engine(chunk, ())
-        engine.add(request)  # what cannot be run is refused before the first piece
-        return running.pieces(engine, request, detokenizer, ends, on_token)
+        if engine is not None and (engine.module is not self.module or engine.rows):
+            raise InputError("the engine is of another model, or runs another text; finish or close that one first")
+        scheduler = running.Scheduler(self.engine(chunk=chunk) if engine is None else engine, max_rows=1)
+        row = scheduler.submit(request)  # what cannot be run is refused before the first piece
+        return running.pieces(scheduler, row, detokenizer, ends, on_token)
+
+    def engine(
+        self,
+        *,
+        chunk: int | None = None,
+        stop: str | Sequence[str] = (),
+        draft: Model | str | None = None,
+        draft_tokens: int = 4,
+    ) -> running.Engine:
+        """An engine for one text after another (`stream`, `chat`): it keeps what it computed, and a prompt that begins
+        like an earlier one is computed from where they differ.  Options as in `generate`.
+
+        Raises InputError for a draft that cannot be used.
+        """
+        return running.Engine(
+            self.module, decode=self._decode(stop), chunk=chunk, budget=running.BUDGET, executor=self.executor,
+            reuse=True, speculation=self._speculation(draft, draft_tokens),
+        )  # fmt: skip
+
+    def _speculation(self, draft: Model | str | None, tokens: int) -> running.Speculation | None:
+        if draft is None or draft == "ngram":
+            return None if draft is None else running.Speculation(running.PromptLookup(), tokens)
+        if not isinstance(draft, Model):
+            raise InputError(f"draft={shown(draft)} must be a Model or 'ngram'")
+        engine = running.Engine(draft.module, chunk=running.BUDGET, executor=draft.executor)
+        guessing = running.DraftModel(engine, self.spec.vocab)
+        ids = range(self.spec.vocab)
+        if self.tokenizer and draft.tokenizer and self.tokenizer.tokens(ids) != draft.tokenizer.tokens(ids):
+            raise InputError("the draft model's tokenizer has other tokens; it must be the model's own")
+        return running.Speculation(guessing, tokens)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
         """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`, options as in `stream`.
@@ -417,9 +466,8 @@ class Model(metaclass=_NamesOfOthers):
             for i, row in enumerate(rows)
         ]  # fmt: skip
 
-    def _engine(self, chunk: int | None, stop: str | Sequence[str]) -> running.Engine:
-        decode = self.inputs.words.decode if stop else None
-        return running.Engine(self.module, decode=decode, chunk=chunk, executor=self.executor)
+    def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:
+        return self.inputs.words.decode if stop else None
 
 
 MESSAGES = 'a list of {"role": ..., "content": ...}'

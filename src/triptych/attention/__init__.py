@@ -1,18 +1,11 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
 from triptych.attention import operations as _operations  # noqa: F401  # registers in the table
-from triptych.attention.caches import (
-    NULL_CACHE,
-    Cache,
-    CachedLayer,
-    CacheStep,
-    KeyStep,
-    KVCache,
-    NullCache,
-)
+from triptych.attention.caches import Cache
 from triptych.attention.cross_cache import CrossCache, CrossKeys, EncoderOutput
 from triptych.attention.dispatch import KERNELS, attend, why
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
+from triptych.attention.null_cache import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache
 from triptych.attention.placing import ContentBias, Heads, ScoreBias
 from triptych.attention.position_biases import (
     alibi_bias,
@@ -36,6 +29,7 @@ from triptych.attention.row_plan import (
     plan_rows,
 )
 from triptych.attention.rows import Rows
+from triptych.attention.store import CachedLayer
 
 __all__ = [
     "DOT_PRODUCT",

@@ -9,117 +9,15 @@ them in any order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
+from triptych.attention.null_cache import Continued, KeyStep
+from triptych.attention.row_plan import FlatKeys, KeyLayout, SlotKeys
 from triptych.attention.rows import Rows
+from triptych.attention.store import CachedLayer, Held, Store
 from triptych.errors import InputError, ProbeError
-
-
-@dataclass(frozen=True, kw_only=True)
-class CachedLayer:
-    """What one layer stores per token: `groups` keys of `width` and values of `value_width` numbers.
-
-    window   the layer never looks `window` or more positions back; None keeps every token.
-    """
-
-    groups: int
-    width: int
-    value_width: int
-    window: int | None = None
-
-
-@runtime_checkable
-class KeyStep(Protocol):
-    """One step of the layers that store their keys in the same way."""
-
-    @property
-    def layout(self) -> PlansRows:
-        """Where their keys lie once this step's are in."""
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
-
-
-@runtime_checkable
-class Continued(Protocol):
-    """What a stack decided for a step; kept with it, since the next step of the same rows changes little of it."""
-
-    def moved_on(self, rows: Rows, x: Tensor) -> bool:
-        """Adapt to the next token of each of the same rows; False where it must be decided anew."""
-
-
-@runtime_checkable
-class CacheStep(Protocol):
-    """One forward's use of a cache.  `context` is what the stack decided in the step before, where that was one token
-    of each of the same rows; None elsewhere."""
-
-    context: Continued | None
-
-    def of(self, layer: int) -> KeyStep: ...
-
-    def finish(self) -> None:
-        """Count the step, once every layer was extended with it."""
-
-
-@runtime_checkable
-class KVCache(Protocol):
-    """What a decoder's forward needs of a cache; `NullCache` keeps nothing."""
-
-    def begin(self, rows: Rows, provenance: str) -> CacheStep: ...
-
-
-class NullCache:
-    """Keeps nothing: training, encoders, scoring."""
-
-    def begin(self, rows: Rows, provenance: str) -> NullStep:
-        return NullStep(FlatKeys(rows))
-
-
-NULL_CACHE = NullCache()
-
-
-@dataclass(eq=False)
-class NullStep:
-    layout: FlatKeys
-    context: Continued | None = None
-
-    def of(self, layer: int) -> NullStep:
-        return self
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return k, v
-
-    def finish(self) -> None:
-        pass
-
-
-class Store:
-    """The keys and values of one layer: `[slot, G, capacity, K]`.  Room not yet written is zero: a hidden key has
-    weight 0, and 0 times what is left there may be NaN."""
-
-    def __init__(self, layer: CachedLayer, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        self.window = layer.window
-        self.k = torch.zeros(0, layer.groups, capacity, layer.width, dtype=dtype, device=device)
-        self.v = torch.zeros(0, layer.groups, capacity, layer.value_width, dtype=dtype, device=device)
-
-    @property
-    def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
-    def resize(self, slots: int, capacity: int) -> None:
-        """At least so many slots and places."""
-        if slots > self.k.shape[0] or capacity > self.k.shape[2]:
-            self.k, self.v = (_resized(x, slots, capacity) for x in (self.k, self.v))
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Slots `sources` to slots `targets`, all read before any is written."""
-        take, put = (torch.tensor(list(slots), device=self.k.device) for slots in (sources, targets))
-        self.k[put], self.v[put] = self.k[take], self.v[take]
 
 
 class FullStep:
@@ -221,6 +119,7 @@ class Cache:
     layers       what each layer stores.
     slots        slots that exist at once; `add` makes more.
     capacity     tokens a full layer has room for before it doubles.
+    longest      tokens of the longest row to come, where that is known: doubling stops there.
     lengths      tokens in each slot.
     """
 
@@ -234,6 +133,7 @@ class Cache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.capacity = capacity
+        self.longest: int | None = None
         self.stores = [Store(layer, layer.window or capacity, dtype, device) for layer in layers]
         self.full = any(layer.window is None for layer in layers)
         self.lengths: list[int] = []
@@ -247,6 +147,10 @@ class Cache:
     def nbytes(self) -> int:
         """Bytes allocated, used or not."""
         return sum(store.nbytes for store in self.stores)
+
+    def slot_bytes(self, length: int) -> int:
+        """Bytes of one slot with room for `length` tokens."""
+        return sum(store.slot_bytes(length) for store in self.stores)
 
     def add(self, count: int = 1) -> list[int]:
         """`count` empty slots, freed ones first."""
@@ -266,11 +170,12 @@ class Cache:
         for slot in slots:
             if slot in self.free_slots or not 0 <= slot < len(self.lengths):
                 raise InputError(f"slot {slot} is not in use; this cache has {len(self.lengths)} slots")
+            for store in self.stores:  # hidden keys must be finite: 0 times NaN is NaN
+                written = store.window or self.reached[slot]
+                store.k[slot, :, :written].zero_()
+                store.v[slot, :, :written].zero_()
             self.lengths[slot] = self.reached[slot] = 0
             self.free_slots.append(slot)
-            for store in self.stores:  # hidden keys must be finite: 0 times NaN is NaN
-                store.k[slot].zero_()
-                store.v[slot].zero_()
         self.free_slots.sort()
 
     def begin(self, rows: Rows, provenance: str) -> _Step:
@@ -284,6 +189,7 @@ class Cache:
             if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
                 last.rows, last.fresh, last.counted = rows, False, False
                 last.steps = {}  # prepared anew where the stack cannot go on from its last context
+                self._reach(rows)
                 return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
@@ -298,12 +204,20 @@ class Cache:
         if len(set(rows.slots)) != len(rows.slots):
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
         self.last = _Step(self, rows, provenance)
+        self._reach(rows)
         return self.last
+
+    def _reach(self, rows: Rows) -> None:
+        """Before the step, so that the places of one that fails count as written."""
+        for slot, end in zip(rows.slots, rows.ends, strict=True):
+            if end > self.reached[slot]:
+                self.reached[slot] = end
 
     def room(self, end: int) -> None:
         """Make room for `end` tokens in every full layer."""
         if end > self.capacity and self.full:
-            self.capacity = max(end, 2 * self.capacity)
+            doubled = 2 * self.capacity
+            self.capacity = max(end, doubled if self.longest is None else min(doubled, self.longest))
             for store in self.stores:
                 if store.window is None:
                     store.resize(0, self.capacity)
@@ -341,6 +255,54 @@ class Cache:
         for slot, (length, reached, provenance) in zip(put, copied, strict=True):
             self.lengths[slot], self.reached[slot], self.provenance[slot] = length, reached, provenance
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """The first `length` tokens of slot `source` to slot `target`, which is empty.
+
+        Raises InputError as `check_trim`, and for a target that holds tokens.
+        """
+        self.check_trim(source, length)
+        if self.lengths[target]:
+            raise InputError(f"copy slot {source} to slot {target}: it holds {self.lengths[target]} tokens; free it")
+        self.last = None
+        for store in self.stores:
+            for x in (store.k, store.v):
+                x[target, :, : store.window or length] = x[source, :, : store.window or length]
+        self.lengths[target], self.reached[target] = length, self.reached[source]
+        self.provenance[target] = self.provenance[source]
+
+    @property
+    def smallest_window(self) -> int | None:
+        """Tokens that every layer can take in and give back (`hold`); None where no layer has a window."""
+        return min((store.window for store in self.stores if store.window is not None), default=None)
+
+    def hold(self, slot: int, count: int) -> Held:
+        """What the next `count` tokens of a slot will overwrite in its rings; `give_back` puts it there again.
+
+        Raises InputError for more tokens than the smallest ring has places.
+        """
+        if count > (self.smallest_window or count):
+            raise InputError(f"hold {count} tokens: a layer has a window of {self.smallest_window}")
+        rings = []
+        for store in self.stores:
+            if store.window is not None:
+                place = torch.arange(self.lengths[slot], self.lengths[slot] + count, device=store.k.device)
+                place %= store.window
+                rings.append((store, store.k[slot][:, place], store.v[slot][:, place]))
+        return Held(self.lengths[slot], self.reached[slot], rings)
+
+    def give_back(self, slot: int, length: int, held: Held) -> None:
+        """Forget a slot's tokens from `length` on, of those that were added since `held`; the rings are what they would
+        be without them."""
+        self.last = None
+        for store, k, v in held.rings:
+            assert store.window is not None
+            place = torch.arange(length, self.lengths[slot], device=k.device) % store.window
+            added = slice(length - held.length, self.lengths[slot] - held.length)
+            store.k[slot, :, place], store.v[slot, :, place] = k[:, added], v[:, added]
+        if held.rings:  # without rings, what was written stays in its places
+            self.reached[slot] = max(held.reached, length)
+        self.lengths[slot] = length
+
 
 class _Step:
     """A step of a `Cache`; each way of storing keys is prepared when its first layer asks."""
@@ -367,16 +329,8 @@ class _Step:
         cache = self.cache
         for slot, end in zip(self.rows.slots, self.rows.ends, strict=True):
             cache.lengths[slot] = end
-            if end > cache.reached[slot]:
-                cache.reached[slot] = end
             cache.provenance[slot] = self.provenance
         self.counted = True
-
-
-def _resized(x: Tensor, slots: int, capacity: int) -> Tensor:
-    larger = x.new_zeros(max(slots, x.shape[0]), x.shape[1], max(capacity, x.shape[2]), x.shape[3])
-    larger[: x.shape[0], :, : x.shape[2]] = x
-    return larger
 
 
 def token_places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:

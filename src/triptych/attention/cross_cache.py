@@ -9,9 +9,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention.caches import CachedLayer, Store, token_places
+from triptych.attention.caches import token_places
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows
+from triptych.attention.store import CachedLayer, Store
 from triptych.errors import InputError
 
 Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
@@ -55,6 +56,10 @@ class CrossCache:
     @property
     def nbytes(self) -> int:
         return sum(store.nbytes for store in self.stores)
+
+    def slot_bytes(self, length: int) -> int:
+        """Bytes of one slot with room for a source of `length` positions."""
+        return sum(store.slot_bytes(length) for store in self.stores)
 
     def fill(self, memory: Tensor, rows: Rows) -> None:
         """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before.

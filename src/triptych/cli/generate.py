@@ -12,6 +12,7 @@ from triptych.cli import options, screen
 from triptych.cli.loading import check_generates, load_model, read_texts
 
 if TYPE_CHECKING:
+    from triptych.generate import Progress
     from triptych.model import Model
 
 
@@ -85,8 +86,12 @@ def _stream(model: Model, prompt: str, settings: GenerateSettings) -> None:
 def _generate_batch(model: Model, prompts: list[str], settings: GenerateSettings, *, beams: int, as_json: bool) -> None:
     start = time.perf_counter()
     with screen.counting() as bar:
-        task = bar.add_task("tokens", total=None if beams else settings["max_new_tokens"] * len(prompts))
-        generations = model.generate(prompts, on_token=lambda *_: bar.advance(task), beams=beams, **settings)
+        task = bar.add_task("prompts", total=len(prompts))
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, description=f"prompts, {progress.tokens:,} tokens")
+
+        generations = model.generate(prompts, on_progress=show, beams=beams, **settings)
     seconds = time.perf_counter() - start
     tokens = sum(len(generation.ids) for generation in generations)
     if as_json:

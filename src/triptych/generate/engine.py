@@ -1,8 +1,8 @@
 """Cached generation of many requests at once, each a row with a cache slot of its own.
 
 Rows join with `add` and leave with `free`, or when they end, at any step; the others are neither copied nor moved.  A
-step reads the next piece of every prompt that the cache does not hold yet and decodes one token of every other row, in
-one forward.
+step decodes one token of every row that has read its prompt, or several that were guessed, and reads the next piece of
+the other prompts, in one forward.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from triptych.attention import CrossCache, Rows
+from triptych.attention import Cache, CrossCache
 from triptych.errors import InputError, TextError
 from triptych.generate.arguments import check_ids, integer
-from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
-from triptych.generate.rules import apply_rules
-from triptych.generate.sampling import Sampling, check_finite, sample
+from triptych.generate.choosing import Choice, choose
+from triptych.generate.forward import Computed, Forward
+from triptych.generate.prefixes import Prefixes
+from triptych.generate.request import LiveRow, Output, Request
+from triptych.generate.speculation import Speculation
 from triptych.generate.stops import StopDetector
-from triptych.nn import NO_TAPS, Batch, Transformer
+from triptych.nn import Transformer
 from triptych.probe import Session
-from triptych.program.native_executor import NativeStep
-from triptych.quantize import kernel_matrix
-from triptych.spec.positions import LongRope
 
 Decode = Callable[[Sequence[int]], str]
 Executor = Literal["auto", "modules"]
@@ -35,65 +35,103 @@ Executor = Literal["auto", "modules"]
 class Engine:
     """A model with a cache and the rows that run in it.  One thread uses an engine at a time.
 
-    `decode` makes text of ids, for stop strings.  With `chunk`, a step reads at most that many tokens of a prompt.
-    `executor` says what computes a step: with "auto", the native step wherever it may (see `why_modules`), with
-    "modules" always the modules.
+    `decode` makes text of ids, for stop strings.  With `chunk`, a step reads at most that many ids of a prompt; with
+    `budget`, it runs at most about that many in all: those of rows that decode first, then the next ones of prompts, in
+    the order in which they were added.  `executor` says what computes a step: with "auto", the native step wherever it
+    may (see `why_modules`), with "modules" always the modules.  With `reuse`, prompts that begin alike are computed
+    once (see `Prefixes`).  `speculation` guesses several next tokens, which one forward verifies.
 
     Raises InputError for a model that cannot generate, and for another executor.
     """
 
     def __init__(
         self, module: Transformer, *, decode: Decode | None = None, chunk: int | None = None,
-        executor: Executor = "auto",
+        budget: int | None = None, executor: Executor = "auto", reuse: bool = False,
+        speculation: Speculation | None = None,
     ) -> None:  # fmt: skip
         if module.decoder is None:
             raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
         if module.spec.head is None:
             raise InputError(f"this {module.spec.family} model has no head, so it cannot generate")
-        self.module, self.decode = module, decode
-        self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
-        self.rows: list[LiveRow] = []
-        self.cache = module.decoder.cache()
-        self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
-        self.native: NativeStep | None = None
-        self.why_modules: str | None = "the engine was made with executor='modules'"
-        if executor == "auto":
-            self.native = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
-            self.why_modules = "no step has run"
-        self._switch = _longrope_switch(module)
+        self.module, self.decode, self.executor, self.reuse = module, decode, executor, reuse
+        self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
+        self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
+        self.speculation = speculation
+        self.prefixes: Prefixes | None = None
+        self.reset()
+
+    @property
+    def cache(self) -> Cache:
+        return self.forward.cache
+
+    @property
+    def cross(self) -> CrossCache | None:
+        return self.forward.cross
+
+    @property
+    def why_modules(self) -> str | None:
+        """Why the last step was not native; None where it was."""
+        return self.forward.why_modules
+
+    def reset(self) -> None:
+        """Begin again with an empty cache: no rows, nothing kept."""
+        self.rows: list[LiveRow] = []
+        self.forward = Forward(self.module, self.chunk, self.executor == "auto")
+        reused = 0 if self.prefixes is None else self.prefixes.reused
+        self.prefixes = Prefixes(self.forward, reused) if self.reuse and self.module.encoder is None else None
+        self._reading = False  # whether a row has more to run than one token and its draft
+        if self.speculation is not None:
+            self.speculation.reset()
         self.regroup()
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def add(self, *requests: Request) -> list[LiveRow]:
         """Rows for these requests, in the same order; their sources and prompts are read in the next steps.
 
         Raises InputError, before anything runs, for a row that would outgrow the model's positions, an id outside the
         vocabulary and a missing source; TextError for stop strings without a `decode`.
         """
-        for request in requests:
-            self._check(request)
-        if sources := [request.source for request in requests if request.source is not None]:
-            self.module.flat(sources)  # raises for a source of another form
-        rows = [LiveRow(request, list(request.prompt), _stops(request, self.decode)) for request in requests]
-        for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
-            row.slot = slot
+        rows = [self.prepare(request) for request in requests]
+        self.join(rows)
+        return rows
+
+    def prepare(self, request: Request) -> LiveRow:
+        """A row for this request, which has no slot yet.  Raises as `add`."""
+        self._check(request)
+        if request.source is not None:
+            self.module.flat([request.source])  # raises for a source of another form
+        return LiveRow(request, list(request.prompt), _stops(request, self.decode))
+
+    @torch.inference_mode()
+    def join(self, rows: Sequence[LiveRow]) -> None:
+        """Give prepared rows slots: they run from the next step on."""
+        if self.prefixes is None:
+            for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
+                row.slot = slot
+        else:
+            for row in rows:
+                row.slot = self.prefixes.slot(row, self.rows)
         self.rows += rows
         self.regroup()
-        return rows
 
     @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
         """Remove rows and free their slots for rows that are added later; those that have left are passed over."""
-        slots = [row.slot for row in rows if row.holds_slot]
-        for row in rows:
-            row.holds_slot = False
+        leaving = [row for row in rows if row.holds_slot]
+        for row in leaving:
+            row.holds_slot, row.draft = False, ()
+        kept: set[LiveRow] = set()
+        if self.prefixes is not None:
+            kept = {row for row in leaving if row not in self.forward.running and self.prefixes.keep(row)}
+        slots = [row.slot for row in leaving if row not in kept]
         self.cache.free(slots)
         if self.cross is not None:
             self.cross.free(slots)
+        if self.speculation is not None:
+            self.speculation.forget(leaving)
         gone = set(rows)
         self.rows = [row for row in self.rows if row not in gone]
         self.regroup()
@@ -138,6 +176,7 @@ class Engine:
         """
         self.cache.trim(row.slot, length)
         row.cached = length
+        self._reading = True
 
     def restart(self, row: LiveRow, request: Request) -> LiveRow:
         """Another request in the slot of `row`, beside the same source, which is not encoded again.
@@ -158,24 +197,82 @@ class Engine:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self) -> list[Output]:
-        """One forward of all rows: a token for each that has read its prompt.  Rows that end leave, with a `reason`.
+    def step(self, *, isolate: bool = False) -> list[Output]:
+        """One forward of all rows: a token for each that has read its prompt, and the tokens of its draft that were
+        right.  Rows that end leave, with a `reason`.
 
-        Raises InputError for logits that are not finite.
+        A row whose logits are not finite, or whose rules or sampling fail, leaves with the reason `error`.  The first
+        such error is raised, unless `isolate`.
         """
+        share = None
+        start = None if self.speculation is None or self._reading else perf_counter()
+        if self.speculation is not None:
+            self.speculation.propose(self.rows, self.forward)
+        if self._reading:
+            share = self._shares()
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         for session, members in self._groups:
-            due, logits, every = self._forward(session, members)
-            tokens: Sequence[int] = ()
-            logprobs: Sequence[TokenLogprobs | None] = (None,) * len(due)
-            if due and self._greedy:
-                if not logits.amax(-1).isfinite().all():
-                    check_finite(logits)
-                tokens = logits.argmax(-1).tolist()
-            elif due:
-                tokens, logprobs = _choose(due, logits)
-            for row, token, probs in zip(due, tokens, logprobs, strict=True):
+            if share is not None:
+                members = [row for row in members if row in share]
+            if members:
+                self._settle(self.forward.run(session, members, share, self._all_logits), outputs, ended)
+        if start is not None and self.speculation is not None:
+            self.speculation.measured(perf_counter() - start, len(outputs))
+        if ended:
+            self._leave(ended)
+            if not isolate:
+                for row in ended:
+                    if row.error is not None:
+                        raise row.error
+        if share is not None:
+            self.regroup()  # sources were read, prompts were
+        return outputs
+
+    def _shares(self) -> dict[LiveRow, int]:
+        """How many ids each row runs in the next step; rows that wait are left out."""
+        shares: dict[LiveRow, int] = {}
+        reading: list[LiveRow] = []
+        left = self.budget
+        for row in self.rows:
+            if len(row.ids) - row.cached == 1 and row.source is None:
+                shares[row] = 1
+                left -= 1 + len(row.draft)
+            else:
+                reading.append(row)
+        for row in reading:
+            if left <= 0 and shares:
+                break
+            if not row.cached and self.prefixes is not None and not self.prefixes.fill(row, self.rows):
+                continue
+            rest = len(row.ids) - row.cached
+            most = min(rest, self.chunk, max(left, 1))
+            shares[row] = most if self.forward.in_pieces else rest
+            left -= shares[row] + (0 if row.source is None else self.module.length(row.source))
+        return shares
+
+    def _settle(self, computed: Computed, outputs: list[Output], ended: list[LiveRow]) -> None:
+        """Choose the tokens of the rows that are due, one after another along each draft while it was right."""
+        logits, every = computed.logits, computed.every
+        live = [*zip(computed.due, computed.places, strict=True)]
+        best: list[int] | None = None
+        if live and self._greedy and logits.amax(-1).isfinite().all():
+            best = logits.argmax(-1).tolist()
+        while live:
+            choices: list[Choice] = []
+            if best is None:
+                scores = logits if len(live) == len(logits) else logits[[at for _, at in live]]
+                choices = choose([row for row, _ in live], scores)
+            going: list[tuple[LiveRow, int]] = []
+            for i, (row, at) in enumerate(live):
+                choice = None if best is not None else choices[i]
+                token = best[at] if best is not None else choices[i].token
+                if choice is not None and choice.error is not None:
+                    row.reason, row.error = "error", choice.error
+                    ended.append(row)
+                    continue
+                place = len(row.ids) - row.cached + len(row.draft)  # of this token in the draft
+                right = place < len(row.draft) and row.draft[place] == token
                 row.ids.append(token)
                 if row.stops is not None and row.stops.put(token):
                     row.reason = "stop"
@@ -185,132 +282,49 @@ class Engine:
                     row.reason = "length"
                 if row.reason is not None:
                     ended.append(row)
-                outputs.append(Output(row, token, probs, every.get(row)))
-            if len(every) > 0:
-                outputs += [Output(row, None, None, x) for row, x in every.items() if row not in due]
-        if ended:
-            self._leave(ended)
-        return outputs
+                elif right:
+                    going.append((row, at + 1))
+                row.accepted += right
+                outputs.append(Output(row, token, None if choice is None else choice.logprobs, every.get(row)))
+            live = going
+        for row in computed.due:
+            if row.draft:
+                assert self.speculation is not None
+                self.speculation.settle(row, self.cache)
+        for row, x in every.items():
+            if row not in computed.due:
+                outputs.append(Output(row, None, None, x))
 
     @torch.inference_mode()
-    def logits(self, probe: Session | None = None) -> Tensor:
-        """Run all that the cache does not hold of every row -> the logits after each row's last token, [B, V].
+    def logits(self, probe: Session | None = None, rows: Sequence[LiveRow] | None = None) -> Tensor:
+        """Run all that the cache does not hold of every row, or of `rows` -> the logits after each row's last token,
+        [B, V].
 
         Nothing is chosen: append the ids to go on with to `row.ids`.  `probe` reads and edits this pass alone, for rows
         whose requests have none.
         """
+        rows = self.rows if rows is None else rows
         last: dict[LiveRow, Tensor] = {}
-        while len(last) < len(self.rows):
+        while len(last) < len(rows):
             for session, members in self._groups:
-                waiting = [row for row in members if row not in last]
+                waiting = [row for row in members if row in rows and row not in last]
                 if waiting:
-                    due, logits, _ = self._forward(session or probe, waiting)
-                    last.update(zip(due, logits, strict=True))
-        return torch.stack([last[row] for row in self.rows])
+                    encoded = waiting[0].source is not None
+                    computed = self.forward.run(session or probe, waiting, None, self._all_logits)
+                    last.update(zip(computed.due, computed.logits, strict=True))
+                    if encoded:
+                        self.regroup()
+        return torch.stack([last[row] for row in rows])
 
-    def _forward(
-        self, session: Session | None, rows: Sequence[LiveRow]
-    ) -> tuple[list[LiveRow], Tensor, dict[LiveRow, Tensor]]:
-        """The next piece of each row.  Gives the rows that are now read to their end, the logits after each of these,
-        and all logits of the rows that want them."""
-        ids: list[int] = []
-        lengths, past, slots, last = [], [], [], []
-        due: list[LiveRow] = []
-        for row in rows:
-            done, end, chunk = row.cached, len(row.ids), self.chunk
-            if done <= self._switch < end:  # LongRoPE's other factors hold for the whole row, from its first token on
-                self._begin_again(row)
-                done, chunk = 0, max(chunk, self._switch + 1)
-            piece = row.ids[done : done + chunk]
-            ids += piece
-            past.append(done)
-            lengths.append(len(piece))
-            slots.append(row.slot)
-            if done + len(piece) == end:
-                due.append(row)
-                last.append(len(ids) - 1)
-        where = Rows(tuple(lengths), tuple(past), tuple(slots))
-        wanted = range(len(ids)) if self._all_logits else last
-        found = None if self.native is None else self._native_logits(self.native, session, rows, ids, where, wanted)
-        if found is not None:
-            for row, n in zip(rows, lengths, strict=True):
-                row.cached += n
-            return self._chosen(rows, due, found, where, last)
-        taps = NO_TAPS
-        if session is not None:
-            taps, session.items = session.taps, [row.request.number for row in rows]
-        inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
-        source = None if rows[0].source is None else self._sources(rows)
-        batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
-        hidden = self.module(batch)
-        for row, n in zip(rows, lengths, strict=True):
-            row.cached += n
-        if source is not None:
-            for row in rows:
-                row.source = None
-            self.regroup()
-        if self._all_logits:
-            return self._chosen(rows, due, self.module.unembed(hidden, where, taps), where, last)
-        every: dict[LiveRow, Tensor] = {}
-        if len(last) < len(ids):  # some tokens are of prompts, whose logits nobody wants
-            if not due:
-                return due, hidden[:0], every
-            hidden, where = hidden[last], Rows((1,) * len(due), tuple([len(row.ids) - 1 for row in due]))
-            if session is not None:
-                session.items = [row.request.number for row in due]
-        return due, self.module.unembed(hidden, where, taps), every
-
-    def _native_logits(
-        self,
-        native: NativeStep,
-        session: Session | None,
-        rows: Sequence[LiveRow],
-        ids: Sequence[int],
-        where: Rows,
-        wanted: Sequence[int],
-    ) -> Tensor | None:
-        """The logits of the tokens `wanted`, by the native step; None where the modules must run, and why in
-        `why_modules`."""
-        if session is not None:
-            self.why_modules = "the rows are probed"
-        elif rows[0].source is not None:
-            self.why_modules = "the source is to be encoded"
-        else:
-            logits = native.logits(ids, where, wanted)
-            self.why_modules = native.why_modules
-            return logits
-        return None
-
-    def _chosen(
-        self, rows: Sequence[LiveRow], due: list[LiveRow], logits: Tensor, where: Rows, last: Sequence[int]
-    ) -> tuple[list[LiveRow], Tensor, dict[LiveRow, Tensor]]:
-        """What `_forward` gives, from the logits of all tokens, or of those in `last` where no row wants all."""
-        if not self._all_logits:
-            return due, logits, {}
-        every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
-        return due, logits[last], every
-
-    def _begin_again(self, row: LiveRow) -> None:
-        if row.cached:
-            self.cache.trim(row.slot, 0)
-            row.cached = 0
-            if row.request.probe is not None:
-                row.request.probe.trace.forget(row.request.number)
-
-    # -- sources and settings -------------------------------------------------------------------------------------
-
-    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows]:
-        """What the encoder reads in the first forward of these rows."""
-        inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
-        return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
+    # -- settings -------------------------------------------------------------------------------------------------
 
     def _check(self, request: Request) -> None:
         spec = self.module.spec
         end, limit = len(request.prompt) + request.max_new_tokens, spec.context
         if limit is not None and end > limit:
             raise InputError(
-                f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones need {end} positions, the "
-                f"model has {limit}; shorten the prompt or lower max_new_tokens"
+                f"prompt {request.number}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones "
+                f"need {end} positions, the model has {limit}; shorten the prompt or lower max_new_tokens"
             )
         check_ids(request.prompt, spec.vocab, f"prompt {request.number}")
         if request.source is None and self.cross is not None:
@@ -328,6 +342,7 @@ class Engine:
             groups.setdefault(key, (row.request.probe, []))[1].append(row)
         self._groups = list(groups.values())
         self._all_logits = any(row.request.all_logits for row in self.rows)
+        self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self.rows)
         plain = [
             not row.request.rules
             and row.request.logprobs is None
@@ -338,40 +353,5 @@ class Engine:
         self._greedy = all(plain)
 
 
-def _choose(rows: Sequence[LiveRow], logits: Tensor) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """A token for each row from its logits [B, V], by rules and sampling, and log-probabilities where wanted."""
-    check_finite(logits)
-    scores = logits
-    if any(row.request.rules for row in rows):
-        scores = torch.stack([apply_rules(row.request.rules, x, row.ids) for row, x in zip(rows, logits, strict=True)])
-    alike: dict[Sampling, list[int]] = {}
-    for i, row in enumerate(rows):
-        alike.setdefault(row.request.sampling, []).append(i)
-    tokens = [0] * len(rows)
-    for sampling, members in alike.items():
-        chosen = scores if len(members) == len(rows) else scores[members]
-        numbers, ids = [rows[i].request.number for i in members], [rows[i].ids for i in members]
-        for i, token in zip(members, sample(chosen, sampling, numbers, ids), strict=True):
-            tokens[i] = token
-    wanted = [row.request.logprobs for row in rows]
-    return tokens, [
-        None if n is None else _logprobs(x, token, n) for n, x, token in zip(wanted, logits, tokens, strict=True)
-    ]
-
-
-def _logprobs(logits: Tensor, token: int, count: int) -> TokenLogprobs:
-    logprobs = logits.float().log_softmax(-1)
-    best = logprobs.topk(min(count, len(logprobs)))
-    return TokenLogprobs(float(logprobs[token]), list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-
-
 def _stops(request: Request, decode: Decode | None) -> StopDetector | None:
     return StopDetector(request.stop, decode) if request.stop and decode is not None else None
-
-
-def _longrope_switch(module: Transformer) -> int:
-    """The length beyond which LongRoPE has other factors for the whole row; without it, one that no row reaches."""
-    assert module.spec.decoder is not None
-    scalings = [getattr(kind.position, "scaling", None) for kind in module.spec.decoder.kinds.values()]
-    lengths = [s.original_length for s in scalings if isinstance(s, LongRope) and s.short != s.long]
-    return max(lengths, default=sys.maxsize)

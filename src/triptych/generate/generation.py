@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from triptych.generate.beam import beam_search
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
+from triptych.generate.scheduling import MAX_ROWS, OnProgress, Scheduler
 from triptych.generate.stops import before_stop
 from triptych.probe import Trace
 from triptych.text import Tokenizer
@@ -19,37 +20,52 @@ OnToken = Callable[[int, int], None]  # (number of the request, id)
 @dataclass(frozen=True)
 class Generation:
     """The new `text` and `ids` of one prompt and why it ended; the trace of the whole batch and the log-probabilities
-    of the ids, where the request has them."""
+    of the ids, where the request has them.
+
+    `reused` ids of the prompt were those of another prompt and not computed again.  Of `drafted` guesses `accepted`
+    were right.
+    """
 
     text: str
     ids: list[int]
     reason: str  # "end", "stop" or "length"
     trace: Trace | None = None
     logprobs: list[TokenLogprobs] | None = None
+    reused: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 def generate(
-    engine: Engine, requests: Sequence[Request], tokenizer: Tokenizer | None, *, on_token: OnToken | None = None
+    scheduler: Scheduler,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer | None,
+    *,
+    on_token: OnToken | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[Generation]:
-    """Run requests to their ends; `on_token` is called for every token as it comes.
+    """Run requests to their ends, and give what they wrote in their order; `on_token` is called for every token as it
+    comes, `on_progress` after each step.
 
-    Without a tokenizer there are ids alone.  Raises ProbeError for reads and edits that had no effect.
+    Without a tokenizer there are ids alone.  Raises what `Scheduler.submit` raises before anything runs, and ProbeError
+    for reads and edits that had no effect.
     """
-    rows = engine.add(*requests)
-    engine.free([row for row in rows if not row.request.max_new_tokens])
+    rows = [scheduler.submit(request) for request in requests]
     logprobs: dict[LiveRow, list[TokenLogprobs]] = {row: [] for row in rows}
-    while engine.rows:
-        for output in engine.step():
+    while scheduler.busy:
+        for output in scheduler.step():
             if output.token is None:
                 continue
             if output.logprobs is not None:
                 logprobs[output.row].append(output.logprobs)
             if on_token is not None:
                 on_token(output.row.request.number, output.token)
+        if scheduler.failed is not None:
+            raise scheduler.failed
+        if on_progress is not None:
+            on_progress(scheduler.progress)
     traces = {id(request.probe): request.probe.close() for request in requests if request.probe is not None}
-    return [
-        _generation(row.request, row.new, tokenizer, traces.get(id(row.request.probe)), logprobs[row]) for row in rows
-    ]
+    return [_generation(row, tokenizer, traces.get(id(row.request.probe)), logprobs[row]) for row in rows]
 
 
 def search(
@@ -59,34 +75,63 @@ def search(
     *,
     beams: int,
     length_penalty: float = 1.0,
+    max_rows: int = MAX_ROWS,
     on_token: OnToken | None = None,
 ) -> list[Generation]:
-    """The best of `beams` hypotheses for each request; `on_token` is called for its tokens after the search."""
-    hypotheses = beam_search(engine, requests, beams=beams, length_penalty=length_penalty)
-    if on_token is not None:
-        for request, best in zip(requests, hypotheses, strict=True):
-            for token in best[0].tokens:
+    """The best of `beams` hypotheses for each request, of as many requests at once as have `max_rows` hypotheses;
+    `on_token` is called for the tokens of the best after the search."""
+    together = max(1, max_rows // max(beams, 1))
+    found: list[Generation] = []
+    for first in range(0, len(requests), together):
+        some = requests[first : first + together]
+        for request, best in zip(
+            some, beam_search(engine, some, beams=beams, length_penalty=length_penalty), strict=True
+        ):
+            row = LiveRow(request, [*request.prompt, *best[0].tokens])
+            found.append(_generation(row, tokenizer))
+            for token in best[0].tokens if on_token is not None else ():
+                assert on_token is not None
                 on_token(request.number, token)
-    return [_generation(request, best[0].tokens, tokenizer) for request, best in zip(requests, hypotheses, strict=True)]
+    return found
 
 
 def pieces(
-    engine: Engine, request: Request, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None = None
+    scheduler: Scheduler, row: LiveRow, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None = None
 ) -> Iterator[str]:
-    """The text of a request that was added to `engine`, piece by piece as it becomes certain, up to the first of the
-    strings in `stop`.  Raises ProbeError for edits that had no effect."""
+    """The text of a submitted row, piece by piece as it becomes certain, up to the first of the strings in `stop`.
+
+    The row has left the engine afterwards, however this ends; after an exception in a step, all rows have.  Raises
+    ProbeError for edits that had no effect.
+    """
+    try:
+        yield from _pieces(scheduler, row, detokenizer, stop, on_token)
+    finally:
+        if scheduler.engine.forward.running:  # the cache holds part of a step
+            scheduler.engine.reset()
+        else:
+            scheduler.engine.free([row])
+    if row.request.probe is not None:
+        row.request.probe.close()
+
+
+def _pieces(
+    scheduler: Scheduler, row: LiveRow, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None
+) -> Iterator[str]:
     unsure = max(map(len, stop), default=1) - 1  # so many characters may be the beginning of a stop string
     held = ""
-    if not request.max_new_tokens:
-        return
-    while engine.rows:
-        for output in engine.step():
+    while row.reason is None and row.request.max_new_tokens:
+        before: str | None = None
+        for output in scheduler.step():
             if output.token is None:
                 continue
             if on_token is not None:
-                on_token(request.number, output.token)
-            held += detokenizer.put(output.token) if output.token not in request.ends else ""
-        if (before := before_stop(held, stop)) is not None:
+                on_token(row.request.number, output.token)
+            held += detokenizer.put(output.token) if output.token not in row.request.ends else ""
+            if (before := before_stop(held, stop)) is not None:
+                break
+        if scheduler.failed is not None:
+            raise scheduler.failed
+        if before is not None:
             held = before
             break
         certain = len(held) - unsure
@@ -97,21 +142,20 @@ def pieces(
         held += detokenizer.flush()
     if held:
         yield held
-    if request.probe is not None:
-        request.probe.close()
 
 
 def _generation(
-    request: Request,
-    ids: list[int],
+    row: LiveRow,
     tokenizer: Tokenizer | None,
     trace: Trace | None = None,
     logprobs: list[TokenLogprobs] | None = None,
 ) -> Generation:
-    wanted = None if request.logprobs is None else logprobs
+    request, ids = row.request, row.new
     ended = bool(ids) and ids[-1] in request.ends
-    if tokenizer is None:
-        return Generation("", ids, "end" if ended else "length", trace, wanted)
-    if request.stop and (text := before_stop(tokenizer.decode(ids), request.stop)) is not None:
-        return Generation(text, ids, "stop", trace, wanted)
-    return Generation(tokenizer.decode(ids[: len(ids) - ended]), ids, "end" if ended else "length", trace, wanted)
+    text, reason = "", "end" if ended else "length"
+    if tokenizer is not None:
+        before = before_stop(tokenizer.decode(ids), request.stop) if request.stop else None
+        text = tokenizer.decode(ids[: len(ids) - ended]) if before is None else before
+        reason = reason if before is None else "stop"
+    wanted = None if request.logprobs is None else logprobs
+    return Generation(text, ids, reason, trace, wanted, row.reused, row.drafted, row.accepted)

@@ -68,7 +68,9 @@ class Request:
 class LiveRow:
     """A request while it runs: its ids so far, and the cache slot that holds the first `cached` of them.
 
-    `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string) or `length`.
+    `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string), `length`, or `error`,
+    with the exception in `error`.  `reused` ids of the prompt came from another row's cache.  `draft` are guesses for
+    the next ids; of all that were made, `drafted`, `accepted` were right.
     """
 
     request: Request
@@ -78,6 +80,11 @@ class LiveRow:
     cached: int = 0
     reason: str | None = None
     holds_slot: bool = True
+    error: Exception | None = None
+    reused: int = 0
+    draft: Sequence[int] = ()
+    drafted: int = 0
+    accepted: int = 0
 
     def __post_init__(self) -> None:
         self.limit = len(self.request.prompt) + self.request.max_new_tokens

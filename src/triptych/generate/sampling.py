@@ -48,10 +48,13 @@ class Sampling:
         )
 
 
+NOT_FINITE = "the model gave logits that are not finite; its weights or its dtype are broken"
+
+
 def check_finite(logits: Tensor) -> None:
     """Raise InputError where a row of `[B, V]` holds NaN or inf, or nothing but -inf."""
     if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
-        raise InputError("the model gave logits that are not finite; its weights or its dtype are broken")
+        raise InputError(NOT_FINITE)
 
 
 def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from triptych.attention.caches import Store
+from triptych.attention.store import Store
 from triptych.count import count, visible
 from triptych.errors import InputError
 from triptych.generate import Engine, Request

@@ -1,0 +1,67 @@
+"""The keys and values of one layer, in slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedLayer:
+    """What one layer stores per token: `groups` keys of `width` and values of `value_width` numbers.
+
+    window   the layer never looks `window` or more positions back; None keeps every token.
+    """
+
+    groups: int
+    width: int
+    value_width: int
+    window: int | None = None
+
+
+class Store:
+    """The keys and values of one layer: `[slot, G, capacity, K]`.  Room not yet written is zero: a hidden key has
+    weight 0, and 0 times what is left there may be NaN."""
+
+    def __init__(self, layer: CachedLayer, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.window = layer.window
+        self.k = torch.zeros(0, layer.groups, capacity, layer.width, dtype=dtype, device=device)
+        self.v = torch.zeros(0, layer.groups, capacity, layer.value_width, dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    def slot_bytes(self, length: int) -> int:
+        """Bytes of one slot with room for `length` tokens; a ring has its window alone."""
+        width = self.k.shape[1] * (self.k.shape[3] + self.v.shape[3])
+        return width * (self.window or length) * self.k.element_size()
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """At least so many slots and places."""
+        if slots > self.k.shape[0] or capacity > self.k.shape[2]:
+            self.k, self.v = (_resized(x, slots, capacity) for x in (self.k, self.v))
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slots `sources` to slots `targets`, all read before any is written."""
+        take, put = (torch.tensor(list(slots), device=self.k.device) for slots in (sources, targets))
+        self.k[put], self.v[put] = self.k[take], self.v[take]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The numbers that some next tokens of a slot overwrite in its rings: keys [G, count, K] and values [G, count, Kv]
+    of each; `length` and `reached` are those of the slot before."""
+
+    length: int
+    reached: int
+    rings: list[tuple[Store, Tensor, Tensor]]
+
+
+def _resized(x: Tensor, slots: int, capacity: int) -> Tensor:
+    larger = x.new_zeros(max(slots, x.shape[0]), x.shape[1], max(capacity, x.shape[2]), x.shape[3])
+    larger[: x.shape[0], :, : x.shape[2]] = x
+    return larger

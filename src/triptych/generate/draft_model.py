@@ -1,0 +1,81 @@
+"""Guesses of a smaller model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from triptych.errors import InputError
+from triptych.generate.choosing import choose
+from triptych.generate.engine import Engine
+from triptych.generate.request import LiveRow, Request
+
+
+class DraftModel:
+    """Guesses what a smaller model of the same vocabulary would choose, by the row's own sampling and noise.
+
+    Raises InputError for a model with another vocabulary.
+    """
+
+    def __init__(self, engine: Engine, vocab: int) -> None:
+        if engine.module.spec.vocab != vocab:
+            raise InputError(
+                f"the draft model has a vocabulary of {engine.module.spec.vocab} tokens, the model {vocab}; a draft "
+                "model must have the same vocabulary"
+            )
+        if engine.cross is not None:
+            raise InputError("a draft model must be a decoder alone; prompt lookup works for any model")
+        self.engine = engine
+        self.reset()
+
+    def reset(self) -> None:
+        self.engine.reset()
+        self.twins: WeakKeyDictionary[LiveRow, LiveRow] = WeakKeyDictionary()
+
+    def forget(self, rows: Sequence[LiveRow]) -> None:
+        twins = [self.twins.pop(row, None) for row in rows]
+        self.engine.free([twin for twin in twins if twin is not None])
+
+    def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
+        limit = self.engine.module.spec.context
+        wanted: dict[LiveRow, int] = {}
+        for row, count in zip(rows, counts, strict=True):
+            most = count if limit is None else min(count, limit - len(row.ids))
+            if most > 0:
+                wanted[self._twin(row)] = len(row.ids) + most
+        going = list(wanted)
+        while going:
+            chosen = choose(going, self.engine.logits(rows=going))
+            for twin, choice in zip(going, chosen, strict=True):
+                if choice.error is not None or choice.token in twin.request.ends:
+                    wanted[twin] = len(twin.ids)
+                if choice.error is None:
+                    twin.ids.append(choice.token)
+            going = [twin for twin in going if len(twin.ids) < wanted[twin]]
+        twins = [self.twins.get(row) for row in rows]
+        return [
+            twin.ids[len(row.ids) :] if twin is not None and twin in wanted else []
+            for row, twin in zip(rows, twins, strict=True)
+        ]
+
+    def _twin(self, row: LiveRow) -> LiveRow:
+        """The draft model's own row of the same ids; its cache keeps what they share."""
+        twin = self.twins.get(row)
+        if twin is None:
+            request = Request(
+                prompt=list(row.ids), sampling=row.request.sampling, number=row.request.number, max_new_tokens=0,
+                ends=row.request.ends,
+            )  # fmt: skip
+            (twin,) = self.engine.add(request)
+            self.twins[row] = twin
+            return twin
+        same = min(twin.cached, len(row.ids) - 1)
+        while twin.ids[:same] != row.ids[:same]:
+            same -= 1
+        if same < twin.cached:
+            try:
+                self.engine.trim(twin, same)
+            except InputError:  # a window has passed
+                self.engine.trim(twin, 0)
+        twin.ids = list(row.ids)
+        return twin

@@ -1,0 +1,164 @@
+"""One forward of some rows of an engine: the model with its caches, run natively or by its modules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.attention import Cache, CrossCache, Rows
+from triptych.attention.mask_lowering import implies_causal
+from triptych.generate.request import LiveRow
+from triptych.nn import NO_TAPS, Batch, Transformer
+from triptych.probe import Session
+from triptych.program.native_executor import NativeStep
+from triptych.quantize import kernel_matrix
+from triptych.spec.positions import LongRope
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a forward gave.
+
+    due      the rows that are now read to their end.
+    logits   [W, V]: after the last id of each of these and after each id of its draft, row after row.
+    places   where the logits of each due row begin.
+    every    [T, V]: all that was computed of the rows that want all logits.
+    """
+
+    due: list[LiveRow]
+    logits: Tensor
+    places: list[int]
+    every: dict[LiveRow, Tensor]
+
+
+class Forward:
+    """A model with the caches of an engine's rows.
+
+    chunk         ids of a prompt that run at once, at most.
+    in_pieces     whether a prompt may be read in pieces: every token sees earlier ones alone.
+    switch        the length beyond which LongRoPE has other factors for the whole row.
+    why_modules   why the last forward was not native; None where it was.
+    running       the rows of a forward that has begun: after an exception their slots hold part of a step.
+    """
+
+    def __init__(self, module: Transformer, chunk: int, native: bool) -> None:
+        assert module.decoder is not None
+        assert module.spec.decoder is not None
+        self.module, self.chunk = module, chunk
+        self.cache: Cache = module.decoder.cache()
+        self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
+        self.native: NativeStep | None = None
+        self.why_modules: str | None = "the engine was made with executor='modules'"
+        if native:
+            self.native = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
+            self.why_modules = "no step has run"
+        self.switch = _longrope_switch(module)
+        self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
+        self.running: Sequence[LiveRow] = ()
+
+    def run(
+        self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool
+    ) -> Computed:
+        """The next piece of each row: what it lacks, at most `chunk` ids or its `share`, and its draft behind the end.
+
+        Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.
+        """
+        ids: list[int] = []
+        lengths, past, slots = [], [], []
+        wanted: list[int] = []
+        due: list[LiveRow] = []
+        places: list[int] = []
+        for row in rows:
+            done, end, most = row.cached, len(row.ids), self.chunk if share is None else share[row]
+            if done <= self.switch < end:  # LongRoPE's other factors hold for the whole row, from its first token on
+                self._begin_again(row)
+                done, most = 0, max(most, self.switch + 1)
+            piece = row.ids[done : done + most]
+            if done + len(piece) == end:
+                due.append(row)
+                places.append(len(wanted))
+                wanted.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
+                piece.extend(row.draft)
+            ids += piece
+            past.append(done)
+            lengths.append(len(piece))
+            slots.append(row.slot)
+        where = Rows(tuple(lengths), tuple(past), tuple(slots))
+        self.running = rows
+        logits = self._native(session, rows, ids, where, range(len(ids)) if all_logits else wanted)
+        if logits is None:
+            logits = self._by_modules(session, rows, ids, where, wanted, due, all_logits)
+        self.running = ()
+        every: dict[LiveRow, Tensor] = {}
+        if all_logits:
+            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
+            logits = logits[wanted]
+        return Computed(due, logits, places, every)
+
+    def _native(
+        self, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows, wanted: Sequence[int]
+    ) -> Tensor | None:
+        """The logits of the tokens `wanted`, by the native step; None where the modules must run, and why in
+        `why_modules`."""
+        if self.native is None:
+            return None
+        if session is not None:
+            self.why_modules = "the rows are probed"
+        elif rows[0].source is not None:
+            self.why_modules = "the source is to be encoded"
+        else:
+            logits = self.native.logits(ids, where, wanted)
+            self.why_modules = self.native.why_modules
+            if logits is not None:
+                for row, end in zip(rows, where.ends, strict=True):
+                    row.cached = end
+            return logits
+        return None
+
+    def _by_modules(
+        self, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows, wanted: Sequence[int],
+        due: Sequence[LiveRow], all_logits: bool,
+    ) -> Tensor:  # fmt: skip
+        """The logits of the tokens `wanted`, of all with `all_logits`, by the modules."""
+        taps = NO_TAPS
+        if session is not None:
+            taps, session.items = session.taps, [row.request.number for row in rows]
+        inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
+        source = None if rows[0].source is None else self._sources(rows)
+        batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
+        hidden = self.module(batch)
+        for row, end in zip(rows, where.ends, strict=True):
+            row.cached, row.source = end, None
+        if not all_logits and len(wanted) < len(ids):  # some tokens are of prompts, whose logits nobody wants
+            if not due:
+                return hidden[:0]
+            hidden = hidden[wanted]
+            ends = [len(row.ids) - 1 for row in due]
+            where = Rows(tuple([1 + len(row.draft) for row in due]), tuple(ends))
+            if session is not None:
+                session.items = [row.request.number for row in due]
+        return self.module.unembed(hidden, where, taps)
+
+    def _begin_again(self, row: LiveRow) -> None:
+        if row.cached:
+            self.cache.trim(row.slot, 0)
+            row.cached = 0
+            if row.request.probe is not None:
+                row.request.probe.trace.forget(row.request.number)
+
+    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows]:
+        """What the encoder reads in the first forward of these rows."""
+        inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
+        return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
+
+
+def _longrope_switch(module: Transformer) -> int:
+    """The length beyond which LongRoPE has other factors for the whole row; without it, one that no row reaches."""
+    assert module.spec.decoder is not None
+    scalings = [getattr(kind.position, "scaling", None) for kind in module.spec.decoder.kinds.values()]
+    lengths = [s.original_length for s in scalings if isinstance(s, LongRope) and s.short != s.long]
+    return max(lengths, default=sys.maxsize)

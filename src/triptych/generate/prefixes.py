@@ -1,0 +1,167 @@
+"""Reuse of what a cache holds: a row whose prompt begins like another row takes over that row's keys and values.
+
+Keys and values of a position depend on the ids up to it, on the weights and on what changes a forward (hooks, edits,
+training mode, LongRoPE's factors).  Rows with a probe and rows beside an encoder neither give nor take.  Any change of
+the weights or of the modules ends the reuse of everything computed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from weakref import WeakSet
+
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.generate.forward import Forward
+from triptych.generate.request import LiveRow
+from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
+from triptych.program.changes import Structure
+
+LEAST = 8  # ids; fewer are computed again, which takes less time than copying them
+
+
+class ModelState:
+    """The modules and weights of a model as they are now.
+
+    Changes are seen by torch's counter of in-place changes, by where the numbers lie, and by which modules there are.
+    A change in place through `.data` is in none of these and not seen.
+    """
+
+    def __init__(self, module: Transformer) -> None:
+        self.structure = Structure(module)
+        tensors = [*module.parameters(), *module.buffers()]
+        self.tensors = [one.blocks if isinstance(one, PackedWeight) else one for one in tensors]
+        self.counted = not any(one.is_inference() for one in self.tensors)
+        self.before = self._now()
+
+    def _now(self) -> tuple[list[int], list[int]]:
+        versions = [one._version for one in self.tensors] if self.counted else []
+        return list(map(Tensor.data_ptr, self.tensors)), versions
+
+    @property
+    def plain(self) -> bool:
+        """Whether the modules alone say what is computed, and every change of a weight is counted."""
+        return self.counted and self.structure.refusal() is None
+
+    def same(self) -> bool:
+        """Whether nothing has changed since."""
+        return self.structure.same() and self._now() == self.before
+
+
+class Prefixes:
+    """What the slots of an engine's cache hold, of rows that run and of rows that have left.
+
+    kept     the ids that each slot of a row that has left still holds, least recently used first.  These slots are
+             given up as soon as rows need them, so that keeping them takes no memory of its own.
+    reused   ids that were taken over instead of computed, since the engine was made.
+    """
+
+    def __init__(self, forward: Forward, reused: int = 0) -> None:
+        self.forward, self.cache = forward, forward.cache
+        self.state = ModelState(forward.module)
+        self.kept: dict[int, list[int]] = {}
+        self.reused = reused
+        self.outdated: WeakSet[LiveRow] = WeakSet()  # rows that were computed before a change
+
+    def keep(self, row: LiveRow) -> bool:
+        """Keep the slot of a row that leaves; False where nobody could use it."""
+        usable = self._serves(row) and row.cached == self.cache.lengths[row.slot] >= LEAST
+        if usable:
+            self.kept[row.slot] = row.ids[: row.cached]
+        return usable
+
+    def slot(self, row: LiveRow, running: Iterable[LiveRow]) -> int:
+        """A slot for a new row: one whose ids the row continues, a free one, or a kept one that is given up.
+
+        A kept slot is taken over where the row uses at least half of what it holds, or where no other is free.
+        """
+        self.check(running)
+        slot, length = self._best(row, self.kept.items()) if self._takes(row) else (-1, 0)
+        if length >= LEAST and (2 * length >= len(self.kept[slot]) or not self.cache.free_slots):
+            del self.kept[slot]
+            self.cache.trim(slot, length)
+            self._take(row, length)
+            return slot
+        if not self.cache.free_slots and self.kept:
+            self.give_up(1)
+        return self.cache.add(1)[0]
+
+    def give_up(self, count: int) -> None:
+        """Free up to `count` kept slots, least recently used first."""
+        oldest = list(self.kept)[:count]
+        for slot in oldest:
+            del self.kept[slot]
+        self.cache.free(oldest)
+
+    def fill(self, row: LiveRow, running: Sequence[LiveRow]) -> bool:
+        """Copy to an empty row what another slot holds of its prompt's beginning.  False where it is better to wait: a
+        row before it in `running` is about to compute more of it."""
+        if not self._takes(row):
+            return True
+        self.check(running)
+        others = [one for one in running if one is not row and self._serves(one)]
+        live = {one.slot: one.ids[: one.cached] for one in others if one.cached >= LEAST}
+        slot, length = self._best(row, [*live.items(), *self.kept.items()])
+        ahead = [one for one in running[: running.index(row)] if one in others and one.cached < len(one.ids) - 1]
+        if any(common(one.ids, row.ids) >= max(length, one.cached) + LEAST for one in ahead):
+            return False
+        if length >= LEAST:
+            self.cache.copy_prefix(slot, row.slot, length)
+            if slot in self.kept:
+                self.kept[slot] = self.kept.pop(slot)  # now the most recently used
+            self._take(row, length)
+        return True
+
+    def check(self, running: Iterable[LiveRow]) -> None:
+        """Forget all that was computed before a change of the model."""
+        if not self.state.same():
+            self.give_up(len(self.kept))
+            self.outdated.update(running)
+            self.state = ModelState(self.forward.module)
+
+    def _take(self, row: LiveRow, length: int) -> None:
+        row.cached = row.reused = length
+        self.reused += length
+
+    def _takes(self, row: LiveRow) -> bool:
+        return not row.cached and not row.request.all_logits and self._serves(row) and self.state.plain
+
+    def _serves(self, row: LiveRow) -> bool:
+        return row.request.probe is None and row.request.source is None and row not in self.outdated
+
+    def _best(self, row: LiveRow, held: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, int]:
+        """The slot, of some with the ids that they hold, that has most of the row's prompt; and how much of it can be
+        used: not the last id, whose logits are wanted."""
+        best = -1, 0
+        for slot, ids in held:
+            length = min(common(ids, row.ids), len(row.ids) - 1)
+            if length > best[1] and self._usable(slot, length, len(ids), len(row.ids)):
+                best = slot, length
+        return best
+
+    def _usable(self, slot: int, length: int, held: int, wanted: int) -> bool:
+        """Whether rings still hold the prefix, and LongRoPE's factors are the same for both rows."""
+        switch = self.forward.switch
+        if (length <= switch) if held > switch else (wanted > switch):
+            return False
+        try:
+            self.cache.check_trim(slot, length)
+        except InputError:
+            return False
+        return True
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first ids two rows share."""
+    least, most = 0, min(len(a), len(b))
+    if a[:most] == b[:most]:
+        return most
+    while most - least > 1:  # a[:least] == b[:least] and a[:most] != b[:most]
+        middle = (least + most) // 2
+        if a[least:middle] == b[least:middle]:
+            least = middle
+        else:
+            most = middle
+    return least

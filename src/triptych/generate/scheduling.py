@@ -1,0 +1,139 @@
+"""A queue of requests before an engine: rows join it as others leave, within a number of rows and bytes of cache."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from triptych import machine
+from triptych.errors import InputError
+from triptych.generate.arguments import integer
+from triptych.generate.engine import Engine
+from triptych.generate.request import LiveRow, Output, Request
+
+MAX_ROWS = 32  # at once
+BUDGET = 512  # ids of a step
+SHARE = 0.75  # of the free memory, for caches
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a queue is: requests that are `done` and `running`, of `total`; `tokens` written; `reused` ids of
+    prompts that were not computed again."""
+
+    done: int
+    running: int
+    total: int
+    tokens: int
+    reused: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Scheduler:
+    """Runs submitted requests in the order in which they came, at most `max_rows` at once.
+
+    A request waits until the cache with its row takes at most `cache_bytes`, by default three quarters of the memory
+    that is free now.  One that would take more alone is refused.
+
+    Raises InputError for settings out of range.
+    """
+
+    def __init__(self, engine: Engine, *, max_rows: int = MAX_ROWS, cache_bytes: int | None = None) -> None:
+        self.engine, self.max_rows = engine, integer("max_rows", max_rows, 1)
+        self.cache_bytes = free_cache_bytes(engine) if cache_bytes is None else integer("cache_bytes", cache_bytes, 1)
+        self.waiting: deque[LiveRow] = deque()
+        self._lengths: dict[LiveRow, tuple[int, int]] = {}  # of rows that wait or run: ids, and positions of the source
+        self.total = self.tokens = 0
+        self.failed: Exception | None = None  # the first error of a row in the last step
+
+    def submit(self, request: Request) -> LiveRow:
+        """Add a request to the end of the queue; its row says later what became of it.
+
+        Raises InputError and TextError as `Engine.add`, and InputError, with the bytes, for one whose cache would not
+        fit; the requests before it run on.
+        """
+        row = self.engine.prepare(request)
+        source = 0 if request.source is None else self.engine.module.length(request.source)
+        nbytes = self._bytes(1, row.limit, source)
+        if nbytes > self.cache_bytes:
+            raise InputError(
+                f"prompt {request.number}: the cache of its {row.limit:,} positions would take {nbytes:,} bytes, and "
+                f"{self.cache_bytes:,} are free for it; shorten the prompt or lower max_new_tokens"
+            )
+        self._lengths[row] = row.limit, source
+        self.waiting.append(row)
+        self.total += 1
+        return row
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait or run."""
+        return bool(self.waiting or self.engine.rows)
+
+    @property
+    def progress(self) -> Progress:
+        running, prefixes = len(self.engine.rows), self.engine.prefixes
+        done = self.total - running - len(self.waiting)
+        return Progress(done, running, self.total, self.tokens, 0 if prefixes is None else prefixes.reused)
+
+    def step(self) -> list[Output]:
+        """Let waiting rows join, and run one step.  A row that fails leaves with the reason `error`; the others run
+        on."""
+        self._admit()
+        before = self.engine.rows
+        outputs = self.engine.step(isolate=True) if before else []
+        self.failed = next((row.error for row in before if row.error is not None), None)
+        self.tokens += sum(output.token is not None for output in outputs)
+        return outputs
+
+    def _admit(self) -> None:
+        joining: list[LiveRow] = []
+        while self.waiting and len(self.engine.rows) + len(joining) < self.max_rows and self._fits(joining):
+            joining.append(self.waiting.popleft())
+        if not joining:
+            return
+        running = [*self.engine.rows, *joining]
+        self._lengths = {row: self._lengths[row] for row in (*running, *self.waiting)}
+        cache = self.engine.cache
+        cache.longest = max(self._lengths[row][0] for row in running)
+        lacking = len(running) - len(cache.lengths)
+        if lacking > 0:  # at once, since each growth copies what the cache holds
+            cache.free(cache.add(len(cache.free_slots) + lacking))
+        empty = [row for row in joining if not row.request.max_new_tokens]
+        for row in empty:
+            row.reason = "length"
+        self.engine.join([row for row in joining if row not in empty])
+
+    def _fits(self, joining: list[LiveRow]) -> bool:
+        """Whether the first waiting row can join beside those that run and `joining`."""
+        engine, first = self.engine, self.waiting[0]
+        rows = [*engine.rows, *joining, first]
+        known = [self._lengths[row] for row in rows if row in self._lengths]
+        length, source = (max(numbers) for numbers in zip(*known, strict=True))
+        if self._bytes(max(len(rows), len(engine.cache.lengths)), length, source) <= self.cache_bytes:
+            return True
+        if len(rows) == 1:  # alone it fits: beside nothing but the slots of rows that have left
+            engine.reset()
+            return True
+        return False
+
+    def _bytes(self, slots: int, length: int, source: int) -> int:
+        """Bytes of a cache with so many slots, of rows of `length` ids beside sources of `source` positions."""
+        cache, cross = self.engine.cache, self.engine.cross
+        slot = cache.slot_bytes(max(length, cache.capacity))
+        return slots * (slot + (0 if cross is None else cross.slot_bytes(source)))
+
+
+def free_cache_bytes(engine: Engine) -> int:
+    """Bytes that the cache of an engine may take: what it has, and a share of what is free."""
+    device, has = engine.module.device, engine.cache.nbytes
+    if device.type == "cuda":
+        free: int | None = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = machine.free_memory()
+    return 1 << 62 if free is None else has + int(SHARE * free)

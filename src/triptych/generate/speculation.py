@@ -1,0 +1,204 @@
+"""Exact speculation: several next tokens are guessed, one forward computes the logits after each, and those that would
+have been chosen anyway are taken (Leviathan et al. 2023; prompt lookup: Saxena 2023).
+
+Each token is chosen from its own logits exactly as without guesses: by the same rules and settings and with the same
+random numbers, which are a function of (seed, request, position).  A guess is right where it is that token.  The ids
+are therefore those of a run without guesses, sampled ones too, and not only their distribution.  A guess x is right
+with its probability p(x), as in rejection sampling.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from triptych.attention import Cache
+from triptych.attention.store import Held
+from triptych.generate.arguments import integer
+from triptych.generate.forward import Forward
+from triptych.generate.request import LiveRow
+from triptych.nn import Row
+
+LONGEST_NGRAM = 3
+SHORTEST_NGRAM = 2
+WINDOW = 12  # steps that are compared
+PAUSE, LONGEST_PAUSE = 32, 1024  # steps without guesses after a loss; doubled at each
+REFRESH = 128  # steps with guesses after which some without are measured again
+
+
+@runtime_checkable
+class Drafts(Protocol):
+    """What guesses the next tokens of rows."""
+
+    def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
+        """Up to `counts[i]` next ids of each row."""
+
+    def forget(self, rows: Sequence[LiveRow]) -> None:
+        """These rows have left."""
+
+    def reset(self) -> None:
+        """All rows have left, or an exception left the drafts in an unknown state."""
+
+
+class PromptLookup:
+    """Guesses what followed the newest ids where they stood before: in the row itself, and in the ids of its source."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.texts: WeakKeyDictionary[LiveRow, _Text] = WeakKeyDictionary()
+
+    def forget(self, rows: Sequence[LiveRow]) -> None:
+        for row in rows:
+            self.texts.pop(row, None)
+
+    def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
+        guesses = []
+        for row, count in zip(rows, counts, strict=True):
+            text = self.texts.get(row)
+            if text is None:
+                text = self.texts[row] = _Text(_source_ids(row.request.source))
+            guesses.append(text.following(row.ids, count))
+        return guesses
+
+
+def _source_ids(source: Row | None) -> list[int]:
+    """The ids of a source; none where it is sound or an image."""
+    return [] if source is None or isinstance(source, Tensor) else list(source)
+
+
+class _Text:
+    """Ids with the last place of each of their n-grams."""
+
+    def __init__(self, before: list[int]) -> None:
+        self.ids, self.before = before, len(before)
+        self.places: dict[tuple[int, ...], int] = {}
+        self._index(0)
+
+    def _index(self, first: int) -> None:
+        """Note what follows each n-gram that ends at `first` or later: the newest place counts."""
+        for end in range(max(first, SHORTEST_NGRAM), len(self.ids)):
+            for n in range(SHORTEST_NGRAM, min(LONGEST_NGRAM, end) + 1):
+                self.places[tuple(self.ids[end - n : end])] = end
+
+    def following(self, row: Sequence[int], count: int) -> list[int]:
+        """`count` ids that followed the row's last n-gram, the longest that is known; where they reach the end of the
+        row, it is guessed to go on repeating itself."""
+        known = len(self.ids)
+        self.ids += row[known - self.before :]
+        self._index(known)
+        for n in range(min(LONGEST_NGRAM, len(self.ids)), SHORTEST_NGRAM - 1, -1):
+            place = self.places.get(tuple(self.ids[-n:]))
+            if place is not None:
+                return [self.ids[place + i % (len(self.ids) - place)] for i in range(count)]
+        return []
+
+
+class Speculation:
+    """Guesses for the rows of an engine, how many were right, and whether they pay.
+
+    The time for a new token with guesses is compared with that without them, each over its last steps; where guesses
+    lose, they rest for some steps and are tried again.  `adaptive=False` always guesses.
+    """
+
+    def __init__(self, drafts: Drafts, tokens: int = 4, *, adaptive: bool = True) -> None:
+        self.drafts, self.tokens, self.adaptive = drafts, integer("draft_tokens", tokens, 1), adaptive
+        self.drafted = self.accepted = 0
+        self.with_guesses: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self.without: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self.rest, self.pause, self.steps = 0, PAUSE, 0
+        self.held: dict[LiveRow, Held] = {}
+        self.guessing = False  # in the step that runs
+
+    def reset(self) -> None:
+        """All rows have left."""
+        self.held.clear()
+        self.drafts.reset()
+
+    def forget(self, rows: Sequence[LiveRow]) -> None:
+        """These rows have left."""
+        for row in rows:
+            self.held.pop(row, None)
+        self.drafts.forget(rows)
+
+    def propose(self, rows: Sequence[LiveRow], forward: Forward) -> None:
+        """Set the drafts of the rows that decode and may have one: rows with a probe and those that want all logits
+        are computed one token at a time."""
+        self.guessing = False
+        counts: dict[LiveRow, int] = {}
+        for row in rows:
+            row.draft = ()
+            if len(row.ids) - row.cached == 1 and row.source is None and self.wanted:
+                most = self._most(row, forward)
+                if most > 0:
+                    counts[row] = most
+        if not counts:
+            return
+        guesses = self.drafts.guess(list(counts), list(counts.values()))
+        for row, guess in zip(counts, guesses, strict=True):
+            if guess:
+                row.draft = guess
+                self.guessing = True
+                if forward.cache.smallest_window is not None:
+                    self.held[row] = forward.cache.hold(row.slot, 1 + len(guess))
+
+    def _most(self, row: LiveRow, forward: Forward) -> int:
+        """The longest draft of a row: the token after it is chosen too, and stays within the row's limit; a ring has
+        places for all; LongRoPE's factors are the same for all."""
+        if row.request.probe is not None or row.request.all_logits:
+            return 0
+        most = min(self.tokens, row.limit - len(row.ids) - 1)
+        if forward.cache.smallest_window is not None:
+            most = min(most, forward.cache.smallest_window - 1)
+        if len(row.ids) <= forward.switch + 1:
+            most = min(most, forward.switch - len(row.ids))
+        return most
+
+    def settle(self, row: LiveRow, cache: Cache) -> None:
+        """After the tokens of a drafted row were chosen: forget the guesses that were wrong."""
+        right = len(row.ids) - 1
+        held = self.held.pop(row, None)
+        if row.cached > right:
+            if held is None:
+                cache.trim(row.slot, right)
+            else:
+                cache.give_back(row.slot, right, held)
+            row.cached = right
+        row.drafted += len(row.draft)
+        row.draft = ()
+
+    # -- whether it pays ------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next step should guess."""
+        return not self.adaptive or self.rest == 0
+
+    def measured(self, seconds: float, tokens: int) -> None:
+        """A step that read no prompt took so long and gave so many tokens."""
+        if not tokens or not self.adaptive:
+            return
+        (self.with_guesses if self.guessing else self.without).append((seconds, tokens))
+        if self.rest:
+            self.rest -= 1
+            return
+        self.steps += 1
+        if len(self.without) < WINDOW // 3 or self.steps >= REFRESH:
+            self.rest, self.steps = WINDOW // 3, 0
+        elif len(self.with_guesses) == WINDOW:
+            if _each(self.with_guesses) > _each(self.without):
+                self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+                self.with_guesses.clear()
+            else:
+                self.pause = PAUSE
+
+
+def _each(steps: Sequence[tuple[float, int]]) -> float:
+    """Seconds of a token, over some steps; the slowest step is left out: it may have read a draft model's prompt."""
+    usual = sorted(steps)[:-1]
+    return sum(seconds for seconds, _ in usual) / sum(tokens for _, tokens in usual)

@@ -1,0 +1,232 @@
+"""The queue before an engine: whatever comes when, each request writes what it would alone; bad ones fail alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from native_models import needs_native
+from test_engine import MODELS, PROMPTS, SOURCES, alone
+from test_native_step import packed
+from triptych import machine
+from triptych.errors import InputError, ProbeError
+from triptych.generate import Engine, LiveRow, Progress, Request, Sampling, Scheduler, forbid
+from triptych.generate.forward import Forward
+from triptych.model import Model
+from triptych.nn import Transformer
+from triptych.probe import add
+
+WAYS = (Sampling(), Sampling(temperature=1.0, seed=4), Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.2))
+
+
+def drawn(random: random.Random, module: Transformer, number: int, prefixes: Sequence[list[int]] = ([],)) -> Request:
+    """A request of any length and kind; `prefixes` are beginnings that several share."""
+    prompt = [*random.choice(prefixes), *(random.randrange(3, 41) for _ in range(random.randint(1, 17)))]
+    source = [random.randrange(3, 41) for _ in range(random.randint(1, 9))] if module.encoder else None
+    rules = [forbid([random.randrange(41)])] if random.random() < 0.2 else []
+    return Request(
+        prompt=prompt, source=source, number=number, max_new_tokens=random.randint(1, 12), rules=rules,
+        sampling=random.choice(WAYS), ends=[random.randrange(41)], logprobs=0,
+    )  # fmt: skip
+
+
+Written = tuple[list[int], list[float]]
+"""Ids, and their log-probabilities."""
+
+
+def in_a_queue(module: Transformer, wanted: Sequence[Request], random: random.Random) -> list[Written]:
+    """What requests write that arrive while others run, under random limits."""
+    engine = Engine(module, budget=random.randint(1, 40), reuse=True)
+    scheduler = Scheduler(engine, max_rows=random.randint(1, 5))
+    rows, waiting, logprobs = list[LiveRow](), list(wanted), dict[LiveRow, list[float]]()
+    while waiting or scheduler.busy:
+        while waiting and random.random() < 0.4:
+            rows.append(scheduler.submit(waiting.pop(0)))
+        for output in scheduler.step():
+            assert output.logprobs is not None
+            logprobs.setdefault(output.row, []).append(output.logprobs.logprob)
+        assert len(engine.rows) <= scheduler.max_rows >= len(engine.cache.lengths)
+    return [(row.new, logprobs[row]) for row in rows]
+
+
+def by_itself(module: Transformer, request: Request) -> Written:
+    engine = Engine(module)
+    (row,) = engine.add(request)
+    found = []
+    while engine.rows:
+        found += [output.logprobs.logprob for output in engine.step() if output.logprobs is not None]
+    return row.new, found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", MODELS)
+def test_random_arrivals_and_budgets_give_what_each_gives_alone(name: str, seed: int) -> None:
+    module, draw = MODELS[name](), random.Random(seed)
+    wanted = [drawn(draw, module, i, ([], list(range(5, 16)))) for i in range(12)]
+    for request, (ids, logprobs) in zip(wanted, in_a_queue(module, wanted, draw), strict=True):
+        expected = by_itself(module, request)
+        assert ids == expected[0]
+        assert logprobs == pytest.approx(expected[1], abs=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("seed", range(3))
+def test_natively_the_bits_are_the_same_too(seed: int) -> None:
+    module, draw = packed(), random.Random(seed)
+    wanted = [drawn(draw, module, i, ([], list(range(5, 16)))) for i in range(12)]
+    assert in_a_queue(module, wanted, draw) == [by_itself(module, request) for request in wanted]
+
+
+def test_many_prompts_run_in_few_slots_and_come_back_in_order() -> None:
+    model, draw, steps = Model(tiny.decoder()), random.Random(0), list[Progress]()
+    prompts = [[draw.randrange(3, 41) for _ in range(draw.randint(1, 20))] for _ in range(60)]
+    how = {"max_new_tokens": 6, "temperature": 0.9, "seed": 3}
+    found = model.generate(prompts, max_rows=7, on_progress=steps.append, **how)  # type: ignore[arg-type]
+    for i, generation in enumerate(found):
+        wanted = Request(prompt=prompts[i], max_new_tokens=6, sampling=Sampling(temperature=0.9, seed=3), number=i)
+        assert generation.ids == alone(model.module, wanted)
+    assert max(one.running for one in steps) <= 7
+    assert (steps[-1].done, steps[-1].total, steps[-1].tokens) == (60, 60, sum(len(one.ids) for one in found))
+    assert [one.done for one in steps] == sorted(one.done for one in steps)
+    assert 0 < steps[len(steps) // 2].done < 60
+
+
+def test_a_step_runs_no_more_ids_than_its_budget_and_decodes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[dict[int, int]] = []
+    run = Forward.run
+
+    def recorded(self: Forward, session: object, rows: Sequence[LiveRow], *rest: object) -> object:
+        before = [row.cached for row in rows]
+        out = run(self, session, rows, *rest)  # type: ignore[arg-type]
+        steps.append({row.request.number: row.cached - b for row, b in zip(rows, before, strict=True)})
+        return out
+
+    monkeypatch.setattr(Forward, "run", recorded)
+    engine = Engine(tiny.decoder(), budget=10)
+    engine.add(Request(prompt=[7] * 4, max_new_tokens=9, number=0))
+    engine.step()
+    engine.add(*(Request(prompt=[i] * 16, max_new_tokens=3, number=i) for i in (1, 2)))
+    while engine.rows:
+        engine.step()
+    assert steps[:6] == [{0: 4}, {0: 1, 1: 9}, {0: 1, 1: 7, 2: 2}, {0: 1, 1: 1, 2: 8}, {0: 1, 1: 1, 2: 6}, {0: 1, 2: 1}]
+    assert max(sum(step.values()) for step in steps) == 10
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_does_not_fit_is_refused_with_the_bytes_and_fails_alone() -> None:
+    engine = Engine(tiny.decoder())
+    per_token = engine.cache.slot_bytes(1)
+    assert per_token == 2 * tiny.G * 2 * tiny.K * 4
+    scheduler = Scheduler(engine, cache_bytes=64 * per_token - 1)
+    with pytest.raises(InputError, match=f"prompt 3: the cache of its 6 positions would take {64 * per_token:,} bytes"):
+        scheduler.submit(Request(prompt=[1, 2], max_new_tokens=4, number=3))
+    scheduler.cache_bytes += 1
+    row = scheduler.submit(Request(prompt=[1, 2], max_new_tokens=4, number=4))
+    with pytest.raises(InputError, match="prompt 5: token id 41 is outside"):
+        scheduler.submit(Request(prompt=[41], max_new_tokens=4, number=5))
+    while scheduler.busy:
+        scheduler.step()
+    assert len(row.new) == 4
+
+
+def test_rows_wait_until_the_cache_has_room_for_them() -> None:
+    module = tiny.encoder_decoder()
+    engine = Engine(module)
+    assert engine.cross is not None
+    slot = engine.cache.slot_bytes(64) + engine.cross.slot_bytes(4)
+    scheduler = Scheduler(engine, cache_bytes=2 * slot)
+    wanted = [
+        Request(prompt=prompt, source=source, max_new_tokens=5, number=i)
+        for i, (prompt, source) in enumerate(zip(PROMPTS, SOURCES, strict=True))
+    ]
+    rows = [scheduler.submit(request) for request in wanted]
+    while scheduler.busy:
+        scheduler.step()
+        assert len(engine.rows) <= 2
+        assert engine.cache.nbytes + engine.cross.nbytes <= 2 * slot
+    assert [row.new for row in rows] == [alone(module, request) for request in wanted]
+    long = scheduler.submit(Request(prompt=[1] * 100, source=[1] * 4, max_new_tokens=20, number=9))
+    while scheduler.busy:
+        scheduler.step()  # alone it fits, once the slots of the others are gone
+    assert len(long.new) == 20
+    assert engine.cache.nbytes + engine.cross.nbytes <= 2 * slot
+
+
+def test_generate_refuses_before_anything_runs_and_names_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = Model(tiny.decoder()), list[int]()
+    with pytest.raises(InputError, match="prompt 2: 62 prompt tokens"):
+        model.generate([[1], [2], [3] * 62], max_new_tokens=4, on_token=lambda i, token: tokens.append(i))
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
+    with pytest.raises(InputError, match=r"prompt 0: the cache of its 5 positions would take .* and 750 are free"):
+        model.generate([[1]], max_new_tokens=4, on_token=lambda i, token: tokens.append(i))
+    assert not tokens
+
+
+def test_a_row_that_fails_leaves_and_the_others_run_on() -> None:
+    def bad(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
+        if len(ids) == 7:
+            raise KeyError("a rule of the caller")
+        return logits
+
+    module = tiny.decoder()
+    wanted = [Request(prompt=p, max_new_tokens=6, number=i) for i, p in enumerate(PROMPTS)]
+    wanted[1] = Request(prompt=PROMPTS[1], max_new_tokens=6, number=1, rules=[bad])
+    scheduler = Scheduler(Engine(module))
+    rows = [scheduler.submit(request) for request in wanted]
+    failed = []
+    while scheduler.busy:
+        scheduler.step()
+        failed.append(scheduler.failed)
+    assert [row.reason for row in rows] == ["length", "error", "length", "length"]
+    assert isinstance(rows[1].error, KeyError)
+    assert [one for one in failed if one is not None] == [rows[1].error]
+    for i in (0, 2, 3):
+        assert rows[i].new == alone(module, wanted[i])
+    assert rows[1].new == alone(module, Request(prompt=PROMPTS[1], max_new_tokens=4, number=1))
+    with pytest.raises(KeyError, match="a rule of the caller"):
+        Model(module).generate(PROMPTS, max_new_tokens=6, rules=[bad])
+
+
+def test_after_an_interruption_the_model_writes_as_before() -> None:
+    model = Model(tiny.decoder("rope", "window"))
+    expected = [one.ids for one in model.generate(PROMPTS, max_new_tokens=8)]
+
+    def interrupted(row: int, token: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(PROMPTS, max_new_tokens=8, on_token=interrupted)
+    assert [one.ids for one in model.generate(PROMPTS, max_new_tokens=8)] == expected
+
+
+def test_edits_and_beams_of_many_prompts_are_those_of_each() -> None:
+    model = Model(tiny.decoder())
+    steer = add("blocks.0.resid_post", torch.linspace(-3, 3, tiny.D))
+    together = model.generate(PROMPTS, max_new_tokens=5, edit=steer, max_rows=2, read=["final"])
+    assert [one.ids for one in together] == [model.generate([p], max_new_tokens=5, edit=steer)[0].ids for p in PROMPTS]
+    assert together[0].trace is not None
+    assert [len(x) for x in together[0].trace["final"]] == [len(p) + 4 for p in PROMPTS]
+    searched = model.generate(PROMPTS, max_new_tokens=5, beams=3, max_rows=6)
+    assert [one.ids for one in searched] == [model.generate([p], max_new_tokens=5, beams=3)[0].ids for p in PROMPTS]
+    with pytest.raises(ProbeError, match="changed nothing"):
+        model.generate(PROMPTS, max_new_tokens=2, edit=add("final", torch.zeros(tiny.D)), max_rows=2)
+
+
+def test_the_free_memory_counts_the_limits_of_cgroups(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 500 kB\n")
+    assert machine.free_memory(tmp_path) == 500 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("0::/a\n")
+    group = tmp_path / "sys/fs/cgroup/a"
+    group.mkdir(parents=True)
+    for name, text in {"max": "300000", "current": "280000", "stat": "anon 9\ninactive_file 5000\n"}.items():
+        (group / f"memory.{name}").write_text(text)
+    assert machine.free_memory(tmp_path) == 25_000
+    assert machine.free_memory(tmp_path / "nowhere") is None
