@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import malformed
+from triptych.native import library, why_not
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts memory as Linux does")
 
@@ -42,6 +43,20 @@ def cost(work):
 """
 READ = "source = open_source(Path(sys.argv[1]))\nprint(*cost(lambda: [source.read(name) for name in source.names]))"
 LOAD = "print(*cost(lambda: list(triptych.load(sys.argv[1], dequantize=True).module.parameters())))"
+LOAD_PACKED = """
+from triptych.checkpoints.header import read_header
+from triptych.checkpoints.load_weights import read_weights
+from triptych.quantize import packing_for
+
+header = read_header(sys.argv[1])
+tokenizer, how = header.tokenizer(), packing_for(header.source)
+
+def load():
+    module, _ = read_weights(header.spec, header.source, dequantize=how.dequantize, packer=how.packer)
+    return [getattr(one, "blocks", one) for one in module.parameters()]
+
+print(*cost(load))
+"""
 
 
 def measure(program: str, path: Path) -> tuple[int, int]:
@@ -81,4 +96,14 @@ def test_loading_a_real_model_costs_its_weights_and_little_more(smollm2_gguf: Pa
     """The whole of `load`: header, tokenizer, mapping, and 97 MB of packed weights made float32."""
     cost, weights = measure(LOAD, smollm2_gguf)
     assert weights == 4 * 134_515_008
+    assert 0.9 * weights < cost <= 1.15 * weights
+
+
+def test_loading_a_packed_file_costs_its_layout_and_little_more(smollm2_gguf: Path) -> None:
+    """The weights alone, while they are read and after: the tokenizer, whose size does not follow theirs, comes before.
+    No package that torch imports for operations on a packed weight is among the cost."""
+    if library() is None:
+        pytest.skip(why_not() or "")
+    cost, weights = measure(LOAD_PACKED, smollm2_gguf)
+    assert 90e6 < weights < 100e6  # 4.5 to 5 bits for most of 135 million numbers, 8.5 for the table
     assert 0.9 * weights < cost <= 1.15 * weights

@@ -124,12 +124,17 @@ class PackedWeight(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """As `Tensor`'s, without turning results into packed weights; products by the format's kernel if it has one."""
+        """As `Tensor`'s, without turning results into packed weights; products by the format's kernel if it has one.
+
+        What a model does with its weights ends here: the first call that goes on to `__torch_dispatch__` makes torch
+        import packages that take 35 MB and a second.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             if func is Tensor.requires_grad_ and (args[1:] or [True])[0] and (kwargs or {}).get("requires_grad", True):
                 raise InputError("packed weights are constants; load the model with dequantize=True to train it")
-            if func is F.linear:
-                out = _linear(*args, **(kwargs or {}))
+            own_form = _FUNCTION_FORMS.get(func)
+            if own_form is not None:
+                out = own_form(*args, **(kwargs or {}))
                 if out is not None:
                     return out
             return func(*args, **(kwargs or {}))
@@ -215,6 +220,23 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return out if bias is None else out + bias.to(dtype)
 
 
+def _embedding(ids: Tensor, weight: Tensor, *options: object, **named: object) -> Tensor | None:
+    """`F.embedding`; None with options, which change the table or its gradient."""
+    if not isinstance(weight, PackedWeight) or isinstance(ids, PackedWeight) or options or named:
+        return None
+    return _lookup(weight, ids)
+
+
+def _detached(weight: Tensor) -> Tensor:
+    return weight.with_blocks(weight.blocks) if isinstance(weight, PackedWeight) else weight.detach()
+
+
+#: What has a packed form as a function, before autograd; None from it is torch's own way.
+_FUNCTION_FORMS: dict[object, Callable[..., Tensor | None]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    Tensor.detach: _detached,
+}
 _PACKED_FORMS: dict[object, Callable[..., Tensor]] = {
     aten.detach.default: lambda weight: weight.with_blocks(weight.blocks),
     aten.alias.default: lambda weight: weight.with_blocks(weight.blocks),

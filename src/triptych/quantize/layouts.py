@@ -17,7 +17,7 @@ from triptych.errors import InputError
 BAND = 16  # rows that are stored together
 GROUP = 32  # columns that share a scale
 SUPERGROUP = 256  # columns that share a scale of S8X16
-_CHUNK = 1 << 22  # numbers packed or unpacked at a time: the temporaries stay small beside the matrix
+_CHUNK = 1 << 18  # numbers packed or unpacked at a time: the temporaries stay small beside the matrix
 
 
 @dataclass(frozen=True, eq=False)
