@@ -1,0 +1,129 @@
+"""Runs an encoder natively: the hidden states of whole rows, where the model is what its program says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.attention import Rows
+from triptych.errors import ConfigError, InputError
+from triptych.native.step import STORE
+from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
+from triptych.program.changes import Structure
+from triptych.program.lower import lower
+from triptych.program.native_binding import Binder, Binding, MatrixOf
+from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct
+from triptych.program.native_plan import NativePlan, encoding_plan_of
+from triptych.program.native_values import NotNative
+
+TOKENS = 512  # of one call, unless a row is longer: what a layer computes then stays in the caches of the processor
+_LOCK = Lock()
+
+
+class _Prepared:
+    """A module as it was when it was lowered, and its plan or why there is none."""
+
+    def __init__(self, module: Transformer) -> None:
+        self.structure = Structure(module)
+        self.reason = self.structure.refusal()
+        self.plan: NativePlan | None = None
+        self.binding: Binding | None = None
+        if module.device.type != "cpu":
+            self.reason = f"the model is on {module.device.type}"
+        if self.reason is None:
+            try:
+                self.plan = _lowered(module)
+            except ConfigError as reason:
+                self.reason = str(reason)
+
+
+_prepared: WeakKeyDictionary[Transformer, _Prepared] = WeakKeyDictionary()
+
+
+class NativeEncoder:
+    """The native executor of an encoder.  One thread uses it at a time; others may use the same module.
+
+    matrix_of     the run-time layout of a packed weight.
+    dense         whether a model without packed weights runs here too; torch's matrix products are faster.
+    why_modules   why the last call gave None; None after a call that ran.
+    """
+
+    def __init__(self, module: Transformer, *, matrix_of: MatrixOf | None = None, dense: bool = False) -> None:
+        self.module, self.matrix_of, self.dense = module, matrix_of, dense
+        self.calls = Calls()
+        self.why_modules: str | None = None
+
+    def hidden(self, ids: Sequence[int], rows: Rows) -> Tensor | None:
+        """The encoder's output [N, D], fp32, for the ids [N] of whole rows, all of token type 0; None where the modules
+        must run."""
+        try:
+            binding = self._bound(rows.longest)
+            self._check(binding, ids, rows)
+        except NotNative as reason:
+            self.why_modules = str(reason)
+            return None
+        self.why_modules = None
+        matrices = binding.matrices.copy()
+        stores = np.zeros(1, STORE)  # instructions name the first store, and read nothing of it
+        plan = plan_struct(binding, matrices, stores)
+        labels = labels_of(ids, rows, [0] * len(rows.lengths))
+        out = torch.empty(len(ids), binding.plan.outputs)
+        for first, last in _pieces(rows.lengths):
+            self.calls.run(binding, matrices, plan, piece_of(labels, first, last), [], out[first:last])
+        return out
+
+    def _bound(self, positions: int) -> Binding:
+        """The weights as they are now.  Raises NotNative where the modules must run."""
+        self.calls.check()
+        prepared = _prepared.get(self.module)
+        if prepared is None or not prepared.structure.same():
+            with _LOCK:
+                prepared = _prepared[self.module] = _Prepared(self.module)
+        if prepared.plan is None:
+            raise NotNative(prepared.reason or "the model has no native plan")
+        binding = prepared.binding
+        if binding is None or not binding.numbers.same() or binding.positions < positions:
+            try:
+                binding = Binder(self.module, prepared.plan, self.matrix_of).bind(positions)
+            except InputError as error:
+                raise NotNative(str(error)) from None
+            prepared.binding = binding
+        return binding
+
+    def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
+        """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
+        if len(ids) != rows.total or not len(ids) or any(rows.past):
+            raise NotNative("no tokens, or not as many as the rows have, or rows that continue others")
+        if not binding.packed and not self.dense:
+            raise NotNative("dense weights: torch's matrix products are faster")
+        if rows.longest > min(binding.limit, self.module.spec.context or binding.limit):
+            raise NotNative("a row is longer than the model's context")
+        if min(ids) < 0 or max(ids) >= binding.vocab:
+            raise NotNative("an id lies outside the vocabulary")
+        if rows.documents is not None:
+            raise NotNative("rows of several documents")
+
+
+def _pieces(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Tokens [first, last) of neighbouring whole rows, up to TOKENS of them or one row."""
+    pieces, first, before = [], 0, 0
+    for end in accumulate(lengths):
+        if end - first > TOKENS and before > first:
+            pieces.append((first, before))
+            first = before
+        before = end
+    return [*pieces, (first, before)]
+
+
+def _lowered(module: Transformer) -> NativePlan:
+    named = module.named_parameters(remove_duplicate=False)
+    packed = frozenset(name for name, weight in named if isinstance(weight, PackedWeight))
+    with torch.inference_mode(False), torch.no_grad():
+        return encoding_plan_of(lower(module), packed)
