@@ -22,7 +22,7 @@ from triptych.generate import Engine, Request
 from triptych.model import create
 from triptych.nn.feedforward import GLU
 from triptych.probe import Plan, Session, zero
-from triptych.program.native_executor import NativeStep, _Prepared
+from triptych.program.native_executor import NativeStep, PreparedStep
 
 pytestmark = needs_native
 
@@ -166,14 +166,14 @@ def test_a_copy_of_a_model_that_ran_has_plans_of_its_own(copied: Callable[[nn.Tr
     ran(module)
     other = copied(module)
     if copied is not copy.copy:  # which shares the parts and weights
-        assert other.plans.get(_Prepared) is None
-        assert module.plans.get(_Prepared) is not None
+        assert other.plans.get(PreparedStep) is None
+        assert module.plans.get(PreparedStep) is not None
         with torch.no_grad():
             _block(other).mlp.down.weight.mul_(3)
     ran(other)
     ran(module)
-    prepared = other.plans.get(_Prepared)
-    assert (prepared is module.plans.get(_Prepared)) == (copied is copy.copy)
+    prepared = other.plans.get(PreparedStep)
+    assert (prepared is module.plans.get(PreparedStep)) == (copied is copy.copy)
     assert not [name for name in module.state_dict() if "plans" in name]
     del module
     ran(other)

@@ -33,7 +33,7 @@ enum operation {
     OP_GIVE = 14         /* row i of input, times its weight, added to its token's row of output */
 };
 
-enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2 };
+enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2, INDEX_NONE = 3 };
 
 enum function {
     FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,
@@ -48,7 +48,8 @@ enum rows { ROWS_TOKENS = 0, ROWS_CHOSEN = 1, ROWS_EXPERT = 2 };
 /* BARRIER_BEFORE: other threads must have finished what came before.  BARRIER_IF_ANY: only if an expert has tokens. */
 enum barrier { BARRIER_NONE = 0, BARRIER_BEFORE = 1, BARRIER_IF_ANY = 2 };
 
-enum attention { ATTEND_SELF = 0, ATTEND_CROSS = 1 };
+/* To the keys of the row so far, of its source, of all its new tokens (no store). */
+enum attention { ATTEND_SELF = 0, ATTEND_CROSS = 1, ATTEND_ROW = 2 };
 
 enum number_type { TYPE_F32 = 0, TYPE_BF16 = 1 };
 

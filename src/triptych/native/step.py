@@ -41,6 +41,15 @@ class Index(IntEnum):
     IDS = 0
     POSITIONS = 1
     TOKENS = 2
+    NONE = 3
+
+
+class Attention(IntEnum):
+    """What an `ATTEND` reads (`enum attention`)."""
+
+    SELF = 0
+    CROSS = 1
+    ROW = 2
 
 
 class Function(IntEnum):

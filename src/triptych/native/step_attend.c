@@ -139,7 +139,9 @@ static struct query query_of(struct worker *me, const struct instruction *it, in
     struct query query = {buffer(me, it->input) + vector * it->width, buffer(me, it->output) + vector * it->value_width,
                           bias ? (const float *)bias->data + (int64_t)head * bias->columns : NULL, -INFINITY, 0.0f, 0,
                           0, batch->position[n]};
-    query.end = it->kind == ATTEND_CROSS ? batch->source[n] : query.position + 1;
+    query.end = it->kind == ATTEND_CROSS ? batch->source[n]
+                : it->kind == ATTEND_ROW ? batch->end[n]
+                                         : query.position + 1;
     if (it->kind == ATTEND_SELF && it->window && query.end > it->window) query.lowest = query.end - it->window;
     memset(query.out, 0, (size_t)it->value_width * sizeof *query.out);
     return query;

@@ -26,7 +26,10 @@ void step_embed(struct worker *me, const struct instruction *it)
     int64_t first, last;
     share(me, row_count(me, it), &first, &last);
     for (int64_t n = first; n < last; n++) {
-        int64_t row = it->kind == INDEX_IDS ? batch->ids[n] : it->kind == INDEX_POSITIONS ? batch->position[n] : n;
+        int64_t row = it->kind == INDEX_IDS         ? batch->ids[n]
+                      : it->kind == INDEX_POSITIONS ? batch->position[n]
+                      : it->kind == INDEX_TOKENS    ? n
+                                                    : 0;
         copy_row(out + n * it->width, table, row + it->number);
     }
 }

@@ -92,17 +92,17 @@ class Binder:
         limit = vocab = np.iinfo(np.int32).max
         for step in self.plan.instructions[self.plan.instructions["op"] == Op.EMBED]:
             table, rows = self.plan.tables[step["weight"]], int(matrices[step["weight"]]["rows"])
-            if step["kind"] != Index.POSITIONS:
+            if step["kind"] in (Index.IDS, Index.TOKENS):
                 vocab = min(vocab, rows)
-            elif table.kind not in _BY_POSITION:
+            elif step["kind"] == Index.POSITIONS and table.kind not in _BY_POSITION:
                 limit = min(limit, rows - int(step["number"]))
         return int(limit), int(vocab)
 
     def _table(self, table: Table, positions: int) -> tuple[int, int, int, Tensor]:
         if table.kind == "matrix":
             return self._matrix(table.name)
-        if table.kind == "vector":
-            data = self._vector(table.name)
+        if table.kind in ("vector", "plain"):
+            data = self._plain(table.name)
         else:
             data = self._by_position(table, positions)
         rows = 1 if data.dim() == 1 else data.shape[0]
@@ -121,9 +121,12 @@ class Binder:
         self.shared.append(weight)
         return _DENSE[weight.dtype], weight.shape[0], weight.shape[1], weight.detach()
 
-    def _vector(self, name: str) -> Tensor:
-        """A vector in fp32: the parameter itself where it is that."""
+    def _plain(self, name: str) -> Tensor:
+        """Numbers in fp32: the parameter itself where it is that."""
         weight = self.parameters[name]
+        if isinstance(weight, PackedWeight):
+            self.packed.append(weight)
+            return weight.dense().float()
         if weight.dtype == torch.float32 and weight.is_contiguous():
             self.shared.append(weight)
             return weight.detach()

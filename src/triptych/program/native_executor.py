@@ -6,50 +6,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
 from threading import Lock
 from typing import Any
-from weakref import ref
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from triptych.attention import Cache, CrossCache, Rows
-from triptych.errors import ConfigError, InputError
-from triptych.native import usable_threads
-from triptych.native.step import STORE, Call, Plan, RunStep, run_step
+from triptych.errors import InputError
+from triptych.native.step import STORE, Plan
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
-from triptych.program.changes import Structure
-from triptych.program.lower import lower
-from triptych.program.native_binding import Binder, Binding, MatrixOf
+from triptych.program.native_binding import Binding, MatrixOf
+from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct
 from triptych.program.native_plan import NativePlan, plan_of
+from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
+from triptych.program.program import Program
 
 TOKENS = 256  # of one call: more run as several, so that the arena stays small
 MOST_DENSE = 32  # tokens up to which the products of dense weights are faster here than in torch's matrix library
-_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _keys_and_values = attrgetter("k", "v")
 _LOCK = Lock()
 
 
-@dataclass(eq=False)
-class _Prepared:
-    """What engines of one module share: how it was when it was lowered, and its plan or why there is none."""
+class PreparedStep(Prepared):
+    """The plan of a step; it depends on whether the cache keeps 16 bits, and on the window of each of its stores."""
 
-    module: ref[Transformer]
-    structure: Structure
-    how: tuple[Any, ...]
-    plan: NativePlan | None = None
-    reason: str | None = None
-    binding: Binding | None = None
+    @staticmethod
+    def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
+        return plan_of(program, packed, *how)
 
 
 class NativeStep:
@@ -66,19 +55,12 @@ class NativeStep:
     ) -> None:  # fmt: skip
         self.module, self.cache, self.cross = module, cache, cross
         self.matrix_of, self.most_dense = matrix_of, most_dense
-        function = run_step()
-        self.function: RunStep | None = None if isinstance(function, str) else function
-        self.unavailable = function if isinstance(function, str) else None
+        self.calls = Calls()
         self.why_modules: str | None = None
         half = bool(cache.stores) and cache.stores[0].k.dtype == torch.bfloat16
         self.how = half, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
         self.binding: Binding | None = None
         self.seen: list[Tensor] = []
-        self.labels = np.zeros((len(_LABELS), TOKENS), np.int32)
-        self.arena = self.scratch = torch.empty(0)
-        self.call = Call()
-        for i, name in enumerate(_LABELS):
-            setattr(self.call, name, self.labels[i].ctypes.data)
 
     def logits(self, ids: Sequence[int], rows: Rows, chosen: Sequence[int]) -> Tensor | None:
         """Run the tokens `ids` [N] of `rows`, which continue the cache -> the logits of tokens `chosen`, in rising
@@ -97,12 +79,13 @@ class NativeStep:
         plan = self._plan(binding)
         out = torch.empty(len(chosen), binding.plan.outputs)
         sources = [0] * len(rows.lengths) if self.cross is None else [self.cross.lengths[slot] for slot in rows.slots]
-        labels = _labels(ids, rows, sources)
+        labels = labels_of(ids, rows, sources)
         done = 0
         for first in range(0, len(ids), TOKENS):
             last = min(first + TOKENS, len(ids))
             own = chosen if len(ids) <= TOKENS else [token - first for token in chosen[done:] if token < last]
-            self._run(binding, plan, _piece(labels, first, last), own, out[done : done + len(own)])
+            piece = piece_of(labels, first, last)
+            self.calls.run(binding, self.matrices, plan, piece, own, out[done : done + len(own)])
             done += len(own)
         step.finish()
         return out
@@ -111,25 +94,8 @@ class NativeStep:
 
     def _bound(self, positions: int) -> Binding:
         """The weights as they are now.  Raises NotNative where the modules must run."""
-        if self.unavailable is not None:
-            raise NotNative(self.unavailable)
-        if torch.is_grad_enabled():
-            raise NotNative("gradients may be needed")
-        # of functions too, without the mode of a default device
-        modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-        if modes or torch.is_autocast_enabled("cpu"):
-            raise NotNative("autocast or another mode of torch is on")
-        prepared = _prepared_of(self.module, self.how)
-        if prepared.plan is None:
-            raise NotNative(prepared.reason or "the model has no native plan")
-        binding = prepared.binding
-        if binding is None or not binding.numbers.same() or binding.positions < positions:
-            try:
-                binding = Binder(self.module, prepared.plan, self.matrix_of).bind(positions)
-            except InputError as error:
-                raise NotNative(str(error)) from None
-            prepared.binding = binding
-        return binding
+        self.calls.check()
+        return PreparedStep.of(self.module, *self.how).bound(self.matrix_of, positions)
 
     def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
@@ -169,76 +135,5 @@ class NativeStep:
                     k.data_ptr(), v.data_ptr(), slots, capacity, groups, width, v.shape[3], _CACHE_TYPES[k.dtype],
                 )  # fmt: skip
             self.seen = flat
-            plan, records = Plan(), binding.plan.instructions
-            plan.count, plan.instructions = len(records), records.ctypes.data
-            plan.weights, plan.stores = self.matrices.ctypes.data, self.stores.ctypes.data
-            self.plan = plan
+            self.plan = plan_struct(binding, self.matrices, self.stores)
         return self.plan
-
-    def _run(
-        self, binding: Binding, plan: Plan, labels: npt.NDArray[np.int32], chosen: Sequence[int], out: Tensor
-    ) -> None:
-        assert self.function is not None
-        tokens, call = labels.shape[1], self.call
-        threads = usable_threads(torch.get_num_threads())
-        self.labels[:-1, :tokens] = labels
-        self.labels[-1, : len(chosen)] = chosen
-        need, scratch = binding.plan.arena * tokens, binding.plan.scratch + tokens
-        if self.arena.numel() < need:
-            self.arena = torch.zeros(need)
-        if self.scratch.numel() < scratch * threads:
-            self.scratch = torch.zeros(scratch * threads)
-        looked_up = []
-        for place, weight in binding.lookups.items():
-            looked_up.append(F.embedding(torch.from_numpy(labels[0].astype(np.int64)), weight).float().contiguous())
-            self.matrices[place]["data"] = looked_up[-1].data_ptr()
-        call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
-        call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
-        self.function(byref(plan), byref(call))
-
-
-def _labels(ids: Sequence[int], rows: Rows, sources: Sequence[int]) -> npt.NDArray[np.int64]:
-    """[8, N]: `_LABELS` of each token, with where its row stops in the batch in the place of `end`."""
-    n = np.asarray(rows.lengths)
-    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, sources))
-    slot, start, past, reach, source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
-    position = past + np.arange(len(ids)) - start
-    stop = start + reach - past
-    return np.asarray((ids, position, slot, start, stop, reach, source))
-
-
-def _piece(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:
-    """Tokens [first, last) as a call of their own."""
-    piece = labels[:, first:last].astype(np.int32)
-    position, start, stop = piece[1], piece[3], piece[4]
-    piece[4] = position - np.arange(first, last, dtype=np.int32) + np.minimum(stop, last)
-    piece[3] = np.maximum(start, first) - first
-    return piece
-
-
-def _prepared_of(module: Transformer, how: tuple[Any, ...]) -> _Prepared:
-    """The plan of the module as it is now, made again where the module changed."""
-    prepared = module.plans.get(_Prepared)
-    own = prepared is not None and prepared.module() is module  # not so in a shallow copy
-    if prepared is not None and own and prepared.how == how and prepared.structure.same():
-        return prepared
-    with _LOCK:
-        prepared = _Prepared(ref(module), Structure(module), how)
-        prepared.reason = prepared.structure.refusal()
-        if module.device.type != "cpu":
-            prepared.reason = f"the model is on {module.device.type}"
-        if prepared.reason is None:
-            try:
-                prepared.plan = _lowered(module, how)
-            except ConfigError as reason:
-                prepared.reason = str(reason)
-        module.plans.keep(prepared)
-    return prepared
-
-
-def _lowered(module: Transformer, how: tuple[Any, ...]) -> NativePlan:
-    half, windows = how
-    named = module.named_parameters(remove_duplicate=False)
-    packed = frozenset(name for name, weight in named if isinstance(weight, PackedWeight))
-    with torch.inference_mode(False), torch.no_grad():
-        return plan_of(lower(module), packed, half, windows)

@@ -64,7 +64,20 @@ def plan_of(
     missing = {"decode", "unembed"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    steps = StepMaker(program, packed, half_cache, list(windows)).make()
+    return _assembled(StepMaker(program, packed, half_cache, list(windows)).make())
+
+
+def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> NativePlan:
+    """The plan of `encode`: the hidden states of all tokens of whole rows, whose tokens see all of their row.
+
+    `packed` are names of weights that are stored packed.  Raises NotNative, naming what the executor lacks.
+    """
+    if "encode" not in program.entries:
+        raise NotNative("the program has no encode")
+    return _assembled(StepMaker(program, packed, False, []).make_encoding())
+
+
+def _assembled(steps: Steps) -> NativePlan:
     levels = _levels(steps)
     ordered = sorted(steps.steps, key=lambda step: levels[step])
     buffers = _buffers(steps, ordered, levels)

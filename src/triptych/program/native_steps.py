@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from triptych.native.step import Function, Index, Op, Over
+from triptych.native.step import Attention, Function, Index, Op, Over
 from triptych.program.native_values import Angles, Keys, NotNative, Positions, Step, Steps, Table, Vector, window_in
 from triptych.program.program import Entry, Instruction, Program
+from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
 
 ROUND_GROUP = 32  # numbers of a vector that are rounded with one scale (`GROUP` of matmul.h)
@@ -40,12 +41,11 @@ class StepMaker:
         self.out = Steps()
         self.rounded: dict[Vector, Vector] = {}
         self.attended: set[int] = set()
+        self.encoding = False
 
     def make(self) -> Steps:
-        """Raises NotNative, naming what the executor lacks."""
-        if self.program.unlowered:
-            name, reason = next(iter(self.program.unlowered.items()))
-            raise NotNative(f"{name} runs as a module: {reason}")
+        """The steps of `decode` and `unembed`.  Raises NotNative, naming what the executor lacks."""
+        self._check_lowered()
         entry = self.program.entries["decode"]
         values: dict[str, Any] = {"positions": Positions(), "ids": "ids", "row_ends": "ends"}
         if "cross_kv" in self.program.entries:
@@ -59,6 +59,22 @@ class StepMaker:
         if self.out.result is chosen:
             raise NotNative("the head computes nothing")
         return self.out
+
+    def make_encoding(self) -> Steps:
+        """The steps of `encode`.  Raises NotNative, naming what the executor lacks."""
+        self._check_lowered()
+        self.encoding = True
+        entry = self.program.entries["encode"]
+        values: dict[str, Any] = {"positions": Positions(), "ids": "ids", "token_types": "types"}
+        if unknown := set(entry.inputs) - set(values):
+            raise NotNative(f"the native step gives an encoder no {sorted(unknown)[0]}")
+        self.out.result = self.entry(entry, values, Over.TOKENS, {})
+        return self.out
+
+    def _check_lowered(self) -> None:
+        if self.program.unlowered:
+            name, reason = next(iter(self.program.unlowered.items()))
+            raise NotNative(f"{name} runs as a module: {reason}")
 
     def entry(self, entry: Entry, values: dict[str, Any], over: Over, names: dict[str, str]) -> Vector:
         """Walk one entry; `names` are prefixes of weights that stand for others (experts)."""
@@ -153,9 +169,9 @@ class _Walk:
         weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
         out = self._new(int(self.maker.program.weights[weight][1]))
         if isinstance(ids, Positions):
-            if weight in self.maker.packed:
-                raise NotNative(f"{weight}: a packed table of positions")
-            table, index, shift = Table("matrix", weight), Index.POSITIONS, ids.shift
+            table, index, shift = Table("plain", weight), Index.POSITIONS, ids.shift
+        elif ids == "types":  # the executor is given none, so all are type 0
+            table, index, shift = Table("plain", weight), Index.NONE, 0
         elif ids == "ids":
             packed = weight in self.maker.packed
             table, index, shift = Table("lookup" if packed else "matrix", weight), Index.IDS, 0
@@ -286,13 +302,17 @@ class _Walk:
         heads, cross = q.width // width, k.new is None
         out = self._new(heads * v.width)
         groups = int(self.entry.values[step.inputs["k"]].shape[1])
-        window = window_in(how["mask"], cross)
-        numbers = {"width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
-                   "kind": int(cross), "first": how["scale"], "other": how["softcap"] or 0.0}  # fmt: skip
+        if maker.encoding and how["mask"] != Full():
+            raise NotNative(f"the native step has no mask {how['mask']} in an encoder")
+        window = 0 if maker.encoding else window_in(how["mask"], cross)
+        numbers = {
+            "width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
+            "kind": Attention.CROSS if cross else Attention.SELF, "first": how["scale"], "other": how["softcap"] or 0.0,
+        }  # fmt: skip
         tables, reads = dict[str, Table](), {"input": q}
         if "bias" in step.inputs:
             bias = self.values[step.inputs["bias"]]
-            if not isinstance(bias, Table) or cross:
+            if not isinstance(bias, Table) or cross or maker.encoding:
                 raise NotNative("a bias of the scores that is more than a function of distance")
             tables["bias"] = bias
         if "sinks" in step.weights:
@@ -300,12 +320,15 @@ class _Walk:
         if cross or k.new is None or v.new is None:
             maker.add(Op.ATTEND, out, reads, tables, **numbers)
             return out
+        new = {"second": k.new, "third": v.new}
+        if maker.encoding:
+            maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": Attention.ROW, "store": 0})
+            return out
         if k.store in maker.attended:
             raise NotNative(f"two attentions to the keys of layer {k.store}")
         maker.attended.add(k.store)
         if window != (maker.windows[k.store] or 0):
             raise NotNative(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
-        new = {"second": k.new, "third": v.new}
         attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
         extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
         if window:  # the new tokens take the places of some that the queries still see

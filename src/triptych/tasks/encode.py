@@ -12,6 +12,8 @@ from torch import Tensor
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.nn import Batch, Pooling, Row, Transformer
+from triptych.program.native_encoder import NativeEncoder
+from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
 from triptych.tasks.batching import BATCH_TOKENS, batches
 
@@ -49,9 +51,11 @@ def encode(
         pool = Pooling(replace(pooling, dense=None))
         pool.dense = module.head.dense
     vectors: list[Tensor | None] = [None] * len(rows)
+    native = NativeEncoder(module, matrix_of=kernel_matrix)
     for group in batches([module.length(row) for row in rows], batch_tokens):
         inputs, where = module.flat([rows[i] for i in group])
-        hidden = module(_reading(module, inputs, where))
+        hidden = native.hidden(inputs.tolist(), where) if inputs.dim() == 1 else None
+        hidden = module(_reading(module, inputs, where)) if hidden is None else hidden.to(module.dtype)
         for i, vector in zip(group, pool(hidden, where), strict=True):
             vectors[i] = vector
     return torch.stack([vector for vector in vectors if vector is not None])

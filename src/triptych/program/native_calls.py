@@ -1,0 +1,102 @@
+"""One call of the native step: its memory, what must hold before it, and the labels of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from triptych.attention import Rows
+from triptych.native import usable_threads
+from triptych.native.step import Call, Plan, RunStep, run_step
+from triptych.program.native_binding import Binding
+from triptych.program.native_values import NotNative
+
+_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
+
+
+class Calls:
+    """The arena, the scratch memory and the labels that calls of one executor use one after another."""
+
+    def __init__(self) -> None:
+        function = run_step()
+        self.function: RunStep | None = None if isinstance(function, str) else function
+        self.unavailable = function if isinstance(function, str) else None
+        self.labels = np.zeros((len(_LABELS), 0), np.int32)
+        self.arena = self.scratch = torch.empty(0)
+        self.call = Call()
+
+    def check(self) -> None:
+        """Raises NotNative where nothing runs natively now."""
+        if self.unavailable is not None:
+            raise NotNative(self.unavailable)
+        if torch.is_grad_enabled():
+            raise NotNative("gradients may be needed")
+        # of functions too, without the mode of a default device
+        modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+        if modes or torch.is_autocast_enabled("cpu"):
+            raise NotNative("autocast or another mode of torch is on")
+
+    def _make_room(self, tokens: int) -> None:
+        if self.labels.shape[1] < tokens:
+            self.labels = np.zeros((len(_LABELS), max(tokens, 256)), np.int32)
+            for i, name in enumerate(_LABELS):
+                setattr(self.call, name, self.labels[i].ctypes.data)
+
+    def run(
+        self, binding: Binding, matrices: npt.NDArray[Any], plan: Plan, labels: npt.NDArray[np.int32],
+        chosen: Sequence[int], out: Tensor,
+    ) -> None:  # fmt: skip
+        """One call: `labels [7, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`, which receives the
+        result.  The caller has checked every size."""
+        assert self.function is not None
+        self._make_room(labels.shape[1])
+        tokens, call = labels.shape[1], self.call
+        threads = usable_threads(torch.get_num_threads())
+        self.labels[:-1, :tokens] = labels
+        self.labels[-1, : len(chosen)] = chosen
+        need, scratch = binding.plan.arena * tokens, binding.plan.scratch + tokens
+        if self.arena.numel() < need:
+            self.arena = torch.zeros(need)
+        if self.scratch.numel() < scratch * threads:
+            self.scratch = torch.zeros(scratch * threads)
+        looked_up = []
+        for place, weight in binding.lookups.items():
+            looked_up.append(F.embedding(torch.from_numpy(labels[0].astype(np.int64)), weight).float().contiguous())
+            matrices[place]["data"] = looked_up[-1].data_ptr()
+        call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
+        call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
+        self.function(byref(plan), byref(call))
+
+
+def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> Plan:
+    """`struct plan`; the arrays must live as long as it."""
+    plan, records = Plan(), binding.plan.instructions
+    plan.count, plan.instructions = len(records), records.ctypes.data
+    plan.weights, plan.stores = matrices.ctypes.data, stores.ctypes.data
+    return plan
+
+
+def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[int]) -> npt.NDArray[np.int64]:
+    """[8, N]: `_LABELS` of each token, with where its row stops in the batch in the place of `end`."""
+    n = np.asarray(rows.lengths)
+    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, sources))
+    slot, start, past, reach, source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
+    position = past + np.arange(len(ids)) - start
+    stop = start + reach - past
+    return np.asarray((ids, position, slot, start, stop, reach, source))
+
+
+def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:
+    """Tokens [first, last) as a call of their own."""
+    piece = labels[:, first:last].astype(np.int32)
+    position, start, stop = piece[1], piece[3], piece[4]
+    piece[4] = position - np.arange(first, last, dtype=np.int32) + np.minimum(stop, last)
+    piece[3] = np.maximum(start, first) - first
+    return piece

@@ -1,0 +1,78 @@
+"""The native plan of a module and the weights it is bound to, kept with the module and made again where one changed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from threading import Lock
+from typing import Any, TypeVar
+from weakref import ref
+
+import torch
+
+from triptych.errors import ConfigError, InputError
+from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
+from triptych.program.changes import Structure
+from triptych.program.lower import lower
+from triptych.program.native_binding import Binder, Binding, MatrixOf
+from triptych.program.native_plan import NativePlan
+from triptych.program.native_values import NotNative
+from triptych.program.program import Program
+
+_LOCK = Lock()
+P = TypeVar("P", bound="Prepared")
+
+
+class Prepared(ABC):
+    """A module as it was when it was lowered, and its plan or why there is none; executors of one module share it.
+
+    how    what the plan depends on beside the module.
+    """
+
+    def __init__(self, module: Transformer, how: tuple[Any, ...]) -> None:
+        self.module, self.how = ref(module), how
+        self.structure = Structure(module)
+        self.plan: NativePlan | None = None
+        self.binding: Binding | None = None
+        self.reason = self.structure.refusal()
+        if module.device.type != "cpu":
+            self.reason = f"the model is on {module.device.type}"
+        if self.reason is None:
+            named = module.named_parameters(remove_duplicate=False)
+            packed = frozenset(name for name, weight in named if isinstance(weight, PackedWeight))
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    self.plan = self.plan_of(lower(module), packed, *how)
+            except ConfigError as reason:
+                self.reason = str(reason)
+
+    @staticmethod
+    @abstractmethod
+    def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
+        """The plan of one entry of the program.  Raises NotNative for what the executor lacks."""
+
+    @classmethod
+    def of(cls: type[P], module: Transformer, *how: Any) -> P:
+        """The plan of the module as it is now, made again where the module changed."""
+        kept = module.plans.get(cls)
+        own = kept is not None and kept.module() is module  # not so in a shallow copy
+        if kept is not None and own and kept.how == how and kept.structure.same():
+            return kept
+        with _LOCK:
+            prepared = cls(module, how)
+            module.plans.keep(prepared)
+        return prepared
+
+    def bound(self, matrix_of: MatrixOf | None, positions: int) -> Binding:
+        """The plan with the weights as they are now, and tables for so many positions.  Raises NotNative."""
+        module = self.module()
+        if self.plan is None or module is None:
+            raise NotNative(self.reason or "the model has no native plan")
+        binding = self.binding
+        if binding is None or not binding.numbers.same() or binding.positions < positions:
+            try:
+                binding = Binder(module, self.plan, matrix_of).bind(positions)
+            except InputError as error:
+                raise NotNative(str(error)) from None
+            self.binding = binding
+        return binding

@@ -1,0 +1,165 @@
+"""Encoders natively: equal to the modules, the same bits in any batch, and the modules where the model does more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import parity
+import triptych
+from native_models import EXACT, needs_native
+from triptych import nn
+from triptych.attention import Rows
+from triptych.model import create
+from triptych.native.step import Op
+from triptych.nn import Batch
+from triptych.program import native_encoder
+from triptych.program.native_encoder import NativeEncoder
+from triptych.program.native_plan import NativePlan
+from triptych.quantize import kernel_matrix
+
+pytestmark = needs_native
+
+BERT = {"model_type": "bert", "vocab_size": 41, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "max_position_embeddings": 700, "type_vocab_size": 2, "pad_token_id": 0,
+        "initializer_range": 0.3}  # fmt: skip
+LENGTHS = (17, 1, 70, 3, 20, 33)
+
+
+def by_modules(module: nn.Transformer, ids: list[int], rows: Rows) -> Tensor:
+    inputs = torch.tensor(ids)
+    both = module.spec.layout == "encoder-decoder"
+    return module(Batch(source=(inputs, rows)) if both else Batch(inputs=inputs, rows=rows))
+
+
+def natively(module: nn.Transformer, ids: list[int], rows: Rows) -> Tensor:
+    native = NativeEncoder(module, matrix_of=kernel_matrix, dense=True)
+    hidden = native.hidden(ids, rows)
+    assert hidden is not None, native.why_modules
+    return hidden
+
+
+def drawn(count: int, vocab: int = 41) -> list[int]:
+    return torch.randint(3, vocab, (count,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def gap(module: nn.Transformer, lengths: tuple[int, ...] = LENGTHS) -> float:
+    ids, rows = drawn(sum(lengths)), Rows(lengths)
+    return float((natively(module, ids, rows) - by_modules(module, ids, rows)).abs().max())
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "distilbert-base", "electra-base", "bart-base",
+                                  "marian"])  # fmt: skip
+@torch.no_grad()
+def test_every_family_of_encoders_gives_what_its_modules_give(name: str) -> None:
+    assert gap(parity.ours(name).module, (17, 1, 40, 3)) <= EXACT
+
+
+LACKING = {"deberta": "no k_pos", "modernbert": "no mask", "gpt2": "no encode"}
+
+
+@pytest.mark.parametrize("name", LACKING)
+@torch.no_grad()
+def test_what_the_native_step_lacks_in_an_encoder_is_named(name: str) -> None:
+    native = NativeEncoder(parity.ours(name).module, dense=True)
+    assert native.hidden([5, 6], Rows((2,))) is None
+    assert LACKING[name] in (native.why_modules or "")
+
+
+@pytest.mark.parametrize("form", [None, "int8", "int4"])
+@torch.no_grad()
+def test_a_row_has_the_same_bits_in_any_batch_and_number_of_threads(form: str | None, tmp_path: Path) -> None:
+    model, threads = create(BERT), torch.get_num_threads()
+    model.save(tmp_path)
+    module = model.module if form is None else triptych.load(tmp_path, quantize=form).module
+    ids, rows = drawn(600), Rows((200, 33, 1, 300, 66))
+    expected = natively(module, ids, rows)  # in two calls
+    if form is None:
+        assert float((expected - by_modules(module, ids, rows)).abs().max()) <= EXACT
+    try:
+        for count, (start, length) in zip((1, 2, 3), ((0, 200), (200, 33), (234, 300)), strict=True):
+            torch.set_num_threads(count)
+            alone = natively(module, ids[start : start + length], Rows((length,)))
+            assert torch.equal(alone, expected[start : start + length])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _hooked(module: Any) -> None:
+    module.encoder.blocks[0].attn.out.register_forward_hook(lambda part, inputs, out: out * 0.5)
+
+
+def _trained(module: Any) -> None:
+    module.encoder.blocks[0].mlp.train()
+
+
+@torch.no_grad()
+def test_weights_are_followed_and_modules_run_where_the_model_does_more() -> None:
+    ids, rows = drawn(sum(LENGTHS)), Rows(LENGTHS)
+    module: Any = create(BERT).module
+    before = natively(module, ids, rows)
+    for weight in (module.encoder.blocks[0].attn.q.weight, module.encoder.embed.norm.bias):
+        weight.mul_(-1.5)
+        assert gap(module) <= EXACT
+    module.encoder.blocks[0].mlp.down.weight = torch.nn.Parameter(module.encoder.blocks[0].mlp.down.weight * 2)
+    assert gap(module) <= EXACT
+    assert not torch.allclose(natively(module, ids, rows), before)
+    native = NativeEncoder(module)
+    assert native.hidden(ids, rows) is None
+    assert "dense weights" in (native.why_modules or "")
+    changes: list[tuple[Callable[[Any], None], str]] = [(_hooked, "has a hook"), (_trained, "is in training mode")]
+    for change, reason in changes:
+        module = create(BERT).module
+        native = NativeEncoder(module, dense=True)
+        assert native.hidden(ids, rows) is not None
+        change(module)
+        assert native.hidden(ids, rows) is None
+        assert reason in (native.why_modules or "")
+
+
+@torch.no_grad()
+def test_wrong_sizes_never_reach_the_kernels() -> None:
+    native = NativeEncoder(create(BERT).module, dense=True)
+    for ids, rows, reason in (
+        ([41], Rows((1,)), "outside the vocabulary"), ([-1], Rows((1,)), "outside the vocabulary"),
+        ([1, 2], Rows((1,)), "no tokens"), ([], Rows((0,)), "no tokens"), ([1], Rows((1,), (4,)), "continue others"),
+        ([1] * 701, Rows((701,)), "context"),
+    ):  # fmt: skip
+        assert native.hidden(ids, rows) is None
+        assert reason in (native.why_modules or "")
+
+
+@pytest.mark.parametrize("op", [Op.ATTEND, Op.LAYER_NORM, Op.LINEAR, Op.EMBED])
+@torch.no_grad()
+def test_a_broken_plan_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = native_encoder.encoding_plan_of
+
+    def broken(*arguments: Any) -> NativePlan:
+        plan = made(*arguments)
+        plan.instructions["op"][np.nonzero(plan.instructions["op"] == op)[0][-1]] = -1
+        return plan
+
+    monkeypatch.setattr(native_encoder, "encoding_plan_of", broken)
+    assert not gap(create(BERT).module) <= 10 * EXACT
+
+
+SENTENCES = ["She sat by the river bank.", "The bank raised its rates.", "A", "To be, or not to be, " * 30, "is 4 > 3?"]
+
+
+@pytest.mark.heavy
+def test_sentences_in_int8_are_near_those_in_fp32(minilm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, model = triptych.load(minilm_dir).encode(SENTENCES), triptych.load(minilm_dir, quantize="int8")
+    vectors = model.encode(SENTENCES)
+    near = torch.cosine_similarity(vectors, expected)
+    assert float(near.mean()) >= 0.995
+    assert float(near.min()) >= 0.99
+    monkeypatch.setattr(NativeEncoder, "hidden", lambda *arguments: None)
+    modules = model.encode(SENTENCES)
+    assert not torch.equal(modules, vectors)  # so the model had run natively
+    torch.testing.assert_close(modules, vectors, atol=2e-2, rtol=0)
