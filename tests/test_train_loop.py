@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from triptych.train import (
 )
 from triptych.train.data import micro_batches
 from triptych.train.dropout import has_dropout
+from triptych.train.evaluate import FEWEST, _spread
 from triptych.train.optim import roles
 from triptych.train.precision import autocast
 
@@ -406,6 +408,30 @@ def test_evaluation_happens_at_shares_of_the_run() -> None:
     run.on_step = events.append
     run.run()
     assert [event.step for event in events if event.score is not None] == [3, 5, 8, 10]
+
+
+def test_an_evaluation_out_of_time_uses_evenly_spaced_batches() -> None:
+    module, held = make(LLAMA), HeldOut.of(Rows8(), Rows8(), tokens=1, text="x" * 100)
+    batches = tuple(held.batches[i % len(held.batches)] for i in range(100))
+    held = HeldOut(batches, held.commonest, 100, 100)
+    whole, part = evaluate(module, held, seconds=1e9), evaluate(module, held, seconds=0.0)
+    assert (whole.tokens, whole.characters) == (evaluate(module, held).tokens, 100)
+    assert part.characters is None
+    assert part.tokens < whole.tokens / 5
+    numbered = [collate([causal([1] * (i + 2))]) for i in range(100)]
+    places = sorted(len(batch.targets) for batch in _spread(numbered)[:FEWEST])
+    assert all(5 <= b - a <= 25 for a, b in itertools.pairwise(places)), places
+
+
+def test_a_time_budget_bounds_the_last_evaluation_and_a_number_of_steps_does_not() -> None:
+    few = HeldOut.of(Rows8(), Rows8(), tokens=1)
+    held = HeldOut(few.batches * 20, few.commonest)
+    tokens = {}
+    for seconds in (None, 1e-6, 1e9):
+        run = trainer(make(LLAMA), Rows8(), steps=1, held=held, seconds=seconds)
+        run.run()
+        tokens[seconds] = run.last_score().tokens
+    assert tokens[1e-6] < tokens[1e9] == tokens[None]
 
 
 # ---------------------------------------------------------------- trouble

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +40,32 @@ ISA = {
 
 @dataclass(frozen=True)
 class Cores:
-    """`usable` cores, the least of what the system has, what this process is bound to, and its quota."""
+    """`usable` cores, the least of what the system has, what this process is bound to, and its quota.
+
+    A core that runs two threads at a time (hyperthreading) counts as two, but once in `physical`, which are those this
+    process is bound to."""
 
     usable: int
     online: int
     affinity: int
     quota: float | None  # cores' worth of time a cgroup grants, None without a limit
+    physical: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds of processor time until the moment `at`: all that was used of the `processors` this process may run on
+    (the system's, and what a hypervisor gave to other machines, included), and this process's own."""
+
+    at: float
+    processors: int
+    busy: float
+    own: float
+
+    def by_others(self, before: Usage) -> float:
+        """Processors that other processes kept busy since `before`, on average."""
+        others = (self.busy - before.busy) - (self.own - before.own)
+        return max(0.0, others / max(self.at - before.at, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -91,16 +112,34 @@ def free_memory(root: Path = ROOT) -> int | None:
 def cores(root: Path = ROOT) -> Cores:
     """Cores this process may keep busy: binding and cgroup quota count, as in a container of half a machine."""
     online = os.cpu_count() or 1
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else online
+    bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(online))
     quota = min(_quotas(root), default=None)
-    usable = min(online, bound, math.ceil(quota) if quota else online)
-    return Cores(max(1, usable), online, bound, quota)
+    usable = min(online, len(bound), math.ceil(quota) if quota else online)
+    return Cores(max(1, usable), online, len(bound), quota, _physical(root, bound))
+
+
+def usage(root: Path = ROOT) -> Usage | None:
+    """The use of the processors so far; None where the system does not say (/proc/stat)."""
+    bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    ticks = count = 0
+    for line in _read(root / "proc/stat").splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdecimal() and int(name[3:]) in bound and len(fields) >= 8:
+            user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, fields[:8])
+            ticks += user + nice + system + interrupts + soft + stolen
+            count += 1
+    if not count:
+        return None
+    return Usage(time.monotonic(), count, ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
 
 
 def threads(root: Path = ROOT) -> int:
-    """How many threads arithmetic should use: `OMP_NUM_THREADS` where it is set, else one a usable core."""
+    """How many threads arithmetic should use: `OMP_NUM_THREADS` where it is set, else one a usable physical core."""
     threads_set = os.environ.get("OMP_NUM_THREADS", "")
-    return int(threads_set) if threads_set.isdecimal() and int(threads_set) else cores(root).usable
+    if threads_set.isdecimal() and int(threads_set):
+        return int(threads_set)
+    available = cores(root)
+    return min(available.usable, available.physical)
 
 
 def use_threads() -> int:
@@ -162,6 +201,13 @@ def _meminfo(root: Path) -> dict[str, int]:
     """/proc/meminfo in bytes."""
     pairs = (line.partition(":") for line in _read(root / "proc/meminfo").splitlines())
     return {key: int(value.split()[0]) * 1024 for key, _, value in pairs if value.strip().endswith("kB")}
+
+
+def _physical(root: Path, bound: set[int]) -> int:
+    """Physical cores behind the processors `bound`; all processors are cores where the system does not say."""
+    topology = (root / f"sys/devices/system/cpu/cpu{number}/topology" for number in bound)
+    siblings = [_read(path / "core_cpus_list") or _read(path / "thread_siblings_list") for path in topology]
+    return len(set(siblings)) if all(siblings) else len(bound)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

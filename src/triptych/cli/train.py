@@ -83,7 +83,7 @@ def _train(path: Path, changes: Sequence[str], out: Path | None, *, resume: bool
             bar.step(event)
 
         try:
-            job.run(step, lambda trainer: _sample(job, trainer, bar), force=force)
+            job.run(step, lambda trainer: _sample(job, trainer, bar), on_note=bar.say, force=force)
         except Interrupted as stop:
             screen.note(f"{stop}; continue with the same command and --resume")
             raise Exit(128 + stop.number) from None

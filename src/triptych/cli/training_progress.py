@@ -35,7 +35,10 @@ class TrainingProgress:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        """Describe what happens before the first step."""
+        """Describe what happens before the first step; during the steps, print a note above their line."""
+        if self.live and self.bar.tasks[self.task].total is not None:
+            self.bar.console.print(screen.plain(text), style="dim")
+            return
         self.bar.update(self.task, description=text)
         if not self.live:
             screen.note(text)

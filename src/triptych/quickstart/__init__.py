@@ -111,7 +111,7 @@ def run(
     with RunLock(out):
         job = _job(chosen, data, seconds, out, resume, force, watch)
         samples = _Samples(chosen, job, out, watch)
-        job.run(on_step=watch.step, on_sample=samples.add)
+        job.run(on_step=watch.step, on_sample=samples.add, on_note=watch.say)
         watch.say("evaluating on held-out text")
         model = Model(job.trainer.module.eval(), job.tokenizer, job.hf)
         held_out = chosen.evaluate(model, job)

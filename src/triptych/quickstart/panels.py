@@ -11,7 +11,7 @@ import numpy as np
 from triptych.model import Model
 from triptych.page import AttentionMap
 from triptych.page.inspect import inspect_text
-from triptych.train import Job, Score, evaluate
+from triptych.train import Job
 from triptych.train.sources import pairs
 
 Samples = list[tuple[str, str]]  # label, text
@@ -65,7 +65,7 @@ def _continue(model: Model) -> Samples:
 
 
 def _nats(model: Model, job: Job) -> HeldOutResult:
-    score = _score(model, job)
+    score = job.trainer.last_score()
     value = score.nats_per_character or score.nats_per_token
     unit = "character" if score.nats_per_character else "token"
     uniform = float(np.log(model.spec.vocab))
@@ -90,7 +90,7 @@ def _fill(model: Model) -> Samples:
 
 
 def _filled(model: Model, job: Job) -> HeldOutResult:
-    score = _score(model, job)
+    score = job.trainer.last_score()
     sentence = (
         f"{score.accuracy:.1%} of {score.tokens:,} masked words predicted correctly on held-out text; the most "
         f"frequent word each time would be right for {score.baseline:.1%}"
@@ -150,13 +150,6 @@ def distance(a: str, b: str) -> int:
 
 
 # ---------------------------------------------------------------- the three
-
-
-def _score(model: Model, job: Job) -> Score:
-    held_out = job.trainer.held
-    assert held_out is not None
-    return evaluate(model.module, held_out)
-
 
 PANELS = {
     panel.name: panel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from torch import Tensor
 from triptych.nn import Transformer
 from triptych.train.data import Data
 from triptych.train.objectives import Example, TrainingBatch, collate, final
+
+FEWEST = 8  # batches of an evaluation
 
 
 @dataclass(frozen=True)
@@ -80,20 +84,42 @@ class HeldOut:
 
 
 @torch.no_grad()
-def evaluate(module: Transformer, held: HeldOut, context: AbstractContextManager[object] | None = None) -> Score:
-    """The score of `module`, in evaluation mode, over all batches of `held`."""
+def evaluate(
+    module: Transformer,
+    held: HeldOut,
+    context: AbstractContextManager[object] | None = None,
+    *,
+    seconds: float | None = None,
+) -> Score:
+    """The score of `module`, in evaluation mode, over all batches of `held`.
+
+    With `seconds`, no batch beyond the first FEWEST begins later than that; those left out are evenly spaced, and the
+    score then has no size of the text.
+    """
     training = module.training
     module.eval()
     nats = right = tokens = commonest = 0.0
+    done, end = 0, math.inf if seconds is None else time.monotonic() + seconds
     with context or nullcontext():
-        for batch in held.batches:
+        for batch in held.batches if seconds is None else _spread(held.batches):
+            if done >= FEWEST and time.monotonic() > end:
+                break
+            done += 1
             logits = module.unembed(final(module, batch), batch.rows)
             nats += float(_nats(logits, batch.targets))
             right += int((logits.argmax(-1) == batch.targets).sum())
             commonest += int((batch.targets == held.commonest).sum())
             tokens += batch.trained
     module.train(training)
-    return Score(nats, int(tokens), int(right), int(commonest), held.characters, held.bytes)
+    size = (held.characters, held.bytes) if done == len(held.batches) else (None, None)
+    return Score(nats, int(tokens), int(right), int(commonest), *size)
+
+
+def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
+    """The batches in an order whose first ones, however many, are about evenly spaced: by multiples of the golden
+    ratio."""
+    golden = (math.sqrt(5.0) - 1.0) / 2.0
+    return [batches[i] for i in sorted(range(len(batches)), key=lambda i: i * golden % 1.0)]
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ class Job:
         on_step: Callable[[Event], None] | None = None,
         on_sample: Callable[[Trainer], None] | None = None,
         until: int | None = None,
+        on_note: Callable[[str], None] | None = None,
         *,
         force: bool = False,
     ) -> None:
@@ -77,6 +78,7 @@ class Job:
         """
         trainer, out = self.trainer, self.recipe.run.out
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
+        trainer.on_note = on_note or trainer.on_note
         if out is None:
             trainer.run(until)
             return

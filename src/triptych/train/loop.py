@@ -21,12 +21,15 @@ from triptych.nn import Stack, Transformer
 from triptych.train import objectives
 from triptych.train.data import Data, Use, micro_batches, random_numbers
 from triptych.train.dropout import draws_globally, global_dropout, has_dropout
-from triptych.train.evaluate import HeldOut, Score, evaluate
+from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
 from triptych.train.nonfinite import DivergedError, first_nonfinite
 from triptych.train.objectives import Example, TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
+from triptych.train.waiting import Waiting
+
+LAST_EVALUATION = 0.1  # of a budget of time, beyond which it may go
 
 
 class RunSettings(Section):
@@ -34,7 +37,11 @@ class RunSettings(Section):
     whichever comes first.  `evaluate_every`, `save_every` and `sample_every` are shares of the run, so that they mean
     the same for both budgets; 0 is never.  `recompute` computes activations again in the backward pass, which needs
     less memory and one more forward.  `threads` bounds the CPU threads of a step: a small model gains nothing from a
-    second thread, and waits for it when its core is busy."""
+    second thread.
+
+    `seconds` counts from the first step: steps, and the evaluations, samples and checkpoints between them.  The last
+    step may end later, and the last evaluation, sample and checkpoint follow it.  That evaluation takes at most a tenth
+    of `seconds`, and uses evenly spaced parts of the held-out data if all of them would take longer."""
 
     rows: Positive
     length: Annotated[int, Field(gt=1)]
@@ -111,7 +118,7 @@ class Trainer:
     """Trains `module` in place.
 
     Hooks: `on_step(event)` after every step; `on_save(trainer)` when a checkpoint is due, the first before step 1;
-    `on_sample(trainer)` when a sample is due, in evaluation mode.
+    `on_sample(trainer)` when a sample is due, in evaluation mode; `on_note(text)` when other processes slow it down.
     """
 
     def __init__(
@@ -128,9 +135,11 @@ class Trainer:
         self.settings, self.held = run, held
         self.at = at or Progress()
         self.device = module.device
+        self._last_score: tuple[int, Score] | None = None  # of the evaluation at the end, and after which step
         self.on_step: Callable[[Event], None] = _ignore_event
         self.on_save: Callable[[Trainer], None] = _ignore_trainer
         self.on_sample: Callable[[Trainer], None] = _ignore_trainer
+        self.on_note: Callable[[str], None] = _ignore_note
         self._stop_requested = False
         autocast(run.precision, self.device)  # raises before the first step if the device lacks this precision
         self._has_dropout = has_dropout(module)
@@ -158,17 +167,21 @@ class Trainer:
         try:
             if self.at.step == 0:
                 self.on_save(self)
-            with _threads(self.settings.threads):
-                self._loop(until)
+            with _threads(self.settings.threads), self._waiting() as waiting:
+                self._loop(until, waiting)
         finally:
             self._stop_requested = False
         self.module.eval()
+
+    def _waiting(self) -> Waiting:
+        on_cpu = self.device.type == "cpu"
+        return Waiting(self.on_note) if on_cpu else Waiting(self.on_note, usage=lambda: None)
 
     def stop(self) -> None:
         """Make `run` return after the present step.  Hooks, other threads and signal handlers may call this."""
         self._stop_requested = True
 
-    def _loop(self, until: int | None) -> None:
+    def _loop(self, until: int | None, waiting: Waiting) -> None:
         began, tokens = time.monotonic() - self.at.elapsed, self.at.tokens
         since = time.monotonic()
         self._has_dropout = has_dropout(self.module)  # parts may have been replaced since `__init__`
@@ -187,6 +200,7 @@ class Trainer:
             if self._due(before, self.settings.save_every):
                 self._in_evaluation_mode(self.on_save)
             self.at.elapsed = time.monotonic() - began
+            waiting.look()
 
     def step(self) -> tuple[float, float, float]:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
@@ -252,8 +266,19 @@ class Trainer:
     def _evaluate(self, before: float) -> Score | None:
         if self.held is None or not self._due(before, self.settings.evaluate_every):
             return None
-        held = self.held if self.done >= 1.0 else self.held.sample(8)
-        return evaluate(self.module, held, autocast(self.settings.precision, self.device))
+        if self.done >= 1.0:
+            return self.last_score()
+        return evaluate(self.module, self.held.sample(FEWEST), autocast(self.settings.precision, self.device))
+
+    def last_score(self) -> Score:
+        """The score on the held-out data at the end of the run, computed once.  Raises ValueError without such data."""
+        if self.held is None:
+            raise ValueError("the trainer has no held-out data")
+        if self._last_score is None or self._last_score[0] != self.at.step:
+            limit = None if self.settings.seconds is None else LAST_EVALUATION * self.settings.seconds
+            context = autocast(self.settings.precision, self.device)
+            self._last_score = self.at.step, evaluate(self.module, self.held, context, seconds=limit)
+        return self._last_score[1]
 
     def _record(self, event: Event) -> None:
         held_out = None if event.score is None else event.score.nats_per_token
@@ -279,6 +304,10 @@ def _threads(most: int | None) -> Iterator[None]:
 
 def _ignore_event(_: Event) -> None:
     """The default of `on_step`."""
+
+
+def _ignore_note(_: str) -> None:
+    """The default of `on_note`."""
 
 
 def _ignore_trainer(_: Trainer) -> None:
