@@ -37,6 +37,7 @@ COMMANDS = [
     "inspect",
     "check",
     "count",
+    "bench",
     "doctor",
 ]
 
