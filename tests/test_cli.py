@@ -38,6 +38,7 @@ COMMANDS = [
     "inspect",
     "check",
     "count",
+    "bench",
     "doctor",
 ]
 

@@ -49,9 +49,11 @@ HEAVY = (
     "triptych lab ",
     "triptych quickstart",
     "triptych train ",
+    "triptych bench ",
 )  # but for the LIGHT labs; most need the network once
 LIGHT = ("scaling", "permutation", "soft-vs-hard", "gradients")
 SHORTER = {  # a run as printed takes minutes
+    "triptych bench": "--repeat 1",
     "triptych quickstart": "--seconds 3",
     "triptych train decoder --out runs/mine --set": "--set run.seconds=2 --set run.rows=2",
 }

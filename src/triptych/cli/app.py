@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
+from triptych.cli.bench import bench
 from triptych.cli.chat import chat
 from triptych.cli.check import check
 from triptych.cli.classify import classify
@@ -51,7 +52,7 @@ def _root(
 GROUPS = {
     "Train": (quickstart, train),
     "Run": (generate, chat, fill, encode, classify, transcribe, convert),
-    "Inspect": (explain, lab, inspect, check, count, doctor),
+    "Inspect": (explain, lab, inspect, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():
     for _command in _commands:

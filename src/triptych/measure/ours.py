@@ -1,0 +1,138 @@
+"""This library as one of the sides: through `load`, the engine and `Model.encode`, as the commands use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import triptych
+from triptych import machine
+from triptych.errors import InputError
+from triptych.generate import Engine, Request
+from triptych.generate.beam import beam_search
+from triptych.measure import limits
+from triptych.measure.jobs import Ids
+from triptych.measure.sides import Options, Side, Sources
+from triptych.media import audio
+from triptych.model import Model, load
+from triptych.nn import Batch, Row
+from triptych.nn.weights import PackedWeight
+from triptych.spec import FramesSpec
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Ours(Side):
+    """Weights as in the file unless `dtype` or `quantize` is given."""
+
+    name = "triptych"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        torch.set_num_threads(options.threads)
+        self.device = machine.device(options.device)
+        self.model: Model | None = None
+        self.engine: Engine | None = None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"triptych": triptych.__version__, "torch": torch.__version__}
+
+    @property
+    def dtype(self) -> str:
+        model = self._model()
+        packed = {f"{p.format.layout.name}" for p in _packed(model)}  # type: ignore[attr-defined]
+        plain = next((name for name, dtype in DTYPES.items() if dtype == model.module.dtype), str(model.module.dtype))
+        return "+".join([*sorted(packed), plain]) if packed else plain
+
+    def load(self) -> None:
+        options, self.model, self.engine = self.options, None, None
+        form = options.quantize
+        self.model = load(
+            options.model, dtype=DTYPES.get(options.dtype or ""), device=self.device, ignore=options.ignore,
+            offline=options.offline, quantize=None if form == "file" else form, dequantize=form != "file",
+        )  # fmt: skip
+
+    def start(self, rows: Sequence[Ids], new: int) -> None:
+        model = self._model()
+        self.engine = Engine(model.module, executor=model.executor)
+        # One token more than is asked for: no row ends, and gives its slot back, while the clock runs.
+        live = self.engine.add(*[Request(prompt=row, max_new_tokens=new + 1, number=i) for i, row in enumerate(rows)])
+        while not all(row.new for row in live):
+            self.engine.step()
+
+    def step(self) -> int:
+        assert self.engine is not None
+        return sum(output.token is not None for output in self.engine.step())
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors: NDArray[np.float32] = self._model().encode(list(texts)).float().cpu().numpy()
+        return vectors
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(row) for row in self._model()._sentences(list(texts))]
+
+    @torch.inference_mode()
+    def read(self, sources: Sources) -> None:
+        module = self._model().module
+        module(Batch(source=module.flat(self._rows(sources))))
+
+    def write(self, sources: Sources, new: int, beams: int) -> list[int]:
+        model = self._model()
+        engine = Engine(model.module, executor=model.executor)
+        start = model.spec.ids.start
+        if start is None:
+            raise InputError(f"{self.options.model} names no start token for its decoder")
+        requests = [
+            Request(prompt=[start], source=row, max_new_tokens=new, number=i)
+            for i, row in enumerate(self._rows(sources))
+        ]
+        if beams > 1:
+            return [len(best[0].tokens) for best in beam_search(engine, requests, beams=beams)]
+        rows = engine.add(*requests)
+        while engine.rows:
+            engine.step()
+        return [len(row.new) for row in rows]
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def facts(self) -> dict[str, Any]:
+        """`packed`, the bytes a decoding step reads and the bytes of a number of its cache, the executor, and the notes
+        of loading."""
+        model = self._model()
+        notes = [] if model.report is None else list(model.report.notes)
+        facts: dict[str, Any] = {"packed": bool(_packed(model)), "dtype": str(model.module.dtype), "notes": notes}
+        if model.module.decoder is None:
+            return facts
+        cache = model.module.decoder.cache()
+        found = limits.costs(model.module, max(store.k.element_size() for store in cache.stores))
+        return facts | {"step": found.step, "cache_bytes": found.cache_bytes, "why_modules": self._why_modules()}
+
+    def _why_modules(self) -> str | None:
+        """Why the last steps were not native ones, as the engine says."""
+        return None if self.engine is None else self.engine.why_modules
+
+    def _rows(self, sources: Sources) -> Sequence[Row]:
+        """Ids as they are; sound as log-mel frames [T, M], which is part of the work."""
+        slot = self._model().spec.reads.embed
+        if not isinstance(slot, FramesSpec):
+            return [list(row) for row in sources]
+        length = slot.stride * slot.position.length
+        rows = [np.asarray(row, np.float32) for row in sources]
+        return [torch.from_numpy(audio.log_mel(audio.padded(row, length), slot.conv1.inputs)) for row in rows]
+
+    def _model(self) -> Model:
+        if self.model is None:
+            self.load()
+        assert self.model is not None
+        return self.model
+
+
+def _packed(model: Model) -> list[PackedWeight]:
+    return [weight for weight in model.module.parameters() if isinstance(weight, PackedWeight)]

@@ -1,0 +1,158 @@
+"""A side in a process of its own, so that its threads, its memory and its runtime do not meet those of another.
+
+The process reads one JSON object a line and answers each with one.  What it and its libraries print goes to standard
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from triptych.errors import InputError, TriptychError, said
+from triptych.measure.jobs import Job
+from triptych.measure.sides import Options, Side, perform
+
+DEBUG = "TRIPTYCH_DEBUG"  # set, it shows what the processes print
+Make = Callable[[Options], Side]
+
+
+@runtime_checkable
+class Asked(Protocol):
+    """A side that is asked to do jobs, here or in another process."""
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """`perform` a `job`, or tell `versions`, `facts` or `memory`.  Raises InputError where the side cannot."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """Processor time it used so far, beyond that of this process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """A side in this process."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self._before = _forget_peak()
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        match what:
+            case "perform":
+                return perform(self.side, Job.of(arguments["job"]), arguments.get("keep"))
+            case "facts":
+                return self.side.facts() | {"form": self.side.dtype}
+            case "memory":
+                peak = _status("VmHWM")
+                return {"memory": None if peak is None or self._before is None else peak - self._before}
+        return {"versions": self.side.versions}
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+
+class Apart:
+    """A side in a process of its own.
+
+    Raises InputError where it does not start, with its last words.
+    """
+
+    def __init__(self, name: str, options: Options, *, spin: bool = True) -> None:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "OMP_NUM_THREADS": str(options.threads),
+            "TOKENIZERS_PARALLELISM": "true",
+        }
+        if spin:  # how long idle threads spin is a choice of the command line for this library alone
+            environment.pop("GOMP_SPINCOUNT", None)
+        self.name = name
+        command = [sys.executable, "-m", "triptych.measure", name, json.dumps(asdict(options))]
+        errors = None if os.environ.get(DEBUG) else subprocess.DEVNULL  # libraries print what they like
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; what it said last is read below
+        line = self.process.stdout.readline()
+        if not line:
+            raise InputError(f"the process of {self.name} ended ({self.process.wait()})")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise InputError(answer["error"])
+        return answer
+
+    def cpu_seconds(self) -> float:
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            return 0.0
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def serve(make: Make, options: Options) -> None:
+    """Answer the lines of standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print on standard output
+    side: Here | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            side = side or Here(make(options))
+            answer = side.ask(request.pop("what"), **request)
+        except TriptychError as error:
+            answer = {"error": str(error)}
+        except Exception as error:  # a peer raises whatever it likes
+            if os.environ.get(DEBUG):
+                traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {said(error)}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _status(field: str) -> int | None:
+    """A field of /proc/self/status in bytes; None on other systems."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    return 1024 * int(text.partition(f"{field}:")[2].split()[0])
+
+
+def _forget_peak() -> int | None:
+    """Set the peak of memory to what is in use now -> that, in bytes; None where the system keeps no peak."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return _status("VmRSS")

@@ -1,0 +1,193 @@
+"""A model measured, beside the limits of the machine and beside peers that run the same work in turn."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from triptych import machine
+from triptych.checkpoints.header import read_header
+from triptych.count import count
+from triptych.errors import InputError
+from triptych.measure import limits, peers
+from triptych.measure.jobs import Job, Settings, jobs
+from triptych.measure.neighbours import Neighbours, verdict
+from triptych.measure.process import Apart, Asked, Here
+from triptych.measure.report import Figure, Limit, PeerFigure, Rates, Report, Side
+from triptych.measure.sides import Options
+from triptych.spec import FramesSpec
+
+ENOUGH = 20.0  # seconds that the runs of one job by one side may take; at least one run is made
+PAUSE = 0.05  # seconds before a side's turn, in which the idle threads of the others fall asleep
+
+
+@dataclass
+class _Runs:
+    """What one side gave: values of each job and figure, and what it could not do."""
+
+    asked: Asked
+    values: dict[str, list[list[float]]] = field(default_factory=dict)
+    made: dict[str, list[int]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def bench(
+    model: str | Path,
+    *,
+    against: Sequence[str] = (),
+    settings: Settings = Settings(),  # noqa: B008
+    threads: int | None = None,
+    dtype: str | None = None,
+    peer_dtype: str | None = None,
+    quantize: str | None = None,
+    device: str = "cpu",
+    offline: bool = False,
+    ignore: Sequence[str] = (),
+    apart: bool = True,
+    rates: Rates | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Measure a model, and each of the peers `against` on the same file, in turn.
+
+    dtype       of our weights: fp32, bf16 or fp16; None takes the stored one.
+    quantize    int8 or int4 packs our weights, "file" keeps the packed types of a GGUF file.
+    peer_dtype  of the peers' weights; None takes ours.
+    apart       every side runs in a process of its own; False runs all of them in this one, where they disturb each
+                other.
+    rates       of the machine, where they were measured before; None measures them.
+
+    Raises InputError for settings that do not fit the model, for a peer that is not installed or does not run such
+    models, and where our own side fails; the errors of `load` for the file.
+    """
+    header = read_header(model, tuple(ignore), offline=offline, weights=False)
+    spec, path = header.spec, str(header.path)
+    work = jobs(spec, settings, where=str(model))
+    for name in against:
+        peers.check(name, peer_dtype, device)
+    machine.device(device)
+    threads = threads or machine.threads()
+    torch.set_num_threads(threads)
+    if rates is None:
+        progress("rates of the machine")
+        rates = limits.measure_rates(device)
+    options = Options(
+        model=path, threads=threads, layout=spec.layout, sound=isinstance(spec.reads.embed, FramesSpec), dtype=dtype,
+        device=device, quantize=quantize, offline=offline, ignore=tuple(ignore),
+    )  # fmt: skip
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides: dict[str, _Runs] = {}
+        facts: dict[str, dict[str, Any]] = {}
+        for name in (peers.OURS, *against):
+            progress(f"{name}: first runs")
+            mine = options if name == peers.OURS else _peer_options(options, facts[peers.OURS], peer_dtype)
+            asked: Asked = Apart(name, mine, spin=name != peers.OURS) if apart else Here(peers.maker(name)(mine))
+            stack.callback(asked.close)
+            sides[name] = _Runs(asked)
+            facts[name] = _warm_up(sides[name], work, name, folder)
+        watch = Neighbours(lambda: sum(runs.asked.cpu_seconds() for runs in sides.values()))
+        for job in work:
+            progress(job.name)
+            _take_turns(sides, job, settings.repeat)
+        busy = watch.cores()
+        agreement = _agreement(folder, against)
+    look, notes = machine.look(), list(facts[peers.OURS]["notes"])
+    if why := facts[peers.OURS].get("why_modules"):
+        notes.append(f"steps ran as modules: {why}")
+    if line := verdict(busy, look.cores.affinity, threads):
+        notes.append(line)
+    step = facts[peers.OURS].get("step")
+    costs = None if step is None else limits.Costs(step, facts[peers.OURS]["cache_bytes"])
+    by = "bf16" if facts[peers.OURS]["form"] != "fp32" and rates.bf16 > rates.fp32 else "fp32"
+    flops, by = getattr(rates, by), f"{by} matmuls"
+    figures: list[Figure] = []
+    for job in work:
+        lengths = sides[peers.OURS].made[job.name] if job.kind == "encode" else ()
+        figures += _figures(job, sides, limits.limits(job, count(spec), costs, rates, flops, by, lengths))
+    return Report(
+        model=path, layout=spec.layout, device=device, processor=look.processor, cores=look.cores.usable,
+        threads=threads, repeat=settings.repeat, rates=rates, step_bytes=step,
+        sides=tuple(Side(name, one["versions"], one["form"], one["memory"]) for name, one in facts.items()),
+        figures=tuple(figures), busy=busy, agreement=agreement, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _peer_options(options: Options, ours: dict[str, Any], dtype: str | None) -> Options:
+    """Those of a peer: the dtype that was asked for, else the one we compute in."""
+    same = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}.get(ours["dtype"])
+    return Options(**{**asdict(options), "ignore": options.ignore, "dtype": dtype or same, "quantize": None})
+
+
+def _warm_up(runs: _Runs, work: Sequence[Job], name: str, folder: Path) -> dict[str, Any]:
+    """Every job once, which is not counted -> what the side says of itself.
+
+    Raises InputError where our side fails, or a peer cannot even load.
+    """
+    known: dict[str, Any] = {"notes": []} | runs.asked.ask("versions")
+    for job in work:
+        begin = time.perf_counter()
+        keep = str(folder / f"{name}.npy") if job.kind == "encode" else None
+        try:
+            runs.made[job.name] = runs.asked.ask("perform", job=asdict(job), keep=keep)["made"]
+        except InputError as error:
+            if name == peers.OURS or job.kind == "first":
+                raise InputError(f"{name}: {error}") from None
+            runs.refused[job.name] = str(error)
+        runs.seconds[job.name] = time.perf_counter() - begin
+    return known | runs.asked.ask("memory") | runs.asked.ask("facts")
+
+
+def _take_turns(sides: dict[str, _Runs], job: Job, repeat: int) -> None:
+    """`repeat` rounds, in every second of which the order is turned; a slow side makes fewer runs."""
+    for turn in range(repeat):
+        order = list(sides.values())
+        for runs in order if turn % 2 == 0 else reversed(order):
+            if job.name in runs.refused or (turn and runs.seconds[job.name] * (turn + 1) > ENOUGH):
+                continue
+            time.sleep(PAUSE)
+            answer = runs.asked.ask("perform", job=asdict(job))
+            runs.values.setdefault(job.name, []).append(answer["values"])
+
+
+def _figures(job: Job, sides: dict[str, _Runs], allowed: Sequence[Limit | None]) -> list[Figure]:
+    ours = sides[peers.OURS]
+    figures = []
+    for at, (name, unit) in enumerate(job.figures):
+        theirs = {
+            peer: _peer_figure(job, ours, runs, at) for peer, runs in sides.items() if peer != peers.OURS
+        }  # fmt: skip
+        values = tuple(run[at] for run in ours.values[job.name])
+        figures.append(Figure(name, unit, values, allowed[at], theirs))
+    return figures
+
+
+def _peer_figure(job: Job, ours: _Runs, theirs: _Runs, at: int) -> PeerFigure:
+    """A peer's runs; none, with a note, where it did other work than ours."""
+    if job.name in theirs.refused:
+        return PeerFigure(note=theirs.refused[job.name])
+    if theirs.made[job.name] != ours.made[job.name]:
+        a, b = (sum(runs.made[job.name]) for runs in (theirs, ours))
+        return PeerFigure(note=f"not the same work: it counts {a:,} tokens, we count {b:,}")
+    return PeerFigure(tuple(run[at] for run in theirs.values[job.name]))
+
+
+def _agreement(folder: Path, against: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """The smallest and the mean cosine of our vectors to each peer's."""
+    ours = folder / f"{peers.OURS}.npy"
+    found: dict[str, tuple[float, float]] = {}
+    for name in against:
+        if not ours.is_file() or not (theirs := folder / f"{name}.npy").is_file():
+            continue
+        a, b = (np.load(file, allow_pickle=False) for file in (ours, theirs))
+        cosines = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+        found[name] = (float(cosines.min()), float(cosines.mean()))
+    return found
