@@ -125,6 +125,34 @@ def test_chat_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert turns("hi\n\nyou\n", monkeypatch, capsys, "--system", "be") == expected
 
 
+def test_a_turn_computes_what_is_new(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    how = ("--max-new-tokens", "4", "--seed", "3", "--show-prompt")
+    reused = []
+    for more in ((), ("--draft", "ngram"), ("--draft", str(checkpoint("decoder")), "--draft-tokens", "2")):
+        stdin(monkeypatch, b"hi\nyou\n")
+        out, err = said(["chat", str(checkpoint("decoder")), *how, *more], capsys)
+        lines = err.splitlines()
+        prompts = [int(line.split()[0]) for line in lines if " ids: " in line]
+        reused.append((out, [int(line.split()[0]) for line in lines if line.endswith("computed in earlier turns")]))
+        assert reused[-1][1][0] == 0
+        assert prompts[0] <= reused[-1][1][1] < prompts[1]
+    assert reused[0] == reused[1] == reused[2]
+
+
+def test_guesses_change_nothing_and_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(checkpoint("decoder"))
+    for prompts in (["Mill"], ["Mill", "a river"]):
+        plain, _ = said(["generate", path, *prompts, *DECODER], capsys)
+        for draft in (["ngram"], [path, "--draft-tokens", "3"]):
+            out, err = said(["generate", path, *prompts, *DECODER, "--draft", *draft], capsys)
+            assert out == plain
+            assert "guessed tokens were right" in err.splitlines()[-1]
+    found = answered(["generate", path, "the mill", "the mill", *DECODER, "--draft", path], capsys)
+    assert found["drafted"] >= found["accepted"] >= 0
+    assert main(["generate", path, "Mill", "--draft", str(checkpoint("encoder-decoder"))]) == 1
+    assert "the draft model has a vocabulary of 259 tokens, the model 257" in capsys.readouterr().err
+
+
 def test_reset_forgets_and_quit_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     first, again = turns("hi\n/reset\nhi\n/quit\nhi\n", monkeypatch, capsys)
     assert first == again

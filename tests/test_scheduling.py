@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from native_models import needs_native
@@ -17,7 +19,7 @@ from triptych import machine
 from triptych.errors import InputError, ProbeError
 from triptych.generate import Engine, LiveRow, Progress, Request, Sampling, Scheduler, forbid
 from triptych.generate.forward import Forward
-from triptych.model import Model
+from triptych.model import Model, create
 from triptych.nn import Transformer
 from triptych.probe import add
 
@@ -230,3 +232,53 @@ def test_the_free_memory_counts_the_limits_of_cgroups(tmp_path: Path) -> None:
         (group / f"memory.{name}").write_text(text)
     assert machine.free_memory(tmp_path) == 25_000
     assert machine.free_memory(tmp_path / "nowhere") is None
+
+
+# -- long prompts -----------------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(one, torch.Tensor) and one.untyped_storage().nbytes() and not one._is_view():
+                self.elements = max(self.elements, one.numel())
+        return out
+
+
+SMOLLM2 = {"model_type": "mistral", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+           "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+           "max_position_embeddings": 8300, "tie_word_embeddings": True}  # fmt: skip
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("window", [None, 1024])
+def test_a_long_prompt_makes_neither_masks_nor_logits_of_all_its_tokens(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8,192 tokens in SmolLM2's widths, beside a row that decodes: nothing larger than a layer's cache is made."""
+    model = create(SMOLLM2 | {"sliding_window": window})
+    model.executor = "modules"
+    prompts = [[1 + i % 4000 for i in range(8192)], [7]]
+    places = 8192 + 40 if window is None else window
+    limit = max(2 * places * 3 * 64, 512 * 2048)  # a cache; a piece and the window before it, rounded up
+    with Largest() as largest:
+        found = model.generate(prompts, max_new_tokens=40)
+    assert [len(one.ids) for one in found] == [40, 40]
+    assert 0 < largest.elements <= limit
+    monkeypatch.setattr(Forward, "pads", False)
+    if window is not None:  # the first control: the piece and the row that decodes in one forward
+        with Largest() as together:
+            model.generate([prompts[0][:2000], [7]], max_new_tokens=10)
+        assert together.elements > limit
+    with Largest() as whole:  # the second: at once, and with all logits
+        engine = Engine(model.module, executor="modules")
+        engine.add(Request(prompt=prompts[0][:512], max_new_tokens=1, all_logits=True))
+        engine.step()
+    assert whole.elements == 512 * 49152 > limit

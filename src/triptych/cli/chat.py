@@ -12,10 +12,11 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.failure import describe_error, print_error
-from triptych.cli.loading import check_generates, decode_stdin, load_model
+from triptych.cli.loading import check_generates, decode_stdin, load_draft, load_model
 from triptych.errors import InputError, TextError
 
 if TYPE_CHECKING:
+    from triptych.generate import Engine
     from triptych.model import Model
 
 Message = dict[str, str]
@@ -46,6 +47,8 @@ def chat(
         ),
     ] = None,
     stop: options.Stop = None,
+    draft: options.Draft = None,
+    draft_tokens: options.DraftTokens = 4,
     as_json: options.Json = False,
 ) -> None:
     """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
@@ -61,13 +64,14 @@ def chat(
         "seed": random.randrange(1 << 31) if seed is None else seed,
         "stop": tuple(stop or ()),
     }
-    _converse(model, settings, system=system, show_prompt=show_prompt, as_json=as_json)
+    engine = model.engine(draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens)
+    _converse(model, engine, settings, system=system, show_prompt=show_prompt, as_json=as_json)
 
 
 def _converse(
-    model: Model, settings: options.SamplingSettings, *, system: str, show_prompt: bool, as_json: bool
+    model: Model, engine: Engine, settings: options.SamplingSettings, *, system: str, show_prompt: bool, as_json: bool
 ) -> None:
-    """Answer turns until stdin ends.
+    """Answer turns until stdin ends; `engine` keeps the conversation so far, so that a turn computes what is new.
 
     On a terminal an error ends the turn, elsewhere the conversation.  Raises TextError without a chat template.
     """
@@ -96,7 +100,10 @@ def _converse(
         try:
             if show_prompt:
                 _show_prompt(model, messages)
-            messages.append({"role": "assistant", "content": _answer(model, messages, settings, as_json)})
+            reused = _reused(engine)
+            messages.append({"role": "assistant", "content": _answer(model, engine, messages, settings, as_json)})
+            if show_prompt:
+                screen.note(f"{_reused(engine) - reused:,} ids of the prompt were computed in earlier turns")
         except (InputError, TextError) as error:
             if not interactive:
                 raise
@@ -130,9 +137,15 @@ def _line() -> str:
     return decode_stdin(raw)
 
 
-def _answer(model: Model, messages: list[Message], settings: options.SamplingSettings, as_json: bool) -> str:
+def _reused(engine: Engine) -> int:
+    return 0 if engine.prefixes is None else engine.prefixes.reused
+
+
+def _answer(
+    model: Model, engine: Engine, messages: list[Message], settings: options.SamplingSettings, as_json: bool
+) -> str:
     pieces = []
-    for piece in model.chat(messages, **settings):
+    for piece in model.chat(messages, engine=engine, **settings):
         pieces.append(piece)
         if not as_json:
             screen.write(piece)

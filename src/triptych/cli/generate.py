@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.loading import check_generates, load_model, read_texts
+from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
 
 if TYPE_CHECKING:
     from triptych.generate import Progress
@@ -20,7 +20,14 @@ class GenerateSettings(options.SamplingSettings):
     """Those of `chat`, and what only `generate` takes."""
 
     decoder_prefix: str
+
+
+class DraftSettings(TypedDict):
+    """What guesses tokens, and how prompts are read."""
+
     chunk: int | None
+    draft: Model | str | None
+    draft_tokens: int
 
 
 @options.opens
@@ -48,6 +55,8 @@ def generate(
         str, typer.Option("--decoder-prefix", metavar="TEXT", help="Start of an encoder-decoder's output.")
     ] = "",
     chunk: options.Chunk = None,
+    draft: options.Draft = None,
+    draft_tokens: options.DraftTokens = 4,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
@@ -64,26 +73,35 @@ def generate(
         "seed": seed,
         "stop": tuple(stop or ()),
         "decoder_prefix": decoder_prefix,
+    }
+    drafts: DraftSettings = {
         "chunk": chunk,
+        "draft": load_draft(checkpoint, draft),
+        "draft_tokens": draft_tokens,
     }
     if len(texts) == 1 and not beams and not as_json:
-        _stream(model, texts[0], settings)
+        _stream(model, texts[0], settings, drafts)
     else:
-        _generate_batch(model, texts, settings, beams=beams, as_json=as_json)
+        _generate_batch(model, texts, settings, drafts, beams=beams, as_json=as_json)
 
 
-def _stream(model: Model, prompt: str, settings: GenerateSettings) -> None:
+def _stream(model: Model, prompt: str, settings: GenerateSettings, drafts: DraftSettings) -> None:
     ids: list[int] = []
+    engine = model.engine(**drafts)
     start = time.perf_counter()
     if sys.stdout.isatty() and model.spec.layout == "decoder":
         screen.console().print(screen.plain(prompt), style="dim", end="", soft_wrap=True)
-    for piece in model.stream(prompt, on_token=lambda _, token: ids.append(token), **settings):
+    for piece in model.stream(prompt, on_token=lambda _, token: ids.append(token), engine=engine, **settings):
         screen.write(piece)
     screen.write("\n")
     screen.note(_speed(len(ids), time.perf_counter() - start))
+    if engine.speculation is not None:
+        note_guesses(engine.speculation.drafted, engine.speculation.accepted)
 
 
-def _generate_batch(model: Model, prompts: list[str], settings: GenerateSettings, *, beams: int, as_json: bool) -> None:
+def _generate_batch(
+    model: Model, prompts: list[str], settings: GenerateSettings, drafts: DraftSettings, *, beams: int, as_json: bool
+) -> None:
     start = time.perf_counter()
     with screen.counting() as bar:
         task = bar.add_task("prompts", total=len(prompts))
@@ -91,21 +109,32 @@ def _generate_batch(model: Model, prompts: list[str], settings: GenerateSettings
         def show(progress: Progress) -> None:
             bar.update(task, completed=progress.done, description=f"prompts, {progress.tokens:,} tokens")
 
-        generations = model.generate(prompts, on_progress=show, beams=beams, **settings)
+        generations = model.generate(prompts, on_progress=show, beams=beams, **settings, **drafts)
     seconds = time.perf_counter() - start
-    tokens = sum(len(generation.ids) for generation in generations)
+    counted = [(len(one.ids), one.reused, one.drafted, one.accepted) for one in generations]
+    tokens, reused, drafted, accepted = map(sum, zip(*counted, strict=True))
     if as_json:
         rows = [
             {"prompt": prompt, "text": generation.text, "ids": generation.ids, "reason": generation.reason}
             for prompt, generation in zip(prompts, generations, strict=True)
         ]
-        screen.result({"results": rows, "seed": settings["seed"] or 0, "tokens": tokens, "seconds": round(seconds, 3)})
+        counts = {"tokens": tokens, "reused": reused, "drafted": drafted, "accepted": accepted}
+        screen.result({"results": rows, "seed": settings["seed"] or 0, **counts, "seconds": round(seconds, 3)})
     else:
         for i, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
             if len(generations) > 1:
                 screen.write(f"{'' if i == 0 else chr(10)}[{i + 1}] {prompt}\n")
             screen.write(f"{generation.text}\n")
     screen.note(_speed(tokens, seconds))
+    if reused:
+        screen.note(f"{reused:,} tokens of prompts that begin alike were computed once")
+    if drafts["draft"] is not None:
+        note_guesses(drafted, accepted)
+
+
+def note_guesses(drafted: int, accepted: int) -> None:
+    """How many guessed tokens were right."""
+    screen.note(f"{accepted:,} of {drafted:,} guessed tokens were right, {accepted / max(drafted, 1):.0%}")
 
 
 def _speed(tokens: int, seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from typer import BadParameter
@@ -38,6 +39,12 @@ def load_model(checkpoint: Checkpoint) -> Model:
     for line in () if model.report is None else model.report.notes:
         note(line)
     return model
+
+
+def load_draft(checkpoint: Checkpoint, draft: str | None) -> Model | str | None:
+    """What `--draft` names, as `Model.generate` takes it: a model loaded with the options of the other one, or
+    "ngram"."""
+    return draft if draft in (None, "ngram") else load_model(replace(checkpoint, model=draft))
 
 
 def check_generates(model: Model, path: str) -> None:

@@ -123,6 +123,16 @@ Chunk = Annotated[
     int | None,
     typer.Option("--chunk", metavar="N", min=1, help="Process prompts N tokens at a time.", show_default=False),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL|ngram",
+        help="Guess tokens with a smaller model, or from earlier in the text; the result stays the same.",
+        show_default=False,
+    ),
+]
+DraftTokens = Annotated[int, typer.Option("--draft-tokens", metavar="N", min=1, help="Guess up to N tokens at once.")]
 
 
 class SamplingSettings(TypedDict):

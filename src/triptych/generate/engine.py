@@ -8,7 +8,7 @@ the other prompts, in one forward.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Literal, get_args
@@ -213,10 +213,8 @@ class Engine:
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         for session, members in self._groups:
-            if share is not None:
-                members = [row for row in members if row in share]
-            if members:
-                self._settle(self.forward.run(session, members, share, self._all_logits), outputs, ended)
+            for part in [members] if share is None else self._parts(members, share):
+                self._settle(self.forward.run(session, part, share, self._all_logits), outputs, ended)
         if start is not None and self.speculation is not None:
             self.speculation.measured(perf_counter() - start, len(outputs))
         if ended:
@@ -251,6 +249,15 @@ class Engine:
             left -= shares[row] + (0 if row.source is None else self.module.length(row.source))
         return shares
 
+    def _parts(self, members: Sequence[LiveRow], shares: Mapping[LiveRow, int]) -> list[list[LiveRow]]:
+        """The rows of one group that run now, those that must not run together apart: beside a piece of a prompt, the
+        modules would copy the rings of all rows and fill each up to the length of the piece."""
+        now = [row for row in members if row in shares]
+        if not self.forward.pads:
+            return [now] if now else []
+        parts = [row for row in now if shares[row] == 1], [row for row in now if shares[row] > 1]
+        return [part for part in parts if part]
+
     def _settle(self, computed: Computed, outputs: list[Output], ended: list[LiveRow]) -> None:
         """Choose the tokens of the rows that are due, one after another along each draft while it was right."""
         logits, every = computed.logits, computed.every
@@ -284,7 +291,9 @@ class Engine:
                     ended.append(row)
                 elif right:
                     going.append((row, at + 1))
-                row.accepted += right
+                if right and self.speculation is not None:
+                    row.accepted += 1
+                    self.speculation.accepted += 1
                 outputs.append(Output(row, token, None if choice is None else choice.logprobs, every.get(row)))
             live = going
         for row in computed.due:

@@ -60,6 +60,11 @@ class Forward:
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
         self.running: Sequence[LiveRow] = ()
 
+    @property
+    def pads(self) -> bool:
+        """Whether the rows of a forward are filled up to its longest piece: layers with a window, run as modules."""
+        return self.cache.smallest_window is not None and self.why_modules is not None
+
     def run(
         self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool
     ) -> Computed:

@@ -170,6 +170,7 @@ class Speculation:
                 cache.give_back(row.slot, right, held)
             row.cached = right
         row.drafted += len(row.draft)
+        self.drafted += len(row.draft)
         row.draft = ()
 
     # -- whether it pays ------------------------------------------------------------------------------------------
