@@ -17,31 +17,20 @@ from triptych import generate as running
 from triptych.checkpoints import LoadReport, open_source, write_directory
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, to_checkpoint, usable_device
-from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
-from triptych.errors import ConfigError, InputError, ProbeError, TextError, shown
+from triptych.errors import InputError, shown
 from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
-from triptych.other_libraries import of_model
+from triptych.other_libraries import NamesOfOthers, of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace
 from triptych.quantize import packing_for
-from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec, TokenHeadSpec
+from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
 
-class _NamesOfOthers(type):
-    """`Model.from_pretrained` and the like: what to write instead, for attributes of the class as for those of a
-    model."""
-
-    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
-
-        def __getattr__(cls, name: str) -> NoReturn:
-            raise AttributeError(f"Model has no {name!r}{of_model(name, dir(cls))}")
-
-
-class Model(metaclass=_NamesOfOthers):
+class Model(metaclass=NamesOfOthers):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
     executor   what computes the steps of a generation: "auto", the native step wherever it may (`generate.Engine` says
@@ -214,9 +203,9 @@ class Model(metaclass=_NamesOfOthers):
         plan = Plan.of(self.spec, read, edit)
         if draft is not None and (plan.reads or plan.edits):
             raise InputError("draft does not go with read or edit: a wrong guess would be read and edited too")
-        requests = self._requests(
-            prompts, decoder_prefix, plan, allow_null, sampling=sampling, max_new_tokens=max_new_tokens,
-            stop=running.stop_strings(stop), rules=rules, logprobs=logprobs,
+        requests = tasks.generation_requests(
+            self.inputs, self.hf or {}, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
+            sampling=sampling, max_new_tokens=max_new_tokens, stop=running.stop_strings(stop), logprobs=logprobs,
         )  # fmt: skip
         sources = [self.module.length(request.source) for request in requests if request.source is not None]
         lengths = [len(request.prompt) + max_new_tokens for request in requests]
@@ -259,9 +248,9 @@ class Model(metaclass=_NamesOfOthers):
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
         )  # fmt: skip
-        (request,) = self._requests(
-            [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null, sampling=sampling,
-            max_new_tokens=max_new_tokens, rules=rules,
+        (request,) = tasks.generation_requests(
+            self.inputs, self.hf or {}, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
+            rules=rules, sampling=sampling, max_new_tokens=max_new_tokens,
         )  # fmt: skip
         if engine is not None and (engine.module is not self.module or engine.rows):
             raise InputError("the engine is of another model, or runs another text; finish or close that one first")
@@ -308,13 +297,7 @@ class Model(metaclass=_NamesOfOthers):
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
         """The prompt that the chat template renders of `messages`, with the assistant's turn opened."""
-        template = self.inputs.words.chat
-        if template is None:
-            raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
-        every = list(messages) if isinstance(messages, Sequence) else []
-        if not every or not all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in every):
-            raise InputError(f"messages must be {MESSAGES}, not {shown(messages)}")
-        return template.render([dict(message) for message in messages], add_generation_prompt=True)
+        return self.inputs.render(messages)
 
     def encode(
         self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096
@@ -325,18 +308,7 @@ class Model(metaclass=_NamesOfOthers):
         of a text is cut off, as there.  Rows of ids are read whole.
         """
         how = tasks.pooling(self.module, pooling, normalize)
-        return tasks.encode(self.module, self._sentences(texts), how, batch_tokens=batch_tokens)
-
-    def _sentences(self, texts: Texts) -> Sequence[Row]:
-        """The rows of `texts`, prepared as sentence-transformers prepares them for this checkpoint."""
-        settings = SentenceSettings.of((self.hf or {}).get(KEY, {}), f"{self.path or 'config'}: {KEY}")
-        if settings == SentenceSettings() or isinstance(texts, str | Tensor):
-            return self.source(texts)
-        if settings.do_lower_case:
-            texts = [text.lower() if isinstance(text, str) else text for text in texts]
-        around = self.inputs.words.encode("")
-        rows = zip(texts, self.ids(texts), strict=True)
-        return [settings.truncated(ids, around) if isinstance(text, str) else ids for text, ids in rows]
+        return tasks.encode(self.module, self.inputs.sentences(texts, self.hf or {}), how, batch_tokens=batch_tokens)
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
@@ -375,11 +347,7 @@ class Model(metaclass=_NamesOfOthers):
     @property
     def labels(self) -> list[str]:
         """The names of the classes, from the config; `LABEL_0`, `LABEL_1`, ... where it has none."""
-        head = self.spec.head
-        if not isinstance(head, ClassHeadSpec | TokenHeadSpec):
-            return []
-        names = (self.hf or {}).get("id2label") or {}
-        return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(head.classes.outputs)]
+        return tasks.label_names(self.spec, self.hf or {})
 
     def transcribe(
         self,
@@ -416,8 +384,7 @@ class Model(metaclass=_NamesOfOthers):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a generation: the config's, and the tokenizer's."""
-        stops = () if self.tokenizer is None else tuple(self.tokenizer.stop_ids)
-        return tuple(dict.fromkeys((*self.spec.ids.eos, *stops)))
+        return tasks.end_ids(self.inputs)
 
     def _forward(
         self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps
@@ -435,42 +402,8 @@ class Model(metaclass=_NamesOfOthers):
             where = where_into
         return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
 
-    def _config_ids(self, name: str) -> list[int]:
-        """Token ids of the generation config, or of the config where older files keep them; words of several ids are
-        not among them.  Raises ConfigError for anything else."""
-        value = self.inputs.side_file("generation_config.json").get(name, (self.hf or {}).get(name))
-        words = value if isinstance(value, list) else [] if value is None else [[value]]
-        if not all(isinstance(word, list) and all(type(i) is int for i in word) for word in words):
-            raise ConfigError(f"{self.path or 'config'}: {name} must be token ids, not {shown(value)}")
-        return [word[0] for word in words if len(word) == 1 and 0 <= word[0] < self.spec.vocab]
-
-    def _requests(
-        self, prompts: Texts, prefix: str | Sequence[int], plan: Plan, allow_null: bool, **settings: Any
-    ) -> list[running.Request]:
-        """A request for each prompt, under one plan of reads and edits."""
-        if plan.wants_grad:
-            raise ProbeError("grad=True needs trace(); a generation has no autograd graph")
-        if self.spec.layout == "encoder-decoder":
-            prefix = prefix or self._config_ids("forced_bos_token_id")  # mBART's target language
-        rows, sources = self.inputs.prompts(prompts, prefix)
-        never = self._config_ids("bad_words_ids")  # Marian's padding
-        rules = settings.pop("rules")
-        if not isinstance(rules, Sequence):
-            raise InputError(f"rules must be a list of functions, not {type(rules).__name__}")
-        session = Session(plan, allow_null=allow_null) if plan.reads or plan.edits else None
-        return [
-            running.Request(
-                prompt=row, source=None if sources is None else sources[i], ends=self.end_ids, number=i, probe=session,
-                rules=[*([running.forbid(never)] if never else []), *rules], **settings,
-            )
-            for i, row in enumerate(rows)
-        ]  # fmt: skip
-
     def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:
         return self.inputs.words.decode if stop else None
-
-
-MESSAGES = 'a list of {"role": ..., "content": ...}'
 
 
 def load(

@@ -7,6 +7,7 @@ are those of llama.cpp, Ollama and transformers.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING, NoReturn
 
 from triptych.errors import nearest
 
@@ -128,6 +129,15 @@ def of_model(name: str, known: Collection[str] = ()) -> str:
     if name in _OF_MODEL:
         return f"; write {_OF_MODEL[name]}"
     return nearest(name, [one for one in known if not one.startswith("_")])
+
+
+class NamesOfOthers(type):
+    """The type of a class whose attributes that are not there are answered by `of_model`."""
+
+    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            raise AttributeError(f"{cls.__name__} has no {name!r}{of_model(name, dir(cls))}")
 
 
 def of_commands(name: str) -> str:

@@ -59,31 +59,34 @@ def explain(
     """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed."""
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
-    if example is not None:
-        if model is not None or cache:
-            raise typer.BadParameter("--example has its own numbers; omit MODEL, TEXT and --cache")
-        from triptych.labs.walk import worked
-
-        _show(worked(example), save=save, as_json=as_json)
-        return
+    if example is not None and (model is not None or cache):
+        raise typer.BadParameter("--example has its own numbers; omit MODEL, TEXT and --cache")
     if cache and row is not None:
         raise typer.BadParameter("--cache follows the newest token; omit --row")
-    if model is None or text is None:
+    if example is not None:
+        from triptych.labs.walk import worked
+
+        walk = worked(example)
+    elif model is None or text is None:
         raise typer.BadParameter("give MODEL and TEXT, or --example NAME")
+    else:  # in half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5
+        checkpoint = options.Checkpoint(
+            model=model, dtype=options.DType.fp32, quantize=options.Packing.none, device=device, offline=offline,
+            ignore=ignore,
+        )  # fmt: skip
+        walk = _walk(checkpoint, text, layer=layer, head=head, row=row, cache=cache)
+    _show(walk, save=save, as_json=as_json)
+
+
+def _walk(checkpoint: options.Checkpoint, text: str, *, layer: int, head: int, row: int | None, cache: bool) -> Walk:
+    """The steps of a forward, or with `cache` of one decoding step."""
     from triptych.cli.loading import load_model
     from triptych.labs import walk
 
-    # In half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5.
-    checkpoint = options.Checkpoint(
-        model=model, dtype=options.DType.fp32, quantize=options.Packing.none, device=device, offline=offline,
-        ignore=ignore,
-    )  # fmt: skip
-    loaded = load_model(checkpoint)
+    model = load_model(checkpoint)
     if cache:
-        steps = walk.explain_cache(loaded, text, layer=layer, head=head)
-    else:
-        steps = walk.explain(loaded, text, layer=layer, head=head, row=row)
-    _show(steps, save=save, as_json=as_json)
+        return walk.explain_cache(model, text, layer=layer, head=head)
+    return walk.explain(model, text, layer=layer, head=head, row=row)
 
 
 def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:

@@ -41,75 +41,99 @@ class Content:
     elsewhere: float
 
 
+@dataclass(frozen=True)
+class Cosines:
+    """Of the two vectors of 'bank', by layer: as they are, and with a link of attention cut."""
+
+    whole: Lines
+    word: Lines  #: 'bank' cannot see 'river' or 'money'
+    before: Lines  #: it cannot see the word before those instead
+    few: Lines  #: the strongest early readers of the word cannot
+    control: Lines  #: as many later readers cannot
+
+    @staticmethod
+    def of(pair: SentencePair, early: Sequence[Head], late: Sequence[Head]) -> Cosines:
+        cuts: tuple[Sequence[Edit], ...] = ((), pair.cut(), pair.cut(back=1), pair.cut(early), pair.cut(late))
+        return Cosines(*map(pair.cosines, cuts))
+
+    def left(self, cosines: Lines) -> float:
+        """The share of the separation that remains."""
+        separation = sum(1 - x for x in self.whole)
+        return sum(1 - x for x in cosines) / separation if separation else math.nan
+
+
 def run(setup: Setup) -> LabResult:
     """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
     model = decoder(setup)
     setup.progress("comparing the two vectors of 'bank', layer by layer")
     pair = SentencePair(model, RIVER, MONEY)
     early, late = pair.readers()
-    whole, word, before = pair.cosines(), pair.cosines(pair.cut()), pair.cosines(pair.cut(back=1))
-    few, control = pair.cosines(pair.cut(early)), pair.cosines(pair.cut(late))
-    least = SentencePair(model, RIVER, ALMOST)
-    same, other = _senses(model)
-    content = pair.content()
-
-    def left(cosines: Lines) -> float:
-        """The share of the separation that remains."""
-        separation = sum(1 - x for x in whole)
-        return sum(1 - x for x in cosines) / separation if separation else math.nan
-
-    deep = slice(len(whole) // 4, None)
+    cosines, senses, content = Cosines.of(pair, early, late), _senses(model), pair.content()
+    almost = SentencePair(model, RIVER, ALMOST)
     checks = (
-        Check("cosine of the two 'bank's as they enter", whole[0], least=1 - 1e-6),
-        Check("lowest cosine in a later layer", min(whole), most=0.9),
-        Check("share of the separation left when 'bank' cannot see 'river' or 'money'", left(word), most=0.3),
-        Check("control: share left when it cannot see the word before instead", left(before), least=0.7),
+        *_checks_of_cuts(cosines),
         Check(
-            "separation left if the sentences differ in no other word", 1 - min(least.cosines(least.cut())), most=1e-4
+            "separation left if the sentences differ in no other word",
+            1 - min(almost.cosines(almost.cut())),
+            most=1e-4,
         ),
-        Check(
-            f"share left without the {READERS} strongest readers of the first third of the layers", left(few), most=0.6
-        ),
-        Check(
-            f"control: share left without the {READERS} strongest readers of the other layers", left(control), least=0.8
-        ),
-        Check(
-            "weight that those give the word, over that of the early ones",
-            pair.mean(late) / pair.mean(early),
-            least=0.6,
-        ),
-        Check("cosine within a sense, less that between senses", _mean(same[deep]) - _mean(other[deep]), 0.02),
-        Check(
-            f"layer {content.head[0]} head {content.head[1]}: weight to 'river' and 'money', mean",
-            content.weight,
-            least=0.6,
-        ),
+        *_checks_of_heads(cosines, content, senses, pair.mean(late) / pair.mean(early)),
+    )
+    lines = {
+        "as it is": cosines.whole,
+        "'bank' cannot see 'river' or 'money'": cosines.word,
+        f"{READERS} early heads that read it cannot": cosines.few,
+        f"{READERS} later heads that read it cannot": cosines.control,
+        "'bank' cannot see 'the'": cosines.before,
+    }
+    within, between = senses
+    sections = (
+        pair.table(early[:SHOWN]),
+        _curve("The two vectors of 'bank'", lines),
+        _curve("Six sentences that end in 'bank', means", {"of one sense": within, "of two senses": between}),
+        pair.maps(early[:SHOWN]),
+    )
+    return LabResult("How does one word get two meanings?", _meaning(cosines, content), checks, sections)
+
+
+def _checks_of_cuts(c: Cosines) -> tuple[Check, ...]:
+    """Whether the vectors part, and whether that hangs on the one link."""
+    return (
+        Check("cosine of the two 'bank's as they enter", c.whole[0], least=1 - 1e-6),
+        Check("lowest cosine in a later layer", min(c.whole), most=0.9),
+        Check("share of the separation left when 'bank' cannot see 'river' or 'money'", c.left(c.word), most=0.3),
+        Check("control: share left when it cannot see the word before instead", c.left(c.before), least=0.7),
+    )
+
+
+def _checks_of_heads(c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float) -> tuple[Check, ...]:
+    """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over that of early ones."""
+    early = f"share left without the {READERS} strongest readers of the first third of the layers"
+    late = f"control: share left without the {READERS} strongest readers of the other layers"
+    to_words = f"layer {content.head[0]} head {content.head[1]}: weight to 'river' and 'money', mean"
+    within, between = (_mean(line[len(line) // 4 :]) for line in senses)
+    return (
+        Check(early, c.left(c.few), most=0.6),
+        Check(late, c.left(c.control), least=0.8),
+        Check("weight that those give the word, over that of the early ones", ratio, least=0.6),
+        Check("cosine within a sense, less that between senses", within - between, 0.02),
+        Check(to_words, content.weight, least=0.6),
         Check("the same head: weight of other words to the one before", content.elsewhere, most=0.25),
     )
-    meaning = (
+
+
+def _meaning(c: Cosines, content: Content) -> str:
+    few, control = c.left(c.few), c.left(c.control)
+    return (
         "One token enters as one vector, whatever stands around it. Attention moves what 'river' or 'money' say into"
         " 'bank', in a few heads of the early layers, and from there on the two vectors differ; banks of one sense are"
         " nearer to each other than to those of the other. Cutting tests that: with this one link cut the vectors stay"
         f" together, with another link cut they do not. Without the {READERS} strongest readers of the first third of"
-        f" the layers {left(few):.0%} of the separation is left; without as many later heads that read the word about"
-        f" as strongly, {left(control):.0%}. Most readers read whatever stands just before them (last column). Layer"
+        f" the layers {few:.0%} of the separation is left; without as many later heads that read the word about"
+        f" as strongly, {control:.0%}. Most readers read whatever stands just before them (last column). Layer"
         f" {content.head[0]} head {content.head[1]} does not: it gives the deciding word {content.weight:.2f} and the"
         f" word before any other token {content.elsewhere:.2f}."
     )
-    lines = {
-        "as it is": whole,
-        "'bank' cannot see 'river' or 'money'": word,
-        f"{READERS} early heads that read it cannot": few,
-        f"{READERS} later heads that read it cannot": control,
-        "'bank' cannot see 'the'": before,
-    }
-    sections = (
-        pair.table(early[:SHOWN]),
-        _curve("The two vectors of 'bank'", lines),
-        _curve("Six sentences that end in 'bank', means", {"of one sense": same, "of two senses": other}),
-        pair.maps(early[:SHOWN]),
-    )
-    return LabResult("How does one word get two meanings?", meaning, checks, sections)
 
 
 class SentencePair:

@@ -7,7 +7,7 @@ of as many heads with random weights scores as high: the best of many heads alwa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
-from triptych.page import AttentionMap, AttentionSection, TableSection
+from triptych.page import AttentionMap, AttentionSection, Section, TableSection
 
 TEXT = (
     "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
@@ -41,8 +41,33 @@ class Best:
         return f"layer {self.layer} head {self.head}"
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The heads of a model on one text.
+
+    patterns   [L, H, T, T].
+    best       the best head of each role; `random`: of a model with random weights.
+    even       what even weights score in each role.
+    unread     the head that is furthest from every simple pattern, with its distance as the score.
+    """
+
+    tokens: list[str]
+    patterns: Tensor
+    best: dict[str, Best]
+    random: dict[str, Best]
+    even: dict[str, float]
+    unread: Best
+
+
 def run(setup: Setup) -> LabResult:
     """Score every head for four roles, beside even weights and a model of random weights."""
+    scored = _scored(setup)
+    question = "Which roles do the heads of a pretrained model have?"
+    return LabResult(question, _meaning(scored), _checks(scored), _sections(scored))
+
+
+def _scored(setup: Setup) -> Scored:
+    """Raises InputError for anything but a decoder with a tokenizer."""
     model = decoder(setup)
     if model.spec.layout != "decoder" or model.tokenizer is None:
         raise InputError("this lab reads the heads of a decoder with a tokenizer")
@@ -56,38 +81,51 @@ def run(setup: Setup) -> LabResult:
     setup.progress("the same with random weights")
     control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
     best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
-    even = {role: float(_scores(ideals[EVEN][None, None], ideals[role], start)) for role in best}
-    random = {role: _best(_scores(control, ideals[role], start)) for role in best}
     distances = torch.stack([_distances(patterns, ideal, start) for ideal in ideals.values()]).amin(0)
-    unread = _best(distances)
-    checks = (
-        *(
-            Check(
-                f"{role}: weight from {best[role].name}, the highest, less {what}",
-                best[role].score - reference[role],
-                0.3,
-            )
-            for role in best
-            for what, reference in (
-                ("that of even weights", even),
-                ("the highest with random weights", _values(random)),
-            )
-        ),
-        Check(f"{unread.name}: distance from the nearest of {len(ideals)} simple patterns", unread.score, least=0.5),
+    return Scored(
+        tokens,
+        patterns,
+        best,
+        random={role: _best(_scores(control, ideals[role], start)) for role in best},
+        even={role: float(_scores(ideals[EVEN][None, None], ideals[role], start)) for role in best},
+        unread=_best(distances),
     )
-    meaning = (
-        f"On two sentences of {len(tokens)} tokens {best['the token before'].name} gives the token before"
-        f" {best['the token before'].score:.2f} of its weight, {best['punctuation'].name} gives punctuation"
-        f" {best['punctuation'].score:.2f}, and {best['the first token'].name} gives the first token"
-        f" {best['the first token'].score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head"
+
+
+def _checks(scored: Scored) -> tuple[Check, ...]:
+    """Each role's best head against even weights and random ones, and one head that no role describes."""
+    checks = []
+    for role, best in scored.best.items():
+        highest = f"{role}: weight from {best.name}, the highest, less"
+        checks.append(Check(f"{highest} that of even weights", best.score - scored.even[role], 0.3))
+        above_random = best.score - scored.random[role].score
+        checks.append(Check(f"{highest} the highest with random weights", above_random, 0.3))
+    simple = len(scored.best) + 1  # and even weights
+    away = f"{scored.unread.name}: distance from the nearest of {simple} simple patterns"
+    return (*checks, Check(away, scored.unread.score, least=0.5))
+
+
+def _meaning(scored: Scored) -> str:
+    before, marks, first = (scored.best[role] for role in ("the token before", "punctuation", "the first token"))
+    far = scored.unread
+    return (
+        f"On two sentences of {len(scored.tokens)} tokens {before.name} gives the token before"
+        f" {before.score:.2f} of its weight, {marks.name} gives punctuation"
+        f" {marks.score:.2f}, and {first.name} gives the first token"
+        f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head"
         " puts the weight it does not need. These can be read off their maps. Not every head can:"
-        f" {unread.name} is at least {unread.score:.2f} of 1 away from every one of these patterns and from even"
+        f" {far.name} is at least {far.score:.2f} of 1 away from every one of these patterns and from even"
         " weights. A score describes where a head looks on this text; what the model uses it for takes an"
         " intervention, as in the labs bank and induction."
     )
+
+
+def _sections(scored: Scored) -> tuple[Section, ...]:
+    """The best heads as a table, the head that no pattern describes, and the maps of both."""
+    best, unread = scored.best, scored.unread
     rows = [
-        [role, str(one.layer), str(one.head), f"{one.score:.2f}", f"{even[role]:.2f}", f"{random[role].score:.2f}"]
-        for role, one in best.items()
+        [role, str(one.layer), str(one.head), *(f"{x:.2f}" for x in (one.score, scored.even[role], random.score))]
+        for (role, one), random in zip(best.items(), scored.random.values(), strict=True)
     ]
     header = ("role: weight on", "layer", "head", "its weight", EVEN, "best of random weights")
     far = TableSection(
@@ -95,14 +133,13 @@ def run(setup: Setup) -> LabResult:
         ("layer", "head", "distance from the nearest, 0 to 1"),
         [[str(unread.layer), str(unread.head), f"{unread.score:.2f}"]],
     )
-    maps = _maps(patterns, (*best.values(), unread), tokens)
     explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
-    sections = (
+    maps = _maps(scored.patterns, (*best.values(), unread), scored.tokens)
+    return (
         TableSection("The best head of each role", header, rows),
         far,
         AttentionSection("Their maps", explained, maps),
     )
-    return LabResult("Which roles do the heads of a pretrained model have?", meaning, checks, sections)
 
 
 def _patterns(model: Model, ids: list[int]) -> Tensor:
@@ -140,10 +177,6 @@ def _distances(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
 def _best(scores: Tensor) -> Best:
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     return Best(layer, head, float(scores[layer, head]))
-
-
-def _values(best: Mapping[str, Best]) -> dict[str, float]:
-    return {role: one.score for role, one in best.items()}
 
 
 def _maps(patterns: Tensor, chosen: Iterable[Best], tokens: list[str]) -> list[AttentionMap]:

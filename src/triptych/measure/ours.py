@@ -74,7 +74,8 @@ class Ours(Side):
         return vectors
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
-        return [len(row) for row in self._model()._sentences(list(texts))]
+        model = self._model()
+        return [len(row) for row in model.inputs.sentences(list(texts), model.hf or {})]
 
     @torch.inference_mode()
     def read(self, sources: Sources) -> None:

@@ -1,14 +1,17 @@
-"""What people do with models: classify, tag, find entities and answers, fill in words, encode, transcribe."""
+"""What people do with models: classify, tag, find entities and answers, fill in words, encode, transcribe,
+generate."""
 
 from triptych.tasks.answer import Answer, answer
-from triptych.tasks.classify import classify
+from triptych.tasks.classify import classify, label_names
 from triptych.tasks.encode import encode, pooling
 from triptych.tasks.fill import fill
+from triptych.tasks.generation_requests import end_ids, generation_requests
 from triptych.tasks.tag import Entity, Tag, entities, tag
 from triptych.tasks.transcribe import TEMPERATURES, Segment, Transcript, WhisperDecoder, transcribe
 from triptych.tasks.whisper_tokens import WhisperTokens
 
 __all__ = [
     "TEMPERATURES", "Answer", "Entity", "Segment", "Tag", "Transcript", "WhisperDecoder", "WhisperTokens", "answer",
-    "classify", "encode", "entities", "fill", "pooling", "tag", "transcribe",
+    "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "label_names", "pooling", "tag",
+    "transcribe",
 ]  # fmt: skip

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.nn import Transformer
-from triptych.spec import ClassHeadSpec
+from triptych.spec import ClassHeadSpec, ModelSpec, TokenHeadSpec
 from triptych.tasks.batching import head_outputs
 from triptych.text import Encoded
 
 Label = tuple[str, float]
+
+
+def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in the config `hf`; `LABEL_0`, `LABEL_1`, ... where it has none."""
+    if not isinstance(spec.head, ClassHeadSpec | TokenHeadSpec):
+        return []
+    names = hf.get("id2label") or {}
+    return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(spec.head.classes.outputs)]
 
 
 def classify(

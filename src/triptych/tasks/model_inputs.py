@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.checkpoints import read_json
+from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError, TextError, shown
 from triptych.generate.arguments import check_ids
 from triptych.media import audio
@@ -84,6 +85,30 @@ class ModelInputs:
         head = check_ids(ids, self.spec.vocab, "decoder_prefix")
         sources = self.rows(prompts)
         return [[self.spec.ids.start, *head] for _ in sources], sources
+
+    def sentences(self, texts: Texts, hf: Mapping[str, Any]) -> Sequence[Row]:
+        """The rows of `texts` as sentence-transformers prepares them for the checkpoint with the config `hf`."""
+        settings = SentenceSettings.of(hf.get(KEY, {}), f"{self.path or 'config'}: {KEY}")
+        if settings == SentenceSettings() or isinstance(texts, str | Tensor):
+            return self.rows(texts)
+        if settings.do_lower_case:
+            texts = [text.lower() if isinstance(text, str) else text for text in texts]
+        around = self.words.encode("")
+        rows = zip(texts, self.ids(texts), strict=True)
+        return [settings.truncated(ids, around) if isinstance(text, str) else ids for text, ids in rows]
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
+        """The prompt that the chat template renders of `messages`, with the assistant's turn opened.
+
+        Raises TextError without a chat template, InputError for anything but messages.
+        """
+        template = self.words.chat
+        if template is None:
+            raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
+        every = list(messages) if isinstance(messages, Sequence) else []
+        if not every or not all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in every):
+            raise InputError(f'messages must be a list of {{"role": ..., "content": ...}}, not {shown(messages)}')
+        return template.render([dict(message) for message in messages], add_generation_prompt=True)
 
     def labelled(self, inputs: Texts, second: Sequence[str] | None = None) -> Sequence[Encoded | Tensor]:
         """Rows for a head over classes: texts, pairs of them where there is a `second`, or images."""

@@ -73,46 +73,8 @@ def computed(
     A value is printed where it passes a site, where two operations read it, or where its reader is not shown in one
     step with it.  A site that only passes on what another has printed is the same value.
     """
-    maker = {step.out[0]: step for step in entries[entry].instructions}
-    readers: dict[str, list[Instruction]] = {}
-    for step in entries[entry].instructions:
-        for label in step.inputs.values():
-            readers.setdefault(label, []).append(step)
-
-    def constant(label: str) -> bool:
-        if label not in maker:
-            return label in OF_PLACES
-        return maker[label].op != "module" and all(map(constant, maker[label].inputs.values()))
-
-    def inside(label: str) -> bool:
-        """Whether the value is shown only as a part of what is made from it."""
-        if constant(label):
-            return True
-        first, *others = readers.get(label, [None])
-        if first is None or others or first.op == "site":
-            return False
-        return together or (maker[label].op, first.op) in TOGETHER
-
-    def argument(label: str) -> Applied | str:
-        return names[label] if label in names else applied(label) if label in maker else label
-
-    def applied(label: str) -> Applied:
-        step = maker[label]
-        return Applied(step, {key: argument(one) for key, one in step.inputs.items()}, constant(label))
-
-    def site(label: str) -> str | None:
-        return next((reader.out[0] for reader in readers.get(label, []) if reader.op == "site"), None)
-
-    def name(label: str) -> str:
-        step, own = maker[label], site(label)
-        if step.op == "split_heads" and own is not None:
-            return f"{own} by head"
-        if step.op == "merge_heads":
-            return f"{names[step.inputs['x']]} side by side"
-        split = [site(reader.out[0]) for reader in readers.get(label, []) if reader.op == "split_heads"]
-        return own or (split[0] if split else None) or f"{entry} {label}"
-
-    values = []
+    values: list[Computed] = []
+    dataflow = _Dataflow.of(entries[entry].instructions, entry, names, together)
     for step in steps:
         label = step.out[0]
         if step.op in ("site", "extend"):
@@ -120,10 +82,70 @@ def computed(
             names[label] = names[source]
         elif step.op == "module":
             names[label] = f"{step.attributes['module']} as a module"
-        elif not inside(label):
-            values.append(Computed(name(label), label, entry, applied(label)))
+        elif not dataflow.inside(label):
+            values.append(Computed(dataflow.name(label), label, entry, dataflow.applied(label)))
             names[label] = values[-1].name
     return values
+
+
+@dataclass(frozen=True, eq=False)
+class _Dataflow:
+    """What makes and what reads each value of an entry; `names` and `together` as in `computed`."""
+
+    entry: str
+    maker: Mapping[str, Instruction]
+    readers: Mapping[str, Sequence[Instruction]]
+    names: Mapping[str, str]
+    together: bool
+
+    @staticmethod
+    def of(instructions: Sequence[Instruction], entry: str, names: Mapping[str, str], together: bool) -> _Dataflow:
+        readers: dict[str, list[Instruction]] = {}
+        for step in instructions:
+            for label in step.inputs.values():
+                readers.setdefault(label, []).append(step)
+        return _Dataflow(entry, {step.out[0]: step for step in instructions}, readers, names, together)
+
+    def applied(self, label: str) -> Applied:
+        """The operation that makes a value, with those inside it."""
+        step = self.maker[label]
+        inputs = {key: self._argument(one) for key, one in step.inputs.items()}
+        return Applied(step, inputs, self._constant(label))
+
+    def _argument(self, label: str) -> Applied | str:
+        if label in self.names:
+            return self.names[label]
+        return self.applied(label) if label in self.maker else label
+
+    def _constant(self, label: str) -> bool:
+        """Whether a value depends on positions and parameters alone."""
+        if label not in self.maker:
+            return label in OF_PLACES
+        step = self.maker[label]
+        return step.op != "module" and all(map(self._constant, step.inputs.values()))
+
+    def inside(self, label: str) -> bool:
+        """Whether a value is shown only as a part of what is made from it."""
+        if self._constant(label):
+            return True
+        first, *others = self.readers.get(label, [None])
+        if first is None or others or first.op == "site":
+            return False
+        return self.together or (self.maker[label].op, first.op) in TOGETHER
+
+    def _site(self, label: str) -> str | None:
+        """The site that a value passes."""
+        return next((reader.out[0] for reader in self.readers.get(label, []) if reader.op == "site"), None)
+
+    def name(self, label: str) -> str:
+        """Under which a value is printed: its site, or what it is of one."""
+        step, own = self.maker[label], self._site(label)
+        if step.op == "split_heads" and own is not None:
+            return f"{own} by head"
+        if step.op == "merge_heads":
+            return f"{self.names[step.inputs['x']]} side by side"
+        split = [self._site(reader.out[0]) for reader in self.readers.get(label, []) if reader.op == "split_heads"]
+        return own or (split[0] if split else None) or f"{self.entry} {label}"
 
 
 def evaluate(value: Applied | str, printed: Printed, results: Mapping[str, Tensor] | None = None) -> Tensor:
