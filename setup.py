@@ -17,7 +17,16 @@ setup(
             sources=sorted(str(path) for path in NATIVE.glob("*.c")),
             depends=sorted(str(path) for path in NATIVE.glob("*.h")),
             # Products and sums are fused where the code says fma and nowhere else: all kernels then give equal bits.
-            extra_compile_args=["-std=gnu11", "-O3", "-g0", "-fopenmp", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi"],
+            extra_compile_args=[
+                "-std=gnu11",
+                "-O3",
+                "-g0",
+                "-fopenmp",
+                "-ffp-contract=off",
+                "-Wall",
+                "-Wextra",
+                "-Wno-psabi",
+            ],
             extra_link_args=["-fopenmp", "-lm"],
             optional=True,
         )
