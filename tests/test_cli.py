@@ -122,6 +122,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "m", "--head", "3"], "--head needs a TEXT"),
         (["lab", "--report", "labs.html"], "--report needs the NAME"),
         (["train", "r.toml", "--resume", "--show-batch"], "--resume"),
+        (["quickstart", "--data", ""], "the path is empty"),
+        (["quickstart", "--out", ""], "the path is empty"),
+        (["lab", "permutation", "--out", ""], "the path is empty"),
+        (["lab", "mask-leak", "--data", "/nowhere/text"], "--data /nowhere/text: no such file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

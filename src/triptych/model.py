@@ -393,13 +393,13 @@ class Model(metaclass=NamesOfOthers):
         if both != (target is not None):
             wants = "a source and a target" if both else "rows only"
             raise InputError(f"this {self.spec.layout} model takes {wants}")
-        given, where = self.module.flat(self.source(rows, mask))
+        inputs, where = self.module.flat(self.source(rows, mask))
         if target is None:
-            out = self.module.logits(nn.Batch(inputs=given, rows=where, taps=taps))
+            out = self.module.logits(nn.Batch(inputs=inputs, rows=where, taps=taps))
         else:
-            into, where_into = nn.flat(self.ids(target, target_mask, target=True), self.device)
-            out = self.module.logits(nn.Batch(inputs=into, rows=where_into, source=(given, where), taps=taps))
-            where = where_into
+            ids, where_target = nn.flat(self.ids(target, target_mask, target=True), self.device)
+            out = self.module.logits(nn.Batch(inputs=ids, rows=where_target, source=(inputs, where), taps=taps))
+            where = where_target
         return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
 
     def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:

@@ -278,20 +278,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Learn the characters of a text with a transformer made of NumPy.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=int, default=1000)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     (B, T), random = (16, 64), np.random.default_rng(0)
-    text = given.file.read_text(encoding="utf-8") if given.file.is_file() else ""
+    text = options.file.read_text(encoding="utf-8") if options.file.is_file() else ""
     if len(text) <= T:
-        parser.error(f"{given.file} is not a text of more than {T} characters")
+        parser.error(f"{options.file} is not a text of more than {T} characters")
     letters = sorted(set(text))
     data, c = np.array([letters.index(letter) for letter in text]), Config(V=len(letters))
     optimizer = AdamW(w := initial(c, random))
     print(f"{len(text):,} characters, {c.V} different; {sum(x.size for x in w.values()):,} weights")
-    for step in range(given.steps):
+    for step in range(options.steps):
         rows = data[random.integers(len(data) - T, size=(B, 1)) + np.arange(T + 1)]
         loss, dw = gradients(w, rows[:, :-1], rows[:, 1:], c)  # each token from those before it
-        optimizer.step(dw, lr=3e-3 * min(1, 20 * (step + 1) / given.steps) * (1 - step / given.steps))
-        if step % max(1, given.steps // 20) == 0 or step == given.steps - 1:
+        optimizer.step(dw, lr=3e-3 * min(1, 20 * (step + 1) / options.steps) * (1 - step / options.steps))
+        if step % max(1, options.steps // 20) == 0 or step == options.steps - 1:
             print(f"step {step:5}   {loss:.3f} nats a character", flush=True)
     print("".join(letters[i] for i in write(w, data[:1].tolist(), 300, T, c, random)))
 

@@ -109,7 +109,6 @@ _ARGUMENTS = {
 }  # fmt: skip
 _THREADS = "OMP_NUM_THREADS=N before triptych"
 _STDIN = "- in place of the text, which reads stdin: - < FILE"
-_OTHERWISE = {"-t": _THREADS, "--threads": _THREADS, "-f": _STDIN, "--file": _STDIN}
 
 
 def of_package(name: str, known: Collection[str]) -> str:
@@ -156,7 +155,9 @@ def of_options(name: str, options: Collection[str], usage: str) -> str:
     argument = next((argument for argument in _ARGUMENTS.get(name, ()) if argument in usage), None)
     if argument is not None:
         return f"{argument} without an option: {usage}"
-    if name in _OTHERWISE:
-        return _OTHERWISE[name]
+    if name in ("-t", "--threads"):
+        return _THREADS
+    if name in ("-f", "--file") and ("PROMPT" in usage or "TEXT" in usage):
+        return _STDIN
     spelled = "--" + name.lstrip("-").replace("_", "-")
     return spelled if spelled in options else ""

@@ -117,7 +117,7 @@ class Tensors(NamedTuple):
 
 def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
     """`x` broadcasts to `shape`, dimension by dimension."""
-    return x.dim() == len(shape) and all(size in (1, whole) for size, whole in zip(x.shape, shape, strict=True))
+    return x.dim() == len(shape) and all(size in (1, full) for size, full in zip(x.shape, shape, strict=True))
 
 
 def as_column(x: Tensor) -> Tensor:
@@ -218,10 +218,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float
 
 
 def _fit_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    whole = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
-    if not fits(whole, shape) or not bias.is_floating_point():
+    in_four = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
+    if not fits(in_four, shape) or not bias.is_floating_point():
         raise InputError(f"bias {bias.dtype} {list(bias.shape)} cannot be added to scores [B,H,T,S] {list(shape)}")
-    return whole
+    return in_four
 
 
 def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:

@@ -49,8 +49,8 @@ def cached(case: Case) -> None:
             for scores, new in zip(cached_scores, engine.logits(), strict=True):
                 scores.append(new)
             if step < steps:
-                for row, whole in zip(engine.rows, case.decoded, strict=True):
-                    row.ids.append(whole[len(row.ids)])
+                for row, ids in zip(engine.rows, case.decoded, strict=True):
+                    row.ids.append(ids[len(row.ids)])
     cached = [torch.log_softmax(torch.stack(row).double(), dim=-1) for row in cached_scores]
     plain = [x[-steps - 1 :] for x in case.run()]
     case.record("cached = uncached", max_abs_diff(cached, plain), case.threshold, f"{steps} steps")

@@ -79,6 +79,8 @@ def convert(
     Raises InputError for an existing `out`, an ending of no format or a dtype the format lacks, CheckpointError or
     TextError for a model or a tokenizer that GGUF cannot represent, and what reading raises.
     """
+    if not str(out):
+        raise InputError("the name to write to is empty; give a directory or a .gguf file")
     path = Path(out)
     to = to or _format_of(str(out))
     _check(path, to, dtype, force)

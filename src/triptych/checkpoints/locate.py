@@ -45,6 +45,8 @@ def open_source(path: str | Path) -> Source:
             return safetensors.open_file(path)
         case suffix if suffix in PICKLES:
             raise _pickle(path)
+    if path.name == "config.json" and path.is_file():
+        raise fault(path, f"is a config alone; give the directory that holds it, {path.parent}")
     if not path.exists():
         name = full_name(str(path)) or "hub:org/name"
         raise fault(path, f"no such file or directory; to download from the hub, write {name}")

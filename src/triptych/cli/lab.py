@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from triptych import page
     from triptych.labs.report import LabRun
 
-ALL = "all"
+ALL, SHAKESPEARE = "all", "shakespeare"
 PAGE = (".html", ".htm")
 
 
@@ -26,7 +26,9 @@ def lab(
         str | None,
         Argument(metavar="[NAME]", help="Name of a lab, or all; without it, list the labs.", show_default=False),
     ] = None,
-    out: Annotated[Path, Option("--out", metavar="DIR", help="Directory for the plots.")] = Path("runs/labs"),
+    out: Annotated[Path, Option("--out", metavar="DIR", parser=options.path, help="Directory for the plots.")] = Path(
+        "runs/labs"
+    ),
     report: Annotated[
         Path | None,
         Option("--report", metavar="FILE", help="Write the results to an offline .html page.", show_default=False),
@@ -51,6 +53,8 @@ def lab(
         return
     if report is not None:
         screen.check_suffix(report, PAGE, "--report")
+    if data is not None and data != SHAKESPEARE and not Path(data).exists():
+        raise BadParameter(f"--data {data}: no such file; give a UTF-8 text file, or {SHAKESPEARE}")
     if not _run(name, out=out, report=report, seed=seed, model=model, data=data, as_json=as_json):
         raise Exit(1)
 

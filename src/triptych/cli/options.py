@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import typer
@@ -36,6 +37,13 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
+
+
+def path(typed: str | Path) -> Path:
+    """The parser of paths: the empty string is none, and would be the current directory.  A default is a path."""
+    if not str(typed):
+        raise typer.BadParameter("the path is empty")
+    return Path(typed)
 
 
 ModelPath = Annotated[

@@ -26,6 +26,7 @@ def quickstart(
         Option(
             "--data",
             metavar="FILE",
+            parser=options.path,
             help="UTF-8 file or directory to train on instead of Shakespeare.",
             show_default=False,
         ),
@@ -38,6 +39,7 @@ def quickstart(
         Option(
             "--out",
             metavar="DIR",
+            parser=options.path,
             help="Output directory; by default runs/quickstart or runs/quickstart-PANEL.",
             show_default=False,
         ),

@@ -207,7 +207,8 @@ def _heads(spec: ModelSpec) -> dict[str, int]:
 def _check_covered(spec: ModelSpec, covered: Collection[str], kind: Kind, where: str) -> None:
     left = [name for name in spec.shapes() if name not in covered]
     if left:
-        raise CheckpointError(f"{where}: {kind} has no name for {_listed(left)} in family {spec.family!r}")
+        advice = "; convert it to hf" if kind == "gguf" else ""
+        raise CheckpointError(f"{where}: {kind} has no name for {_listed(left)} in family {spec.family!r}{advice}")
 
 
 def _mismatch(where: str, missing: list[str], extra: list[str]) -> CheckpointError:

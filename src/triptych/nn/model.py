@@ -61,6 +61,7 @@ class ExecutorPlans:
         self._plans: dict[type, object] = {}
 
     def get(self, kind: type[P]) -> P | None:
+        """The object of this class that is kept."""
         plan = self._plans.get(kind)
         return plan if isinstance(plan, kind) else None
 
@@ -84,7 +85,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
-        self.plans = ExecutorPlans()
+        self.plans = ExecutorPlans()  # what else runs this model keeps its plan here
         self.prefix = {name: f"{name}" if model.layout == "encoder-decoder" else "" for name in model.stacks}
         tie(self, model.ties)
 

@@ -78,8 +78,8 @@ class Window(Mask):
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(number, SupportsIndex) for number in (self.back, self.ahead))
-        if not whole or self.back < 1 or self.ahead < 0:
+        integers = all(isinstance(number, SupportsIndex) for number in (self.back, self.ahead))
+        if not integers or self.back < 1 or self.ahead < 0:
             problem = "back must be >= 1 and ahead >= 0, both whole numbers"
             raise InputError(f"window({self.back}, ahead={self.ahead}): {problem}")
 

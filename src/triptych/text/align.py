@@ -197,5 +197,5 @@ def _is_aligned(old: _Edition, partner: Sequence[int | None], first: int, last: 
     if begin is None or second != begin + 1 or end is None or last_but_one != end - 1:
         return False
     paired = sum(partner[i] is not None for i in range(first, last + 1))
-    whole = old.words[begin].speech == old.words[end].speech
-    return whole and paired >= _SHARE * max(count, end - begin + 1)
+    one_speech = old.words[begin].speech == old.words[end].speech
+    return one_speech and paired >= _SHARE * max(count, end - begin + 1)

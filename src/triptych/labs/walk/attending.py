@@ -125,8 +125,8 @@ class Attending:
             why = "Every query sees every key; these scores enter the softmax."
             return Step(self.part, "No mask", "s ← s", why, scores, lambda g: g[before])
         q_pos, k_pos = self._positions
-        seen = torch.as_tensor(self.mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
-        hidden = torch.zeros(len(q_pos), len(k_pos)).masked_fill(~seen, -math.inf)
+        visible = torch.as_tensor(self.mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
+        hidden = torch.zeros(len(q_pos), len(k_pos)).masked_fill(~visible, -math.inf)
         m = Shown(name, "m", "T S", hidden, self.q.labels, self.k.labels, focus=self.q.focus)
         why = f"The mask is {mask_text(self.mask)}. A key that a query may not see gets -∞, so weight 0."
         return Step(self.part, "Mask", "s ← s + m", why, scores, lambda g: g[before] + g[name], [m])

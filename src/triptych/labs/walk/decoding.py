@@ -145,8 +145,8 @@ def _entered(whole: StackRun, one: StackRun) -> Step:
 
 def _attention(whole: StackRun, one: StackRun) -> list[Step]:
     """The block's attention by its program, with the keys and values of earlier tokens from the cache."""
-    under, kept = f"{one.block}attn.", _kept(one)
-    cached = CachedKeys(f"{under}k cached", f"{under}v cached", kept, [whole.labels[i] for i in kept])
+    under, positions = f"{one.block}attn.", _kept(one)
+    cached = CachedKeys(f"{under}k cached", f"{under}v cached", positions, [whole.labels[i] for i in positions])
     builder = StepBuilder(one, cached)
     builder.enter(f"{under}in", f"{under}in", "h")
     values = builder.computed(one.sections.entry, one.sections.inside[1:])
@@ -169,12 +169,12 @@ def _bytes(model: Model, step: Decoded, source: int) -> Step:
     def once_more(g: Printed) -> Tensor:
         layers = []
         for block in decoder.blocks:
-            seen, attn = visible(decoder.kinds[block.attn.kind].mask), block.attn
-            kept = length if seen is None else min(length, seen)
-            layers.append(size * kept * attn.kv_heads * (attn.head_width + attn.value_width))
+            window, attn = visible(decoder.kinds[block.attn.kind].mask), block.attn
+            tokens_cached = length if window is None else min(length, window)
+            layers.append(size * tokens_cached * attn.kv_heads * (attn.head_width + attn.value_width))
         read = (block.cross for block in decoder.blocks if block.cross is not None)
-        whole = sum(layers) + size * sum(source * c.kv_heads * (c.head_width + c.value_width) for c in read)
-        return torch.tensor([[whole, whole], [layers[step.layer]] * 2])
+        every = sum(layers) + size * sum(source * c.kv_heads * (c.head_width + c.value_width) for c in read)
+        return torch.tensor([[every, every], [layers[step.layer]] * 2])
 
     attn = decoder.blocks[step.layer].attn
     formula = (
@@ -192,8 +192,8 @@ def _bytes(model: Model, step: Decoded, source: int) -> Step:
 
 def _used(store: Store, length: int) -> int:
     """Bytes of the places that hold a token."""
-    kept = min(length, store.k.shape[2])
-    return store.k[:, :, :kept].nbytes + store.v[:, :, :kept].nbytes
+    used = min(length, store.k.shape[2])
+    return store.k[:, :, :used].nbytes + store.v[:, :, :used].nbytes
 
 
 def _logits(step: Decoded) -> Step:

@@ -164,8 +164,8 @@ def _beside_pytorch() -> Example:
 
 
 def _cache() -> Example:
-    made = count(families.read_config(QWEN3_4B))
-    grouped = made.cache_bytes(4096, dtype="fp16")
+    counts = count(families.read_config(QWEN3_4B))
+    grouped = counts.cache_bytes(4096, dtype="fp16")
     alone = count(families.read_config(QWEN3_4B | {"num_key_value_heads": 32})).cache_bytes(4096, dtype="fp16")
     shown = Shown("bytes", "bytes", "· ·", torch.tensor([[grouped, alone]]), columns=["8 groups", "32 heads"])
 
@@ -182,15 +182,15 @@ def _cache() -> Example:
 
 
 def _quadratic() -> Example:
-    made = count(families.read_config(QWEN3_4B))
-    flops = torch.tensor([[made.flops(t)["scores"] for t in (2048, 32_768)]])
+    counts = count(families.read_config(QWEN3_4B))
+    flops = torch.tensor([[counts.flops(t)["scores"] for t in (2048, 32_768)]])
     shown = Shown("flops", "FLOPs", "· T", flops, columns=["2,048", "32,768"])
 
     def once_more(g: Printed) -> Tensor:
         return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in (2048, 32_768)]])
 
     ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))
-    short, long = (sum(made.flops(t).values()) - made.flops(t)["scores"] for t in (2048, 32_768))
+    short, long = (sum(counts.flops(t).values()) - counts.flops(t)["scores"] for t in (2048, 32_768))
     linear = Shown("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
     steps = [
         Step("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",

@@ -107,21 +107,21 @@ class StepBuilder:
     # ------------------------------------------------------------ grouping
 
     def steps(self, values: Sequence[Computed], part: str = "") -> list[Step]:
-        """A step for each value; values made by the same operations, from what was printed before, share one."""
+        """A step for each value; values group_of by the same operations, from what was printed before, share one."""
         groups: list[Group] = []
-        made: dict[str, int] = {}
+        group_of: dict[str, int] = {}
         sub = "attn"
         for value in values:
             rest = value.name.removeprefix(self.at.block)
             sub = rest.partition(".")[0] if rest != value.name and "." in rest else sub
             form = tuple(one.op for one in value.value.chain() if not one.constant)
-            known = max((made.get(name, -1) for name in value.value.reads()), default=-1)
+            known = max((group_of.get(name, -1) for name in value.value.reads()), default=-1)
             places = [i for i, group in enumerate(groups) if (group.sub, group.form) == (sub, form) and i > known]
             if not places or form[0] in ("attend", "add"):
                 places = [len(groups)]
                 groups.append(Group(sub, form, []))
             groups[places[0]].values.append(value)
-            made[value.name] = places[0]
+            group_of[value.name] = places[0]
         steps = []
         for group in groups:
             name = part or self.at.part(f"block {self.at.layer}, {words.SUBLAYERS.get(group.sub, group.sub)}")

@@ -67,9 +67,9 @@ def title(one: Computed) -> str:
     titles = [TITLES.get(name, name.replace("_", " ").capitalize()) for name in reversed(names)]
     if "conv1d" in names:
         return "Convolution"
-    whole = " and ".join(dict.fromkeys(titles)).capitalize()
-    whole = whole.replace("Norm and rotation", "Norm of each head and rotation")
-    return "Final norm" if leaf(one) == "final" else whole
+    title = " and ".join(dict.fromkeys(titles)).capitalize()
+    title = title.replace("Norm and rotation", "Norm of each head and rotation")
+    return "Final norm" if leaf(one) == "final" else title
 
 
 def meaning(name: str, group: Sequence[Computed], makes: Sequence[Shown], sub: str) -> str:
