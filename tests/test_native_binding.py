@@ -20,9 +20,10 @@ from triptych import nn, ops
 from triptych.attention import Rows
 from triptych.generate import Engine, Request
 from triptych.model import create
+from triptych.native import library
 from triptych.nn.feedforward import GLU
 from triptych.probe import Plan, Session, zero
-from triptych.program.native_executor import NativeStep, PreparedStep
+from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep, PreparedStep
 
 pytestmark = needs_native
 
@@ -262,6 +263,18 @@ def test_gradients_and_modes_of_torch_run_as_modules() -> None:
         assert step.logits([1], Rows((1,)), [0]) is None
     assert step.why_modules is not None
     assert "autocast" in step.why_modules
+
+
+@torch.no_grad()
+def test_dense_weights_run_up_to_as_many_tokens_as_are_faster() -> None:
+    kernels = library()
+    assert kernels is not None
+    fast = MOST_DENSE_FP32 if kernels.isa == "avx512" else MOST_DENSE
+    for module, most in ((llama(), fast), (llama().to(torch.bfloat16), MOST_DENSE)):
+        assert module.decoder is not None
+        for tokens, ran in ((most, True), (most + 1, False)):
+            step = NativeStep(module, module.decoder.cache(1))
+            assert (step.logits([1] * tokens, Rows((tokens,)), [0]) is not None) == ran, step.why_modules
 
 
 @torch.inference_mode()

@@ -1,9 +1,11 @@
 /* Products with many vectors for x86-64 with AVX-512 and VNNI: two bands are unpacked once, some columns at a time, and
    every vector of the call is then multiplied with them.
 
-   A tile is 32 rows by up to WIDE vectors, whose sums stay in registers: a line of weights serves WIDE vectors, and four
+   A tile of packed weights is 32 rows by up to WIDE vectors, whose sums stay in registers: a line of weights serves WIDE vectors, and four
    bytes of a vector serve two lines.  The unpacked bytes stay in the cache nearest to the processor.  Between two ranges
-   of columns the sums wait in y, so every sum is made in the order of matmul_portable.c.  */
+   of columns the sums wait in y, so every sum is made in the order of matmul_portable.c.
+
+   A tile of dense weights is 4 rows by up to WIDE vectors, with the 16 partial sums of a product in a register.  */
 
 #include "kernels.h"
 
@@ -148,17 +150,96 @@ INLINE void two_bands(const struct matrix *w, int32_t band, const struct input *
     }
 }
 
-#define KERNEL(NAME, BYTES)                                                                                       \
+/* Up to 16 weights of a dense row, as fp32. */
+INLINE __m512 dense_at(const char *row, size_t k, __mmask16 mask, const int bf16)
+{
+    if (!bf16)
+        return _mm512_maskz_loadu_ps(mask, (const float *)row + k);
+    __m256i words = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)row + k);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
+/* The sums of the lanes of four registers, each added by halves as sum_of_lanes in matmul_portable.c does. */
+INLINE __m128 sums_of_lanes(const __m512 *lanes)
+{
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(lanes[0], lanes[1], 0x44), /* their lower halves, their upper ones */
+                             _mm512_shuffle_f32x4(lanes[0], lanes[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(lanes[2], lanes[3], 0x44),
+                             _mm512_shuffle_f32x4(lanes[2], lanes[3], 0xee));
+    __m512 fours = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    __m512 twos = _mm512_add_ps(fours, _mm512_permute_ps(fours, 0x4e));
+    __m512 ones = _mm512_add_ps(twos, _mm512_permute_ps(twos, 0xb1));
+    return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, ones));
+}
+
+INLINE void add_columns(__m512 (*sums)[4], const char *const *rows, const float *x, ptrdiff_t stride, size_t k,
+                        __mmask16 mask, const int count, const int bf16)
+{
+    __m512 weights[4];
+    for (int r = 0; r < 4; r++)
+        weights[r] = dense_at(rows[r], k, mask, bf16);
+    for (int m = 0; m < count; m++) {
+        __m512 part = _mm512_maskz_loadu_ps(mask, x + m * stride + k);
+        for (int r = 0; r < 4; r++) /* lanes beyond the last column stay, even a sum of -0 */
+            sums[m][r] = mask == 0xffff ? _mm512_fmadd_ps(weights[r], part, sums[m][r])
+                                        : _mm512_mask3_fmadd_ps(weights[r], part, sums[m][r], mask);
+    }
+}
+
+INLINE void dense_rows(const char *const *rows, const float *x, ptrdiff_t stride, size_t columns, float *y,
+                       ptrdiff_t y_stride, const float *bias, const int count, const int bf16)
+{
+    __m512 sums[WIDE][4];
+    for (int m = 0; m < count; m++)
+        for (int r = 0; r < 4; r++)
+            sums[m][r] = _mm512_setzero_ps();
+    size_t k = 0;
+    for (; k + 16 <= columns; k += 16)
+        add_columns(sums, rows, x, stride, k, 0xffff, count, bf16);
+    if (k < columns)
+        add_columns(sums, rows, x, stride, k, (__mmask16)((1u << (columns - k)) - 1), count, bf16);
+    for (int m = 0; m < count; m++) {
+        __m128 four = sums_of_lanes(sums[m]);
+        _mm_storeu_ps(y + m * y_stride, bias ? _mm_add_ps(four, _mm_loadu_ps(bias)) : four);
+    }
+}
+
+INLINE void dense_bands(const struct matrix *w, int32_t band, const struct input *in, float *y, ptrdiff_t y_stride,
+                        const float *bias, const int bf16)
+{
+    const size_t columns = (size_t)w->columns, bytes = columns * (bf16 ? 2 : 4);
+    for (int32_t first = 0; first < in->count; first += WIDE) {
+        const float *x = in->dense + first * in->stride;
+        for (int32_t row = band * BAND; row < (band + 2) * BAND; row += 4) {
+            const char *start = (const char *)w->data + (size_t)row * bytes;
+            const char *rows[4] = {start, start + bytes, start + 2 * bytes, start + 3 * bytes};
+            const float *added = bias ? bias + row : NULL;
+            float *to = y + first * y_stride + row;
+            switch (in->count - first) {
+            case 1: dense_rows(rows, x, in->stride, columns, to, y_stride, added, 1, bf16); break;
+            case 2: dense_rows(rows, x, in->stride, columns, to, y_stride, added, 2, bf16); break;
+            case 3: dense_rows(rows, x, in->stride, columns, to, y_stride, added, 3, bf16); break;
+            case 4: dense_rows(rows, x, in->stride, columns, to, y_stride, added, 4, bf16); break;
+            case 5: dense_rows(rows, x, in->stride, columns, to, y_stride, added, 5, bf16); break;
+            default: dense_rows(rows, x, in->stride, columns, to, y_stride, added, WIDE, bf16); break;
+            }
+        }
+    }
+}
+
+#define KERNEL(NAME, CALL, HOW)                                                                                   \
     TARGET static void NAME(const struct matrix *w, int32_t band, const struct input *in, float *y,               \
                             ptrdiff_t y_stride, const float *bias)                                                \
     {                                                                                                             \
-        two_bands(w, band, in, y, y_stride, bias, BYTES);                                                         \
+        CALL(w, band, in, y, y_stride, bias, HOW);                                                                \
     }
 
-KERNEL(many_u4, U4_BYTES)
-KERNEL(many_u5, U5_BYTES)
-KERNEL(many_s8, S8_BYTES)
+KERNEL(many_f32, dense_bands, 0)
+KERNEL(many_bf16, dense_bands, 1)
+KERNEL(many_u4, two_bands, U4_BYTES)
+KERNEL(many_u5, two_bands, U5_BYTES)
+KERNEL(many_s8, two_bands, S8_BYTES)
 
-pair_kernel *const avx512_pairs[LAYOUTS] = {NULL, NULL, many_u4, many_u5, many_s8, NULL};
+pair_kernel *const avx512_pairs[LAYOUTS] = {many_f32, many_bf16, many_u4, many_u5, many_s8, NULL};
 
 #endif

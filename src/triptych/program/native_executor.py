@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, is_
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ from torch import Tensor
 
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
+from triptych.native import library
 from triptych.native.step import STORE, Plan
 from triptych.nn import Transformer
-from triptych.program.native_binding import Binding, MatrixOf
+from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
 from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_prepared import Prepared
@@ -27,10 +27,12 @@ from triptych.program.native_values import NotNative
 from triptych.program.program import Program
 
 TOKENS = 256  # of one call: more run as several, so that the arena stays small
-MOST_DENSE = 32  # tokens up to which the products of dense weights are faster here than in torch's matrix library
+# Tokens of one step up to which dense models are faster here than as modules.  With AVX-512 the products of fp32
+# weights are about as fast as those of torch's matrix library (with wide matrices and 256 vectors a fifth slower), and
+# the rest of a step is faster.  bf16 weights are multiplied in fp32 here, by torch at twice that rate or more.
+MOST_DENSE, MOST_DENSE_FP32 = 32, 256
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _keys_and_values = attrgetter("k", "v")
-_LOCK = Lock()
 
 
 class PreparedStep(Prepared):
@@ -45,13 +47,14 @@ class NativeStep:
     """The native executor over one cache.  One thread uses it at a time; others may use the same module.
 
     matrix_of     the run-time layout of a packed weight; without it, packed models run as modules.
-    most_dense    tokens of one call up to which a model without packed weights runs here.
+    most_dense    tokens of one call up to which a model without packed weights runs here; None for MOST_DENSE, or
+                  MOST_DENSE_FP32 where that holds.
     why_modules   why the last call gave None; None after a call that ran.
     """
 
     def __init__(
         self, module: Transformer, cache: Cache, cross: CrossCache | None = None, *, matrix_of: MatrixOf | None = None,
-        most_dense: int = MOST_DENSE,
+        most_dense: int | None = None,
     ) -> None:  # fmt: skip
         self.module, self.cache, self.cross = module, cache, cross
         self.matrix_of, self.most_dense = matrix_of, most_dense
@@ -101,7 +104,7 @@ class NativeStep:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
         if len(ids) != rows.total or not ids:
             raise NotNative("no tokens, or not as many as the rows have")
-        if not binding.packed and len(ids) > self.most_dense:
+        if not binding.packed and len(ids) > (_most_dense(binding) if self.most_dense is None else self.most_dense):
             raise NotNative(f"{len(ids)} tokens at once and dense weights: torch's matrix products are faster")
         if max(rows.ends) > min(binding.limit, self.module.spec.context or binding.limit):
             raise NotNative("a row is longer than the model's context")
@@ -137,3 +140,9 @@ class NativeStep:
             self.seen = flat
             self.plan = plan_struct(binding, self.matrices, self.stores)
         return self.plan
+
+
+def _most_dense(binding: Binding) -> int:
+    kernels = library()
+    fast = kernels is not None and kernels.isa == "avx512" and LAYOUT_BF16 not in binding.matrices["layout"]
+    return MOST_DENSE_FP32 if fast else MOST_DENSE
