@@ -200,7 +200,7 @@ def test_without_the_check_outdated_keys_would_show(
     change: Callable[[Transformer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ModelState, "same", lambda self: True)
-    monkeypatch.setattr(ModelState, "plain", True)
+    monkeypatch.setattr(Prefixes, "_takes", lambda self, row: not row.cached)
     found, expected, reused = after_a_change(change)
     assert reused == 40
     assert found != expected
@@ -253,6 +253,7 @@ def test_streams_share_an_engine_and_give_it_back() -> None:
     expected = ["".join(model.stream(prompt, max_new_tokens=6)) for prompt in (text, f"{text} then")]
     stream = model.stream(text, max_new_tokens=6, engine=engine)
     assert not engine.rows  # one that is never read leaves nothing
+    assert not "".join(model.stream(text, max_new_tokens=0, engine=engine))
     first = model.stream(text, max_new_tokens=6, engine=engine)
     next(first)
     with pytest.raises(triptych.InputError, match="runs another text"):

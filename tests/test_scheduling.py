@@ -163,11 +163,17 @@ def test_rows_wait_until_the_cache_has_room_for_them() -> None:
 
 def test_generate_refuses_before_anything_runs_and_names_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = Model(tiny.decoder()), list[int]()
-    with pytest.raises(InputError, match="prompt 2: 62 prompt tokens"):
-        model.generate([[1], [2], [3] * 62], max_new_tokens=4, on_token=lambda i, token: tokens.append(i))
+    how: dict[str, Any] = {"max_new_tokens": 4, "max_rows": 2, "on_token": lambda i, token: tokens.append(i)}
+    for beams in (0, 2):
+        with pytest.raises(InputError, match="prompt 2: 62 prompt tokens"):
+            model.generate([[1], [2], [3] * 62], beams=beams, **how)
     monkeypatch.setattr(machine, "free_memory", lambda: 1000)
     with pytest.raises(InputError, match=r"prompt 0: the cache of its 5 positions would take .* and 750 are free"):
         model.generate([[1]], max_new_tokens=4, on_token=lambda i, token: tokens.append(i))
+    monkeypatch.setattr(machine, "free_memory", lambda: 2 * 64 * 240 * 2)  # of two rows, of which 3/4 are for caches
+    assert len(model.generate([[1]], max_new_tokens=4)[0].ids) == 4
+    with pytest.raises(InputError, match="prompt 0: the cache of its 5 positions would take 61,440 bytes, and 46,080"):
+        model.generate([[1]], max_new_tokens=4, beams=2)
     assert not tokens
 
 

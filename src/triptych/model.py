@@ -212,8 +212,12 @@ class Model(metaclass=NamesOfOthers):
         plan.check_bytes(lengths, sources, max_bytes, new=max_new_tokens)
         if beams:
             return running.search(
-                running.Engine(self.module, decode=self._decode(stop), chunk=chunk, executor=self.executor), requests,
-                self.tokenizer, beams=beams, length_penalty=length_penalty, max_rows=max_rows, on_token=on_token,
+                running.Engine(
+                    self.module, decode=self._decode(stop), chunk=running.BUDGET if chunk is None else chunk,
+                    executor=self.executor,
+                ),
+                requests, self.tokenizer, beams=beams, length_penalty=length_penalty,
+                max_rows=integer("max_rows", max_rows, 1), on_token=on_token, on_progress=on_progress,
             )  # fmt: skip
         engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens)
         scheduler = running.Scheduler(engine, max_rows=max_rows)
@@ -241,7 +245,8 @@ class Model(metaclass=NamesOfOthers):
     ) -> Iterator[str]:
         """The text of one generation, piece by piece as it becomes certain; options as in `generate`.
 
-        With an `engine` of `Model.engine`, what an earlier text computed of the same beginning is not computed again.
+        With an `engine` of `Model.engine`, which has a `chunk` of its own, what an earlier text computed of the same
+        beginning is not computed again.
         """
         detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
         sampling = running.Sampling(
@@ -252,6 +257,8 @@ class Model(metaclass=NamesOfOthers):
             self.inputs, self.hf or {}, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
             rules=rules, sampling=sampling, max_new_tokens=max_new_tokens,
         )  # fmt: skip
+        if engine is not None and chunk is not None:
+            raise InputError("chunk is a setting of the engine; give it to Model.engine")
         if engine is not None and (engine.module is not self.module or engine.rows):
             raise InputError("the engine is of another model, or runs another text; finish or close that one first")
         scheduler = running.Scheduler(self.engine(chunk=chunk) if engine is None else engine, max_rows=1)

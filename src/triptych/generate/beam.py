@@ -42,6 +42,12 @@ def check_beam_settings(sampling: Sampling, others: Sequence[str], *, seeded: bo
         raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
 
 
+def check_beams(beams: int, length_penalty: float) -> float:
+    """The length penalty as a float.  Raises InputError for either out of range."""
+    integer("beams", beams, 1)
+    return number("length_penalty", length_penalty, -PENALTIES, PENALTIES, f"in [{-PENALTIES}, {PENALTIES}]")
+
+
 @torch.inference_mode()
 def beam_search(
     engine: Engine, requests: Sequence[Request], *, beams: int, length_penalty: float = 1.0
@@ -54,8 +60,7 @@ def beam_search(
 
     Raises InputError for settings out of range and for logits that are not finite.
     """
-    integer("beams", beams, 1)
-    length_penalty = number("length_penalty", length_penalty, -PENALTIES, PENALTIES, f"in [{-PENALTIES}, {PENALTIES}]")
+    length_penalty = check_beams(beams, length_penalty)
     searches = [_Search(request, beams, length_penalty) for request in requests]
     live = [(i, row) for i, row in enumerate(engine.add(*requests))]
     for step in range(max((request.max_new_tokens for request in requests), default=0)):

@@ -120,7 +120,7 @@ class Engine:
     @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
         """Remove rows and free their slots for rows that are added later; those that have left are passed over."""
-        leaving = [row for row in rows if row.holds_slot]
+        leaving = [row for row in rows if row.holds_slot and row.slot >= 0]
         for row in leaving:
             row.holds_slot, row.draft = False, ()
         kept: set[LiveRow] = set()

@@ -48,7 +48,7 @@ class Forward:
     def __init__(self, module: Transformer, chunk: int, native: bool) -> None:
         assert module.decoder is not None
         assert module.spec.decoder is not None
-        self.module, self.chunk = module, chunk
+        self.module = module
         self.cache: Cache = module.decoder.cache()
         self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
         self.native: NativeStep | None = None
@@ -58,6 +58,7 @@ class Forward:
             self.why_modules = "no step has run"
         self.switch = _longrope_switch(module)
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
+        self.chunk = chunk if self.in_pieces else sys.maxsize
         self.running: Sequence[LiveRow] = ()
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from triptych.generate.beam import beam_search
+from triptych.generate.beam import beam_search, check_beams
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
-from triptych.generate.scheduling import MAX_ROWS, OnProgress, Scheduler
+from triptych.generate.scheduling import MAX_ROWS, OnProgress, Progress, Scheduler, check_fits, free_cache_bytes
 from triptych.generate.stops import before_stop
 from triptych.probe import Trace
 from triptych.text import Tokenizer
@@ -77,21 +77,28 @@ def search(
     length_penalty: float = 1.0,
     max_rows: int = MAX_ROWS,
     on_token: OnToken | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[Generation]:
-    """The best of `beams` hypotheses for each request, of as many requests at once as have `max_rows` hypotheses;
-    `on_token` is called for the tokens of the best after the search."""
-    together = max(1, max_rows // max(beams, 1))
+    """The best of `beams` hypotheses for each request, of as many requests at once as have `max_rows` hypotheses and
+    fit the memory; after their search `on_token` is called for the tokens of the best, and `on_progress`.
+
+    Raises InputError, before anything runs, as `Engine.add`, and for a request whose hypotheses do not fit the memory.
+    """
+    check_beams(beams, length_penalty)
+    sizes = [check_fits(engine, engine.prepare(request), free_cache_bytes(engine), beams) for request in requests]
+    together = max(1, min(max_rows // beams, free_cache_bytes(engine) // max(sizes, default=1)))
     found: list[Generation] = []
     for first in range(0, len(requests), together):
         some = requests[first : first + together]
-        for request, best in zip(
-            some, beam_search(engine, some, beams=beams, length_penalty=length_penalty), strict=True
-        ):
-            row = LiveRow(request, [*request.prompt, *best[0].tokens])
-            found.append(_generation(row, tokenizer))
-            for token in best[0].tokens if on_token is not None else ():
-                assert on_token is not None
-                on_token(request.number, token)
+        searched = beam_search(engine, some, beams=beams, length_penalty=length_penalty)
+        for request, best in zip(some, searched, strict=True):
+            found.append(_generation(LiveRow(request, [*request.prompt, *best[0].tokens]), tokenizer))
+        if on_token is not None:
+            for request, best in zip(some, searched, strict=True):
+                for token in best[0].tokens:
+                    on_token(request.number, token)
+        if on_progress is not None:
+            on_progress(Progress(len(found), 0, len(requests), sum(len(one.ids) for one in found), 0))
     return found
 
 
@@ -100,16 +107,19 @@ def pieces(
 ) -> Iterator[str]:
     """The text of a submitted row, piece by piece as it becomes certain, up to the first of the strings in `stop`.
 
-    The row has left the engine afterwards, however this ends; after an exception in a step, all rows have.  Raises
-    ProbeError for edits that had no effect.
+    The row has left the engine afterwards, however this ends; after an exception the engine begins again, with nothing
+    kept.  Raises ProbeError for edits that had no effect.
     """
+    engine = scheduler.engine
     try:
         yield from _pieces(scheduler, row, detokenizer, stop, on_token)
-    finally:
-        if scheduler.engine.forward.running:  # the cache holds part of a step
-            scheduler.engine.reset()
-        else:
-            scheduler.engine.free([row])
+    except GeneratorExit:  # nobody reads on: between two steps
+        engine.free([row])
+        raise
+    except BaseException:  # an interruption too: slots may hold part of a step
+        engine.reset()
+        raise
+    engine.free([row])
     if row.request.probe is not None:
         row.request.probe.close()
 

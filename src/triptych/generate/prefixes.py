@@ -27,6 +27,8 @@ class ModelState:
 
     Changes are seen by torch's counter of in-place changes, by where the numbers lie, and by which modules there are.
     A change in place through `.data` is in none of these and not seen.
+
+    plain   whether the modules alone say what is computed, and every change of a weight is counted.
     """
 
     def __init__(self, module: Transformer) -> None:
@@ -34,16 +36,12 @@ class ModelState:
         tensors = [*module.parameters(), *module.buffers()]
         self.tensors = [one.blocks if isinstance(one, PackedWeight) else one for one in tensors]
         self.counted = not any(one.is_inference() for one in self.tensors)
+        self.plain = self.counted and self.structure.refusal() is None
         self.before = self._now()
 
     def _now(self) -> tuple[list[int], list[int]]:
         versions = [one._version for one in self.tensors] if self.counted else []
         return list(map(Tensor.data_ptr, self.tensors)), versions
-
-    @property
-    def plain(self) -> bool:
-        """Whether the modules alone say what is computed, and every change of a weight is counted."""
-        return self.counted and self.structure.refusal() is None
 
     def same(self) -> bool:
         """Whether nothing has changed since."""
@@ -100,7 +98,6 @@ class Prefixes:
         row before it in `running` is about to compute more of it."""
         if not self._takes(row):
             return True
-        self.check(running)
         others = [one for one in running if one is not row and self._serves(one)]
         live = {one.slot: one.ids[: one.cached] for one in others if one.cached >= LEAST}
         slot, length = self._best(row, [*live.items(), *self.kept.items()])
@@ -108,6 +105,8 @@ class Prefixes:
         if any(common(one.ids, row.ids) >= max(length, one.cached) + LEAST for one in ahead):
             return False
         if length >= LEAST:
+            self.check(running)
+        if length >= LEAST and self._takes(row):  # not where that forgot all that was held
             self.cache.copy_prefix(slot, row.slot, length)
             if slot in self.kept:
                 self.kept[slot] = self.kept.pop(slot)  # now the most recently used

@@ -38,7 +38,8 @@ class Scheduler:
     """Runs submitted requests in the order in which they came, at most `max_rows` at once.
 
     A request waits until the cache with its row takes at most `cache_bytes`, by default three quarters of the memory
-    that is free now.  One that would take more alone is refused.
+    that is free now.  One that would take more alone is refused.  After an exception out of `step`, such as an
+    interruption, the rows that ran hold part of a step: begin again with `engine.reset()`.
 
     Raises InputError for settings out of range.
     """
@@ -58,14 +59,8 @@ class Scheduler:
         fit; the requests before it run on.
         """
         row = self.engine.prepare(request)
-        source = 0 if request.source is None else self.engine.module.length(request.source)
-        nbytes = self._bytes(1, row.limit, source)
-        if nbytes > self.cache_bytes:
-            raise InputError(
-                f"prompt {request.number}: the cache of its {row.limit:,} positions would take {nbytes:,} bytes, and "
-                f"{self.cache_bytes:,} are free for it; shorten the prompt or lower max_new_tokens"
-            )
-        self._lengths[row] = row.limit, source
+        check_fits(self.engine, row, self.cache_bytes)
+        self._lengths[row] = row.limit, _source_length(self.engine, row)
         self.waiting.append(row)
         self.total += 1
         return row
@@ -115,18 +110,34 @@ class Scheduler:
         rows = [*engine.rows, *joining, first]
         known = [self._lengths[row] for row in rows if row in self._lengths]
         length, source = (max(numbers) for numbers in zip(*known, strict=True))
-        if self._bytes(max(len(rows), len(engine.cache.lengths)), length, source) <= self.cache_bytes:
+        slots = max(len(rows), len(engine.cache.lengths))
+        if cache_bytes(engine, slots, length, source) <= self.cache_bytes:
             return True
         if len(rows) == 1:  # alone it fits: beside nothing but the slots of rows that have left
             engine.reset()
             return True
         return False
 
-    def _bytes(self, slots: int, length: int, source: int) -> int:
-        """Bytes of a cache with so many slots, of rows of `length` ids beside sources of `source` positions."""
-        cache, cross = self.engine.cache, self.engine.cross
-        slot = cache.slot_bytes(max(length, cache.capacity))
-        return slots * (slot + (0 if cross is None else cross.slot_bytes(source)))
+
+def cache_bytes(engine: Engine, slots: int, length: int, source: int) -> int:
+    """Bytes of an engine's cache with so many slots, of rows of `length` ids beside sources of `source` positions."""
+    slot = engine.cache.slot_bytes(max(length, engine.cache.capacity))
+    return slots * (slot + (0 if engine.cross is None else engine.cross.slot_bytes(source)))
+
+
+def check_fits(engine: Engine, row: LiveRow, limit: int, slots: int = 1) -> int:
+    """Bytes of the cache of one row in so many slots.  Raises InputError, with the bytes, for more than `limit`."""
+    nbytes = cache_bytes(engine, slots, row.limit, _source_length(engine, row))
+    if nbytes > limit:
+        raise InputError(
+            f"prompt {row.request.number}: the cache of its {row.limit:,} positions would take {nbytes:,} bytes, and "
+            f"{limit:,} are free for it; shorten the prompt or lower max_new_tokens"
+        )
+    return nbytes
+
+
+def _source_length(engine: Engine, row: LiveRow) -> int:
+    return 0 if row.source is None else engine.module.length(row.source)
 
 
 def free_cache_bytes(engine: Engine) -> int:
