@@ -33,8 +33,8 @@ from triptych.text import RenderedPrompt, Tokenizer
 class Model(metaclass=NamesOfOthers):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
-    executor   what computes the steps of a generation: "auto", the native step wherever it may (`generate.Engine` says
-               why not elsewhere), or "modules".
+    executor   what computes the steps of a generation, and encodes: "auto", the native step wherever it may
+               (`generate.Engine` says why not elsewhere), or "modules".
     """
 
     executor: running.Executor = "auto"
@@ -315,7 +315,8 @@ class Model(metaclass=NamesOfOthers):
         of a text is cut off, as there.  Rows of ids are read whole.
         """
         how = tasks.pooling(self.module, pooling, normalize)
-        return tasks.encode(self.module, self.inputs.sentences(texts, self.hf or {}), how, batch_tokens=batch_tokens)
+        rows = self.inputs.sentences(texts, self.hf or {})
+        return tasks.encode(self.module, rows, how, batch_tokens=batch_tokens, executor=self.executor)
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""

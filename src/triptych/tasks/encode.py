@@ -11,6 +11,7 @@ from torch import Tensor
 
 from triptych.attention import Rows
 from triptych.errors import InputError
+from triptych.generate import Executor
 from triptych.nn import Batch, Pooling, Row, Transformer
 from triptych.program.native_encoder import NativeEncoder
 from triptych.quantize import kernel_matrix
@@ -39,22 +40,27 @@ def pooling(module: Transformer, mode: str | None = None, normalize: bool | None
 
 @torch.no_grad()
 def encode(
-    module: Transformer, rows: Sequence[Row], pooling: spec.PoolingSpec, *, batch_tokens: int = BATCH_TOKENS
-) -> Tensor:
+    module: Transformer, rows: Sequence[Row], pooling: spec.PoolingSpec, *, batch_tokens: int = BATCH_TOKENS,
+    executor: Executor = "auto",
+) -> Tensor:  # fmt: skip
     """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,
-    pooled.  Rows of similar length run together and nothing is padded.
+    pooled.  Rows of similar length run together and nothing is padded.  With the executor "auto", an encoder of packed
+    weights runs natively.
 
-    The result carries no graph, and is an ordinary tensor that training may use.
+    The result carries no graph, and is an ordinary tensor that training may use.  Raises InputError for another
+    executor.
     """
+    if executor not in get_args(Executor):
+        raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
     pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(pooling, dense=None))
     if isinstance(module.head, Pooling) and pooling != module.head.spec:
         pool = Pooling(replace(pooling, dense=None))
         pool.dense = module.head.dense
     vectors: list[Tensor | None] = [None] * len(rows)
-    native = NativeEncoder(module, matrix_of=kernel_matrix)
+    native = NativeEncoder(module, matrix_of=kernel_matrix) if executor == "auto" else None
     for group in batches([module.length(row) for row in rows], batch_tokens):
         inputs, where = module.flat([rows[i] for i in group])
-        hidden = native.hidden(inputs.tolist(), where) if inputs.dim() == 1 else None
+        hidden = None if native is None or inputs.dim() != 1 else native.hidden(inputs.tolist(), where)
         hidden = module(_reading(module, inputs, where)) if hidden is None else hidden.to(module.dtype)
         for i, vector in zip(group, pool(hidden, where), strict=True):
             vectors[i] = vector
