@@ -348,8 +348,9 @@ def test_an_unequal_tie_is_refused(tmp_path: Path) -> None:
 
 
 def test_real_weights_come_back(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """A Q4_1 file to an f32 directory and to q4_1 again: the blocks are ggml's, so nearly all codes are the same."""
-    convert(smollm2_gguf, tmp_path / "x.gguf", dtype="q4_1")
+    """A Q4_1 file to f32 and to q4_1 again: the blocks are ggml's, so nearly all codes are the same."""
+    convert(smollm2_gguf, tmp_path / "f32.gguf", dtype="f32")
+    convert(tmp_path / "f32.gguf", tmp_path / "x.gguf", dtype="q4_1")
     before, after = open_source(smollm2_gguf), open_source(tmp_path / "x.gguf")
     assert set(before.names) == set(after.names)
     ours = {key: value for key, value in after.metadata.items() if key.startswith(("llama.", "tokenizer."))}
@@ -559,9 +560,9 @@ def test_weights_that_were_unpacked_are_said_to_have_grown(tmp_path: Path, capsy
     create(SMALL).save(tmp_path / "m")
     assert convert(tmp_path / "m", tmp_path / "packed.gguf", dtype="q8_0").notes == ()
     grown = r"0 MiB of packed weights became 0 MiB of float32; --dtype bf16 .* writes half of it"
-    for out in ("plain", "plain.gguf"):
-        (note,) = convert(tmp_path / "packed.gguf", tmp_path / out).notes
-        assert re.fullmatch(grown, note)
+    (note,) = convert(tmp_path / "packed.gguf", tmp_path / "plain").notes
+    assert re.fullmatch(grown, note)
+    assert convert(tmp_path / "packed.gguf", tmp_path / "again.gguf").notes == ()  # it stays packed
     assert convert(tmp_path / "packed.gguf", tmp_path / "named", dtype="f32").notes == ()  # it was asked for
     assert convert(tmp_path / "packed.gguf", tmp_path / "half", dtype="bf16").notes == ()
     assert main(["convert", str(tmp_path / "packed.gguf"), str(tmp_path / "shown")]) == 0

@@ -118,7 +118,7 @@ def test_llama_cpp_cuts_texts_the_same(case: str, tmp_path: Path) -> None:
 def test_blocks_are_those_of_its_own_quantizer(dtype: str, smollm2_gguf: Path, tmp_path: Path) -> None:
     plain, ours, theirs = (tmp_path / name for name in ("f32.gguf", "ours.gguf", "theirs.gguf"))
     convert(smollm2_gguf, plain, dtype="f32")
-    convert(smollm2_gguf, ours, dtype=dtype)
+    convert(plain, ours, dtype=dtype)
     params = llama.LlamaModelQuantizeParams()
     params.ftype, params.pure, params.nthread = {"q4_0": 2, "q4_1": 3, "q8_0": 7}[dtype], True, 1
     llama.model_quantize(str(plain), str(theirs), params)

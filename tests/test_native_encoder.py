@@ -154,7 +154,7 @@ SENTENCES = ["She sat by the river bank.", "The bank raised its rates.", "A", "T
 
 
 @pytest.mark.heavy
-def test_sentences_in_int8_are_near_those_in_fp32(minilm_dir: Path) -> None:
+def test_sentences_in_int8_are_near_those_in_fp32(minilm_dir: Path, unchecked: None) -> None:
     expected, model = triptych.load(minilm_dir).encode(SENTENCES), triptych.load(minilm_dir, quantize="int8")
     vectors = model.encode(SENTENCES)
     near = torch.cosine_similarity(vectors, expected)

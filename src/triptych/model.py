@@ -14,9 +14,10 @@ from torch import Tensor
 
 from triptych import families, nn, tasks
 from triptych import generate as running
-from triptych.checkpoints import LoadReport, open_source, write_directory
+from triptych.checkpoints import LoadReport, open_source
+from triptych.checkpoints.convert import Conversion, save
 from triptych.checkpoints.header import BESIDE, read_header
-from triptych.checkpoints.load_weights import compute_dtype, read_weights, to_checkpoint, usable_device
+from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
 from triptych.errors import InputError, shown
 from triptych.generate.arguments import integer
 from triptych.media import audio
@@ -381,13 +382,16 @@ class Model(metaclass=NamesOfOthers):
         samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
         return tasks.transcribe(decoder, samples, language=language, on_segment=on_segment)
 
-    def save(self, path: str | Path) -> None:
-        """Write an HF-layout directory - config, safetensors, tokenizer - whole or not at all."""
-        tensors, config = to_checkpoint(self.module, self.hf)
+    def save(self, path: str | Path) -> Conversion:
+        """Write an HF-layout directory - config, safetensors, tokenizer - or a .gguf file, whole or not at all.
+
+        A GGUF file gets packed matrices as they are, a directory plain numbers; `notes` of the result say so (see
+        `checkpoints.convert.save`).
+        """
         files = {} if self.tokenizer is None else self.tokenizer.files()
         side_files = {name: self.inputs.side_file(name) for name in BESIDE}
         files |= {name: json.dumps(content, indent=2).encode() for name, content in side_files.items() if content}
-        write_directory(Path(path), tensors, config, files)
+        return save(path, self.module, self.hf, self.tokenizer, files, self.path)
 
     @property
     def end_ids(self) -> tuple[int, ...]:

@@ -10,15 +10,20 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from triptych.check import paths, peer
-from triptych.check.case import case_of, max_abs_diff
+from triptych.check.case import Case, case_of, max_abs_diff
+from triptych.check.quality import TEXT, Quality, quality, why_not
 from triptych.check.report import Finding, Layer, Report
+from triptych.checkpoints.header import read_header
+from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError
 from triptych.generate.arguments import number
 from triptych.model import Model, load
+from triptych.nn.weights import PackedWeight
 
 PEERS = ("transformers", "none")
 
@@ -30,13 +35,19 @@ def check(
     threshold: float = 1e-4,
     offline: bool = False,
     ignore: Sequence[str] = (),
+    quantize: Sequence[str] = (),
+    text: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Try every path of a model against the plain forward, and the model against a peer.
 
     `against` is `transformers`, `none`, or None for transformers where it is installed and knows the model.
-    `progress` is called with the name of the next comparison.  Raises InputError when a required peer is missing, and
-    for a threshold that is not a finite number of at least 0: with NaN every difference would pass.
+    Where the file keeps its matrices packed, or `quantize` names forms to round them to ("int8", "int4"), the
+    perplexity of `text` (by default one that comes with the package) is measured for each form, and its divergence from
+    fp32.  `progress` is called with the name of the next comparison.
+
+    Raises InputError when a required peer is missing, for a threshold that is not a finite number of at least 0 (with
+    NaN every difference would pass), for an unknown form, and for forms of a model that has no file or no perplexity.
     """
     number("threshold", threshold, 0, sys.float_info.max, "a finite number of at least 0")
     if against not in (None, *PEERS):
@@ -54,9 +65,37 @@ def check(
     if against != "none" and peer.wanted(case, required=against is not None):
         progress("the same rows through transformers")
         peer.against_transformers(case)
+    measured = _qualities(case, quantize, text, offline, progress)
     return Report(
-        str(loaded.path or "memory"), threshold, tuple(case.findings), tuple(case.layers), tuple(case.skipped)
+        str(loaded.path or "memory"), threshold, tuple(case.findings), tuple(case.layers), tuple(case.skipped), measured
     )
 
 
-__all__ = ["PEERS", "Finding", "Layer", "Report", "check", "max_abs_diff"]
+def _qualities(
+    case: Case, quantize: Sequence[str], text: str | None, offline: bool, progress: Callable[[str], None]
+) -> tuple[Quality, ...]:
+    """The quality of fp32, of the file's own packed matrices and of what they are rounded to; empty where there is
+    nothing but fp32 and no text was given.  What is left out is added to `case.skipped`."""
+    path, forms = case.model.path, {"fp32": case.model}
+    more: dict[str, dict[str, Any]] = {form: {"quantize": form} for form in quantize}
+    if path is not None and stores_packed(read_header(path, ignore=case.ignore, offline=offline).source):
+        more = {"packed": {}, **more}
+    if not more and text is None:
+        return ()
+    why = "the model is not in a file" if path is None else why_not(case.model)
+    if why is not None:
+        if quantize or text is not None:
+            raise InputError(f"no perplexity: {why}")
+        case.skipped.append(f"perplexity of the packed model: {why}")
+        return ()
+    for form, options in more.items():
+        progress(f"perplexity, {form}")
+        other = load(str(path), dtype=torch.float32, offline=offline, ignore=case.ignore, **options)
+        if any(isinstance(p, PackedWeight) for p in other.module.parameters()):
+            forms[form] = other
+        else:
+            case.skipped.append(f"perplexity, {form}: {'; '.join(() if other.report is None else other.report.notes)}")
+    return quality(forms, TEXT if text is None else text)
+
+
+__all__ = ["PEERS", "Finding", "Layer", "Quality", "Report", "check", "max_abs_diff"]

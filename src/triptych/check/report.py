@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triptych.check.quality import Quality
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `check`.  `layers` go from the embedding up, empty without a peer."""
+    """The result of `check`.  `layers` go from the embedding up, empty without a peer; `quality` has a line for each
+    form of the weights, empty where there is only one."""
 
     model: str
     threshold: float
     findings: tuple[Finding, ...]
     layers: tuple[Layer, ...] = ()
     skipped: tuple[str, ...] = ()
+    quality: tuple[Quality, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,21 @@ from torch import Tensor
 
 from triptych import families, text
 from triptych.checkpoints import Source, open_source, recover, write_directory
-from triptych.checkpoints.gguf_blocks import WRITABLE
+from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import BESIDE, Header, read_header
-from triptych.checkpoints.load_weights import StoredParameters
+from triptych.checkpoints.load_weights import DetachedWeights, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
-from triptych.errors import InputError
+from triptych.errors import CheckpointError, InputError
 from triptych.mapping.gguf_types import TYPES
+from triptych.mapping.tensor_plan import TensorLoad
+from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
 from triptych.spec import ModelSpec as Spec
 from triptych.spec import PoolingSpec
+from triptych.text import Tokenizer
 from triptych.text.gguf_tokenizer import OWN_KEYS
 
 Format = Literal["hf", "gguf"]
@@ -73,7 +77,8 @@ def convert(
     ends in .gguf and a directory where it has no ending or a slash at its end.
 
     `dtype` is "f32", "f16" or "bf16", for GGUF also "q8_0", "q4_0" or "q4_1"; when None, that of most of the plain
-    numbers of the checkpoint.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay
+    numbers of the checkpoint, and from GGUF to GGUF packed tensors keep their type.  Blocks that have the type already
+    are copied byte for byte.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay
     f32.  An existing `out` is replaced only with `force`, and then completely or not at all.
 
     Raises InputError for an existing `out`, an ending of no format or a dtype the format lacks, CheckpointError or
@@ -101,6 +106,54 @@ def _format_of(out: str) -> Format:
             f"{Path(out).stem}/ for a directory"
         )
     return "hf"
+
+
+def save(
+    path: str | Path,
+    module: Transformer,
+    hf: dict[str, Any] | None,
+    tokenizer: Tokenizer | None,
+    files: Mapping[str, bytes],
+    origin: Path | None = None,
+) -> Conversion:
+    """Write a model from memory: one GGUF file where `path` ends in .gguf, else an HF directory with `files` beside it.
+
+    Packed matrices go into a GGUF file in the type they came from, byte for byte, or in the one that holds the same
+    numbers (what was rounded to int4 as Q4_1, to int8 as Q8_0); of Q4_K and Q5_K the blocks are read from `origin`
+    again.  A directory gets plain numbers, which a note says.  Raises CheckpointError for what cannot be written.
+    """
+    path = Path(path)
+    packed = {name: p for name, p in module.named_parameters() if isinstance(p, PackedWeight)}
+    if path.suffix.lower() == ".gguf":
+        numbers = DetachedWeights(module, lambda: _read_again(module.spec, origin))
+        plain = _name(module.dtype if module.dtype in PLAIN.values() else torch.float32)
+        done = _write_gguf(path, _Origin(module.spec, hf or {}, tokenizer, origin or path), numbers, None, plain)
+        lost = [name for name in packed if numbers.stored_as(name) is None]
+    else:
+        tensors, config = to_checkpoint(module, hf)
+        written: Counter[str] = Counter()
+
+        def counted() -> Iterator[tuple[str, Tensor]]:
+            for name, value in tensors:
+                written[str(value.dtype).removeprefix("torch.")] += 1
+                yield name, value
+
+        write_directory(path, counted(), config, files)
+        nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        done = Conversion(str(path), "hf", module.spec.family, nbytes, dict(written))
+        lost = list(packed)
+    if not lost:
+        return done
+    note = f"{len(lost)} packed matrices were written as plain numbers in {str(module.dtype).removeprefix('torch.')}"
+    return replace(done, notes=(*done.notes, note))
+
+
+def _read_again(spec: Spec, origin: Path | None) -> StoredParameters | None:
+    """The parameters in the file that a model came from; None where there is none of them any more."""
+    try:
+        return None if origin is None else StoredParameters(spec, open_source(origin))
+    except CheckpointError:
+        return None
 
 
 def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
@@ -161,37 +214,69 @@ def _texts(header: Header) -> dict[str, bytes]:
     return tokenizer.files() | files
 
 
+@dataclass(frozen=True)
+class _Origin:
+    """What a GGUF file is written from, beside the numbers."""
+
+    spec: Spec
+    hf: Mapping[str, Any]
+    tokenizer: Tokenizer | None
+    path: Path
+
+
 def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
     source = header.source or open_source(header.path)
-    wanted = dtype or next(name for name, plain in PLAIN.items() if str(plain) == f"torch.{plain_dtype(source.infos)}")
-    kind = QUANTIZED.get(wanted, wanted.upper())
-    spec, notes = _without_idle_pooler(header.spec)
-    metadata, extra = families.write_gguf(spec)
     stored = StoredParameters(header.spec, source, ignore, torch.float32)
-    entries = [
-        GGUFTensor(
-            step.source,
-            _stored_as(step.source, step.source_shape, kind),
-            step.source_shape,
-            partial(step.to_source, stored),
-        )
-        for step in families.save_plan(spec, "gguf")
-    ]
-    entries += [GGUFTensor(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
-    metadata |= {"general.name": header.path.stem, "general.file_type": TYPES[kind].file_type}
-    metadata |= {"general.quantization_version": 2} if kind in WRITABLE else {}
-    metadata |= SentenceSettings.of(header.hf.get(KEY, {}), str(header.path)).to_gguf()
     stored.check_duplicates()
-    tokenizer = _tokenizer(header, spec)
+    origin = _Origin(header.spec, header.hf, header.tokenizer(), header.path)
+    plain = _name(getattr(torch, plain_dtype(source.infos)))
+    done = _write_gguf(path, origin, stored, dtype, plain)
+    return done if dtype else replace(done, notes=(*done.notes, *_growth(done.nbytes, source, PLAIN[plain])))
+
+
+def _name(plain: torch.dtype) -> str:
+    """What `dtype` calls a plain dtype."""
+    return next(name for name, one in PLAIN.items() if one == plain)
+
+
+def _write_gguf(
+    path: Path, origin: _Origin, numbers: DetachedWeights | StoredParameters, dtype: str | None, plain: str
+) -> Conversion:
+    """Write a GGUF file with matrices of type `dtype`; when None, packed ones stay in their type and the others become
+    `plain`.  Blocks that have the wanted type already are copied."""
+    wanted = QUANTIZED.get(dtype or plain, (dtype or plain).upper())
+    spec, notes = _without_idle_pooler(origin.spec)
+    metadata, extra = families.write_gguf(spec)
+    entries = [_entry(step, numbers, wanted, keep=dtype is None) for step in families.save_plan(spec, "gguf")]
+    most = Counter(entry.kind for entry in entries if entry.kind in FORMATS).most_common(1)
+    file_type = TYPES[most[0][0] if most else wanted].file_type
+    entries += [GGUFTensor(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
+    metadata |= {"general.name": origin.path.stem, "general.file_type": file_type}
+    metadata |= {"general.quantization_version": 2} if most else {}
+    metadata |= SentenceSettings.of(origin.hf.get(KEY, {}), str(origin.path)).to_gguf()
+    tokenizer = _tokenizer(origin.tokenizer, spec)
     if any(f"tokenizer.ggml.{key}" in tokenizer for key in OWN_KEYS):
         notes += (
             "the tokenizer needs keys that only triptych reads; other readers split some texts differently, mostly "
             "around spaces",
         )
     nbytes = write_gguf(path, metadata | tokenizer, entries)
-    notes += () if dtype else _growth(nbytes, source, PLAIN[wanted])
-    tensors = dict(Counter(entry.kind for entry in entries))
-    return Conversion(str(path), "gguf", spec.family, nbytes, tensors, notes)
+    return Conversion(str(path), "gguf", spec.family, nbytes, dict(Counter(entry.kind for entry in entries)), notes)
+
+
+def _entry(step: TensorLoad, numbers: DetachedWeights | StoredParameters, wanted: str, *, keep: bool) -> GGUFTensor:
+    """One tensor in the type `wanted`, or with `keep` in the packed type that all its parameters have."""
+    kind = _stored_as(step.source, step.source_shape, wanted)
+    types = {numbers.stored_as(name) for name in step.ours}
+    (packed,) = types if len(types) == 1 and step.rows_only else (None,)
+    if packed is None or not (keep or packed == kind):
+        return GGUFTensor(step.source, kind, step.source_shape, partial(step.to_source, numbers))
+
+    def blocks() -> Tensor:
+        raw: Tensor = step.to_source({name: numbers.blocks(name) for name in step.ours})
+        return raw
+
+    return GGUFTensor(step.source, packed, step.source_shape, blocks)
 
 
 def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
@@ -207,9 +292,9 @@ def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
     return kind if len(shape) > 1 and whole_blocks and not name.endswith(_ALWAYS_FP32) else "F32"
 
 
-def _tokenizer(header: Header, spec: Spec) -> dict[str, Any]:
+def _tokenizer(tokenizer: Tokenizer | None, spec: Spec) -> dict[str, Any]:
     """The tokenizer's metadata; without a tokenizer, the special ids that the config names."""
-    metadata = text.to_gguf(header.tokenizer(), spec.vocab)
+    metadata = text.to_gguf(tokenizer, spec.vocab)
     if spec.encoder is not None and spec.encoder.words.token_types:
         metadata["tokenizer.ggml.token_type_count"] = spec.encoder.words.token_types
     ids = {"bos": spec.ids.bos, "eos": next(iter(spec.ids.eos), None), "padding": spec.ids.pad}

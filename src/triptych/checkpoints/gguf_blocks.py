@@ -66,9 +66,14 @@ class GGUFBlockFormat:
     def multiply(self, raw: Tensor, rows: int, x: Tensor) -> None:
         """No kernel multiplies with the blocks of a file; `quantize.repack` gives what kernels take."""
 
-    def stored(self, raw: Tensor, rows: int) -> tuple[str, Tensor]:
-        """The type and the blocks themselves."""
-        return self.type.name, raw
+    @property
+    def stored_as(self) -> str:
+        """This type."""
+        return self.type.name
+
+    def stored(self, raw: Tensor, rows: int, file: Callable[[], Tensor | None]) -> Tensor:
+        """The blocks themselves."""
+        return raw
 
     def unpack(self, raw: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """`raw [..., bytes of a row]`, uint8 -> `[..., elements of a row]` in `dtype`, rounded from float32."""

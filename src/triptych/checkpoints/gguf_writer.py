@@ -24,7 +24,8 @@ _U8, _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 0, 4, 6, 7, 8, 9, 5
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor to write: its type by GGUF's name, its shape, and a function that returns its numbers."""
+    """One tensor to write: its type by GGUF's name, its shape, and a function that returns its numbers, or for a packed
+    type its blocks, uint8 `[..., bytes of a row]`."""
 
     name: str
     kind: str
@@ -67,12 +68,13 @@ def _content(entry: GGUFTensor) -> Any:
 
     from triptych.checkpoints.gguf_blocks import block_format
 
-    values = entry.values().detach().cpu()
-    if values.shape != entry.shape:
-        raise CheckpointError(f"{entry.name} is {list(values.shape)}, not {list(entry.shape)}")
+    values, plain = entry.values().detach().cpu(), TYPES[entry.kind].torch_dtype
+    packed = plain is None and values.dtype == torch.uint8
+    shape = TYPES[entry.kind].raw_shape(entry.shape) if packed else entry.shape
+    if values.shape != shape:
+        raise CheckpointError(f"{entry.name} is {list(values.shape)}, not {list(shape)}")
     try:
-        plain = TYPES[entry.kind].torch_dtype
-        stored = block_format(entry.kind).pack(values) if plain is None else _plain(values, plain)
+        stored = values if packed else block_format(entry.kind).pack(values) if plain is None else _plain(values, plain)
     except CheckpointError as error:
         raise CheckpointError(f"tensor {shown(entry.name)}: {error}") from None
     return stored.contiguous().reshape(-1).view(torch.uint8).numpy().data

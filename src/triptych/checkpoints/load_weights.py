@@ -6,7 +6,8 @@ mapping/tensor_plan.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -76,7 +77,7 @@ class WeightPacker(Protocol):
     def numbers(self, name: str, weight: Tensor) -> PackedWeight | None: ...
 
 
-def stores_packed(source: Source) -> bool:
+def stores_packed(source: Source | None) -> bool:
     """Whether a tensor of `source` is stored in packed blocks or groups that a packer takes."""
     return isinstance(source, GGUFSource | PackedSource) and any(source.is_packed(name) for name in source.names)
 
@@ -222,10 +223,36 @@ def to_checkpoint(
 
 
 class DetachedWeights(Mapping[str, Tensor]):
-    """The parameters of a module without gradients; a packed one is unpacked on access and not cached."""
+    """The parameters of a module without gradients; a packed one is unpacked on access and not cached.
 
-    def __init__(self, module: Transformer) -> None:
+    `file` opens what the module was loaded from, for packed types whose blocks cannot be had from memory.
+    """
+
+    def __init__(self, module: Transformer, file: Callable[[], StoredParameters | None] = lambda: None) -> None:
         self._parameters = dict(module.named_parameters())
+        self._file = cache(file)
+
+    def stored_as(self, name: str) -> str | None:
+        """The type of GGUF whose blocks the parameter can be written in without rounding; None for plain numbers."""
+        weight = self._parameters[name]
+        return weight.format.stored_as if isinstance(weight, PackedWeight) else None
+
+    def blocks(self, name: str) -> Tensor:
+        """These blocks, `[rows, bytes of a row]`.
+
+        Raises CheckpointError where they are needed from a file that has changed or is gone.
+        """
+        weight = self._parameters[name]
+        assert isinstance(weight, PackedWeight)
+        blocks = weight.format.stored(weight.blocks, weight.shape[0], lambda: self._in_file(name, self.stored_as(name)))
+        if blocks is None:
+            problem = f"the blocks of {name} ({self.stored_as(name)}) have to be read from its file, which has changed"
+            raise CheckpointError(f"{problem} or is gone; save into a directory, as plain numbers")
+        return blocks
+
+    def _in_file(self, name: str, kind: str | None) -> Tensor | None:
+        file = self._file()
+        return file.blocks(name) if file is not None and name in file and file.stored_as(name) == kind else None
 
     def __getitem__(self, name: str) -> Tensor:
         return dense(self._parameters[name].detach())
@@ -259,6 +286,18 @@ class StoredParameters(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def stored_as(self, name: str) -> str | None:
+        """The packed type of GGUF that the parameter is stored in; None for plain numbers."""
+        step = self._steps[name]
+        packed = isinstance(self._source, GGUFSource) and step.rows_only and self._source.is_packed(step.source)
+        return self._source.infos[step.source].dtype if packed else None
+
+    def blocks(self, name: str) -> Tensor:
+        """Its blocks, `[rows, bytes of a row]`."""
+        step = self._steps[name]
+        blocks: Tensor = step.to_ours(self._source.read_raw(step.source))[name]
+        return blocks
 
     def check_duplicates(self) -> None:
         """Raise CheckpointError for a tensor stored twice and unequally."""

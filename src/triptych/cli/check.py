@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,13 @@ class Peer(StrEnum):
     none = "none"
 
 
+class Form(StrEnum):
+    """Packed forms to round to."""
+
+    int8 = "int8"
+    int4 = "int4"
+
+
 def check(
     model: options.ModelPath,
     against: Annotated[
@@ -34,6 +42,16 @@ def check(
             "--threshold", min=0, callback=options.finite, help="Largest allowed difference of log-probabilities."
         ),
     ] = 1e-4,
+    quantize: Annotated[
+        list[Form] | None,
+        typer.Option(
+            "--quantize", help="Also measure the quality of this packed form. Repeatable.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Text of which to measure the perplexity.", show_default=False),
+    ] = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
@@ -43,9 +61,14 @@ def check(
         stage("loading torch")
         from triptych import machine
         from triptych.check import check as run
+        from triptych.text.corpus import read_text
 
         machine.use_threads()
-        report = run(model, against=against, threshold=threshold, offline=offline, ignore=ignore or (), progress=stage)
+        text = None if data is None else read_text(data)
+        report = run(
+            model, against=against, threshold=threshold, offline=offline, ignore=ignore or (),
+            quantize=tuple(form.value for form in quantize or ()), text=text, progress=stage,
+        )  # fmt: skip
     _show(report, as_json=as_json)
     if not report.passed:
         raise typer.Exit(1)
@@ -64,6 +87,14 @@ def _show(report: Report, *, as_json: bool) -> None:
             one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED")
         )
     screen.show(table, report.model)
+    if report.quality:
+        quality = screen.table(
+            "form", "perplexity", "KL to fp32", "tokens", right=["perplexity", "KL to fp32", "tokens"]
+        )
+        for form in report.quality:
+            kl = "" if form.kl is None else f"{form.kl:.5f}"
+            quality.add_row(form.form, f"{form.perplexity:.3f}", kl, f"{form.tokens:,}")
+        screen.show(quality, "quality")
     for line in report.skipped:
         out.print(f"skipped: {line}", style="dim")
     if report.first_difference is not None:

@@ -16,8 +16,8 @@ class GGUFType:
     """How one tensor type stores numbers: `elements` of a row in a block of `nbytes` bytes.
 
     A plain type has one element a block and names its torch dtype; a packed type has none.  `file_type` is the value of
-    `general.file_type` for files whose matrices have this type (llama.cpp's `llama_ftype`); None for types that are
-    never written here.
+    `general.file_type` for files most of whose matrices have this type (llama.cpp's `llama_ftype`; of the mixtures with
+    K-quants, S); None for types that are never written here.
     """
 
     name: str
@@ -48,12 +48,12 @@ TYPES: dict[str, GGUFType] = {
         GGUFType("F16", 1, 1, 2, "float16", file_type=1),
         GGUFType("Q4_0", 2, 32, 18, file_type=2),
         GGUFType("Q4_1", 3, 32, 20, file_type=3),
-        GGUFType("Q5_0", 6, 32, 22),
-        GGUFType("Q5_1", 7, 32, 24),
+        GGUFType("Q5_0", 6, 32, 22, file_type=8),
+        GGUFType("Q5_1", 7, 32, 24, file_type=9),
         GGUFType("Q8_0", 8, 32, 34, file_type=7),
-        GGUFType("Q4_K", 12, 256, 144),
-        GGUFType("Q5_K", 13, 256, 176),
-        GGUFType("Q6_K", 14, 256, 210),
+        GGUFType("Q4_K", 12, 256, 144, file_type=14),
+        GGUFType("Q5_K", 13, 256, 176, file_type=16),
+        GGUFType("Q6_K", 14, 256, 210, file_type=18),
         GGUFType("I8", 24, 1, 1, "int8"),
         GGUFType("I16", 25, 1, 2, "int16"),
         GGUFType("I32", 26, 1, 4, "int32"),

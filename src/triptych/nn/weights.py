@@ -53,9 +53,15 @@ class BlockFormat(Protocol):
         no kernel does that here.  No gradients."""
         ...
 
-    def stored(self, raw: Tensor, rows: int) -> tuple[str, Tensor | None] | None:
-        """The type of GGUF that the weight came from and its blocks there, `[rows, bytes of a row]`; no blocks where
-        `raw` does not hold all of them, and None where it came from something else."""
+    @property
+    def stored_as(self) -> str | None:
+        """The type of GGUF whose blocks hold the numbers exactly: the one they came from, if they did; None where no
+        type does."""
+        ...
+
+    def stored(self, raw: Tensor, rows: int, file: Callable[[], Tensor | None]) -> Tensor | None:
+        """The blocks `[rows, bytes of a row]` of that type.  `file` reads those that the file has now: they are used
+        where `raw` does not hold all of a block and they are still the ones that were packed, else None."""
         ...
 
 

@@ -32,6 +32,8 @@ LAYOUT_OF = {
 }
 #: The types whose blocks the layouts hold completely.
 INVERTIBLE = tuple(name for name in LAYOUT_OF if name not in ("Q4_K", "Q5_K"))
+#: The type of GGUF that has the same codes, scales and minimums as a layout.
+SAME_NUMBERS = {"U4": "Q4_1", "U5": "Q5_1", "S8": "Q8_0", "S8X16": "Q6_K"}
 _LOWEST = {"Q4_0": -8, "Q5_0": -16}  # the lowest code of the types whose codes are signed and become unsigned
 
 
@@ -121,11 +123,16 @@ def _check_halves(numbers: Codes, kind: str) -> None:
             raise CheckpointError(f"use the {kind} matrix as dense numbers: {problem}")
 
 
+def _half_bytes(numbers: Tensor) -> Tensor:
+    """fp16 numbers, as their bytes `[n, 2]`."""
+    return numbers.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).view(-1, 2)
+
+
 def _block_bytes(numbers: Codes, kind: str) -> Tensor:
     """The blocks `[n, bytes of a block]` of one type of GGUF that hold these numbers."""
     elements = block_format(kind).elements
     codes = numbers.codes.view(-1, elements)
-    scales = numbers.scales.reshape(-1, 1).contiguous().view(torch.uint8)
+    scales = _half_bytes(numbers.scales)
     if kind == "Q8_0":
         return torch.cat([scales, codes.view(torch.uint8)], dim=1)
     if kind == "Q6_K":
@@ -139,7 +146,7 @@ def _block_bytes(numbers: Codes, kind: str) -> Tensor:
     parts = [scales]
     if kind in ("Q4_1", "Q5_1"):
         assert numbers.minimums is not None
-        parts.append(numbers.minimums.reshape(-1, 1).contiguous().view(torch.uint8))
+        parts.append(_half_bytes(numbers.minimums))
     if kind in ("Q5_0", "Q5_1"):
         bits = (codes >> 4).view(-1, 4, 8) << torch.arange(8, dtype=torch.uint8)
         parts.append(bits.sum(dim=2, dtype=torch.uint8))

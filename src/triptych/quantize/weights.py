@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych.checkpoints import Source
-from triptych.checkpoints.gguf_blocks import PackedBlocks
+from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.checkpoints.load_report import by_reason
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.checkpoints.packed_groups import PackedGroups
@@ -18,7 +18,7 @@ from triptych.native import library, why_not
 from triptych.nn.weights import PackedWeight
 from triptych.quantize.layouts import BAND, Layout, PackedMatrix
 from triptych.quantize.products import multiply
-from triptych.quantize.repack import INVERTIBLE, blocks_of, repack, repack_groups
+from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
 from triptych.quantize.rounding import FORMS, quantize
 
 #: The dtypes of activations that packed weights are meant for; others ask for more digits than 8 bits, or fewer.
@@ -58,12 +58,20 @@ class BandFormat:
         """`x [N, columns]`, float32 -> `[N, rows]`; None without the native kernels."""
         return None if library() is None else multiply(self._matrix(raw, rows), x)
 
-    def stored(self, raw: Tensor, rows: int) -> tuple[str, Tensor | None] | None:
-        """The type of GGUF it came from and its blocks there `[rows, bytes of a row]`, None where the layout does not
-        hold all of them; None where it did not come from a GGUF file."""
-        if self.kind is None:
-            return None
-        return self.kind, blocks_of(self._matrix(raw, rows), self.kind).raw if self.kind in INVERTIBLE else None
+    @property
+    def stored_as(self) -> str | None:
+        """The type of GGUF it came from, or the one that holds the same numbers exactly."""
+        return self.kind or SAME_NUMBERS[self.layout.name]
+
+    def stored(self, raw: Tensor, rows: int, file: Callable[[], Tensor | None]) -> Tensor | None:
+        """See `BlockFormat.stored`.  Q4_K and Q5_K need the file, whose blocks are packed again and compared."""
+        kind = self.stored_as
+        assert kind is not None
+        if kind in INVERTIBLE:
+            return blocks_of(self._matrix(raw, rows), kind).raw
+        blocks = file()
+        same = blocks is not None and torch.equal(repack(PackedBlocks(block_format(kind), blocks)).data, raw.view(-1))
+        return blocks if same else None
 
     def _matrix(self, raw: Tensor, rows: int) -> PackedMatrix:
         columns = raw.shape[1] // self.nbytes * self.elements
@@ -75,6 +83,10 @@ class OrderedBandFormat(BandFormat):
     """The same with the columns in another order: column i of the layout is column `order[i]` of the matrix."""
 
     order: Tensor = field(kw_only=True)  #: int64 `[columns]`
+
+    @property
+    def stored_as(self) -> None:
+        """No type of GGUF has columns in another order."""
 
     def unpack(self, raw: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """See `BandFormat.unpack`."""

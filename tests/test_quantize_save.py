@@ -1,0 +1,134 @@
+"""Packed models written again: into a GGUF file block for block, into a directory as plain numbers, which is said."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from triptych.checkpoints import open_source
+from triptych.checkpoints.convert import convert
+from triptych.checkpoints.gguf_blocks import FORMATS, PackedBlocks, block_format
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.errors import CheckpointError
+from triptych.model import create, load
+from triptych.native import library, why_not
+from triptych.quantize import INVERTIBLE, blocks_of, repack
+
+pytestmark = pytest.mark.skipif(library() is None, reason=why_not() or "")
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 43, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+SCALES = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}  # bytes at which a block has an fp16 number
+
+
+def random_blocks(kind: str, rows: int, columns: int) -> torch.Tensor:
+    """Blocks of random bytes with small scales of either sign."""
+    format = block_format(kind)
+    raw = torch.randint(0, 256, (rows * columns // format.elements, format.nbytes), dtype=torch.uint8)
+    for at in SCALES.get(kind, (0, 2)):
+        raw[:, at : at + 2] = (torch.randn(len(raw), 1) * 0.001).half().view(torch.uint8)
+    return raw.view(rows, -1)
+
+
+def written(kind: str, path: Path, **more: object) -> Path:
+    """A Llama as a GGUF file whose matrices are random blocks of one type."""
+    create(LLAMA | more, seed=3).save(path.parent / "hf")
+    convert(path.parent / "hf", path.parent / "plain.gguf", dtype="f32")
+    plain = open_source(path.parent / "plain.gguf")
+    entries = []
+    for name, info in plain.infos.items():
+        raw = random_blocks(kind, *info.shape) if len(info.shape) == 2 else plain.read(name)
+        form = kind if len(info.shape) == 2 else "F32"
+        entries.append(GGUFTensor(name, form, info.shape, lambda raw=raw: raw))
+    write_gguf(path, plain.metadata, entries)
+    return path
+
+
+def differing(first: Path, second: Path) -> list[str]:
+    """The tensors whose types or bytes are not the same."""
+    one, other = open_source(first), open_source(second)
+    assert set(one.names) == set(other.names)
+    return [
+        name
+        for name in one.names
+        if one.infos[name].dtype != other.infos[name].dtype or not torch.equal(one.read_raw(name), other.read_raw(name))
+    ]
+
+
+@pytest.mark.parametrize("kind", INVERTIBLE)
+def test_blocks_come_back_from_a_layout(kind: str) -> None:
+    raw = random_blocks(kind, 37, 512)
+    matrix = repack(PackedBlocks(block_format(kind), raw))
+    assert torch.equal(blocks_of(matrix, kind).raw, raw)
+    matrix.data[3] ^= 0x10  # control: a code
+    assert not torch.equal(blocks_of(matrix, kind).raw, raw)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_comes_back_block_for_block(kind: str, tmp_path: Path) -> None:
+    path = written(kind, tmp_path / "x.gguf", tie_word_embeddings=kind == "Q5_1")
+    done = load(path).save(tmp_path / "again.gguf")
+    assert done.tensors[kind] > 10
+    assert done.notes == ()
+    assert differing(path, tmp_path / "again.gguf") == []
+    convert(path, tmp_path / "converted.gguf")
+    assert differing(path, tmp_path / "converted.gguf") == []
+    convert(path, tmp_path / "f16.gguf", dtype="f16")
+    assert differing(path, tmp_path / "f16.gguf")
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
+def test_blocks_that_only_the_file_holds_are_refused_when_it_has_changed(kind: str, tmp_path: Path) -> None:
+    path = written(kind, tmp_path / "x.gguf")
+    moved = load(path)
+    blocks = moved.module.decoder.blocks
+    blocks[0].mlp.up.weight, blocks[1].mlp.up.weight = blocks[1].mlp.up.weight, blocks[0].mlp.up.weight
+    with pytest.raises(CheckpointError, match=rf"\({kind}\) have to be read from its file, which has changed or is go"):
+        moved.save(tmp_path / "moved.gguf")
+    assert not (tmp_path / "moved.gguf").exists()
+    model = load(path)
+    shutil.move(path, tmp_path / "elsewhere.gguf")
+    with pytest.raises(CheckpointError, match="has changed or is gone; save into a directory, as plain numbers"):
+        model.save(tmp_path / "again.gguf")
+
+
+def test_moved_weights_are_written_where_they_are(tmp_path: Path) -> None:
+    """What is written is the model, not the file it came from."""
+    model = load(written("Q4_0", tmp_path / "x.gguf"))
+    blocks = model.module.decoder.blocks
+    blocks[0].mlp.up.weight, blocks[1].mlp.up.weight = blocks[1].mlp.up.weight, blocks[0].mlp.up.weight
+    model.save(tmp_path / "again.gguf")
+    assert differing(tmp_path / "x.gguf", tmp_path / "again.gguf") == ["blk.0.ffn_up.weight", "blk.1.ffn_up.weight"]
+
+
+@pytest.mark.parametrize(("form", "kind"), [("int4", "Q4_1"), ("int8", "Q8_0")])
+def test_what_we_rounded_is_a_gguf_file_of_the_same_numbers(form: str, kind: str, tmp_path: Path) -> None:
+    create(LLAMA, seed=3).save(tmp_path / "hf")
+    model = load(tmp_path / "hf", quantize=form)
+    done = model.save(tmp_path / "x.gguf")
+    assert done.tensors[kind] == 2 + 2 * 7
+    again = load(tmp_path / "x.gguf")
+    rows = [[3, 7, 1, 22, 9], [30, 5, 11]]
+    assert all(torch.equal(a, b) for a, b in zip(model.logits(rows), again.logits(rows), strict=True))
+
+
+def test_a_directory_gets_plain_numbers_and_says_so(tmp_path: Path) -> None:
+    path = written("Q4_0", tmp_path / "x.gguf")
+    done = load(path).save(tmp_path / "out")
+    assert done.notes == ("16 packed matrices were written as plain numbers in float32",)
+    plain = load(path, dequantize=True)
+    assert plain.save(tmp_path / "plain").notes == ()
+    ours, theirs = open_source(tmp_path / "out"), open_source(tmp_path / "plain")
+    assert all(torch.equal(ours.read(name), theirs.read(name)) for name in theirs.names)
+
+
+@pytest.mark.weights
+@pytest.mark.heavy
+def test_a_real_file_comes_back_block_for_block(smollm2_gguf: Path, tmp_path: Path) -> None:
+    load(smollm2_gguf).save(tmp_path / "x.gguf")
+    assert differing(smollm2_gguf, tmp_path / "x.gguf") == []
