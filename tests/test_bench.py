@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -237,6 +239,7 @@ def test_peers_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.PEERS, "llama.cpp", absent)
     assert "llama.cpp cannot be measured: a_module_that_is_absent not installed; CMAKE_ARGS=" in refused("llama.cpp")
     monkeypatch.setitem(peers.PEERS, "llama.cpp", replace(absent, needs=()))
+    assert "llama.cpp computes with what the file has, not bf16" in refused("llama.cpp:bf16")
     assert "llama.cpp computes with what the file has, not bf16" in refused("llama.cpp", peer_dtype="bf16")
     assert "transformers takes fp32 or bf16, not int8" in refused("transformers", peer_dtype="int8")
     assert all(peer.install for peer in peers.PEERS.values())
@@ -300,6 +303,13 @@ def test_a_peer_does_the_same_work_in_turn(beside: None) -> None:
     assert decode.peers["lazy"].note == "not the same work: it counts 0 tokens, we count 3"
     assert decode.peers["mute"] == PeerFigure(note="it decodes nothing")
     assert prefill.ratio("mute") is not None
+
+
+def test_only_the_kinds_that_are_asked_for_are_measured(beside: None) -> None:
+    report = quick("decoder", against=["twin:bf16"], kinds=("together",))
+    assert [figure.name for figure in report.figures] == ["2 requests at once"]
+    assert [side.dtype for side in report.sides] == ["fp32", "bf16"]
+    assert report.figures[0].ratio("twin:bf16") is not None
 
 
 def test_vectors_are_compared_with_a_peer_s(beside: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,3 +442,78 @@ def test_the_command_shows_figures_limits_and_notes(
     assert main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["figures"][0]["peers"]["llama.cpp"]["ratio"] == 2.5
     assert main(["bench", "m", "--against", "pytorch"]) == 2
+
+
+# ---------------------------------------------------------------- the table of peers
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """bench/peers.py, whose measurements are stubs: ours 300, the peers 100, the limit 400, of 30 GB/s."""
+    place = Path(__file__).parents[1] / "bench" / "peers.py"
+    spec = importlib.util.spec_from_file_location("bench_peers", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bench_peers", module)  # dataclasses look their module up
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec.loader.exec_module(module)
+
+    def stub(model: Path, *, against: list[str], kinds: Sequence[str], rates: Rates, **how: Any) -> Report:
+        theirs = {name: PeerFigure((100.0,)) for name in against}
+        names = [("decode at 8", "decode"), ("decode at 512", "decode"), ("8 requests at once", "together")]
+        figures = tuple(
+            Figure(name, "tokens/s", (300.0,), Limit(400.0, "read bandwidth"), theirs)
+            for name, kind in names
+            if kind in kinds
+        )
+        return Report(
+            model=str(model), layout="decoder", device="cpu", processor="P", cores=2, threads=2, repeat=1, rates=rates,
+            step_bytes=1, sides=tuple(measure.report.Side(name, {}, "U4") for name in ("triptych", *against)),
+            figures=figures,
+        )  # fmt: skip
+
+    monkeypatch.setattr(module, "bench", stub)
+    monkeypatch.setattr(module, "measure_rates", lambda device: Rates(3e10, 2e11, 4e11))
+    for name, peer in module.PEERS.items():
+        monkeypatch.setitem(module.PEERS, name, replace(peer, needs=()))
+    return module
+
+
+def rows_of(script: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *argv: str) -> list[str]:
+    """The rows of the table that the script prints."""
+    monkeypatch.setattr(sys, "argv", ["peers.py", *argv])
+    script.main()
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
+
+
+def test_the_table_of_peers_grows_row_by_row(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--smollm2", "m.gguf", "--results", str(tmp_path / "r" / "kept.json"), "--threads", "1", "--rows"]
+    (first, _, third, _) = rows_of(script, capsys, monkeypatch, *argv, "decode")
+    assert first == (
+        "| decode, SmolLM2 Q4_1, U4 | decode at 8, tokens/s | 300 | 400 | 75% | llama.cpp | 100 | 3.00 | 2.2 | met |"
+    )
+    assert "decode at 512" in third
+    more = rows_of(script, capsys, monkeypatch, *argv, "requests,decode-transformers")
+    assert len(more) == 4 + 2 + 3
+    assert "| 3.00 | 12 | missed |" in more[4]
+    assert more[-1].startswith("| ours | 8 requests at once, tokens/s | 300 |")  # over one request
+    assert "| ours, one request | 300 | 1.00 | 2.5 | missed |" in more[-1]
+    monkeypatch.setattr(script, "measure_rates", lambda device: Rates(6e10, 2e11, 4e11))
+    assert "| 3.00 | 3 | met |" in rows_of(script, capsys, monkeypatch, *argv, "decode")[0]  # memory is fast here
+
+
+def test_the_table_of_peers_refuses_in_one_line(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--results", str(tmp_path / "kept.json"), "--threads", "1", "--rows", "decode"]
+    assert not rows_of(script, capsys, monkeypatch, *argv)  # no --smollm2: said on standard error
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="error: device 'cuda' cannot be used"):
+            rows_of(script, capsys, monkeypatch, *argv, "--device", "cuda")
+    with pytest.raises(SystemExit):
+        rows_of(script, capsys, monkeypatch, "--rows", "decoding")
+    every = {peer for row in script.LISTED.values() for peer in row.against}
+    assert {peer.partition(":")[0] for peer in every} == set(peers.PEERS)

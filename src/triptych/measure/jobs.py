@@ -12,7 +12,7 @@ from triptych.errors import InputError
 from triptych.media.audio import RATE, Samples
 from triptych.spec import EmbedSpec, FramesSpec, ModelSpec
 
-Kind = Literal["first", "prefill", "decode", "encode", "encoder", "write"]
+Kind = Literal["first", "prefill", "decode", "together", "encode", "encoder", "write"]
 Ids = list[int]
 
 PROMPTS, CONTEXTS = (128, 512), (8, 512)  # tokens, where no lengths are given
@@ -32,9 +32,10 @@ part young
 class Job:
     """One piece of work, and the figures it gives.
 
-    kind      `first`: load, then the first result.  `prefill`: read `rows`.  `decode`: read `rows`, then `new` tokens
-              of each, of which the time is taken.  `encode`: a vector for each of `texts`.  `encoder`: the encoder on
-              the sources.  `write`: `new` tokens for each source, by beam search where `beams` is above 1.
+    kind      `first`: load, then the first result.  `prefill`: read `rows`.  `decode`: read one row, then `new` tokens,
+              of which the time is taken; `together`: the same for several rows at once.  `encode`: a vector for each of
+              `texts`.  `encoder`: the encoder on the sources.  `write`: `new` tokens for each source, by beam search
+              where `beams` is above 1.
     figures   the name and unit of each figure: a number of things in a second, or seconds.
     rows      ids, for a decoder or as the sources of an encoder-decoder.
     seconds   length of the sound that an encoder-decoder of sound reads; 0 where it reads `rows`.
@@ -129,7 +130,7 @@ def _decoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
     ]
     count = settings.requests or 8
     several = [ids(spec.vocab, short, seed) for seed in range(count)]
-    return [*made, Job(kind="decode", figures=((f"{count} requests at once", "tokens/s"),), rows=several, new=new)]
+    return [*made, Job(kind="together", figures=((f"{count} requests at once", "tokens/s"),), rows=several, new=new)]
 
 
 def _encoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:

@@ -105,7 +105,7 @@ def work(job: Job, count: Count, costs: Costs | None, lengths: Sequence[int] = (
         return weights, sum(sum(part.values()) - part["scores"] / 2 for part in parts)
     if job.kind == "encode":
         return 0, sum(sum(count.flops(n, logits=0).values()) for n in lengths)
-    if job.kind == "decode":
+    if job.kind in ("decode", "together"):
         middle = max(1, rows[0] + job.new // 2)
         cached = len(rows) * number * count.cache_bytes(middle, dtype="int8")
         return job.new * (weights + cached), job.new * len(rows) * count.decode_flops(middle)

@@ -171,10 +171,10 @@ class CTranslate2(Converted):
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:
         if self.options.sound:
-            # `max_length` counts the prompt; an end that is suppressed never comes.
+            # It writes at most half of `max_length` tokens; an end that is suppressed never comes.
             prompts = [[self.start_id]] * len(sources)
             found = self.model.generate(
-                self._features(sources), prompts, beam_size=beams, max_length=new + 1, suppress_tokens=[self.end_id],
+                self._features(sources), prompts, beam_size=beams, max_length=2 * new, suppress_tokens=[self.end_id],
             )  # fmt: skip
             return [len(one.sequences_ids[0]) for one in found]
         words = [[self.words[int(i)] for i in row] for row in sources]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from triptych.checkpoints.header import read_header
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.measure import limits, peers
-from triptych.measure.jobs import Job, Settings, jobs
+from triptych.measure.jobs import Job, Kind, Settings, jobs
 from triptych.measure.neighbours import Neighbours, verdict
 from triptych.measure.process import Apart, Asked, Here
 from triptych.measure.report import Figure, Limit, PeerFigure, Rates, Report, Side
@@ -45,6 +45,7 @@ def bench(
     *,
     against: Sequence[str] = (),
     settings: Settings = Settings(),  # noqa: B008
+    kinds: Collection[Kind] | None = None,
     threads: int | None = None,
     dtype: str | None = None,
     peer_dtype: str | None = None,
@@ -58,6 +59,8 @@ def bench(
 ) -> Report:
     """Measure a model, and each of the peers `against` on the same file, in turn.
 
+    against     names of peers; `name:dtype` asks for the dtype of its weights.
+    kinds       kinds of jobs to measure; None measures all of the layout.
     dtype       of our weights: fp32, bf16 or fp16; None takes the stored one.
     quantize    int8 or int4 packs our weights, "file" keeps the packed types of a GGUF file.
     peer_dtype  of the peers' weights; None takes ours.
@@ -72,7 +75,9 @@ def bench(
     spec, path = header.spec, str(header.path)
     work = jobs(spec, settings, where=str(model))
     for name in against:
-        peers.check(name, peer_dtype, device)
+        peers.check(*_named(name, peer_dtype), device)
+    measured = [job for job in work if kinds is None or job.kind in kinds]
+    wanted = [job for job in work if job.kind == "first" or job in measured]  # loading comes first in any case
     machine.device(device)
     threads = threads or machine.threads()
     torch.set_num_threads(threads)
@@ -89,13 +94,14 @@ def bench(
         facts: dict[str, dict[str, Any]] = {}
         for name in (peers.OURS, *against):
             progress(f"{name}: first runs")
-            mine = options if name == peers.OURS else _peer_options(options, facts[peers.OURS], peer_dtype)
-            asked: Asked = Apart(name, mine, spin=name != peers.OURS) if apart else Here(peers.maker(name)(mine))
+            library, form = _named(name, peer_dtype)
+            mine = options if name == peers.OURS else _peer_options(options, facts[peers.OURS], form)
+            asked: Asked = Apart(library, mine, spin=name != peers.OURS) if apart else Here(peers.maker(library)(mine))
             stack.callback(asked.close)
             sides[name] = _Runs(asked)
-            facts[name] = _warm_up(sides[name], work, name, folder)
+            facts[name] = _warm_up(sides[name], wanted, name, folder)
         watch = Neighbours(lambda: sum(runs.asked.cpu_seconds() for runs in sides.values()))
-        for job in work:
+        for job in measured:
             progress(job.name)
             _take_turns(sides, job, settings.repeat)
         busy = watch.cores()
@@ -110,7 +116,7 @@ def bench(
     by = "bf16" if facts[peers.OURS]["form"] != "fp32" and rates.bf16 > rates.fp32 else "fp32"
     flops, by = getattr(rates, by), f"{by} matmuls"
     figures: list[Figure] = []
-    for job in work:
+    for job in measured:
         lengths = sides[peers.OURS].made[job.name] if job.kind == "encode" else ()
         figures += _figures(job, sides, limits.limits(job, count(spec), costs, rates, flops, by, lengths))
     return Report(
@@ -119,6 +125,12 @@ def bench(
         sides=tuple(Side(name, one["versions"], one["form"], one["memory"]) for name, one in facts.items()),
         figures=tuple(figures), busy=busy, agreement=agreement, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _named(name: str, dtype: str | None) -> tuple[str, str | None]:
+    """A peer's name and dtype from `name` or `name:dtype`."""
+    library, _, form = name.partition(":")
+    return library, form or dtype
 
 
 def _peer_options(options: Options, ours: dict[str, Any], dtype: str | None) -> Options:

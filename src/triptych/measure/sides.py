@@ -116,7 +116,7 @@ def perform(side: Side, job: Job, keep: str | None = None) -> dict[str, Any]:
             seconds = _seconds(side, lambda: side.start(job.rows, 1))
             count = sum(map(len, job.rows))
             return {"values": [count / seconds], "made": [count]}
-        case "decode":
+        case "decode" | "together":
             side.prepare(len(job.rows), len(job.rows[0]) + job.new + 1)
             side.start(job.rows, job.new + 1)
             made: list[int] = []
