@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -140,7 +141,9 @@ class Speculation:
         if not counts:
             return
         guesses = self.drafts.guess(list(counts), list(counts.values()))
-        for row, guess in zip(counts, guesses, strict=True):
+        vocab = forward.module.spec.vocab
+        for row, ids in zip(counts, guesses, strict=True):
+            guess = [*takewhile(lambda token: token < vocab, ids)]  # a source may have more ids than the decoder
             if guess:
                 row.draft = guess
                 self.guessing = True
