@@ -174,7 +174,7 @@ def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(made: 
     module, threads = made(), torch.get_num_threads()
     try:
         expected = bits(module, [30], rows=1, threads=1)
-        for pieces, rows, count in (([1] * 30, 1, 1), ([30], 4, 2), ([7, 1, 1, 16, 5], 3, 3), ([13, 17], 2, 2)):
+        for pieces, rows, count in (([1] * 30, 1, 1), ([30], 4, 2), ([7, 1, 1, 16, 5], 3, 3), ([13, 17], 2, 8)):
             assert torch.equal(bits(module, pieces, rows, count), expected), (pieces, rows, count)
     finally:
         torch.set_num_threads(threads)

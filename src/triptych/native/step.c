@@ -1,19 +1,51 @@
-/* The team of threads of a step, and the order of its instructions.  */
+/* The team of threads of a step, and the order of its instructions.
+
+   A level is a run of instructions without a barrier between them.  Its work is cut into parts, which the threads claim
+   one after another; whoever finishes the last one opens the next level.  So a level waits for the parts that were begun,
+   not for every thread: one that has no processor, because other programs have it, holds up at most one part.  */
 
 #include "step.h"
 
 #include <sched.h>
 #include <stdatomic.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-#define SPINS 4000 /* looks at a barrier before a thread offers its processor to others */
+#define SPINS 2000              /* looks at a level before a thread sleeps */
+#define PART ((int64_t)1 << 17) /* products of numbers that are worth a part of their own */
+#define MOST_PARTS 8            /* per thread */
+#define MOST_THREADS 4096       /* so that claims fit into 16 bits */
+
+/* The ticket holds the level's number, how many parts it has, how many of them are done, and how many were claimed (by
+   threads that found none left, too), in 16 bits each: one number, so that no thread takes a part of one level for
+   another's.  A level of no parts is the end of the step.  What else describes a level changes only when all its parts
+   are done.  */
+typedef unsigned long long ticket_bits;
+
+#define CLAIM ((ticket_bits)1)
+#define DONE ((ticket_bits)1 << 16)
+
+static int32_t claimed_of(ticket_bits ticket) { return (int32_t)(ticket & 0xffff); }
+static int32_t done_of(ticket_bits ticket) { return (int32_t)(ticket >> 16 & 0xffff); }
+static int32_t parts_in(ticket_bits ticket) { return (int32_t)(ticket >> 32 & 0xffff); }
+static uint32_t level_of(ticket_bits ticket) { return (uint32_t)(ticket >> 48); }
 
 struct team {
-    atomic_int arrived;
-    atomic_int phase;
+    const struct plan *plan;
+    const struct batch *batch;
+    int32_t threads;
+    int32_t first, last; /* instructions of the level */
+    int32_t taken;       /* tokens of the current expert, as in struct worker */
+    atomic_int asleep;
+    _Atomic uint32_t level; /* that of the ticket, written after it: what sleeping threads wait on */
+    _Alignas(64) _Atomic ticket_bits ticket;
 };
 
 static inline void pause_briefly(void)
@@ -23,22 +55,39 @@ static inline void pause_briefly(void)
 #endif
 }
 
-/* Wait until all threads of the team have come here. */
-static void meet(struct team *team, int32_t threads)
+static int is_open(struct team *team, uint32_t level)
 {
-    if (threads == 1) return;
-    int phase = atomic_load_explicit(&team->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) == threads - 1) {
-        atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&team->phase, phase + 1, memory_order_release);
-        return;
+    return level_of(atomic_load(&team->ticket)) == level;
+}
+
+/* Wait until the team has come to another level than this: to its ticket, so that a thread claims once per level. */
+static void wait_beyond(struct team *team, uint32_t level)
+{
+    for (int spins = 0; spins < SPINS; spins++) {
+        if (!is_open(team, level)) return;
+        pause_briefly();
     }
-    for (int spins = 0; atomic_load_explicit(&team->phase, memory_order_acquire) == phase; spins++) {
-        if (spins < SPINS)
-            pause_briefly();
-        else
-            sched_yield();
+    atomic_fetch_add(&team->asleep, 1);
+    while (is_open(team, level)) {
+#ifdef __linux__
+        syscall(SYS_futex, &team->level, FUTEX_WAIT_PRIVATE, level, NULL, NULL, 0);
+#else
+        sched_yield();
+#endif
     }
+    atomic_fetch_sub(&team->asleep, 1);
+}
+
+/* Open a level of so many parts, the first `claimed` of them taken. */
+static void open_level(struct team *team, int32_t parts, int32_t claimed)
+{
+    uint32_t level = (atomic_load_explicit(&team->level, memory_order_relaxed) + 1) & 0xffff;
+    ticket_bits ticket = (ticket_bits)level << 48 | (ticket_bits)parts << 32 | (ticket_bits)claimed;
+    atomic_store(&team->ticket, ticket);
+    atomic_store(&team->level, level);
+#ifdef __linux__
+    if (atomic_load(&team->asleep)) syscall(SYS_futex, &team->level, FUTEX_WAKE_PRIVATE, team->threads, NULL, NULL, 0);
+#endif
 }
 
 static void run_one(struct worker *me, const struct instruction *it)
@@ -63,39 +112,83 @@ static void run_one(struct worker *me, const struct instruction *it)
     }
 }
 
-static void run(const struct plan *plan, const struct batch *batch, struct team *team, int32_t thread, int32_t threads)
+/* How many parts the instructions [first, last) are cut into: each thread has one, or several of products. */
+static int32_t parts_of(const struct team *team, const struct worker *me, int32_t first, int32_t last)
 {
+    if (team->threads == 1) return 1;
+    int64_t products = 0;
+    for (const struct instruction *it = team->plan->instructions + first; it < team->plan->instructions + last; it++) {
+        if (it->op != OP_LINEAR) continue;
+        const struct matrix *w = team->plan->weights + it->weight;
+        products += (int64_t)w->rows * w->columns * row_count(me, it);
+    }
+    int64_t parts = products / PART, most = (int64_t)team->threads * MOST_PARTS;
+    return (int32_t)(parts < team->threads ? team->threads : parts > most ? most : parts);
+}
+
+/* Open the level that begins with instruction `at`, or after the experts there that have no tokens, with the first
+   `claimed` parts taken; -> how many parts it has.  All before it is done. */
+static int32_t advance(struct team *team, struct worker *me, int32_t at, int32_t claimed)
+{
+    const struct instruction *instructions = team->plan->instructions;
+    int32_t count = team->plan->count, end;
+    for (; at < count && instructions[at].op == OP_TAKE; at += 1 + instructions[at].skip) {
+        step_members(me, instructions + at);
+        team->taken = me->taken;
+        if (me->taken) break;
+    }
+    for (end = at + 1; end < count; end++)
+        if (instructions[end].barrier != BARRIER_NONE || instructions[end].op == OP_TAKE) break;
+    int32_t parts = at < count ? parts_of(team, me, at, end) : 0;
+    team->first = at;
+    team->last = end;
+    open_level(team, parts, claimed);
+    return parts;
+}
+
+/* Claim parts and do them, until the step is done. */
+static void work(struct team *team, int32_t thread)
+{
+    const struct batch *batch = team->batch;
     float *scratch = batch->scratch + (int64_t)thread * batch->scratch_floats;
-    struct worker me = {plan, batch, thread, threads, 0, (int32_t *)scratch, scratch + batch->tokens};
-    for (int32_t i = 0; i < plan->count; i++) {
-        const struct instruction *it = plan->instructions + i;
-        if (it->barrier == BARRIER_BEFORE) meet(team, threads);
-        if (row_count(&me, it) == 0 && it->op != OP_TAKE) continue;
-        if (it->op == OP_TAKE) {
-            step_members(&me, it);
-            if (me.taken == 0) {
-                i += it->skip;
+    struct worker me = {team->plan, batch, 0, 1, 0, (int32_t *)batch->scratch, scratch + batch->tokens};
+    ticket_bits ticket = atomic_fetch_add(&team->ticket, CLAIM);
+    me.thread = claimed_of(ticket);
+    me.threads = parts_in(ticket);
+    while (me.threads) {
+        if (me.thread >= me.threads) {
+            wait_beyond(team, level_of(ticket));
+            ticket = atomic_fetch_add(&team->ticket, CLAIM);
+        } else {
+            me.taken = team->taken;
+            for (int32_t i = team->first; i < team->last; i++)
+                if (row_count(&me, team->plan->instructions + i)) run_one(&me, team->plan->instructions + i);
+            ticket = atomic_fetch_add(&team->ticket, DONE | CLAIM);
+            if (done_of(ticket) + 1 == me.threads) { /* the last one: it opens the next level, and takes a part */
+                me.threads = advance(team, &me, team->last, 1);
+                me.thread = 0;
                 continue;
             }
-            if (it->barrier == BARRIER_IF_ANY) meet(team, threads);
         }
-        run_one(&me, it);
+        me.thread = claimed_of(ticket);
+        me.threads = parts_in(ticket);
     }
 }
 
 void run_step(const struct plan *plan, const struct batch *batch)
 {
-    struct team team;
-    atomic_init(&team.arrived, 0);
-    atomic_init(&team.phase, 0);
+    struct team team = {
+        .plan = plan, .batch = batch, .threads = batch->threads < MOST_THREADS ? batch->threads : MOST_THREADS};
+    struct worker me = {plan, batch, 0, 1, 0, (int32_t *)batch->scratch, NULL};
+    advance(&team, &me, 0, 0);
 #ifdef _OPENMP
-    if (batch->threads > 1) {
-#pragma omp parallel num_threads(batch->threads)
-        run(plan, batch, &team, omp_get_thread_num(), omp_get_num_threads());
+    if (team.threads > 1) {
+#pragma omp parallel num_threads(team.threads)
+        work(&team, omp_get_thread_num());
         return;
     }
 #endif
-    run(plan, batch, &team, 0, 1);
+    work(&team, 0);
 }
 
 int step_sizeof(int which)

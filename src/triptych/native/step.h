@@ -96,10 +96,10 @@ struct batch {
 struct worker {
     const struct plan *plan;
     const struct batch *batch;
-    int32_t thread, threads;
-    int32_t taken;    /* tokens of the current expert */
-    int32_t *members; /* which they are */
-    float *scratch;
+    int32_t thread, threads; /* which part of the work it does, of how many: not always one per thread */
+    int32_t taken;           /* tokens of the current expert */
+    int32_t *members;        /* which they are; the same memory for all threads */
+    float *scratch;          /* its own */
 };
 
 /* A buffer of the arena, or the output. */
@@ -113,7 +113,7 @@ static inline int32_t row_count(const struct worker *me, const struct instructio
     return it->rows == ROWS_TOKENS ? me->batch->tokens : it->rows == ROWS_CHOSEN ? me->batch->chosen_count : me->taken;
 }
 
-/* The units [*first, *last) of `units` that a thread does. */
+/* The units [*first, *last) of `units` that are in this part. */
 static inline void share(const struct worker *me, int64_t units, int64_t *first, int64_t *last)
 {
     *first = units * me->thread / me->threads;

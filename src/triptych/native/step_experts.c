@@ -1,7 +1,6 @@
 /* A mixture of experts: which tokens go through which expert, and their results put together.
 
-   The experts run one after another, each on its own tokens; the tokens of an expert are found by every thread for
-   itself, since all read the same weights.  */
+   The experts run one after another, each on its own tokens; one thread finds these before the others begin.  */
 
 #include "step.h"
 
