@@ -18,7 +18,7 @@ from triptych.checkpoints import LoadReport, open_source
 from triptych.checkpoints.convert import Conversion, save
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
-from triptych.errors import InputError, shown
+from triptych.errors import InputError
 from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
@@ -174,10 +174,9 @@ class Model(metaclass=NamesOfOthers):
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
 
         `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  Without a `seed`
-        it is 0.  `rules` change
-        the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
-        log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
-        instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
+        it is 0.  `rules` change the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N`
+        gives the log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the
+        likeliest text instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
         every token as it comes, after a search for those of the best text, and `on_progress` after each step.
 
         At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
@@ -281,20 +280,8 @@ class Model(metaclass=NamesOfOthers):
         """
         return running.Engine(
             self.module, decode=self._decode(stop), chunk=chunk, budget=running.BUDGET, executor=self.executor,
-            reuse=True, speculation=self._speculation(draft, draft_tokens),
+            reuse=True, speculation=tasks.speculation(self, draft, draft_tokens),
         )  # fmt: skip
-
-    def _speculation(self, draft: Model | str | None, tokens: int) -> running.Speculation | None:
-        if draft is None or draft == "ngram":
-            return None if draft is None else running.Speculation(running.PromptLookup(), tokens)
-        if not isinstance(draft, Model):
-            raise InputError(f"draft={shown(draft)} must be a Model or 'ngram'")
-        engine = running.Engine(draft.module, chunk=running.BUDGET, executor=draft.executor)
-        guessing = running.DraftModel(engine, self.spec.vocab)
-        ids = range(self.spec.vocab)
-        if self.tokenizer and draft.tokenizer and self.tokenizer.tokens(ids) != draft.tokenizer.tokens(ids):
-            raise InputError("the draft model's tokenizer has other tokens; it must be the model's own")
-        return running.Speculation(guessing, tokens)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
         """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`, options as in `stream`.

@@ -3,6 +3,7 @@ generate."""
 
 from triptych.tasks.answer import Answer, answer
 from triptych.tasks.classify import classify, label_names
+from triptych.tasks.drafting import speculation
 from triptych.tasks.encode import encode, pooling
 from triptych.tasks.fill import fill
 from triptych.tasks.generation_requests import end_ids, generation_requests
@@ -12,6 +13,6 @@ from triptych.tasks.whisper_tokens import WhisperTokens
 
 __all__ = [
     "TEMPERATURES", "Answer", "Entity", "Segment", "Tag", "Transcript", "WhisperDecoder", "WhisperTokens", "answer",
-    "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "label_names", "pooling", "tag",
-    "transcribe",
+    "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "label_names", "pooling", "speculation",
+    "tag", "transcribe",
 ]  # fmt: skip

@@ -1,0 +1,40 @@
+"""What guesses the next tokens of a generation, from what `draft=` names."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from triptych.errors import InputError, shown
+from triptych.generate import BUDGET, DraftModel, Engine, Executor, PromptLookup, Speculation
+from triptych.nn import Transformer
+from triptych.text import Tokenizer
+
+NGRAM = "ngram"
+
+
+@runtime_checkable
+class LoadedModel(Protocol):
+    """A model with its tokenizer (`triptych.model.Model`)."""
+
+    module: Transformer
+    tokenizer: Tokenizer | None
+    executor: Executor
+
+
+def speculation(model: LoadedModel, draft: object, tokens: int) -> Speculation | None:
+    """Up to `tokens` guesses a step for `model`, by `draft`: another model, "ngram" for prompt lookup, None for none.
+
+    Raises InputError for anything else, and for a draft model with another vocabulary or other tokens.
+    """
+    if draft is None:
+        return None
+    if draft == NGRAM:
+        return Speculation(PromptLookup(), tokens)
+    if not isinstance(draft, LoadedModel):
+        raise InputError(f"draft={shown(draft)} must be a Model or {NGRAM!r}")
+    vocab = model.module.spec.vocab
+    guesses = DraftModel(Engine(draft.module, chunk=BUDGET, executor=draft.executor), vocab)
+    ids = range(vocab)
+    if model.tokenizer and draft.tokenizer and model.tokenizer.tokens(ids) != draft.tokenizer.tokens(ids):
+        raise InputError("the draft model's tokenizer has other tokens; it must be the model's own")
+    return Speculation(guesses, tokens)
