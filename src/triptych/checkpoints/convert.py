@@ -128,7 +128,8 @@ def save(
         numbers = DetachedWeights(module, lambda: _read_again(module.spec, origin))
         plain = _name(module.dtype if module.dtype in PLAIN.values() else torch.float32)
         done = _write_gguf(path, _Origin(module.spec, hf or {}, tokenizer, origin or path), numbers, None, plain)
-        lost = [name for name in packed if numbers.stored_as(name) is None]
+        plan = families.save_plan(_without_idle_pooler(module.spec)[0], "gguf")
+        lost = [name for step in plan if _packed_type(step, numbers) is None for name in step.ours if name in packed]
     else:
         tensors, config = to_checkpoint(module, hf)
         written: Counter[str] = Counter()
@@ -264,11 +265,17 @@ def _write_gguf(
     return Conversion(str(path), "gguf", spec.family, nbytes, dict(Counter(entry.kind for entry in entries)), notes)
 
 
+def _packed_type(step: TensorLoad, numbers: DetachedWeights | StoredParameters) -> str | None:
+    """The packed type that all parameters of a tensor have; None where they differ, or where their rows are changed."""
+    types = {numbers.stored_as(name) for name in step.ours}
+    (packed,) = types if len(types) == 1 and step.rows_only else (None,)
+    return packed
+
+
 def _entry(step: TensorLoad, numbers: DetachedWeights | StoredParameters, wanted: str, *, keep: bool) -> GGUFTensor:
     """One tensor in the type `wanted`, or with `keep` in the packed type that all its parameters have."""
     kind = _stored_as(step.source, step.source_shape, wanted)
-    types = {numbers.stored_as(name) for name in step.ours}
-    (packed,) = types if len(types) == 1 and step.rows_only else (None,)
+    packed = _packed_type(step, numbers)
     if packed is None or not (keep or packed == kind):
         return GGUFTensor(step.source, kind, step.source_shape, partial(step.to_source, numbers))
 
