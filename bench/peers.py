@@ -8,6 +8,9 @@ fp32 and bf16, a 1.1B Llama in Q4_0, a T5-small and a Whisper-tiny, the last thr
 one by one and again, and the printed table has all that are there.  A row takes a minute or two on a quiet machine with
 two cores.  Ratios are medians over pairs of runs, ours to the peer's: how many times as fast.
 
+Where llama.cpp ends in a segmentation fault on a processor with AMX, build it without: `CMAKE_ARGS="-DGGML_NATIVE=ON
+-DCMAKE_C_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"`, and CMAKE_CXX_FLAGS likewise.
+
 On a GPU (`--device cuda`) the rows run that compare plain weights with transformers and sentence-transformers.
 
 Perplexity and the divergence of packed weights are not speed: `triptych check` prints them.

@@ -32,10 +32,9 @@ class LlamaCpp(Gguf):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.c: Any = import_module("llama_cpp")
+        import_module("llama_cpp._logger").set_verbose(False)
         self.model: Any = None
         self.context: Any = None
-        self._silent = self.c.llama_log_callback(lambda *_: None)
-        self.c.llama_log_set(self._silent, None)
         self.c.llama_backend_init()
 
     @property
