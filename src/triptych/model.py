@@ -173,11 +173,12 @@ class Model(metaclass=NamesOfOthers):
     ) -> list[running.Generation]:
         """Continue each prompt (or, for an encoder-decoder, write the target of each source).
 
-        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  Without a `seed`
-        it is 0.  `rules` change the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N`
-        gives the log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the
-        likeliest text instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row, id)` is called for
-        every token as it comes, after a search for those of the best text, and `on_progress` after each step.
+        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  Without a
+        `seed` it is 0.  `rules` change the logits of each row before its next token is chosen (`generate.Rule`).
+        `logprobs=N` gives the log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches
+        for the likeliest text instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row,
+        id)` is called for every token as it comes, after a search for those of the best text, and `on_progress` after
+        each step.
 
         At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
         up to `draft_tokens` tokens that one step then verifies: a smaller model of the same vocabulary, or "ngram",
