@@ -112,7 +112,8 @@ def test_a_decoder_that_sees_the_future() -> None:
     assert spec.decoder is not None
     kinds = {name: replace(kind, mask=full()) for name, kind in spec.decoder.kinds.items()}
     broken = Model(nn.new(replace(spec, decoder=replace(spec.decoder, kinds=kinds)), 0))
-    assert failed(check(broken, against="none")) == CACHED
+    # A prompt is read in pieces only where every mask hides what comes later.
+    assert failed(check(broken, against="none")) == CACHED - {"prefill in chunks = in one"}
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])

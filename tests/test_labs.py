@@ -96,6 +96,7 @@ def test_an_unknown_lab_is_one_line(name: str, says: str, capsys: pytest.Capture
 def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     catalogue(of_squares=good)
+    Path("d.txt").write_text("words", encoding="utf-8")
     given = ["--seed", "7", "--model", "m.gguf", "--data", "d.txt", "--out", "pictures", "--report", "new/page.html"]
     assert main(["lab", "of-squares", *given]) == 0
     out, err = capsys.readouterr()

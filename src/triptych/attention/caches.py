@@ -189,7 +189,8 @@ class Cache:
             if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
                 last.rows, last.fresh, last.counted = rows, False, False
                 last.steps = {}  # prepared anew where the stack cannot go on from its last context
-                self._reach(rows)
+                for slot, end in zip(rows.slots, rows.ends, strict=True):
+                    self.reached[slot] = max(self.reached[slot], end)
                 return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
@@ -204,14 +205,9 @@ class Cache:
         if len(set(rows.slots)) != len(rows.slots):
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
         self.last = _Step(self, rows, provenance)
-        self._reach(rows)
+        for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
+            self.reached[slot] = max(self.reached[slot], end)
         return self.last
-
-    def _reach(self, rows: Rows) -> None:
-        """Before the step, so that the places of one that fails count as written."""
-        for slot, end in zip(rows.slots, rows.ends, strict=True):
-            if end > self.reached[slot]:
-                self.reached[slot] = end
 
     def room(self, end: int) -> None:
         """Make room for `end` tokens in every full layer."""

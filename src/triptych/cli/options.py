@@ -74,6 +74,7 @@ Quantize = Annotated[
     Packing | None,
     typer.Option(
         "--quantize",
+        metavar="FORM",
         help="Packed matrices: int8 or int4 rounds anew, file keeps those of the file or fails, none dequantizes; "
         "by default as the file has them, where that can be.",
         show_default=False,

@@ -212,9 +212,19 @@ class Engine:
             share = self._shares()
         outputs: list[Output] = []
         ended: list[LiveRow] = []
+        plain = self._greedy and not self._all_logits and self.speculation is None
         for session, members in self._groups:
             for part in [members] if share is None else self._parts(members, share):
-                self._settle(self.forward.run(session, part, share, self._all_logits), outputs, ended)
+                computed = self.forward.run(session, part, share, self._all_logits)
+                if not plain or not computed.due or not computed.logits.amax(-1).isfinite().all():
+                    self._settle(computed, outputs, ended)
+                    continue
+                for row, token in zip(computed.due, computed.logits.argmax(-1).tolist(), strict=True):
+                    row.ids.append(token)
+                    outputs.append(Output(row, token))
+                    checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit
+                    if checked and row.ends_with(token):
+                        ended.append(row)
         if start is not None and self.speculation is not None:
             self.speculation.measured(perf_counter() - start, len(outputs))
         if ended:
@@ -281,13 +291,7 @@ class Engine:
                 place = len(row.ids) - row.cached + len(row.draft)  # of this token in the draft
                 right = place < len(row.draft) and row.draft[place] == token
                 row.ids.append(token)
-                if row.stops is not None and row.stops.put(token):
-                    row.reason = "stop"
-                elif token in row.request.ends:
-                    row.reason = "end"
-                elif len(row.ids) >= row.limit:
-                    row.reason = "length"
-                if row.reason is not None:
+                if row.ends_with(token):
                     ended.append(row)
                 elif right:
                     going.append((row, at + 1))

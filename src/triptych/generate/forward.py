@@ -12,7 +12,7 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.attention.mask_lowering import implies_causal
 from triptych.generate.request import LiveRow
-from triptych.nn import NO_TAPS, Batch, Transformer
+from triptych.nn import NO_TAPS, Batch, Taps, Transformer
 from triptych.probe import Session
 from triptych.program.native_executor import NativeStep
 from triptych.quantize import kernel_matrix
@@ -93,11 +93,22 @@ class Forward:
             past.append(done)
             lengths.append(len(piece))
             slots.append(row.slot)
-        where = Rows(tuple(lengths), tuple(past), tuple(slots))
+        where = own = Rows(tuple(lengths), tuple(past), tuple(slots))
         self.running = rows
-        logits = self._native(session, rows, ids, where, range(len(ids)) if all_logits else wanted)
+        logits: Tensor | None = None
+        if self.native is not None:
+            logits = self._native(self.native, session, rows, ids, own, range(len(ids)) if all_logits else wanted)
         if logits is None:
-            logits = self._by_modules(session, rows, ids, where, wanted, due, all_logits)
+            taps = NO_TAPS if session is None else _taps(session, rows)
+            inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
+            source = None if rows[0].source is None else self._sources(rows)
+            batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
+            hidden = self.module(batch)
+            if not all_logits and len(wanted) < len(ids):  # some are of prompts, whose logits nobody wants
+                hidden, where = _last(session, due, hidden[wanted])
+            logits = self.module.unembed(hidden, where, taps) if len(hidden) else hidden
+        for row, end in zip(rows, own.ends, strict=True):
+            row.cached, row.source = end, None
         self.running = ()
         every: dict[LiveRow, Tensor] = {}
         if all_logits:
@@ -106,48 +117,20 @@ class Forward:
         return Computed(due, logits, places, every)
 
     def _native(
-        self, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows, wanted: Sequence[int]
-    ) -> Tensor | None:
+        self, native: NativeStep, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows,
+        wanted: Sequence[int],
+    ) -> Tensor | None:  # fmt: skip
         """The logits of the tokens `wanted`, by the native step; None where the modules must run, and why in
         `why_modules`."""
-        if self.native is None:
-            return None
         if session is not None:
             self.why_modules = "the rows are probed"
         elif rows[0].source is not None:
             self.why_modules = "the source is to be encoded"
         else:
-            logits = self.native.logits(ids, where, wanted)
-            self.why_modules = self.native.why_modules
-            if logits is not None:
-                for row, end in zip(rows, where.ends, strict=True):
-                    row.cached = end
+            logits = native.logits(ids, where, wanted)
+            self.why_modules = native.why_modules
             return logits
         return None
-
-    def _by_modules(
-        self, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows, wanted: Sequence[int],
-        due: Sequence[LiveRow], all_logits: bool,
-    ) -> Tensor:  # fmt: skip
-        """The logits of the tokens `wanted`, of all with `all_logits`, by the modules."""
-        taps = NO_TAPS
-        if session is not None:
-            taps, session.items = session.taps, [row.request.number for row in rows]
-        inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
-        source = None if rows[0].source is None else self._sources(rows)
-        batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
-        hidden = self.module(batch)
-        for row, end in zip(rows, where.ends, strict=True):
-            row.cached, row.source = end, None
-        if not all_logits and len(wanted) < len(ids):  # some tokens are of prompts, whose logits nobody wants
-            if not due:
-                return hidden[:0]
-            hidden = hidden[wanted]
-            ends = [len(row.ids) - 1 for row in due]
-            where = Rows(tuple([1 + len(row.draft) for row in due]), tuple(ends))
-            if session is not None:
-                session.items = [row.request.number for row in due]
-        return self.module.unembed(hidden, where, taps)
 
     def _begin_again(self, row: LiveRow) -> None:
         if row.cached:
@@ -160,6 +143,19 @@ class Forward:
         """What the encoder reads in the first forward of these rows."""
         inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
         return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
+
+
+def _taps(session: Session, rows: Sequence[LiveRow]) -> Taps:
+    """The taps of a forward of these rows."""
+    session.items = [row.request.number for row in rows]
+    return session.taps
+
+
+def _last(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> tuple[Tensor, Rows]:
+    """`hidden` of the last id and the draft of each due row, with the rows that these are."""
+    if session is not None:
+        session.items = [row.request.number for row in due]
+    return hidden, Rows(tuple([1 + len(row.draft) for row in due]), tuple([len(row.ids) - 1 for row in due]))
 
 
 def _longrope_switch(module: Transformer) -> int:

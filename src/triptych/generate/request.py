@@ -96,6 +96,16 @@ class LiveRow:
         twin.source = self.source
         return twin
 
+    def ends_with(self, token: int) -> bool:
+        """Whether the row ends after `token`, its newest id; `reason` says why."""
+        if self.stops is not None and self.stops.put(token):
+            self.reason = "stop"
+        elif token in self.request.ends:
+            self.reason = "end"
+        elif len(self.ids) >= self.limit:
+            self.reason = "length"
+        return self.reason is not None
+
     @property
     def new(self) -> list[int]:
         """The ids after the prompt."""

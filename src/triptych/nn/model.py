@@ -51,23 +51,11 @@ class Batch:
     random: torch.Generator | None = None
 
 
-class ExecutorPlans:
-    """What executors made of one module and keep with it, one object of each class.
+class ExecutorPlans(dict[type, object]):
+    """What executors made of one module and keep with it, one object of each class, by its class.
 
     It belongs to the module's own parts and weights: a copy of the module, and one that was pickled, begins without.
     """
-
-    def __init__(self) -> None:
-        self._plans: dict[type, object] = {}
-
-    def get(self, kind: type[P]) -> P | None:
-        """The object of this class that is kept."""
-        plan = self._plans.get(kind)
-        return plan if isinstance(plan, kind) else None
-
-    def keep(self, plan: object) -> None:
-        """Keep `plan` in the place of the one of its class."""
-        self._plans[type(plan)] = plan
 
     def __deepcopy__(self, memo: dict[int, object]) -> ExecutorPlans:
         return ExecutorPlans()

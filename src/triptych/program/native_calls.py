@@ -44,10 +44,9 @@ class Calls:
             raise NotNative("autocast or another mode of torch is on")
 
     def _make_room(self, tokens: int) -> None:
-        if self.labels.shape[1] < tokens:
-            self.labels = np.zeros((len(_LABELS), max(tokens, 256)), np.int32)
-            for i, name in enumerate(_LABELS):
-                setattr(self.call, name, self.labels[i].ctypes.data)
+        self.labels = np.zeros((len(_LABELS), max(tokens, 256)), np.int32)
+        for i, name in enumerate(_LABELS):
+            setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
         self, binding: Binding, matrices: npt.NDArray[Any], plan: Plan, labels: npt.NDArray[np.int32],
@@ -56,7 +55,8 @@ class Calls:
         """One call: `labels [7, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`, which receives the
         result.  The caller has checked every size."""
         assert self.function is not None
-        self._make_room(labels.shape[1])
+        if self.labels.shape[1] < labels.shape[1]:
+            self._make_room(labels.shape[1])
         tokens, call = labels.shape[1], self.call
         threads = usable_threads(torch.get_num_threads())
         self.labels[:-1, :tokens] = labels

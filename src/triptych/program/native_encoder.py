@@ -48,7 +48,8 @@ class NativeEncoder:
         """The encoder's output [N, D], fp32, for the ids [N] of whole rows, all of token type 0; None where the modules
         must run."""
         try:
-            binding = self._bound(rows.longest)
+            self.calls.check()
+            binding = PreparedEncoder.bound(self.module, (), self.matrix_of, rows.longest)
             self._check(binding, ids, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
@@ -62,11 +63,6 @@ class NativeEncoder:
         for first, last in _pieces(rows.lengths):
             self.calls.run(binding, matrices, plan, piece_of(labels, first, last), [], out[first:last])
         return out
-
-    def _bound(self, positions: int) -> Binding:
-        """The weights as they are now.  Raises NotNative where the modules must run."""
-        self.calls.check()
-        return PreparedEncoder.of(self.module).bound(self.matrix_of, positions)
 
     def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""

@@ -47,8 +47,8 @@ class NativeStep:
     """The native executor over one cache.  One thread uses it at a time; others may use the same module.
 
     matrix_of     the run-time layout of a packed weight; without it, packed models run as modules.
-    most_dense    tokens of one call up to which a model without packed weights runs here; None for MOST_DENSE, or
-                  MOST_DENSE_FP32 where that holds.
+    most_dense    tokens of one call, MOST_DENSE at least, up to which a model without packed weights runs here; None
+                  for MOST_DENSE or, where it holds, MOST_DENSE_FP32.
     why_modules   why the last call gave None; None after a call that ran.
     """
 
@@ -72,7 +72,8 @@ class NativeStep:
         The caller has begun no step of the cache; this begins and finishes one.  Raises as `Cache.begin`.
         """
         try:
-            binding = self._bound(max(rows.ends, default=0))
+            self.calls.check()
+            binding = PreparedStep.bound(self.module, self.how, self.matrix_of, max(rows.ends, default=0))
             self._check(binding, ids, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
@@ -95,16 +96,11 @@ class NativeStep:
 
     # -- what must hold -------------------------------------------------------------------------------------------
 
-    def _bound(self, positions: int) -> Binding:
-        """The weights as they are now.  Raises NotNative where the modules must run."""
-        self.calls.check()
-        return PreparedStep.of(self.module, *self.how).bound(self.matrix_of, positions)
-
     def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
         if len(ids) != rows.total or not ids:
             raise NotNative("no tokens, or not as many as the rows have")
-        if not binding.packed and len(ids) > (_most_dense(binding) if self.most_dense is None else self.most_dense):
+        if len(ids) > MOST_DENSE and not binding.packed and len(ids) > self._most_dense(binding):
             raise NotNative(f"{len(ids)} tokens at once and dense weights: torch's matrix products are faster")
         if max(rows.ends) > min(binding.limit, self.module.spec.context or binding.limit):
             raise NotNative("a row is longer than the model's context")
@@ -116,6 +112,13 @@ class NativeStep:
             lacking = self.cross.pending is not None or any(slot not in self.cross.lengths for slot in rows.slots)
             if lacking:
                 raise NotNative("the source is not projected yet")
+
+    def _most_dense(self, binding: Binding) -> int:
+        if self.most_dense is not None:
+            return self.most_dense
+        kernels = library()
+        fast = kernels is not None and kernels.isa == "avx512" and LAYOUT_BF16 not in binding.matrices["layout"]
+        return MOST_DENSE_FP32 if fast else MOST_DENSE
 
     # -- the call -------------------------------------------------------------------------------------------------
 
@@ -140,9 +143,3 @@ class NativeStep:
             self.seen = flat
             self.plan = plan_struct(binding, self.matrices, self.stores)
         return self.plan
-
-
-def _most_dense(binding: Binding) -> int:
-    kernels = library()
-    fast = kernels is not None and kernels.isa == "avx512" and LAYOUT_BF16 not in binding.matrices["layout"]
-    return MOST_DENSE_FP32 if fast else MOST_DENSE

@@ -52,27 +52,23 @@ class Prepared(ABC):
         """The plan of one entry of the program.  Raises NotNative for what the executor lacks."""
 
     @classmethod
-    def of(cls: type[P], module: Transformer, *how: Any) -> P:
-        """The plan of the module as it is now, made again where the module changed."""
-        kept = module.plans.get(cls)
-        own = kept is not None and kept.module() is module  # not so in a shallow copy
-        if kept is not None and own and kept.how == how and kept.structure.same():
-            return kept
-        with _LOCK:
-            prepared = cls(module, how)
-            module.plans.keep(prepared)
-        return prepared
-
-    def bound(self, matrix_of: MatrixOf | None, positions: int) -> Binding:
-        """The plan with the weights as they are now, and tables for so many positions.  Raises NotNative."""
-        module = self.module()
-        if self.plan is None or module is None:
-            raise NotNative(self.reason or "the model has no native plan")
-        binding = self.binding
+    def bound(
+        cls: type[P], module: Transformer, how: tuple[Any, ...], matrix_of: MatrixOf | None, positions: int
+    ) -> Binding:
+        """The plan of the module as it is now, with its weights as they are now and tables for so many positions.
+        Raises NotNative where there is none."""
+        prepared = module.plans.get(cls)
+        own = isinstance(prepared, cls) and prepared.module() is module  # not so in a shallow copy
+        if not isinstance(prepared, cls) or not own or prepared.how != how or not prepared.structure.same():
+            with _LOCK:
+                prepared = module.plans[cls] = cls(module, how)
+        if prepared.plan is None:
+            raise NotNative(prepared.reason or "the model has no native plan")
+        binding = prepared.binding
         if binding is None or not binding.numbers.same() or binding.positions < positions:
             try:
-                binding = Binder(module, self.plan, matrix_of).bind(positions)
+                binding = Binder(module, prepared.plan, matrix_of).bind(positions)
             except InputError as error:
                 raise NotNative(str(error)) from None
-            self.binding = binding
+            prepared.binding = binding
         return binding
