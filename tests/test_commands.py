@@ -54,7 +54,7 @@ HEAVY = (
 LIGHT = ("scaling", "permutation", "soft-vs-hard", "gradients")
 SHORTER = {  # a run as printed takes minutes
     "triptych bench": "--repeat 1",
-    "triptych quickstart": "--seconds 3",
+    "triptych quickstart": "--seconds 3 --force",  # several pages run it
     "triptych train decoder --out runs/mine --set": "--set run.seconds=2 --set run.rows=2",
 }
 

@@ -347,7 +347,7 @@ def test_an_unequal_tie_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / out).exists()
 
 
-def test_real_weights_come_back(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_real_weights_come_back(smollm2_gguf: Path, tmp_path: Path, unchecked: None) -> None:
     """A Q4_1 file to f32 and to q4_1 again: the blocks are ggml's, so nearly all codes are the same."""
     convert(smollm2_gguf, tmp_path / "f32.gguf", dtype="f32")
     convert(tmp_path / "f32.gguf", tmp_path / "x.gguf", dtype="q4_1")

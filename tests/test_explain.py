@@ -420,8 +420,8 @@ def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[s
     out = said(argv, capsys)
     told = json.loads(said([*argv, "--json"], capsys))
     assert told["outcome"] in out
-    assert re.search(r"lock +1, of blocks 0 to [12]$", out, re.M)
-    assert re.search(r"Head +2, of heads 0 to [25]$", out, re.M)
+    assert re.search(r"lock +1, of blocks 0 to [12] *$", out, re.M)
+    assert re.search(r"Head +2, of heads 0 to [25] *$", out, re.M)
     assert f"{len(told['steps'])} steps recomputed from what is printed" in out
     assert told["agrees"]
     for step in told["steps"]:

@@ -129,6 +129,6 @@ def test_a_directory_gets_plain_numbers_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.weights
 @pytest.mark.heavy
-def test_a_real_file_comes_back_block_for_block(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_a_real_file_comes_back_block_for_block(smollm2_gguf: Path, tmp_path: Path, unchecked: None) -> None:
     load(smollm2_gguf).save(tmp_path / "x.gguf")
     assert differing(smollm2_gguf, tmp_path / "x.gguf") == []

@@ -77,7 +77,7 @@ def _engine(case: Case, prompts: list[list[int]], chunk: int | None = None) -> E
 
 def reading(case: Case) -> None:
     """Reading every site: bit-equal."""
-    names = list(sites(case.model.spec))
+    names = [name for name in sites(case.model.spec) if name != "logits" or not headless(case.model)]
     session = Session(Plan.of(case.model.spec, names))
     read = case.run(slice(1), session.taps)
     session.close()
