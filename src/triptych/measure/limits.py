@@ -145,7 +145,7 @@ def measure_rates(device: str = "cpu", *, size: int = READ_BYTES, square: int = 
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.ones(square, square, dtype=dtype, device=device)
-        rates[dtype] = 2 * square**3 / _median_seconds(lambda a=a: a @ a, device, repeat)  # type: ignore[misc]
+        rates[dtype] = 2 * square**3 / _median_seconds(partial(torch.matmul, a, a), device, repeat)
     return Rates(read, rates[torch.float32], rates[torch.bfloat16])
 
 

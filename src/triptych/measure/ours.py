@@ -21,6 +21,7 @@ from triptych.media import audio
 from triptych.model import Model, load
 from triptych.nn import Batch, Row
 from triptych.nn.weights import PackedWeight
+from triptych.quantize import BandFormat
 from triptych.spec import FramesSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -45,7 +46,7 @@ class Ours(Side):
     @property
     def dtype(self) -> str:
         model = self._model()
-        packed = {f"{p.format.layout.name}" for p in _packed(model)}  # type: ignore[attr-defined]
+        packed = {p.format.layout.name for p in _packed(model) if isinstance(p.format, BandFormat)}
         plain = next((name for name, dtype in DTYPES.items() if dtype == model.module.dtype), str(model.module.dtype))
         return "+".join([*sorted(packed), plain]) if packed else plain
 

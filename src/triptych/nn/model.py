@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import LearnedSpec, SinusoidalSpec
 
 NO_ROWS = Rows(())
-P = TypeVar("P")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -50,4 +50,4 @@ def attention_steps(
 ) -> list[Step]:
     names = [str(i) for i in range(len(k.value))]
     q, k = replace(q, labels=names[: len(q.value)]), replace(k, labels=names)
-    return Attending(part=part, prefix=prefix, q=q, k=k, v=v, **options).steps()  # type: ignore[arg-type]
+    return Attending(part=part, prefix=prefix, q=q, k=k, v=v, **options).steps()  # type: ignore[arg-type]  # options of several types
