@@ -23,7 +23,7 @@ from triptych.measure.neighbours import Neighbours, verdict
 from triptych.measure.process import Apart, Asked, Here
 from triptych.measure.report import Figure, Limit, PeerFigure, Rates, Report, Side
 from triptych.measure.sides import Options
-from triptych.spec import FramesSpec
+from triptych.spec import FramesSpec, ModelSpec
 
 ENOUGH = 20.0  # seconds that the runs of one job by one side may take; at least one run is made
 PAUSE = 0.05  # seconds before a side's turn, in which the idle threads of the others fall asleep
@@ -106,10 +106,19 @@ def bench(
             _take_turns(sides, job, settings.repeat)
         busy = watch.cores()
         agreement = _agreement(folder, against)
+    return _report(spec, options, settings, measured, sides, facts, rates, busy, agreement)
+
+
+def _report(
+    spec: ModelSpec, options: Options, settings: Settings, measured: Sequence[Job], sides: dict[str, _Runs],
+    facts: dict[str, dict[str, Any]], rates: Rates, busy: float | None,
+    agreement: dict[str, tuple[float, float]],
+) -> Report:  # fmt: skip
+    """What all sides did, beside the limits of the machine."""
     look, notes = machine.look(), list(facts[peers.OURS]["notes"])
     if why := facts[peers.OURS].get("why_modules"):
         notes.append(f"steps ran as modules: {why}")
-    if line := verdict(busy, look.cores.affinity, threads):
+    if line := verdict(busy, look.cores.affinity, options.threads):
         notes.append(line)
     step = facts[peers.OURS].get("step")
     costs = None if step is None else limits.Costs(step, facts[peers.OURS]["cache_bytes"])
@@ -120,8 +129,8 @@ def bench(
         lengths = sides[peers.OURS].made[job.name] if job.kind == "encode" else ()
         figures += _figures(job, sides, limits.limits(job, count(spec), costs, rates, flops, by, lengths))
     return Report(
-        model=path, layout=spec.layout, device=device, processor=look.processor, cores=look.cores.usable,
-        threads=threads, repeat=settings.repeat, rates=rates, step_bytes=step,
+        model=options.model, layout=spec.layout, device=options.device, processor=look.processor,
+        cores=look.cores.usable, threads=options.threads, repeat=settings.repeat, rates=rates, step_bytes=step,
         sides=tuple(Side(name, one["versions"], one["form"], one["memory"]) for name, one in facts.items()),
         figures=tuple(figures), busy=busy, agreement=agreement, notes=tuple(notes),
     )  # fmt: skip
