@@ -11,7 +11,8 @@ two cores.  Ratios are medians over pairs of runs, ours to the peer's: how many 
 Where llama.cpp ends in a segmentation fault on a processor with AMX, build it without: `CMAKE_ARGS="-DGGML_NATIVE=ON
 -DCMAKE_C_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"`, and CMAKE_CXX_FLAGS likewise.
 
-On a GPU (`--device cuda`) the rows run that compare plain weights with transformers and sentence-transformers.
+On a GPU (`--device cuda --executor static`) the rows run that compare plain weights with transformers and
+sentence-transformers.
 
 Perplexity and the divergence of packed weights are not speed: `triptych check` prints them.
 """
@@ -168,7 +169,7 @@ def run(name: str, arguments: argparse.Namespace, rates: Rates) -> list[dict[str
     def measured(peers: list[str]) -> Report:
         return bench(
             model, against=peers, settings=settings, kinds=row.kinds, threads=arguments.threads, rates=rates,
-            device=arguments.device, progress=lambda stage: print(f"{name}: {stage}", file=sys.stderr), **ours,
+            device=arguments.device, executor=arguments.executor, progress=lambda stage: print(f"{name}: {stage}", file=sys.stderr), **ours,
         )  # fmt: skip
 
     report = measured(present)
@@ -274,6 +275,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, help="runs of each job; by default 3 or 5")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--executor", default="auto", help="of our steps: auto, modules, static or compiled")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     arguments = parser.parse_args()
     if arguments.list:

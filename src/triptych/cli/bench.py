@@ -33,6 +33,15 @@ class PeerDType(StrEnum):
     int8 = "int8"
 
 
+class StepExecutor(StrEnum):
+    """What computes the steps of a generation."""
+
+    auto = "auto"
+    modules = "modules"
+    static = "static"
+    compiled = "compiled"
+
+
 @options.opens
 def bench(
     checkpoint: options.Checkpoint,
@@ -44,6 +53,14 @@ def bench(
         PeerDType | None,
         typer.Option("--peer-dtype", help="Dtype of the peers' weights; by default ours.", show_default=False),
     ] = None,
+    executor: Annotated[
+        StepExecutor,
+        typer.Option(
+            "--executor",
+            help="What computes our steps: natively where possible, always the modules, or fixed shapes: CUDA graphs "
+            "on a GPU, torch.compile in addition.",
+        ),
+    ] = StepExecutor.auto,
     prompt_tokens: Annotated[
         list[int] | None,
         typer.Option("--prompt-tokens", metavar="N", help="Length of a prompt to read; 128 and 512. Repeatable."),
@@ -86,7 +103,8 @@ def bench(
             checkpoint.model, against=[peer.value for peer in dict.fromkeys(against or ())], settings=settings,
             threads=threads, dtype=checkpoint.dtype and checkpoint.dtype.value,
             peer_dtype=peer_dtype and peer_dtype.value, quantize=checkpoint.quantize and checkpoint.quantize.value,
-            device=checkpoint.device, offline=checkpoint.offline, ignore=checkpoint.ignore or (), progress=stage,
+            executor=executor.value, device=checkpoint.device, offline=checkpoint.offline,
+            ignore=checkpoint.ignore or (), progress=stage,
         )  # fmt: skip
     if as_json:
         screen.result(report.to_dict())

@@ -2,7 +2,8 @@
 
 from triptych.generate.beam import Beam, beam_search, check_beam_settings
 from triptych.generate.draft_model import DraftModel
-from triptych.generate.engine import Engine, Executor
+from triptych.generate.engine import Engine
+from triptych.generate.forward import Executor
 from triptych.generate.generation import Generation, generate, pieces, search
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
 from triptych.generate.rules import Rule, forbid

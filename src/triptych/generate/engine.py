@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -20,26 +20,30 @@ from triptych.attention import Cache, CrossCache
 from triptych.errors import InputError, TextError
 from triptych.generate.arguments import check_ids, integer
 from triptych.generate.choosing import Choice, choose
-from triptych.generate.forward import Computed, Forward
+from triptych.generate.forward import Computed, Executor, Forward
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.request import LiveRow, Output, Request
 from triptych.generate.speculation import Speculation
 from triptych.generate.stops import StopDetector
 from triptych.nn import Transformer
 from triptych.probe import Session
+from triptych.program.static_executor import StaticStep
 
 Decode = Callable[[Sequence[int]], str]
-Executor = Literal["auto", "modules"]
 
 
 class Engine:
     """A model with a cache and the rows that run in it.  One thread uses an engine at a time.
 
-    `decode` makes text of ids, for stop strings.  With `chunk`, a step reads at most that many ids of a prompt; with
-    `budget`, it runs at most about that many in all: those of rows that decode first, then the next ones of prompts, in
-    the order in which they were added.  `executor` says what computes a step: with "auto", the native step wherever it
-    may (see `why_modules`), with "modules" always the modules.  With `reuse`, prompts that begin alike are computed
-    once (see `Prefixes`).  `speculation` guesses several next tokens, which one forward verifies.
+    decode        makes text of ids, for stop strings.
+    chunk         ids of a prompt that a step reads at most.
+    budget        ids that a step runs at most, about: those of rows that decode first, then the next ones of prompts,
+                  in the order in which they were added.
+    executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere);
+                  "modules": always the modules; "static": steps of one token per row in fixed shapes, as CUDA graphs on
+                  a GPU; "compiled": the same through `torch.compile`.
+    reuse         prompts that begin alike are computed once (see `Prefixes`).
+    speculation   guesses several next tokens, which one forward verifies.
 
     Raises InputError for a model that cannot generate, and for another executor.
     """
@@ -72,19 +76,32 @@ class Engine:
 
     @property
     def why_modules(self) -> str | None:
-        """Why the last step was not native; None where it was."""
+        """Why the modules computed the last step; None where the executor did."""
         return self.forward.why_modules
 
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
         self.rows: list[LiveRow] = []
-        self.forward = Forward(self.module, self.chunk, self.executor == "auto")
+        self.forward = Forward(self.module, self.chunk, self.executor)
         reused = 0 if self.prefixes is None else self.prefixes.reused
         self.prefixes = Prefixes(self.forward, reused) if self.reuse and self.module.encoder is None else None
         self._reading = False  # whether a row has more to run than one token and its draft
         if self.speculation is not None:
             self.speculation.reset()
         self.regroup()
+
+    @torch.inference_mode()
+    def warm_up(self, rows: int, length: int) -> None:
+        """Compile and capture what so many rows of up to `length` tokens need, so that no later step does.
+
+        Raises InputError for an executor other than "static" and "compiled", for numbers below 1, and where the model
+        has no step of fixed shapes.
+        """
+        rows, length = integer("rows", rows, 1), integer("length", length, 1)
+        executor = self.forward.executor
+        if not isinstance(executor, StaticStep):
+            raise InputError(f"executor={self.executor!r} has nothing to warm up; use 'static' or 'compiled'")
+        executor.warm_up(rows, length)
 
     # -- rows -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,8 +16,20 @@ from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Taps, Transformer
 from triptych.probe import Session
 from triptych.program.native_executor import NativeStep
+from triptych.program.static_executor import StaticStep, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
+
+Executor = Literal["auto", "modules", "static", "compiled"]
+
+
+@runtime_checkable
+class StepExecutor(Protocol):
+    """What runs the tokens of some rows that continue a cache, or says in `why_modules` why the modules must."""
+
+    why_modules: str | None
+
+    def logits(self, ids: Sequence[int], rows: Rows, chosen: Sequence[int]) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +54,25 @@ class Forward:
     chunk         ids of a prompt that run at once, at most.
     in_pieces     whether a prompt may be read in pieces: every token sees earlier ones alone.
     switch        the length beyond which LongRoPE has other factors for the whole row.
-    why_modules   why the last forward was not native; None where it was.
+    executor      what computes a forward where it can, as `Engine` says.
+    why_modules   why the modules computed the last forward; None where the executor did.
     running       the rows of a forward that has begun: after an exception their slots hold part of a step.
     """
 
-    def __init__(self, module: Transformer, chunk: int, native: bool) -> None:
+    def __init__(self, module: Transformer, chunk: int, executor: Executor) -> None:
         assert module.decoder is not None
         assert module.spec.decoder is not None
         self.module = module
         self.cache: Cache = module.decoder.cache()
         self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
-        self.native: NativeStep | None = None
+        self.executor: StepExecutor | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"
-        if native:
-            self.native = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
+        if executor == "auto":
+            self.executor = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
+        elif executor != "modules":
+            compiler = compiled if executor == "compiled" else None
+            self.executor = StaticStep(module, self.cache, self.cross, compiler=compiler)
+        if self.executor is not None:
             self.why_modules = "no step has run"
         self.switch = _longrope_switch(module)
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
@@ -96,8 +114,9 @@ class Forward:
         where = own = Rows(tuple(lengths), tuple(past), tuple(slots))
         self.running = rows
         logits: Tensor | None = None
-        if self.native is not None:
-            logits = self._native(self.native, session, rows, ids, own, range(len(ids)) if all_logits else wanted)
+        if self.executor is not None:
+            wants = range(len(ids)) if all_logits else wanted
+            logits = self._executed(self.executor, session, rows, ids, own, wants)
         if logits is None:
             taps = NO_TAPS if session is None else _taps(session, rows)
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
@@ -116,19 +135,19 @@ class Forward:
             logits = logits[wanted]
         return Computed(due, logits, places, every)
 
-    def _native(
-        self, native: NativeStep, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows,
-        wanted: Sequence[int],
+    def _executed(
+        self, executor: StepExecutor, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int],
+        where: Rows, wanted: Sequence[int],
     ) -> Tensor | None:  # fmt: skip
-        """The logits of the tokens `wanted`, by the native step; None where the modules must run, and why in
+        """The logits of the tokens `wanted`, by the executor; None where the modules must run, and why in
         `why_modules`."""
         if session is not None:
             self.why_modules = "the rows are probed"
         elif rows[0].source is not None:
             self.why_modules = "the source is to be encoded"
         else:
-            logits = native.logits(ids, where, wanted)
-            self.why_modules = native.why_modules
+            logits = executor.logits(ids, where, wanted)
+            self.why_modules = executor.why_modules
             return logits
         return None
 

@@ -57,10 +57,19 @@ class Ours(Side):
             options.model, dtype=DTYPES.get(options.dtype or ""), device=self.device, ignore=options.ignore,
             offline=options.offline, quantize=None if form == "file" else form, dequantize=form != "file",
         )  # fmt: skip
+        self.model.executor = options.executor
+
+    def prepare(self, rows: int, tokens: int) -> None:
+        """Capture and compile what steps of fixed shapes need."""
+        if self.options.executor in ("static", "compiled"):
+            self.engine = Engine(self._model().module, executor=self.options.executor)
+            self.engine.warm_up(rows, tokens + 1)
 
     def start(self, rows: Sequence[Ids], new: int) -> None:
-        model = self._model()
-        self.engine = Engine(model.module, executor=model.executor)
+        if self.options.executor in ("auto", "modules"):
+            self.engine = Engine(self._model().module, executor=self.options.executor)
+        assert self.engine is not None
+        self.engine.free(self.engine.rows)
         # One token more than is asked for: no row ends, and gives its slot back, while the clock runs.
         live = self.engine.add(*[Request(prompt=row, max_new_tokens=new + 1, number=i) for i, row in enumerate(rows)])
         while not all(row.new for row in live):

@@ -17,6 +17,7 @@ from triptych import machine
 from triptych.checkpoints.header import read_header
 from triptych.count import count
 from triptych.errors import InputError
+from triptych.generate import Executor
 from triptych.measure import limits, peers
 from triptych.measure.jobs import Job, Kind, Settings, jobs
 from triptych.measure.neighbours import Neighbours, verdict
@@ -50,6 +51,7 @@ def bench(
     dtype: str | None = None,
     peer_dtype: str | None = None,
     quantize: str | None = None,
+    executor: Executor = "auto",
     device: str = "cpu",
     offline: bool = False,
     ignore: Sequence[str] = (),
@@ -63,6 +65,7 @@ def bench(
     kinds       kinds of jobs to measure; None measures all of the layout.
     dtype       of our weights: fp32, bf16 or fp16; None takes the stored one.
     quantize    int8 or int4 packs our weights, "file" keeps the packed types of a GGUF file.
+    executor    what computes our steps, as `generate.Engine` says.
     peer_dtype  of the peers' weights; None takes ours.
     apart       every side runs in a process of its own; False runs all of them in this one, where they disturb each
                 other.
@@ -86,7 +89,7 @@ def bench(
         rates = limits.measure_rates(device)
     options = Options(
         model=path, threads=threads, layout=spec.layout, sound=isinstance(spec.reads.embed, FramesSpec), dtype=dtype,
-        device=device, quantize=quantize, offline=offline, ignore=tuple(ignore),
+        device=device, quantize=quantize, executor=executor, offline=offline, ignore=tuple(ignore),
     )  # fmt: skip
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

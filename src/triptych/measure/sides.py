@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.errors import InputError
+from triptych.generate import Executor
 from triptych.measure.jobs import Ids, Job, sound
 from triptych.media.audio import Samples
 
@@ -28,6 +29,7 @@ class Options:
     model      the path of the model.
     dtype      fp32, bf16 or int8; None takes what the file has.
     quantize   of ours: int8 or int4, or "file", the packed types of the file.
+    executor   of ours: what computes the steps, as `generate.Engine` says.
     layout     that of the model, and `sound` whether it reads sound.
     """
 
@@ -38,6 +40,7 @@ class Options:
     dtype: str | None = None
     device: str = "cpu"
     quantize: str | None = None
+    executor: Executor = "auto"
     offline: bool = False
     ignore: tuple[str, ...] = ()
 

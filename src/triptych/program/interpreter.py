@@ -38,6 +38,21 @@ Weights = Mapping[str, Tensor]
 Edits = Mapping[str, Callable[[Tensor], Tensor]]
 
 
+def run_operation(step: Instruction, inputs: dict[str, Any], weights: Weights, rows: Rows | None = None) -> Any:
+    """The result of an instruction's operation by its function in the table; `rows` for the operations that read
+    them."""
+    operation = ops.OPERATIONS[step.op]
+    arguments = dict(step.attributes) | inputs | dict(weights)
+    if "rows" in operation.arguments:
+        arguments["rows"] = rows
+    if "dtype" in arguments and step.op != "cast":
+        arguments["dtype"] = getattr(torch, arguments["dtype"])
+    names = list(operation.arguments)
+    while names[-1] not in arguments:  # left out in the forward as well
+        names.pop()
+    return operation.run(*(arguments.get(name) for name in names))
+
+
 @dataclass(frozen=True, eq=False)
 class _Bias:
     """A position bias: of positions alone, or what a content bias is made from."""
@@ -70,16 +85,7 @@ class _Run:
         special = _SPECIAL.get(step.op)
         if special is not None:
             return special(self, step, inputs, weights)
-        operation = ops.OPERATIONS[step.op]
-        arguments = dict(step.attributes) | inputs | weights
-        if "rows" in operation.arguments:
-            arguments["rows"] = self.rows
-        if "dtype" in arguments and step.op != "cast":
-            arguments["dtype"] = getattr(torch, arguments["dtype"])
-        names = list(operation.arguments)
-        while names[-1] not in arguments:  # left out in the forward as well
-            names.pop()
-        return operation.run(*(arguments.get(name) for name in names))
+        return run_operation(step, inputs, weights, self.rows)
 
     def site(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
         edit = self.edits.get(step.out[0])

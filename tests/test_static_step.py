@@ -1,0 +1,262 @@
+"""The executor of fixed shapes: the logits of the modules, rows at rest untouched, and nothing compiled twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import parity
+import tiny
+from native_models import Run, Side, decoders, llama
+from triptych import nn
+from triptych.attention import Rows
+from triptych.errors import InputError
+from triptych.generate import Engine, Executor, Request
+from triptych.program import lower
+from triptych.program.static_executor import Run as StepRun
+from triptych.program.static_executor import StaticStep
+from triptych.program.static_plan import NotStatic, StaticPlan, _Step, bucket_of, check_static
+
+EXECUTORS: tuple[Executor, Executor] = ("modules", "static")
+EXACT = 1e-4  # of log-probabilities, in fp32
+ONE, PAUSE = (1, 1, 1), (1, 0, 1)
+STEPS = ((7, 1, 3), *(ONE,) * 6, PAUSE, PAUSE, *(ONE,) * 20)  # tokens of three rows, step after step
+MODELS: dict[str, Callable[[], nn.Transformer]] = {
+    **{name: partial(tiny.decoder, name) for name in tiny.POSITIONS if name != "disentangled"},
+    "window": partial(tiny.decoder, mask="window"),
+    "alibi and a window": partial(tiny.decoder, "alibi", "window"),
+    "no MLP": tiny.attention_only,
+    "encoder-decoder": tiny.encoder_decoder,
+}
+
+
+@dataclass
+class StaticSide(Side):
+    """The modules read prompts and sources; single tokens run in fixed shapes."""
+
+    static: StaticStep | None = None
+
+    def step(self, ids: Sequence[int], rows: Rows, source: tuple[Tensor, Rows] | None) -> Tensor:
+        if source is not None or rows.longest > 1:
+            return super().step(ids, rows, source)
+        assert self.static is not None
+        logits = self.static.logits(ids, rows, range(len(ids)))
+        assert logits is not None, self.static.why_modules
+        return logits
+
+
+@dataclass
+class StaticRun(Run):
+    """`Run` with fixed shapes in the place of the native step."""
+
+    compiler: Callable[[StepRun], StepRun] | None = None
+
+    def side(self, native: bool) -> Side:
+        side = super().side(False)
+        static = StaticStep(self.module, side.cache, side.cross, compiler=self.compiler) if native else None
+        return StaticSide(side.module, side.cache, side.cross, None, static) if native else side
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_logits_are_those_of_the_modules(name: str) -> None:
+    assert StaticRun(MODELS[name]()).gap(STEPS) <= EXACT
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", decoders())
+def test_every_family_that_has_fixed_shapes(name: str) -> None:
+    module = parity.ours(name).module
+    if any(step.op == "experts" for step in lower(module).instructions()):
+        with pytest.raises(NotStatic, match="experts"):
+            check_static(lower(module), module)
+    else:
+        assert StaticRun(module).gap(STEPS) <= EXACT
+
+
+def test_a_row_at_rest_and_a_free_slot_stay_as_they_are() -> None:
+    side = StaticRun(tiny.decoder(mask="window")).side(True)
+    side.step([1, 2, 3, 4, 5], Rows((2, 1, 2), (0, 0, 0), (0, 1, 2)), None)
+    before = [x[1].clone() for store in side.cache.stores for x in (store.k, store.v)]
+    for past in range(2, 9):
+        side.step([6, 7], Rows((1, 1), (past, past), (0, 2)), None)
+    assert all(torch.equal(a, b) for a, b in zip(before, _slot(side, 1), strict=True))
+    assert side.cache.lengths == [9, 1, 9]
+
+
+def _slot(side: Side, slot: int) -> list[Tensor]:
+    return [x[slot] for store in side.cache.stores for x in (store.k, store.v)]
+
+
+# -- controls: each of these must move the logits -----------------------------------------------------------------
+
+
+def _without_use(self: _Step) -> Tensor:
+    self.inputs[2] = 1
+    return RUN(self)
+
+
+def _of_position_zero(self: _Step, step: object) -> Tensor:
+    return self.plan.tables[step.out[0]][0][torch.zeros_like(self.positions)]  # type: ignore[attr-defined]
+
+
+RUN = _Step.run
+
+
+def test_a_rotation_of_other_positions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Step, "of_positions", _of_position_zero)
+    assert StaticRun(tiny.decoder()).gap(STEPS) > 100 * EXACT
+
+
+def test_writing_to_rows_at_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Step, "run", _without_use)
+    with pytest.raises(AssertionError):
+        test_a_row_at_rest_and_a_free_slot_stay_as_they_are()
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+COMPILE = """
+import torch
+import tiny
+from triptych.generate import Engine, Request
+from triptych.program.static_executor import StaticStep
+
+graphs = []
+def backend(graph, inputs):
+    graphs.append(len(inputs))
+    return graph.forward
+def compiler(run):
+    return torch.compile(run, fullgraph=True, dynamic=False, backend=backend)
+
+module = tiny.decoder(mask="window")
+texts = []
+for executor in ("modules", "compiled"):
+    engine = Engine(module, executor=executor)
+    if executor == "compiled":
+        engine.forward.executor.compiler = compiler
+        engine.warm_up(3, 64)
+        print(len(graphs))
+        torch.compiler.set_stance("fail_on_recompile")
+    rows = engine.add(*(Request(prompt=[3, 1 + i], max_new_tokens=20 + 9 * i, number=i) for i in range(3)))
+    while engine.rows:
+        engine.step()
+    texts.append([row.new for row in rows])
+print(engine.why_modules)
+assert texts[0] == texts[1]
+print(len(graphs))
+engine.add(*(Request(prompt=[3], max_new_tokens=20, number=i) for i in range(4)))  # a fourth slot: the control
+try:
+    engine.step()
+    engine.step()
+except RuntimeError as error:
+    print("recompile" in str(error))
+"""
+
+
+@pytest.mark.heavy
+def test_nothing_is_compiled_after_the_warm_up() -> None:
+    """One graph without a break for the bucket of 64 positions, by a backend that needs no compiler; in a process of
+    its own, since the checks of types that tests put around functions cannot be compiled."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["1", "None", "1", "True"], run.stdout
+
+
+def test_buckets_are_powers_of_two_up_to_the_capacity() -> None:
+    assert [bucket_of(end, 200) for end in (1, 64, 65, 128, 129, 200)] == [64, 64, 128, 128, 200, 200]
+
+
+# -- the engine -------------------------------------------------------------------------------------------------------
+
+
+def _written(module: nn.Transformer, executor: Executor) -> tuple[list[list[int]], list[str | None]]:
+    engine = Engine(module, executor=executor)
+    rows = engine.add(Request(prompt=[3, 1, 4], max_new_tokens=12), Request(prompt=[2], max_new_tokens=12, number=1))
+    reasons = []
+    while engine.rows:
+        engine.step()
+        reasons.append(engine.why_modules)
+    return [row.new for row in rows], reasons
+
+
+def test_an_engine_writes_the_same_text() -> None:
+    module = tiny.decoder(mask="window")
+    texts, reasons = _written(module, "static")
+    assert texts == _written(module, "modules")[0]
+    assert reasons == ["a row has several new tokens"] + [None] * 11
+
+
+def test_changed_and_replaced_weights_and_a_hook_are_seen() -> None:
+    module = tiny.decoder()
+    assert module.decoder is not None
+    assert module.head is not None
+    sides = [Engine(module, executor=executor) for executor in EXECUTORS]
+    for engine in sides:
+        engine.add(Request(prompt=[3], max_new_tokens=30, all_logits=True))
+
+    def gap() -> float:
+        one, other = (engine.step()[0].logits for engine in sides)
+        assert one is not None
+        assert other is not None
+        return float((one - other).abs().max())
+
+    assert gap() <= EXACT
+    module.head.proj.weight.data.mul_(0.5)
+    assert gap() <= EXACT
+    module.head.proj.weight = torch.nn.Parameter(torch.randn(tiny.V, tiny.D))
+    assert gap() <= EXACT
+    assert sides[1].why_modules is None
+    handle = module.decoder.blocks[0].register_forward_hook(lambda *_: None)
+    gap()
+    assert str(sides[1].why_modules).endswith("has a hook")
+    handle.remove()
+    gap()
+    assert sides[1].why_modules is None
+
+
+def test_what_has_no_fixed_shapes_runs_as_modules_with_the_reason() -> None:
+    texts, reasons = _written(tiny.mixture(), "static")
+    assert texts == _written(tiny.mixture(), "modules")[0]
+    assert reasons[1:] == ["experts run on the tokens that chose them, a number that changes"] * 11
+
+
+def test_warming_up_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="'static' or 'compiled'"):
+        Engine(llama()).warm_up(1, 64)
+    with pytest.raises(InputError, match="experts"):
+        Engine(tiny.mixture(), executor="static").warm_up(1, 64)
+    with pytest.raises(InputError, match="first requests"):
+        Engine(tiny.encoder_decoder(), executor="static").warm_up(1, 64)
+    with pytest.raises(InputError, match="length"):
+        Engine(llama(), executor="static").warm_up(1, 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("executor", ["static", "compiled"])
+def test_cuda_graphs_write_what_the_modules_write(executor: Executor) -> None:
+    module = tiny.decoder(mask="window").cuda()
+    assert _written(module, executor)[0] == _written(module, "modules")[0]
+    engine = Engine(module, executor=executor)
+    engine.warm_up(2, 128)
+    forward = engine.forward.executor
+    assert isinstance(forward, StaticStep)
+    assert sorted(forward.replays) == [64, 128]
+
+
+def test_a_plan_is_bound_to_the_stores_of_its_cache() -> None:
+    module = tiny.decoder()
+    assert module.decoder is not None
+    plan = StaticPlan(lower(module), module, module.decoder.cache(2), None)
+    inputs = torch.zeros(4, 2, dtype=torch.long)
+    assert plan.run(inputs, 64).shape == (2, tiny.V)
+    assert not any(store.k.any() for store in plan.cache.stores)
