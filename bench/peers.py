@@ -169,7 +169,8 @@ def run(name: str, arguments: argparse.Namespace, rates: Rates) -> list[dict[str
     def measured(peers: list[str]) -> Report:
         return bench(
             model, against=peers, settings=settings, kinds=row.kinds, threads=arguments.threads, rates=rates,
-            device=arguments.device, executor=arguments.executor, progress=lambda stage: print(f"{name}: {stage}", file=sys.stderr), **ours,
+            device=arguments.device, executor=arguments.executor,
+            progress=lambda stage: print(f"{name}: {stage}", file=sys.stderr), **ours,
         )  # fmt: skip
 
     report = measured(present)
