@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from triptych.errors import InputError
-from triptych.generate.sampling import Sampling, exponential, keep, penalize, sample
+from triptych.generate.sampling import Sampling, exponential, filter_top, penalize, sample
 
 
 def warped(scores: torch.Tensor, **how: float) -> torch.Tensor:
@@ -23,14 +23,14 @@ def warped(scores: torch.Tensor, **how: float) -> torch.Tensor:
 )
 def test_filters_keep_what_transformers_keeps(how: dict[str, float]) -> None:
     scores = torch.randn(7, 31) * 2
-    kept = keep(scores, Sampling(temperature=1.0, **how))
+    kept = filter_top(scores, Sampling(temperature=1.0, **how))
     assert torch.equal(kept.isfinite(), warped(scores.clone(), **how).isfinite())
     assert not kept.isfinite().all()
 
 
 def test_the_likeliest_token_always_stays() -> None:
     scores = torch.tensor([[0.0, 5.0, 1.0]])
-    kept = keep(scores, Sampling(temperature=1.0, top_k=1, top_p=1e-9, min_p=1.0))
+    kept = filter_top(scores, Sampling(temperature=1.0, top_k=1, top_p=1e-9, min_p=1.0))
     assert kept.isfinite().tolist() == [[False, True, False]]
 
 

@@ -19,7 +19,7 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import CheckpointError, ConfigError, TriptychError
 from triptych.train import Checkpoints, Job, Optimizer, Recipe, check_recipe, prepare, resume, verify_resume
-from triptych.train.state import fault, read_model, read_progress
+from triptych.train.state import read_model, read_progress, why_invalid
 
 TEXT = "It was the best of times, it was the worst of times,\nit was the age of wisdom; " * 12
 MODELS: dict[str, dict[str, Any]] = {
@@ -259,7 +259,7 @@ def test_killed_at_any_moment_of_saving_a_valid_checkpoint_is_left(
         kill_at(1 << 30)
         newest = Checkpoints(out).newest()
         outcomes.add(newest.step)
-        assert fault(newest.path) is None
+        assert why_invalid(newest.path) is None
         assert read_progress(newest.path)[0].step == newest.step
         save(out)
         assert Checkpoints(out).newest().step == 4

@@ -34,7 +34,7 @@ from triptych.spec.masks import (
 )
 
 FULL, CAUSAL = Full(), Causal()
-_SIMPLE = (Full, Causal)  # answered without walking the tree: these two are met at every step of a generation
+_SIMPLE = (Full, Causal)  # the fast path: every step of a generation has one of these
 
 
 def rewrite(mask: Mask, leaf: Callable[[Mask], Mask]) -> Mask:

@@ -27,7 +27,7 @@ def rope_angles(
 ) -> tuple[Float[Tensor, "N half"], Float[Tensor, "N half"]]:
     """cos and sin `[N, width / 2]` with the scaling's attention factor multiplied in.
 
-    length   total length of the row, or of each token's row; LongRope alone asks for it.
+    length   total length of the row, or of each token's row; needed by LongRope alone, to choose its factors.
     dtype    what angles are computed in: fp32, as models are trained, or fp64.
 
     Raises InputError for LongRope without a length.

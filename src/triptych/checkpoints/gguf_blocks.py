@@ -2,9 +2,9 @@
 
 Layouts and arithmetic are ggml's (github.com/ggml-org/ggml, ggml-common.h, `dequantize_row_*` and
 `quantize_row_*_ref` in ggml-quants.c).  A block holds 32 elements (`Q4_0` ... `Q8_0`) or 256 (`*_K`) with fp16 scales.
-Readers take blocks `[n, bytes of a block]`, uint8, apart into whole numbers and their scales, from which float32
-`[n, elements]` follow; writers, which exist for the types without importance weights, do the inverse.  Both compute in
-float32 in ggml's order, so the results are equal to ggml's bit for bit.
+A reader splits blocks `[n, bytes of a block]`, uint8, into integer codes and scales, and computes float32
+`[n, elements]` from them; writers, which exist for the types without importance weights, do the inverse.  Both
+compute in float32 in ggml's order, so the results are equal to ggml's bit for bit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GGUFBlockFormat:
 
     @property
     def band(self) -> int:
-        """Each row is stored by itself."""
+        """Rows that are stored interleaved: 1, each row by itself."""
         return 1
 
     def multiply(self, raw: Tensor, rows: int, x: Tensor) -> None:
@@ -189,8 +189,9 @@ def _scales_and_minimums(b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parts_q4_k(b: Tensor) -> BlockParts:
-    """144 bytes for 256 numbers: fp16 scale, fp16 minimum, 12 bytes of scales and minimums for 8 groups, 128 bytes of
-    nibbles, of which 32 bytes hold group 2i in their low halves and group 2i + 1 in their high halves."""
+    """144 bytes for 256 numbers: fp16 scale of the scales, fp16 scale of the minimums, which are subtracted, 12 bytes
+    of scales and minimums for 8 groups, 128 bytes of nibbles, of which 32 bytes hold group 2i in their low halves and
+    group 2i + 1 in their high halves."""
     codes = _bits(b[:, 16:].reshape(-1, 4, 32), 4).flatten(1, 2)  # [n, 8, 32]
     return BlockParts(codes, *_scales_and_minimums(b))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.generate.arguments import integer, number
+from triptych.generate.custom_rules import apply_rules
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request
-from triptych.generate.rules import apply_rules
 from triptych.generate.sampling import Sampling, check_finite
 
 PENALTIES = 10.0  # length penalties are in [-10, 10]; beyond it, powers of a length overflow

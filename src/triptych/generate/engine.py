@@ -23,7 +23,7 @@ from triptych.generate.choosing import Choice, choose
 from triptych.generate.forward import Computed, Executor, Forward
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.request import LiveRow, Output, Request
-from triptych.generate.speculation import Speculation
+from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.stops import StopDetector
 from triptych.nn import Transformer
 from triptych.probe import Session
@@ -234,13 +234,13 @@ class Engine:
             for part in [members] if share is None else self._parts(members, share):
                 computed = self.forward.run(session, part, share, self._all_logits)
                 if not plain or not computed.due or not computed.logits.amax(-1).isfinite().all():
-                    self._settle(computed, outputs, ended)
+                    self._choose_tokens(computed, outputs, ended)
                     continue
                 for row, token in zip(computed.due, computed.logits.argmax(-1).tolist(), strict=True):
                     row.ids.append(token)
                     outputs.append(Output(row, token))
                     checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit
-                    if checked and row.ends_with(token):
+                    if checked and row.ends():
                         ended.append(row)
         if start is not None and self.speculation is not None:
             self.speculation.measured(perf_counter() - start, len(outputs))
@@ -277,15 +277,16 @@ class Engine:
         return shares
 
     def _parts(self, members: Sequence[LiveRow], shares: Mapping[LiveRow, int]) -> list[list[LiveRow]]:
-        """The rows of one group that run now, those that must not run together apart: beside a piece of a prompt, the
-        modules would copy the rings of all rows and fill each up to the length of the piece."""
+        """The rows of one group that run now, those that must not run together apart: with a sliding-window cache, a
+        ring for each row, modules that run decoding rows beside a piece of a prompt would copy every ring and pad it to
+        the length of the piece."""
         now = [row for row in members if row in shares]
         if not self.forward.pads:
             return [now] if now else []
         parts = [row for row in now if shares[row] == 1], [row for row in now if shares[row] > 1]
         return [part for part in parts if part]
 
-    def _settle(self, computed: Computed, outputs: list[Output], ended: list[LiveRow]) -> None:
+    def _choose_tokens(self, computed: Computed, outputs: list[Output], ended: list[LiveRow]) -> None:
         """Choose the tokens of the rows that are due, one after another along each draft while it was right."""
         logits, every = computed.logits, computed.every
         live = [*zip(computed.due, computed.places, strict=True)]
@@ -305,10 +306,9 @@ class Engine:
                     row.reason, row.error = "error", choice.error
                     ended.append(row)
                     continue
-                place = len(row.ids) - row.cached + len(row.draft)  # of this token in the draft
-                right = place < len(row.draft) and row.draft[place] == token
+                right = accepts(row, token)
                 row.ids.append(token)
-                if row.ends_with(token):
+                if row.ends():
                     ended.append(row)
                 elif right:
                     going.append((row, at + 1))
@@ -320,7 +320,7 @@ class Engine:
         for row in computed.due:
             if row.draft:
                 assert self.speculation is not None
-                self.speculation.settle(row, self.cache)
+                self.speculation.forget_wrong_guesses(row, self.cache)
         for row, x in every.items():
             if row not in computed.due:
                 outputs.append(Output(row, None, None, x))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.generate.arguments import integer
-from triptych.generate.rules import Rule
+from triptych.generate.custom_rules import Rule
 from triptych.generate.sampling import Sampling
-from triptych.generate.stops import StopDetector, stop_strings
+from triptych.generate.stops import StopDetector, end_of_row, stop_strings
 from triptych.nn import Row
 from triptych.probe import Session
 
@@ -29,7 +29,7 @@ class Request:
     ends            ids after which the row ends.
     stop            strings at which the row ends, as soon as its new text holds one.
     rules           applied to the logits before each choice, in order.
-    number          which request of its caller this is: the noise of sampling depends on it, on the seed and on the
+    number          index of the request among its caller's: the noise of sampling depends on it, on the seed and on the
                     position, and on nothing else.
     probe           the reads and edits of a run; `number` is the row's item there.
     logprobs        with each token, the log-probabilities of that many of the likeliest ones.
@@ -96,14 +96,9 @@ class LiveRow:
         twin.source = self.source
         return twin
 
-    def ends_with(self, token: int) -> bool:
-        """Whether the row ends after `token`, its newest id; `reason` says why."""
-        if self.stops is not None and self.stops.put(token):
-            self.reason = "stop"
-        elif token in self.request.ends:
-            self.reason = "end"
-        elif len(self.ids) >= self.limit:
-            self.reason = "length"
+    def ends(self) -> bool:
+        """Whether the row ends after its newest id; `reason` says why."""
+        self.reason = end_of_row(self.stops, self.request.ends, self.limit, self.ids)
         return self.reason is not None
 
     @property

@@ -73,7 +73,7 @@ def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequenc
         return scores.argmax(dim=-1).tolist()
     temperature = max(how.temperature, torch.finfo(scores.dtype).tiny)  # below it 0 / temperature is NaN
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature  # at most 0, so that nothing overflows
-    probs = torch.softmax(keep(scores, how), dim=-1)
+    probs = torch.softmax(filter_top(scores, how), dim=-1)
     noise = [
         exponential(how.seed, request, len(row), probs.shape[-1]) for request, row in zip(requests, rows, strict=True)
     ]
@@ -92,7 +92,7 @@ def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> T
     return scores
 
 
-def keep(scores: Tensor, how: Sampling) -> Tensor:
+def filter_top(scores: Tensor, how: Sampling) -> Tensor:
     """[B, V] with every token outside top-k, top-p and min-p at -inf; the likeliest always stays."""
     if 0 < how.top_k < scores.shape[-1]:
         lowest = scores.topk(how.top_k, dim=-1).values[:, -1:]

@@ -2,9 +2,9 @@
 have been chosen anyway are taken (Leviathan et al. 2023; prompt lookup: Saxena 2023).
 
 Each token is chosen from its own logits exactly as without guesses: by the same rules and settings and with the same
-random numbers, which are a function of (seed, request, position).  A guess is right where it is that token.  The ids
-are therefore those of a run without guesses, sampled ones too, and not only their distribution.  A guess x is right
-with its probability p(x), as in rejection sampling.
+random numbers, which are a function of (seed, request, position).  A guess is right where it is that token (`accepts`).
+The ids are therefore those of a run without guesses, sampled ones too, and not only their distribution.  A guess x is
+accepted as often as the model itself would draw x, with probability p(x).
 """
 
 from __future__ import annotations
@@ -100,6 +100,13 @@ class _Text:
         return []
 
 
+def accepts(row: LiveRow, token: int) -> bool:
+    """Whether `token`, just chosen as the next id of a row that has run with its draft, is the guess at that place:
+    then the forward has computed the logits after it."""
+    place = len(row.ids) - row.cached + len(row.draft)
+    return place < len(row.draft) and row.draft[place] == token
+
+
 class Speculation:
     """Guesses for the rows of an engine, how many were right, and whether they pay.
 
@@ -152,7 +159,7 @@ class Speculation:
 
     def _most(self, row: LiveRow, forward: Forward) -> int:
         """The longest draft of a row: the token after it is chosen too, and stays within the row's limit; a ring has
-        places for all; LongRoPE's factors are the same for all."""
+        places for all; and it does not cross the length at which LongRoPE changes its factors."""
         if row.request.probe is not None or row.request.all_logits:
             return 0
         most = min(self.tokens, row.limit - len(row.ids) - 1)
@@ -162,8 +169,8 @@ class Speculation:
             most = min(most, forward.switch - len(row.ids))
         return most
 
-    def settle(self, row: LiveRow, cache: Cache) -> None:
-        """After the tokens of a drafted row were chosen: forget the guesses that were wrong."""
+    def forget_wrong_guesses(self, row: LiveRow, cache: Cache) -> None:
+        """Remove the wrong guesses of a row from the cache, after its tokens were chosen."""
         right = len(row.ids) - 1
         held = self.held.pop(row, None)
         if row.cached > right:

@@ -38,7 +38,7 @@ METADATA = frozenset(
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
     top_k top_p torch_dtype torchscript transformers.js_config transformers_version triptych_sentences typical_p
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
-    """.split()  # noqa: SIM905 - sixty names on nine lines
+    """.split()  # noqa: SIM905 - one list of names
 )
 
 # Keys that are harmless only while they are off: null, false, zero or empty.
@@ -86,8 +86,8 @@ class ConfigKeys:
         return default
 
     def _may_be(self, key: Str, name: Str) -> Bool:
-        """Whether a key that is there may be a misspelling of `name`: not where it is a key of its own, as far as is
-        known, and where it says more or less (moe_intermediate_size, type_vocab_size)."""
+        """Whether a key that is there may be a misspelling of `name`: not one that is known or was read, nor one whose
+        words contain those of `name` or are contained in them (moe_intermediate_size, type_vocab_size)."""
         words, wanted = set(key.split("_")), set(name.split("_"))
         return key not in self.read and key not in METADATA and not (words < wanted or wanted < words)
 

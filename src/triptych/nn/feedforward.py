@@ -42,8 +42,8 @@ class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
 
 
 class MoE(Module[parts.MoESpec], of=parts.MoESpec):
-    """Each token through its `top_k` experts, chosen and weighted by `ops.functions.experts`.  The site `router` is its
-    scores, before the softmax."""
+    """Each token through its `top_k` experts, those with the largest scores, weighted by the softmax of the scores
+    (`ops/experts.py`).  The site `router` is these scores, before the softmax."""
 
     router: Linear
     experts: Sequence[GLU]

@@ -15,7 +15,8 @@ from triptych.spec import model as spec
 
 
 class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
-    """[N, D] -> next-token logits [N, V]: `softcap(proj(scale * x))`."""
+    """[N, D] -> next-token logits [N, V]: `softcap(proj(scale * x))`.  The weight of `proj` may be the embedding's
+    (`nn/tying.py`)."""
 
     proj: Linear
 

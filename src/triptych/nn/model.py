@@ -13,10 +13,11 @@ from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput,
 from triptych.errors import InputError
 from triptych.nn.heads import Head
 from triptych.nn.inputs import Embed, Frames, Patches, Row
-from triptych.nn.part import Module, assign, build, tie
+from triptych.nn.part import Module, assign, build
 from triptych.nn.positions import refuse_length
 from triptych.nn.stack import Stack
 from triptych.nn.taps import NO_TAPS, Taps
+from triptych.nn.tying import tie
 from triptych.spec import ModelSpec
 from triptych.spec.norms import LayerNormSpec, RMSNormSpec
 from triptych.spec.parts import LinearSpec
@@ -50,9 +51,9 @@ class Batch:
 
 
 class ExecutorPlans(dict[type, object]):
-    """What executors made of one module and keep with it, one object of each class, by its class.
+    """The plans that executors made of one module and keep with it, by the class of the plan.
 
-    It belongs to the module's own parts and weights: a copy of the module, and one that was pickled, begins without.
+    They belong to the module's own parts and weights: they are neither copied nor pickled with it.
     """
 
     def __deepcopy__(self, memo: dict[int, object]) -> ExecutorPlans:
@@ -72,7 +73,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
         self.plans = ExecutorPlans()  # what else runs this model keeps its plan here
-        self.prefix = {name: f"{name}" if model.layout == "encoder-decoder" else "" for name in model.stacks}
+        self.prefix = {name: name if model.layout == "encoder-decoder" else "" for name in model.stacks}
         tie(self, model.ties)
 
     @property

@@ -91,10 +91,3 @@ def assign(root: nn.Module, name: str, value: Tensor) -> None:
     owner = root.get_submodule(path)
     trained = value.is_floating_point() and not isinstance(value, PackedWeight)
     owner.register_parameter(leaf, nn.Parameter(value, requires_grad=trained))
-
-
-def tie(root: nn.Module, ties: dict[str, str]) -> None:
-    """Let each alias share the weight of its source: one object in both slots."""
-    for alias, source in ties.items():
-        path, _, leaf = alias.rpartition(".")
-        root.get_submodule(path).register_parameter(leaf, root.get_parameter(source))

@@ -1,23 +1,23 @@
 """The operations a forward is made of: functions of tensors, and the table that describes each of them."""
 
+from triptych.ops.experts import experts
 from triptych.ops.functions import (
     ACTIVATIONS,
     Rotation,
     conv1d,
     dropout,
     embedding,
-    experts,
     l2_normalize,
     layer_norm,
     linear,
     patches,
-    pool,
     record,
     rms_norm,
     rotate,
     sinusoids,
     softcap,
 )
+from triptych.ops.pooling import pool
 from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Shapes, operation_of, register
 
 __all__ = [

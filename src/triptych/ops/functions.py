@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def record(function: Callable[..., Tensor], symbolic: Tensor, *arguments: object) -> Tensor:
-    """Hand the call `function(*arguments)` of an operation to its argument `symbolic`."""
+    """Let the symbolic value note the call `function(*arguments)` of an operation instead of computing it."""
     value: Tensor = handle_torch_function(function, (symbolic,), *arguments)
     return value
 
@@ -141,39 +140,6 @@ def patches(x: Tensor, first: Tensor, weight: Tensor, bias: Tensor, rows: RowLen
         return record(patches, x, x, first, weight, bias, rows)
     x = F.linear(x, weight.flatten(1), bias).unflatten(0, (len(rows), -1))
     return torch.cat((first.expand(len(rows), 1, -1), x), dim=1).flatten(0, 1)
-
-
-def pool(x: Tensor, rows: RowLengths, mode: str) -> Tensor:
-    """[N, D] -> [B, D]: the `mean` of each row's vectors, the `first` or the `last`."""
-    if has_torch_function_unary(x):
-        return record(pool, x, x, rows, mode)
-    if mode == "mean":
-        return torch.stack([row.mean(0) for row in x.split(list(rows.lengths))])
-    if mode == "first":
-        return x[list(rows.starts)]
-    return x[[start + length - 1 for start, length in zip(rows.starts, rows.lengths, strict=True)]]
-
-
-def experts(
-    x: Tensor, scores: Tensor, parts: Sequence[Callable[[Tensor], Tensor]], top_k: int, normalize: bool
-) -> Tensor:
-    """Each token of `x` [N, D] through the `top_k` experts with the largest `scores` [N, E] (Shazeer et al. 2017):
-    the sum of their outputs, weighted by the softmax of the scores; `normalize` divides the weights by their sum.  One
-    call per expert, on all tokens it is chosen for."""
-    if has_torch_function_unary(x):
-        return record(experts, x, x, scores, parts, top_k, normalize)
-    weights, chosen = scores.to(torch.promote_types(x.dtype, torch.float32)).softmax(-1).topk(top_k)  # [N, top_k]
-    if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    by_expert = chosen.flatten().argsort(stable=True)
-    token, weights = by_expert // top_k, weights.flatten()[by_expert, None].to(x.dtype)
-    counts = chosen.flatten().bincount(minlength=len(parts)).tolist()
-    out = torch.zeros_like(x)
-    for expert, end, count in zip(parts, accumulate(counts), counts, strict=True):
-        if count:
-            own = slice(end - count, end)
-            out.index_add_(0, token[own], (expert(x[token[own]]) * weights[own]).to(x.dtype))
-    return out
 
 
 def sinusoids(positions: Tensor, width: int, theta: float, layout: str) -> Tensor:

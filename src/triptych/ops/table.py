@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triptych.ops import functions
+from triptych.ops.experts import experts
+from triptych.ops.pooling import pool
 
 Dim = int | str
 Shape = tuple[Dim, ...]
@@ -208,7 +210,7 @@ for _operation, *_recorded in (
     ),
     (
         Operation(
-            name="pool", equation="mode of x in each row", run=functions.pool,
+            name="pool", equation="mode of x in each row", run=pool,
             arguments=("x", "rows", "mode"), shape=lambda shapes, attributes: ("B", *shapes["x"][1:]),
         ),
     ),
@@ -220,7 +222,7 @@ for _operation, *_recorded in (
     (
         Operation(
             name="experts", equation="Σ_e softmax(scores)[e] · expert_e(x) over the top_k scores",
-            run=functions.experts, arguments=("x", "scores", "parts", "top_k", "normalize"), shape=_like("x"),
+            run=experts, arguments=("x", "scores", "parts", "top_k", "normalize"), shape=_like("x"),
         ),
     ),
     (

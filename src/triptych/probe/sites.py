@@ -9,7 +9,8 @@
                                          is never written to the cache
     blocks.i.attn.scores                 exactly what enters the softmax                [H, T, S]
     blocks.i.attn.pattern                the softmax of it, each row summing to 1       [H, T, S]
-    blocks.i.attn.z                      pattern @ v_ctx, the output of each head       [T, H, Kv]
+    blocks.i.attn.z                      pattern @ v_ctx, the output of each head       [T, H, Kv];
+                                         zero a head here to ablate it
     blocks.i.attn.out                    what attention adds to the residual stream
     blocks.i.cross.*                     the same, where k and v come from the encoder
     blocks.i.resid_mid                   the residual stream entering the MLP; none where it is parallel to attention

@@ -175,8 +175,8 @@ class Or(Mask):
 
 
 def _join(kind: type[And] | type[Or], a: object, b: object) -> Mask:
-    """`(x & y) & z` and `x & (y & z)` are the same three parts, `x & x` is `x`; `full` is the unit of `&` and absorbs
-    `|`."""
+    """`(x & y) & z` and `x & (y & z)` are the same three parts, `x & x` is `x`; `full & x` is `x`, and `full | x`
+    is `full`."""
     parts: list[Mask] = []
     for side in (a, b):
         if not isinstance(side, Mask):

@@ -1,7 +1,7 @@
 """Heads and the whole model, as data.
 
 The three layouts are one definition: an encoder, a decoder, or both, and a head.  They differ only by the masks of
-their kinds and by whether the blocks have a cross slot.
+their attention and by whether the blocks have cross-attention.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triptych.spec.parts import Activation, EmbedSpec, LinearSpec, StackSpec
 
 @dataclass(frozen=True, kw_only=True)
 class LMHeadSpec(Part):
-    """Next-token logits: `softcap(scale * proj(x))`."""
+    """Next-token logits: `softcap(proj(scale * x))`."""
 
     proj: LinearSpec
     scale: float | None = None

@@ -1,7 +1,7 @@
 """The program that renders chat templates; `triptych.text.chat` starts it and limits its time.
 
-It reads one JSON request per line and answers with one line of JSON that has `text`, or `error`, or `unread` for a
-variable that the template does not read.  It imports nothing of Triptych, so that it starts fast.
+It reads one JSON request per line and answers with one line of JSON that has `text`, or `error`, or `unread` where
+a variable was given that the template never uses.  It imports nothing of Triptych, so that it starts fast.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Role = Literal["matrix", "head", "other"]
 
 def roles(model: spec.ModelSpec) -> dict[str, Role]:
     """`matrix`: weights of linear maps inside blocks.  `head`: those after the stack.  `other`: embeddings, position
-    tables, norms, biases and sinks, which are never decayed.  A tied head is the embedding it shares."""
+    tables, norms, biases and sinks, which are never decayed.  A tied head counts as the embedding that it shares."""
     by_name: dict[str, Role] = dict.fromkeys(model.shapes(), "other")
     for name, part in model.walk():
         weight = f"{name}.weight"

@@ -65,7 +65,9 @@ class Checkpoints:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_unfinished()
-            if not path.exists() or fault(path) is not None:  # a valid one is the one this run was resumed from
+            if (
+                not path.exists() or why_invalid(path) is not None
+            ):  # a valid one is that from which this run was resumed
                 self._build(path, trainer, hf, tokenizer, recipe)
             for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
                 old.rename(self.directory / f".{old.name}.old")
@@ -80,7 +82,7 @@ class Checkpoints:
         """The newest valid checkpoint.  Raises CheckpointError, with every reason, when there is none."""
         skipped: list[str] = []
         for step, path in self._all():
-            problem = fault(path)
+            problem = why_invalid(path)
             if problem is None:
                 return Saved(path, step, tuple(skipped))
             skipped.append(problem)
@@ -104,7 +106,7 @@ class Checkpoints:
 
     def later(self, step: int) -> int | None:
         """The step of a valid checkpoint after `step`, or None."""
-        return next((other for other, path in self._all() if other > step and fault(path) is None), None)
+        return next((other for other, path in self._all() if other > step and why_invalid(path) is None), None)
 
     def _all(self) -> list[tuple[int, Path]]:
         """Step and directory of each checkpoint, valid or not, newest first."""
@@ -157,7 +159,7 @@ class SavedState(Section):
     recipe: dict[str, Any]
 
 
-def fault(path: Path) -> str | None:
+def why_invalid(path: Path) -> str | None:
     """The reason why the directory `path` is not a valid checkpoint, or None."""
     try:
         _check_files(path)

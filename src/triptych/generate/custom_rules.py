@@ -1,4 +1,7 @@
-"""Rules: functions that change the logits of one row before its next token is chosen."""
+"""Rules that a caller gives: functions that change the logits of one row before its next token is chosen.
+
+Temperature, top-k, top-p, min-p and the repetition penalty are in sampling.py.
+"""
 
 from __future__ import annotations
 
