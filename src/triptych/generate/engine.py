@@ -148,6 +148,8 @@ class Engine:
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
         spare = [row.slot for row in dropped]
+        if (lacking := len(rows) - len(named) - len(spare)) > 0:
+            spare += self.cache.add(lacking)
         for row in dropped:
             row.holds_slot = False
         sources, targets, next_rows = [], [], []
@@ -156,13 +158,13 @@ class Engine:
                 used.add(row.slot)
                 next_rows.append(row)
                 continue
-            slot = spare.pop() if spare else self.cache.add(1)[0]
+            slot = spare.pop()
             sources.append(row.slot)
             targets.append(slot)
             next_rows.append(row.copy(slot))
         self.cache.copy(sources, targets)
         if self.cross is not None:
-            self.cross.copy(sources, targets)
+            self.cross.share(sources, targets)
             self.cross.free(spare)
         self.cache.free(spare)
         self.rows = next_rows
@@ -324,6 +326,8 @@ class Engine:
                 if waiting:
                     encoded = waiting[0].source is not None
                     computed = self.forward.run(session or probe, waiting, None, self._all_logits)
+                    if computed.due == rows:
+                        return computed.logits
                     last.update(zip(computed.due, computed.logits, strict=True))
                     if encoded:
                         self.regroup()

@@ -18,7 +18,7 @@ from triptych.native.step import Call, Plan, RunStep, run_step
 from triptych.program.native_binding import Binding
 from triptych.program.native_values import NotNative
 
-_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
+_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 
 
 class Calls:
@@ -52,7 +52,7 @@ class Calls:
         self, binding: Binding, matrices: npt.NDArray[Any], plan: Plan, labels: npt.NDArray[np.int32],
         chosen: Sequence[int], out: Tensor,
     ) -> None:  # fmt: skip
-        """One call: `labels [7, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`, which receives the
+        """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`, which receives the
         result.  The caller has checked every size."""
         assert self.function is not None
         if self.labels.shape[1] < labels.shape[1]:
@@ -83,14 +83,17 @@ def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArra
     return plan
 
 
-def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[int]) -> npt.NDArray[np.int64]:
-    """[8, N]: `_LABELS` of each token, with where its row stops in the batch in the place of `end`."""
+def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int64]:
+    """[8, N]: `_LABELS` of each token but `chosen`, with where its row stops in the batch in the place of `end`.
+
+    sources   the length of each row's source and its slot in the stores of sources; none by default.
+    """
     n = np.asarray(rows.lengths)
-    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, sources))
-    slot, start, past, reach, source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
+    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, *(sources or [[0] * len(rows)] * 2)))
+    slot, start, past, reach, *source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
     position = past + np.arange(len(ids)) - start
     stop = start + reach - past
-    return np.asarray((ids, position, slot, start, stop, reach, source))
+    return np.asarray((ids, position, slot, start, stop, reach, *source))
 
 
 def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:

@@ -58,7 +58,7 @@ class NativeEncoder:
         matrices = binding.matrices.copy()
         stores = np.zeros(1, STORE)  # instructions name the first store, and read nothing of it
         plan = plan_struct(binding, matrices, stores)
-        labels = labels_of(ids, rows, [0] * len(rows.lengths))
+        labels = labels_of(ids, rows)
         out = torch.empty(len(ids), binding.plan.outputs)
         for first, last in _pieces(rows.lengths):
             self.calls.run(binding, matrices, plan, piece_of(labels, first, last), [], out[first:last])

@@ -82,7 +82,7 @@ class NativeStep:
         step = self.cache.begin(rows, "")
         plan = self._plan(binding)
         out = torch.empty(len(chosen), binding.plan.outputs)
-        sources = [0] * len(rows.lengths) if self.cross is None else [self.cross.lengths[slot] for slot in rows.slots]
+        sources = [] if self.cross is None else self.cross.of(rows.slots)
         labels = labels_of(ids, rows, sources)
         done = 0
         for first in range(0, len(ids), TOKENS):
