@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from time import perf_counter
 from typing import Literal, get_args
 
@@ -218,10 +219,11 @@ class Engine:
         for session, members in self._groups:
             for part in [members] if share is None else self._parts(members, share):
                 computed = self.forward.run(session, part, share, self._all_logits)
-                if not plain or not computed.due or not computed.logits.amax(-1).isfinite().all():
+                best = computed.logits.max(-1) if plain and computed.due else None
+                if best is None or not all(map(isfinite, best.values.tolist())):
                     self._settle(computed, outputs, ended)
                     continue
-                for row, token in zip(computed.due, computed.logits.argmax(-1).tolist(), strict=True):
+                for row, token in zip(computed.due, best.indices.tolist(), strict=True):
                     row.ids.append(token)
                     outputs.append(Output(row, token))
                     checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit

@@ -14,6 +14,7 @@ from triptych.attention.mask_lowering import implies_causal
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Taps, Transformer
 from triptych.probe import Session
+from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import NativeStep
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
@@ -52,6 +53,7 @@ class Forward:
         self.cache: Cache = module.decoder.cache()
         self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
         self.native: NativeStep | None = None
+        self.sources: NativeEncoder | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"
         if native:
             self.native = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
@@ -96,12 +98,18 @@ class Forward:
         where = own = Rows(tuple(lengths), tuple(past), tuple(slots))
         self.running = rows
         logits: Tensor | None = None
-        if self.native is not None:
-            logits = self._native(self.native, session, rows, ids, own, range(len(ids)) if all_logits else wanted)
+        encoded = False  # whether the sources are read
+        if self.native is not None and session is not None:
+            self.why_modules = "the rows are probed"
+        elif self.native is not None:
+            encoded = rows[0].source is None or self._read_sources(rows)
+            if encoded:
+                logits = self.native.logits(ids, own, range(len(ids)) if all_logits else wanted)
+                self.why_modules = self.native.why_modules
         if logits is None:
             taps = NO_TAPS if session is None else _taps(session, rows)
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
-            source = None if rows[0].source is None else self._sources(rows)
+            source = None if encoded or rows[0].source is None else self._sources(rows)
             batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
             hidden = self.module(batch)
             if not all_logits and len(wanted) < len(ids):  # some are of prompts, whose logits nobody wants
@@ -116,21 +124,15 @@ class Forward:
             logits = logits[wanted]
         return Computed(due, logits, places, every)
 
-    def _native(
-        self, native: NativeStep, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int], where: Rows,
-        wanted: Sequence[int],
-    ) -> Tensor | None:  # fmt: skip
-        """The logits of the tokens `wanted`, by the native step; None where the modules must run, and why in
-        `why_modules`."""
-        if session is not None:
-            self.why_modules = "the rows are probed"
-        elif rows[0].source is not None:
-            self.why_modules = "the source is to be encoded"
-        else:
-            logits = native.logits(ids, where, wanted)
-            self.why_modules = native.why_modules
-            return logits
-        return None
+    def _read_sources(self, rows: Sequence[LiveRow]) -> bool:
+        """Run the encoder natively on the sources of these rows, and project its output; False where the modules must
+        run, and why in `why_modules`."""
+        assert self.cross is not None
+        if self.sources is None:
+            self.sources = NativeEncoder(self.module, matrix_of=kernel_matrix)
+        done = self.sources.project(*self._sources(rows), self.cross)
+        self.why_modules = self.sources.why_modules
+        return done
 
     def _begin_again(self, row: LiveRow) -> None:
         if row.cached:

@@ -21,7 +21,8 @@ from triptych.media import audio
 from triptych.model import Model, load
 from triptych.nn import Batch, Row
 from triptych.nn.weights import PackedWeight
-from triptych.quantize import BandFormat
+from triptych.program.native_encoder import NativeEncoder
+from triptych.quantize import BandFormat, kernel_matrix
 from triptych.spec import FramesSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,8 +81,12 @@ class Ours(Side):
 
     @torch.inference_mode()
     def read(self, sources: Sources) -> None:
-        module = self._model().module
-        module(Batch(source=module.flat(self._rows(sources))))
+        model = self._model()
+        module, rows = model.module, self._rows(sources)
+        inputs, where = module.flat(rows)
+        native = NativeEncoder(module, matrix_of=kernel_matrix) if model.executor == "auto" else None
+        if native is None or native.hidden(inputs, where) is None:
+            module(Batch(source=(inputs, where)))
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:
         model = self._model()
