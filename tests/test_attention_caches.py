@@ -205,6 +205,18 @@ def test_copies_are_independent():
             torch.testing.assert_close(out[0], expected[layer][row][first:], atol=1e-5, rtol=1e-5)
 
 
+def test_a_copy_leaves_nothing_of_a_longer_row():
+    cache = Cache([LAYERS[0]], 2)
+    (store,) = cache.stores
+    cache.begin(Rows((2, 6)), "").finish()
+    store.k.fill_(1.0), store.v.fill_(1.0)
+    cache.copy([0], [1])
+    assert cache.lengths == [2, 2]
+    assert store.k[1, :, :2].eq(1).all()
+    assert not store.k[1, :, 2:6].any()
+    assert not store.v[1, :, 2:6].any()
+
+
 @pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 3, 1)])
 def test_cross_cache_serves_ragged_sources(lengths):
     source, rows = Rows(lengths), Rows((2, 2, 2))

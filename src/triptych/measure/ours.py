@@ -39,6 +39,7 @@ class Ours(Side):
         self.device = machine.device(options.device)
         self.model: Model | None = None
         self.engine: Engine | None = None
+        self.encoder: NativeEncoder | None = None
 
     @property
     def versions(self) -> dict[str, str]:
@@ -52,7 +53,7 @@ class Ours(Side):
         return "+".join([*sorted(packed), plain]) if packed else plain
 
     def load(self) -> None:
-        options, self.model, self.engine = self.options, None, None
+        options, self.model, self.engine, self.encoder = self.options, None, None, None
         form = options.quantize
         self.model = load(
             options.model, dtype=DTYPES.get(options.dtype or ""), device=self.device, ignore=options.ignore,
@@ -84,8 +85,9 @@ class Ours(Side):
         model = self._model()
         module, rows = model.module, self._rows(sources)
         inputs, where = module.flat(rows)
-        native = NativeEncoder(module, matrix_of=kernel_matrix) if model.executor == "auto" else None
-        if native is None or native.hidden(inputs, where) is None:
+        if self.encoder is None or self.encoder.module is not module:
+            self.encoder = NativeEncoder(module, matrix_of=kernel_matrix)
+        if model.executor != "auto" or self.encoder.hidden(inputs, where) is None:
             module(Batch(source=(inputs, where)))
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:
