@@ -16,6 +16,7 @@ from triptych import nn
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.model import create
 from triptych.native.step import run_step
+from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import NativeStep
 from triptych.quantize import kernel_matrix
 from triptych.spec import FramesSpec
@@ -54,7 +55,11 @@ class Side:
     native: NativeStep | None
 
     def step(self, ids: Sequence[int], rows: Rows, source: tuple[Tensor, Rows] | None) -> Tensor:
-        if self.native is not None and source is None:
+        if self.native is not None:
+            if source is not None:
+                assert self.cross is not None
+                encoder = NativeEncoder(self.module, matrix_of=kernel_matrix, dense=True)
+                assert encoder.project(*source, self.cross), encoder.why_modules
             logits = self.native.logits(ids, rows, range(len(ids)))
             assert logits is not None, self.native.why_modules
             return logits

@@ -62,6 +62,7 @@ static void product(int layout, int rows, int columns, int count, int threads)
     struct input in = {count, columns, x, columns, NULL, NULL, NULL};
     place_input(&in, memory);
     multiply_parallel(&w, &in, y, rows, threads % 2 ? bias : NULL, threads);
+    if (layout >= LAYOUT_U4) unpack_row(&w, rows - 1, x);
     release(data, bytes);
     release(memory, memory_bytes);
     release(x, x_bytes);

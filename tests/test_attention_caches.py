@@ -205,6 +205,18 @@ def test_copies_are_independent():
             torch.testing.assert_close(out[0], expected[layer][row][first:], atol=1e-5, rtol=1e-5)
 
 
+def test_a_copy_leaves_nothing_of_a_longer_row():
+    cache = Cache([LAYERS[0]], 2)
+    (store,) = cache.stores
+    cache.begin(Rows((2, 6)), "").finish()
+    store.k.fill_(1.0), store.v.fill_(1.0)
+    cache.copy([0], [1])
+    assert cache.lengths == [2, 2]
+    assert store.k[1, :, :2].eq(1).all()
+    assert not store.k[1, :, 2:6].any()
+    assert not store.v[1, :, 2:6].any()
+
+
 @pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 3, 1)])
 def test_cross_cache_serves_ragged_sources(lengths):
     source, rows = Rows(lengths), Rows((2, 2, 2))
@@ -225,10 +237,15 @@ def test_cross_cache_serves_ragged_sources(lengths):
             z = attend_rows(q, *cache.keys(layer, project), later, cache.layout(later), mask=full())
             torch.testing.assert_close(z, expected, atol=1e-5, rtol=1e-5)
     assert len(calls) == 3  # each layer projected once
-    cache.copy([1, 1, 0], [0, 1, 2])
+    cache.share([1, 1, 0], [0, 1, 2])
     turned = q.view(3, 2, H, K)[[1, 1, 0]].flatten(0, 1)
     z = attend_rows(turned, *cache.keys(0, project), rows, cache.layout(rows), mask=full()).view(3, 2, H, KV)
     torch.testing.assert_close(z, expected.view(3, 2, H, KV)[[1, 1, 0]], atol=1e-5, rtol=1e-5)
+    cache.fill(memory[:2], Rows((2,), slots=(1,)))  # a source of its own, not in the place that slot 0 reads
+    cache.keys(1, project)
+    assert len(cache.keys(0, project)[0]) == 3  # no source was copied
+    z = attend_rows(turned, *cache.keys(0, project), rows, cache.layout(rows), mask=full()).view(3, 2, H, KV)
+    torch.testing.assert_close(z[[0, 2]], expected.view(3, 2, H, KV)[[1, 0]], atol=1e-5, rtol=1e-5)
     cache.free([1])
     with pytest.raises(InputError, match=r"slots \[1\] have no source"):
         cache.layout(rows)

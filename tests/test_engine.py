@@ -15,6 +15,7 @@ import tiny
 import triptych
 from triptych.errors import InputError, ProbeError, TextError
 from triptych.generate import Engine, LiveRow, Request, Sampling, beam_search, forbid
+from triptych.generate.beam import _largest
 from triptych.model import Model
 from triptych.nn import Transformer
 from triptych.probe import Plan, Session, add, zero
@@ -285,6 +286,18 @@ def test_a_trace_across_longropes_length_is_that_of_the_last_pass() -> None:
 
 
 # ---------------------------------------------------------------- beams and work
+
+
+@pytest.mark.parametrize(("columns", "wanted"), [(64 * 20 + 13, 5), (64 * 20, 20), (64 * 3 + 1, 8), (7, 12)])
+def test_the_largest_of_each_row_are_those_of_all_its_columns(columns: int, wanted: int) -> None:
+    x = torch.randn(3, columns, generator=torch.Generator().manual_seed(0))
+    x[0, -1], x[1, :4], x[2, 3:-3] = 9.0, torch.arange(5.0, 9.0), -torch.inf
+    values, places = _largest(x, wanted)
+    expected = x.topk(min(wanted, columns))
+    assert torch.equal(values, expected.values)
+    assert torch.equal(x.gather(1, places), values)
+    assert all(len(set(row)) == len(row) for row in places.tolist())
+    assert not torch.equal(_largest(-x, wanted)[0], expected.values)
 
 
 def test_beams_of_unequal_requests_are_those_of_each_alone() -> None:

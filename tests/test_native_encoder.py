@@ -13,10 +13,11 @@ from torch import Tensor
 
 import parity
 import triptych
-from native_models import EXACT, needs_native
+from native_models import EXACT, Run, needs_native
 from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import InputError
+from triptych.generate import Engine, Request
 from triptych.model import create
 from triptych.native.step import Op
 from triptych.nn import Batch
@@ -56,13 +57,13 @@ def gap(module: nn.Transformer, lengths: tuple[int, ...] = LENGTHS) -> float:
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "distilbert-base", "electra-base", "bart-base",
-                                  "marian"])  # fmt: skip
+                                  "marian", "t5"])  # fmt: skip
 @torch.no_grad()
 def test_every_family_of_encoders_gives_what_its_modules_give(name: str) -> None:
     assert gap(parity.ours(name).module, (17, 1, 40, 3)) <= EXACT
 
 
-LACKING = {"deberta": "no k_pos", "modernbert": "no mask", "gpt2": "no encode"}
+LACKING = {"deberta": "no operation", "modernbert": "no mask", "gpt2": "no encode"}
 
 
 @pytest.mark.parametrize("name", LACKING)
@@ -148,6 +149,79 @@ def test_a_broken_plan_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(native_encoder, "encoding_plan_of", broken)
     assert not gap(create(BERT).module) <= 10 * EXACT
+
+
+# -- beside a decoder -------------------------------------------------------------------------------------------------
+
+T5 = {"model_type": "t5", "vocab_size": 41, "d_model": 64, "d_kv": 32, "d_ff": 96, "num_layers": 2, "num_heads": 2,
+      "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
+      "initializer_factor": 2.0}  # fmt: skip
+WHISPER = {"model_type": "whisper", "vocab_size": 41, "d_model": 64, "num_mel_bins": 8, "encoder_layers": 2,
+           "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 96,
+           "decoder_ffn_dim": 96, "max_source_positions": 70, "max_target_positions": 30, "init_std": 0.2,
+           "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 3}  # fmt: skip
+FRAMES = torch.randn(4, 140, 8, generator=torch.Generator().manual_seed(2))
+
+
+def sources(module: nn.Transformer) -> list[Any]:
+    return list(FRAMES) if module.spec.family == "whisper" else [drawn(n) for n in (70, 3, 33, 1)]
+
+
+@pytest.mark.parametrize("config", [T5, WHISPER], ids=["t5", "whisper"])
+@torch.no_grad()
+def test_an_encoder_beside_a_decoder_gives_what_its_modules_give(config: dict[str, Any]) -> None:
+    module = create(config).module
+    inputs, rows = module.flat(sources(module))
+    native = NativeEncoder(module, matrix_of=kernel_matrix, dense=True)
+    expected, hidden = module(Batch(source=(inputs, rows))), native.hidden(inputs, rows)
+    assert hidden is not None, native.why_modules
+    assert float((hidden - expected).abs().max()) <= EXACT
+    alone = native.hidden(*module.flat(sources(module)[2:3]))
+    assert alone is not None
+    within = EXACT / 10 if config is WHISPER else 0  # torch computes the convolutions of frames
+    torch.testing.assert_close(alone, hidden.split(list(rows.lengths))[2], atol=within, rtol=0)
+    assert native.hidden(inputs[:-1], rows) is None
+    assert "as many as the rows have" in (native.why_modules or "")
+    other = FRAMES.flatten(0, 1) if config is T5 else drawn(rows.total)
+    assert native.hidden(other, rows) is None
+
+
+@pytest.mark.parametrize("config", [T5, WHISPER], ids=["t5", "whisper"])
+def test_an_engine_reads_sources_natively_from_its_first_step_on(config: dict[str, Any], tmp_path: Path) -> None:
+    """The logits of a prompt with int8 weights; then those of its beams, which share their source."""
+    create(config).save(tmp_path)
+    module = triptych.load(tmp_path, quantize="int8").module
+    found: list[Tensor] = []
+    for executor in ("auto", "modules"):
+        engine = Engine(module, executor=executor)  # type: ignore[arg-type]
+        rows = engine.add(*[Request(prompt=[3, 7], source=source, max_new_tokens=9) for source in sources(module)])
+        logits = [engine.logits()]
+        rows = engine.reorder([rows[2], rows[0], rows[2], rows[2]])
+        for number, row in enumerate(rows):
+            row.ids.append(5 + number)
+        logits.append(engine.logits())
+        assert (engine.why_modules is None) == (executor == "auto"), engine.why_modules
+        assert engine.cross is not None
+        assert len(engine.cross.stores[0].k) == 4
+        found.append(torch.cat(logits).log_softmax(-1))
+    native, modules = found
+    assert float((native - modules).norm() / modules.norm()) <= 1e-2
+    assert not torch.equal(native, modules)
+
+
+@pytest.mark.parametrize("op", [Op.EXTEND, Op.ATTEND])
+@torch.no_grad()
+def test_a_broken_plan_of_a_source_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = native_encoder.source_plan_of
+
+    def broken(*arguments: Any) -> NativePlan:
+        plan = made(*arguments)
+        plan.instructions["op"][np.nonzero(plan.instructions["op"] == op)[0][-1]] = -1
+        return plan
+
+    assert Run(create(T5).module).gap() <= EXACT
+    monkeypatch.setattr(native_encoder, "source_plan_of", broken)
+    assert not Run(create(T5).module).gap() <= 10 * EXACT
 
 
 SENTENCES = ["She sat by the river bank.", "The bank raised its rates.", "A", "To be, or not to be, " * 30, "is 4 > 3?"]

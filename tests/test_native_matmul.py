@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from ctypes import byref, string_at
+from ctypes import byref, c_int64, string_at
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,16 @@ def matrix(name: str, rows: int, columns: int, extreme: bool = False) -> PackedM
         torch.randint(-128, 128, (whole, columns // 16), generator=dice).to(torch.int8) if name == "S8X16" else None,
     )
     return PackedMatrix(layout, rows, columns, layout.pack(numbers))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_row_is_unpacked_to_the_numbers_of_the_dense_matrix(native: Library, name: str) -> None:
+    packed = matrix(name, *SHAPES[name])
+    expected, row = packed.dense(), torch.empty(packed.columns)
+    for i in (0, 1, 16, packed.rows - 1):
+        native.functions.unpack_row(byref(matrix_struct(packed)), c_int64(i), floats_of(row))
+        torch.testing.assert_close(row, expected[i], rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(row, expected[(i + 1) % packed.rows])
 
 
 def rounded(x: Tensor) -> Tensor:

@@ -245,8 +245,13 @@ class Cache:
             return
         self.last = None
         take, put = zip(*moved, strict=True)
+        length = max(self.reached[slot] for slot in take)
+        longer = [slot for slot in put if self.reached[slot] > length]
         for store in self.stores:
-            store.copy(take, put)
+            for slot in longer:  # what the copy does not replace
+                store.k[slot, :, length : self.reached[slot]].zero_()
+                store.v[slot, :, length : self.reached[slot]].zero_()
+            store.copy(take, put, store.window or length)
         copied = [(self.lengths[slot], self.reached[slot], self.provenance[slot]) for slot in take]
         for slot, (length, reached, provenance) in zip(put, copied, strict=True):
             self.lengths[slot], self.reached[slot], self.provenance[slot] = length, reached, provenance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -45,11 +46,16 @@ class EncoderOutput:
 
 class CrossCache:
     """The keys and values of encoder outputs, projected by each layer in the first forward after `fill` and read at
-    every later one.  Slots are those of the decoder's rows."""
+    every later one.  Slots are those of the decoder's rows.
+
+    lengths   positions of the source of each slot.
+    places    where the source of each slot lies in the stores; rows of one source, such as beams, share its place.
+    """
 
     def __init__(self, layers: Sequence[CachedLayer], dtype: torch.dtype, device: torch.device | str) -> None:
         self.stores = [Store(replace(layer, window=None), 0, dtype, device) for layer in layers]
         self.lengths: dict[int, int] = {}
+        self.places: dict[int, int] = {}
         self.pending: EncoderOutput | None = None
         self.projected: set[int] = set()
 
@@ -65,19 +71,34 @@ class CrossCache:
         """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before.
 
         Raises InputError while some layer has not read the output that was taken in before."""
+        self.pending, self.projected = EncoderOutput(memory, self.make_room(rows)), set()
+
+    def make_room(self, rows: Rows) -> Rows:
+        """Give the sources `rows` places of their own in the stores: the same rows, with these as their slots.
+
+        Raises InputError as `fill`.
+        """
         if self.pending is not None:
             raise InputError("a source waits for the forward that reads it; run the decoder before the next source")
-        self.pending, self.projected = EncoderOutput(memory, rows), set()
+        self.free(rows.slots)
+        taken = set(self.places.values())
+        places = tuple(islice((place for place in count() if place not in taken), len(rows)))
+        self.places.update(zip(rows.slots, places, strict=True))
         self.lengths.update(zip(rows.slots, rows.lengths, strict=True))
         for store in self.stores:
-            store.resize(max(rows.slots, default=-1) + 1, rows.longest)
+            store.resize(max(places, default=-1) + 1, rows.longest)
+        return Rows(rows.lengths, slots=places)
 
     def layout(self, rows: Rows) -> KeyLayout:
         """Raises InputError for a row without a source."""
         missing = [slot for slot in rows.slots if slot not in self.lengths]
         if missing:
             raise InputError(f"cache slots {missing} have no source; encode one for each row first")
-        return SlotKeys(tuple(self.lengths[slot] for slot in rows.slots), rows.slots)
+        return SlotKeys(*self.of(rows.slots))
+
+    def of(self, slots: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The lengths of the sources of these slots, and their places."""
+        return tuple([self.lengths[slot] for slot in slots]), tuple([self.places[slot] for slot in slots])
 
     def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]:
         store = self.stores[layer]
@@ -95,16 +116,12 @@ class CrossCache:
         """Forget the sources of these slots."""
         for slot in slots:
             self.lengths.pop(slot, None)
+            self.places.pop(slot, None)
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """The sources of some slots for others too (beams).  Raises InputError before they were projected."""
+    def share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let slots `targets` read the sources of slots `sources` too (beams).  Raises InputError before they were
+        projected."""
         if self.pending is not None:
-            raise InputError("a source cannot be copied before the first forward that reads it")
-        moved = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
-        if not moved:
-            return
-        take, put = zip(*moved, strict=True)
-        for store in self.stores:
-            store.resize(max(put) + 1, 0)
-            store.copy(take, put)
-        self.lengths.update(zip(put, [self.lengths[slot] for slot in take], strict=True))
+            raise InputError("a source cannot be shared before the first forward that reads it")
+        for known in (self.lengths, self.places):
+            known.update(zip(targets, [known[slot] for slot in sources], strict=True))

@@ -15,6 +15,7 @@ from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request
 from triptych.generate.sampling import Sampling, check_finite
 
+BLOCK = 64  # columns of logits whose maximum is looked at first
 PENALTIES = 10.0  # length penalties are in [-10, 10]; beyond it, powers of a length overflow
 
 
@@ -68,16 +69,21 @@ def beam_search(
             break
         logits = engine.logits()
         check_finite(logits)
-        scores = torch.stack([_ruled(row, x) for (_, row), x in zip(live, logits, strict=True)])
-        logprobs = torch.log_softmax(scores, dim=-1)  # [live, V]
+        scores = logits.float()
+        if any(row.request.rules for _, row in live):
+            scores = torch.stack([_ruled(row, x) for (_, row), x in zip(live, scores, strict=True)])
+        searching = list(dict.fromkeys(owner for owner, _ in live))
+        sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
+        likeliest, ids = _largest(torch.log_softmax(scores, dim=-1), max(searches[i].wanted for i in searching))
+        totals, next_ids = (likeliest + sums[:, None]).tolist(), ids.tolist()
         parents: list[LiveRow] = []
         tokens: list[int] = []
         owners: list[int] = []
-        for i in dict.fromkeys(owner for owner, _ in live):
+        for i in searching:
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
-            grown = searches[i].extend([live[at][1] for at in mine], logprobs[mine], step + 1)
-            for parent, token in grown:
-                parents.append(parent)
+            grown = searches[i].extend([totals[at] for at in mine], [next_ids[at] for at in mine], step + 1)
+            for at, token in grown:
+                parents.append(live[mine[at]][1])
                 tokens.append(token)
                 owners.append(i)
         rows = engine.reorder(parents)
@@ -89,7 +95,26 @@ def beam_search(
 
 
 def _ruled(row: LiveRow, logits: Tensor) -> Tensor:
-    return apply_rules(row.request.rules, logits, row.ids) if row.request.rules else logits.float()
+    return apply_rules(row.request.rules, logits, row.ids) if row.request.rules else logits
+
+
+def _largest(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+    """The `wanted` largest numbers of each row of x [B, V], or all V, and their columns: [B, C] both.
+
+    They are searched for in the blocks with the largest maxima, as many as are wanted, and in the columns after the
+    last whole block: no other block has a larger number than all of these have.
+    """
+    wanted, blocks = min(wanted, x.shape[1]), x.shape[1] // BLOCK
+    if blocks <= wanted:
+        values, columns = x.topk(wanted)
+        return values, columns
+    whole = blocks * BLOCK
+    best = x[:, :whole].unflatten(1, (blocks, BLOCK)).amax(-1).topk(wanted).indices  # [B, wanted]
+    inside = best[..., None] * BLOCK + torch.arange(BLOCK, device=x.device)
+    rest = torch.arange(whole, x.shape[1], device=x.device).expand(len(x), -1)
+    columns = torch.cat((inside.flatten(1), rest), 1)
+    values, places = x.gather(1, columns).topk(wanted)
+    return values, columns.gather(1, places)
 
 
 class _Search:
@@ -100,20 +125,29 @@ class _Search:
         self.finished: list[Beam] = []
         self.live: list[Beam] = [Beam([], 0.0)]
 
-    def extend(self, rows: Sequence[LiveRow], logprobs: Tensor, length: int) -> list[tuple[LiveRow, int]]:
-        """One more token: the rows to go on from, and the token of each; none where the search has ended.
+    @property
+    def wanted(self) -> int:
+        """How many continuations are looked at: as many as beams, were all others the ends of hypotheses."""
+        return self.beams * (1 + len(self.request.ends))
 
-        logprobs   [live, V] of the rows, which are those of the live hypotheses.
+    def extend(
+        self, totals: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], length: int
+    ) -> list[tuple[int, int]]:
+        """One more token: which of the live hypotheses to go on from, and the token of each; none where the search has
+        ended.
+
+        totals   for each live hypothesis, sums of log-probabilities with one more token, `wanted` or more of the
+                 largest; `tokens` are these.
         """
-        vocab, ends = logprobs.shape[-1], self.request.ends
-        total = logprobs + torch.tensor([beam.logprob for beam in self.live], device=logprobs.device)[:, None]
-        best, where = total.flatten().topk(min(self.beams * (1 + len(ends)), total.numel()))
-        grown: list[tuple[LiveRow, int]] = []
+        pairs = [
+            (value, at, token) for at in range(len(totals)) for value, token in zip(totals[at], tokens[at], strict=True)
+        ]
+        pairs.sort(key=lambda pair: -pair[0])
+        grown: list[tuple[int, int]] = []
         live: list[Beam] = []
-        for value, flat in zip(best.tolist(), where.tolist(), strict=True):
-            parent, token = rows[flat // vocab], flat % vocab
-            beam = Beam([*self.live[flat // vocab].tokens, token], value)
-            if token in ends:
+        for value, parent, token in pairs[: self.wanted]:
+            beam = Beam([*self.live[parent].tokens, token], value)
+            if token in self.request.ends:
                 self.finished.append(beam)
             elif len(live) < self.beams:
                 live.append(beam)

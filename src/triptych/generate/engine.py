@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from time import perf_counter
 from typing import get_args
 
@@ -165,6 +166,8 @@ class Engine:
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
         spare = [row.slot for row in dropped]
+        if (lacking := len(rows) - len(named) - len(spare)) > 0:
+            spare += self.cache.add(lacking)
         for row in dropped:
             row.holds_slot = False
         sources, targets, next_rows = [], [], []
@@ -173,13 +176,13 @@ class Engine:
                 used.add(row.slot)
                 next_rows.append(row)
                 continue
-            slot = spare.pop() if spare else self.cache.add(1)[0]
+            slot = spare.pop()
             sources.append(row.slot)
             targets.append(slot)
             next_rows.append(row.copy(slot))
         self.cache.copy(sources, targets)
         if self.cross is not None:
-            self.cross.copy(sources, targets)
+            self.cross.share(sources, targets)
             self.cross.free(spare)
         self.cache.free(spare)
         self.rows = next_rows
@@ -233,10 +236,11 @@ class Engine:
         for session, members in self._groups:
             for part in [members] if share is None else self._parts(members, share):
                 computed = self.forward.run(session, part, share, self._all_logits)
-                if not plain or not computed.due or not computed.logits.amax(-1).isfinite().all():
+                best = computed.logits.max(-1) if plain and computed.due else None
+                if best is None or not all(map(isfinite, best.values.tolist())):
                     self._choose_tokens(computed, outputs, ended)
                     continue
-                for row, token in zip(computed.due, computed.logits.argmax(-1).tolist(), strict=True):
+                for row, token in zip(computed.due, best.indices.tolist(), strict=True):
                     row.ids.append(token)
                     outputs.append(Output(row, token))
                     checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit
@@ -341,6 +345,8 @@ class Engine:
                 if waiting:
                     encoded = waiting[0].source is not None
                     computed = self.forward.run(session or probe, waiting, None, self._all_logits)
+                    if computed.due == rows:
+                        return computed.logits
                     last.update(zip(computed.due, computed.logits, strict=True))
                     if encoded:
                         self.regroup()

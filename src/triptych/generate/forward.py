@@ -15,6 +15,7 @@ from triptych.attention.mask_lowering import implies_causal
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Taps, Transformer
 from triptych.probe import Session
+from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import NativeStep
 from triptych.program.static_executor import StaticStep, compiled
 from triptych.quantize import kernel_matrix
@@ -66,6 +67,7 @@ class Forward:
         self.cache: Cache = module.decoder.cache()
         self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
         self.executor: StepExecutor | None = None
+        self.sources: NativeEncoder | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"
         if executor == "auto":
             self.executor = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
@@ -114,13 +116,18 @@ class Forward:
         where = own = Rows(tuple(lengths), tuple(past), tuple(slots))
         self.running = rows
         logits: Tensor | None = None
-        if self.executor is not None:
-            wants = range(len(ids)) if all_logits else wanted
-            logits = self._executed(self.executor, session, rows, ids, own, wants)
+        encoded = False  # whether the sources are read
+        if self.executor is not None and session is not None:
+            self.why_modules = "the rows are probed"
+        elif self.executor is not None:
+            encoded = rows[0].source is None or self._read_sources(rows)
+            if encoded:
+                logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted)
+                self.why_modules = self.executor.why_modules
         if logits is None:
             taps = NO_TAPS if session is None else _taps(session, rows)
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
-            source = None if rows[0].source is None else self._sources(rows)
+            source = None if encoded or rows[0].source is None else self._sources(rows)
             batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
             hidden = self.module(batch)
             if not all_logits and len(wanted) < len(ids):  # some are of prompts, whose logits nobody wants
@@ -135,21 +142,15 @@ class Forward:
             logits = logits[wanted]
         return Computed(due, logits, places, every)
 
-    def _executed(
-        self, executor: StepExecutor, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int],
-        where: Rows, wanted: Sequence[int],
-    ) -> Tensor | None:  # fmt: skip
-        """The logits of the tokens `wanted`, by the executor; None where the modules must run, and why in
-        `why_modules`."""
-        if session is not None:
-            self.why_modules = "the rows are probed"
-        elif rows[0].source is not None:
-            self.why_modules = "the source is to be encoded"
-        else:
-            logits = executor.logits(ids, where, wanted)
-            self.why_modules = executor.why_modules
-            return logits
-        return None
+    def _read_sources(self, rows: Sequence[LiveRow]) -> bool:
+        """Run the encoder natively on the sources of these rows, and project its output; False where the modules must
+        run, and why in `why_modules`."""
+        assert self.cross is not None
+        if self.sources is None:
+            self.sources = NativeEncoder(self.module, matrix_of=kernel_matrix)
+        done = self.sources.project(*self._sources(rows), self.cross)
+        self.why_modules = self.sources.why_modules
+        return done
 
     def _begin_again(self, row: LiveRow) -> None:
         if row.cached:

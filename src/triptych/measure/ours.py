@@ -21,7 +21,8 @@ from triptych.media import audio
 from triptych.model import Model, load
 from triptych.nn import Batch, Row
 from triptych.nn.weights import PackedWeight
-from triptych.quantize import BandFormat
+from triptych.program.native_encoder import NativeEncoder
+from triptych.quantize import BandFormat, kernel_matrix
 from triptych.spec import FramesSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,6 +39,7 @@ class Ours(Side):
         self.device = machine.device(options.device)
         self.model: Model | None = None
         self.engine: Engine | None = None
+        self.encoder: NativeEncoder | None = None
 
     @property
     def versions(self) -> dict[str, str]:
@@ -51,7 +53,7 @@ class Ours(Side):
         return "+".join([*sorted(packed), plain]) if packed else plain
 
     def load(self) -> None:
-        options, self.model, self.engine = self.options, None, None
+        options, self.model, self.engine, self.encoder = self.options, None, None, None
         form = options.quantize
         self.model = load(
             options.model, dtype=DTYPES.get(options.dtype or ""), device=self.device, ignore=options.ignore,
@@ -89,8 +91,13 @@ class Ours(Side):
 
     @torch.inference_mode()
     def read(self, sources: Sources) -> None:
-        module = self._model().module
-        module(Batch(source=module.flat(self._rows(sources))))
+        model = self._model()
+        module, rows = model.module, self._rows(sources)
+        inputs, where = module.flat(rows)
+        if self.encoder is None or self.encoder.module is not module:
+            self.encoder = NativeEncoder(module, matrix_of=kernel_matrix)
+        if model.executor != "auto" or self.encoder.hidden(inputs, where) is None:
+            module(Batch(source=(inputs, where)))
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:
         model = self._model()

@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 31  # of a file
 MAX_SAMPLE = 1e6  # of floating-point samples; beyond it later computations overflow
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # format tags
 _ZEROS, _BETA, _ROLL = 32, 12.0, 0.96  # the resampler's kernel: zero crossings per side, Kaiser's beta, pass band
-_BLOCK = 4096  # frames per Fourier transform
+_BLOCK = 256  # frames per Fourier transform, so that what is computed of them stays in the caches
 
 
 def read_wav(path: str | Path, rate: int = RATE) -> Samples:

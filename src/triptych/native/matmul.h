@@ -47,6 +47,9 @@ struct matrix {
 /* Bytes of `data`. */
 size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns);
 
+/* out[k] = W[row][k], for every column of a packed layout, whose `data` is that of a whole matrix. */
+void unpack_row(const struct matrix *w, int64_t row, float *out);
+
 /* Vectors [count, columns] as the kernels read them.  The memory of the last three belongs to the caller: input_bytes
    says how much, place_input sets the pointers.  Only packed layouts read them.  */
 struct input {

@@ -172,6 +172,37 @@ static void portable_s8x16(const struct matrix *w, int32_t band, const struct in
     }
 }
 
+/* Code `k` of row r in a block. */
+static float code_at(int32_t layout, const uint8_t *block, int r, int k)
+{
+    if (layout >= LAYOUT_S8)
+        return (float)(int8_t)block[LINE * (k / 4) + 4 * r + k % 4];
+    int code = block[LINE * (k / 8) + 4 * r + k % 4] >> k % 8 / 4 * 4 & 15;
+    if (layout == LAYOUT_U5)
+        code |= (block[4 * LINE + 4 * r + k % 4] >> k / 4 & 1) << 4;
+    return (float)code;
+}
+
+void unpack_row(const struct matrix *w, int64_t row, float *out)
+{
+    static const size_t sizes[LAYOUTS] = {0, 0, U4_BYTES, U5_BYTES, S8_BYTES, S8X16_BYTES};
+    size_t bytes = sizes[w->layout];
+    int32_t columns = w->layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP, r = (int32_t)(row % BAND);
+    const uint8_t *block = band_of(w, (int32_t)(row / BAND), columns, bytes);
+    for (int32_t first = 0; first < w->columns; first += columns, block += bytes)
+        for (int32_t k = 0; k < columns; k++) {
+            float code = code_at(w->layout, block, r, k);
+            if (w->layout <= LAYOUT_U5) {
+                float minimum = half_at(block + bytes - 2 * BAND, r);
+                out[first + k] = fmaf(half_at(block + bytes - 4 * BAND, r), code, minimum);
+                continue;
+            }
+            float scale = half_at(block + bytes - 2 * BAND, r);
+            if (w->layout == LAYOUT_S8X16) scale *= (float)(int8_t)block[64 * LINE + k / 16 * BAND + r];
+            out[first + k] = scale * code;
+        }
+}
+
 /* Column k is added to partial sum k % 16; then the upper half of the partial sums is added to the lower half until one
    is left.  */
 static float sum_of_lanes(float *lanes)

@@ -86,6 +86,7 @@ struct batch {
     int32_t tokens, chosen_count, threads, scratch_floats;
     const int32_t *ids, *position, *slot, *start; /* of each token */
     const int32_t *end, *reach, *source;          /* lengths of its row: after this call, after the step, of its source */
+    const int32_t *source_slot;                   /* where its source lies in the stores of sources */
     const int32_t *chosen;                        /* tokens, for ROWS_CHOSEN */
     float *arena;
     float *output;

@@ -32,7 +32,8 @@ static void fill_tile(struct tile *tile, struct worker *me, const struct instruc
         new_keys = buffer(me, it->second);
         new_values = buffer(me, it->third);
     }
-    int64_t plane = held ? ((int64_t)batch->slot[token] * it->groups + group) * store->capacity : 0;
+    int64_t slot = it->kind == ATTEND_CROSS ? batch->source_slot[token] : batch->slot[token];
+    int64_t plane = held ? (slot * it->groups + group) * store->capacity : 0;
     for (int32_t p = tile->from; p < tile->to; p++) {
         int32_t j = p - tile->begin;
         if (p >= held) {

@@ -10,6 +10,10 @@
 static void copy_row(float *out, const struct matrix *table, int64_t row)
 {
     int32_t n = table->columns;
+    if (table->layout >= LAYOUT_U4) {
+        unpack_row(table, row, out);
+        return;
+    }
     if (table->layout == LAYOUT_F32) {
         memcpy(out, (const float *)table->data + row * n, (size_t)n * sizeof *out);
         return;

@@ -118,10 +118,14 @@ class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
     def forward(
         self, frames: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        gelu, lengths = ops.ACTIVATIONS["gelu"], [self.spec.stride * n for n in rows.lengths]
-        x = gelu(self.conv2(gelu(self.conv1(frames, lengths)), lengths))
+        x = ops.ACTIVATIONS["gelu"](self.convolved(frames, rows))
         x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
         return ops.dropout(x, self.spec.dropout, self.training, random)
+
+    def convolved(self, frames: Tensor, rows: Rows) -> Tensor:
+        """`conv2(gelu(conv1(frames)))` of each row: frames [N * stride, M] -> [N, D]."""
+        lengths = [self.spec.stride * n for n in rows.lengths]
+        return self.conv2(ops.ACTIVATIONS["gelu"](self.conv1(frames, lengths)), lengths)
 
 
 class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):

@@ -17,7 +17,7 @@ from triptych.errors import InputError
 from triptych.native.step import MATRIX, Index, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import Numbers
-from triptych.program.native_plan import NativePlan
+from triptych.program.native_plan import TILE_KEYS, NativePlan
 from triptych.program.native_values import NotNative, Table
 
 LAYOUT_F32, LAYOUT_BF16 = 0, 1  # of matmul.h
@@ -26,7 +26,7 @@ _DENSE = {torch.float32: LAYOUT_F32, torch.bfloat16: LAYOUT_BF16}
 MatrixOf = Callable[[PackedWeight], tuple[int, Tensor] | None]
 """The run-time layout of a packed weight: its number in matmul.h and the bytes; None where there is none."""
 
-_BY_POSITION = ("rotation", "far rotation", "sinusoids", "bias")
+_BY_POSITION = ("rotation", "far rotation", "sinusoids", "bias", "bias both ways")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Binding:
     positions   positions that the tables by position have.
     limit       positions that tables of the model itself have.
     vocab       rows that ids may name.
-    lookups     packed weights whose rows are looked up before each call, by their place in `matrices`.
+    given       the places in `matrices` of tables that each call brings along.
     packed      whether some matrix is packed.
     """
 
@@ -46,7 +46,7 @@ class Binding:
     positions: int
     limit: int
     vocab: int
-    lookups: dict[int, Tensor]
+    given: list[int]
     numbers: Numbers
     kept: list[Tensor]
     packed: bool
@@ -74,25 +74,23 @@ class Binder:
 
     def _bound(self, positions: int) -> Binding:
         matrices = np.zeros(len(self.plan.tables), MATRIX)
-        lookups = {}
+        given = [i for i, table in enumerate(self.plan.tables) if table.kind == "given"]
         for i, table in enumerate(self.plan.tables):
-            if table.kind == "lookup":
-                weight = self.parameters[table.name]
-                lookups[i] = weight
-                matrices[i] = (LAYOUT_F32, weight.shape[0], weight.shape[1], 0, 0)
+            if i in given:
                 continue
             layout, rows, columns, data = self._table(table, positions)
             self.kept.append(data)
-            matrices[i] = (layout, rows, columns, 0, data.data_ptr())
+            start = columns // 2 if table.kind == "bias both ways" else 0  # of distance 0
+            matrices[i] = (layout, rows, columns, 0, data.data_ptr() + start * data.element_size())
         limit, vocab = self._limits(matrices)
         numbers = Numbers(self.shared, self.copied, self.packed)
-        return Binding(self.plan, matrices, positions, limit, vocab, lookups, numbers, self.kept, bool(self.packed))
+        return Binding(self.plan, matrices, positions, limit, vocab, given, numbers, self.kept, bool(self.packed))
 
     def _limits(self, matrices: npt.NDArray[Any]) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max
         for step in self.plan.instructions[self.plan.instructions["op"] == Op.EMBED]:
             table, rows = self.plan.tables[step["weight"]], int(matrices[step["weight"]]["rows"])
-            if step["kind"] in (Index.IDS, Index.TOKENS):
+            if step["kind"] == Index.IDS:
                 vocab = min(vocab, rows)
             elif step["kind"] == Index.POSITIONS and table.kind not in _BY_POSITION:
                 limit = min(limit, rows - int(step["number"]))
@@ -150,5 +148,9 @@ class Binder:
         arguments = dict(attributes)
         if table.name:
             arguments["weight"] = self._copied(self.parameters[table.name])
-        bias: Tensor = ops.OPERATIONS[name].run(q_pos=places, k_pos=torch.zeros(1, dtype=torch.long), **arguments)
+        first = 0
+        if table.kind == "bias both ways":  # with room for the places of a tile that no query sees
+            first = positions + TILE_KEYS - 1
+            places = torch.arange(2 * first + 1)
+        bias: Tensor = ops.OPERATIONS[name].run(q_pos=places, k_pos=torch.tensor([first]), **arguments)
         return bias[..., 0].float().contiguous()  # [H, distance]

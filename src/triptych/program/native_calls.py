@@ -10,15 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from triptych.attention import Rows
+from triptych.attention.store import Store
+from triptych.errors import InputError
 from triptych.native import usable_threads
-from triptych.native.step import Call, Plan, RunStep, run_step
-from triptych.program.native_binding import Binding
+from triptych.native.step import STORE, Call, Plan, RunStep, run_step
+from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_values import NotNative
 
-_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
+_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
+_CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Calls:
@@ -50,10 +52,10 @@ class Calls:
 
     def run(
         self, binding: Binding, matrices: npt.NDArray[Any], plan: Plan, labels: npt.NDArray[np.int32],
-        chosen: Sequence[int], out: Tensor,
+        chosen: Sequence[int], out: Tensor, given: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """One call: `labels [7, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`, which receives the
-        result.  The caller has checked every size."""
+        """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
+        and a row of `given` for each token where the plan reads it.  The caller has checked every size."""
         assert self.function is not None
         if self.labels.shape[1] < labels.shape[1]:
             self._make_room(labels.shape[1])
@@ -66,10 +68,9 @@ class Calls:
             self.arena = torch.zeros(need)
         if self.scratch.numel() < scratch * threads:
             self.scratch = torch.zeros(scratch * threads)
-        looked_up = []
-        for place, weight in binding.lookups.items():
-            looked_up.append(F.embedding(torch.from_numpy(labels[0].astype(np.int64)), weight).float().contiguous())
-            matrices[place]["data"] = looked_up[-1].data_ptr()
+        for place in binding.given:
+            assert given is not None
+            matrices[place] = (LAYOUT_F32, *given.shape, 0, given.data_ptr())
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
         self.function(byref(plan), byref(call))
@@ -83,14 +84,31 @@ def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArra
     return plan
 
 
-def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[int]) -> npt.NDArray[np.int64]:
-    """[8, N]: `_LABELS` of each token, with where its row stops in the batch in the place of `end`."""
+def store_records(stores: Sequence[Store]) -> npt.NDArray[Any]:
+    """`struct store` of each.  Raises InputError for numbers of another type."""
+    records = np.zeros(len(stores), STORE)
+    for record, store in zip(records, stores, strict=True):
+        k, v = store.k, store.v
+        if k.dtype not in _CACHE_TYPES or not k.is_contiguous() or not v.is_contiguous():
+            raise InputError(f"the cache holds {k.dtype}; the native step reads fp32 and bf16")
+        slots, groups, capacity, width = k.shape
+        record["keys"], record["values"], record["type"] = k.data_ptr(), v.data_ptr(), _CACHE_TYPES[k.dtype]
+        record["slots"], record["groups"], record["capacity"] = slots, groups, capacity
+        record["width"], record["value_width"] = width, v.shape[3]
+    return records
+
+
+def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int64]:
+    """[8, N]: `_LABELS` of each token but `chosen`, with where its row stops in the batch in the place of `end`.
+
+    sources   the length of each row's source and its slot in the stores of sources; none by default.
+    """
     n = np.asarray(rows.lengths)
-    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, sources))
-    slot, start, past, reach, source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
+    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, *(sources or [[0] * len(rows)] * 2)))
+    slot, start, past, reach, *source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
     position = past + np.arange(len(ids)) - start
     stop = start + reach - past
-    return np.asarray((ids, position, slot, start, stop, reach, source))
+    return np.asarray((ids, position, slot, start, stop, reach, *source))
 
 
 def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:

@@ -10,17 +10,15 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from triptych.attention import Cache, CrossCache, Rows
-from triptych.errors import InputError
 from triptych.native import library
-from triptych.native.step import STORE, Plan
+from triptych.native.step import Plan
 from triptych.nn import Transformer
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
-from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct
+from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct, store_records
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
@@ -31,7 +29,6 @@ TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # weights are about as fast as those of torch's matrix library (with wide matrices and 256 vectors a fifth slower), and
 # the rest of a step is faster.  bf16 weights are multiplied in fp32 here, by torch at twice that rate or more.
 MOST_DENSE, MOST_DENSE_FP32 = 32, 256
-_CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _keys_and_values = attrgetter("k", "v")
 
 
@@ -82,7 +79,7 @@ class NativeStep:
         step = self.cache.begin(rows, "")
         plan = self._plan(binding)
         out = torch.empty(len(chosen), binding.plan.outputs)
-        sources = [0] * len(rows.lengths) if self.cross is None else [self.cross.lengths[slot] for slot in rows.slots]
+        sources = [] if self.cross is None else self.cross.of(rows.slots)
         labels = labels_of(ids, rows, sources)
         done = 0
         for first in range(0, len(ids), TOKENS):
@@ -131,15 +128,6 @@ class NativeStep:
             self.seen = []
         flat = [*chain.from_iterable(tensors)]
         if len(flat) != len(self.seen) or not all(map(is_, flat, self.seen)):
-            self.stores = np.zeros(len(stores), STORE)
-            for i, store in enumerate(stores):
-                k, v = store.k, store.v
-                if k.dtype not in _CACHE_TYPES or not k.is_contiguous() or not v.is_contiguous():
-                    raise InputError(f"the cache holds {k.dtype}; the native step reads fp32 and bf16")
-                slots, groups, capacity, width = k.shape
-                self.stores[i] = (
-                    k.data_ptr(), v.data_ptr(), slots, capacity, groups, width, v.shape[3], _CACHE_TYPES[k.dtype],
-                )  # fmt: skip
-            self.seen = flat
+            self.stores, self.seen = store_records(stores), flat
             self.plan = plan_struct(binding, self.matrices, self.stores)
         return self.plan

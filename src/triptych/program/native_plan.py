@@ -77,6 +77,15 @@ def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> 
     return _assembled(StepMaker(program, packed, False, []).make_encoding())
 
 
+def source_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> NativePlan:
+    """The plan of `encode` and `cross_kv`: as `encoding_plan_of`, and the keys and values that a layer of the decoder
+    looks at go to a store of its own.  Raises NotNative, naming what the executor lacks."""
+    missing = {"encode", "cross_kv"} - set(program.entries)
+    if missing:
+        raise NotNative(f"the program has no {sorted(missing)[0]}")
+    return _assembled(StepMaker(program, packed, False, []).make_source())
+
+
 def _assembled(steps: Steps) -> NativePlan:
     levels = _levels(steps)
     ordered = sorted(steps.steps, key=lambda step: levels[step])

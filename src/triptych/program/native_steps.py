@@ -8,7 +8,7 @@ floating-point types, since the executor computes in fp32) become other names of
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ _ALIASES = ("site", "split_heads", "merge_heads", "cast")
 class StepMaker:
     """Walks the entries of a program.
 
-    packed        weights that are stored packed: their vectors are rounded, their rows are looked up outside.
+    packed        weights that are stored packed: vectors are rounded before they are multiplied with them.
     half_cache    keys and values are kept in 16 bits.
     windows       of each layer's store.
     """
@@ -65,11 +65,39 @@ class StepMaker:
         self._check_lowered()
         self.encoding = True
         entry = self.program.entries["encode"]
-        values: dict[str, Any] = {"positions": Positions(), "ids": "ids", "token_types": "types"}
+        names = {"ids": "ids", "token_types": "types", "frames": "frames", "q_pos": "positions", "k_pos": "positions"}
+        values: dict[str, Any] = {"positions": Positions(), **names}
         if unknown := set(entry.inputs) - set(values):
             raise NotNative(f"the native step gives an encoder no {sorted(unknown)[0]}")
+        if "frames" in entry.inputs:
+            entry = self._convolved(entry, values)
         self.out.result = self.entry(entry, values, Over.TOKENS, {})
         return self.out
+
+    def make_source(self) -> Steps:
+        """The steps of `encode` and then of `cross_kv`, whose keys and values go to a store for each layer of the
+        decoder.  Raises NotNative, naming what the executor lacks."""
+        memory, entry = self.make_encoding().result, self.program.entries["cross_kv"]
+        values: dict[str, Any] = {entry.inputs[0]: memory}
+        first = len(self.out.steps)
+        self.entry(entry, values, Over.TOKENS, {})
+        linear = [step for step in self.out.steps[first:] if step.op is Op.LINEAR]
+        for before, step in zip(linear[:-2], linear[2:], strict=True):  # of two layers: few vectors live at once
+            step.after.append(before)
+        for layer, (k, v) in enumerate(zip(entry.outputs[::2], entry.outputs[1::2], strict=True)):
+            groups, width = (int(n) for n in entry.values[k].shape[1:])
+            numbers = {"groups": groups, "width": width, "value_width": int(entry.values[v].shape[-1]), "store": layer}
+            self.add(Op.EXTEND, None, {"second": values[k], "third": values[v]}, {}, **numbers)
+        self.out.result = memory
+        return self.out
+
+    def _convolved(self, entry: Entry, values: dict[str, Any]) -> Entry:
+        """The entry behind the convolutions of frames, whose result the caller computes and gives."""
+        last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
+        step = entry.instructions[last]
+        out = values[step.out[0]] = Vector(int(self.program.weights[step.weights["weight"]][0]))
+        self.add(Op.EMBED, out, {}, {"weight": Table("given")}, kind=Index.TOKENS, number=0, width=out.width)
+        return replace(entry, instructions=entry.instructions[last + 1 :])
 
     def _check_lowered(self) -> None:
         if self.program.unlowered:
@@ -142,7 +170,8 @@ class _Walk:
             return self._number(step)
         if step.op in ("alibi_bias", "t5_bias"):
             how = (step.op, tuple(sorted(step.attributes.items())))
-            return Table("bias", self._name(step.weights["weight"]) if step.weights else "", how)
+            kind = "bias both ways" if self.maker.encoding else "bias"
+            return Table(kind, self._name(step.weights["weight"]) if step.weights else "", how)
         if method is None:
             raise NotNative(f"the native step has no operation {step.op}")
         return method(step)
@@ -173,9 +202,7 @@ class _Walk:
         elif ids == "types":  # the executor is given none, so all are type 0
             table, index, shift = Table("plain", weight), Index.NONE, 0
         elif ids == "ids":
-            packed = weight in self.maker.packed
-            table, index, shift = Table("lookup" if packed else "matrix", weight), Index.IDS, 0
-            index = Index.TOKENS if packed else index
+            table, index, shift = Table("matrix", weight), Index.IDS, 0
         else:
             raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
         self.maker.add(Op.EMBED, out, {}, {"weight": table}, kind=index, number=shift, width=out.width)
@@ -261,7 +288,7 @@ class _Walk:
 
     def _both(self, step: Instruction) -> tuple[Vector, Vector]:
         x, y = (self._vector(step.inputs[key]) for key in ("x", "y"))
-        if self.entry.values[step.inputs["x"]].shape != self.entry.values[step.inputs["y"]].shape:
+        if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
             raise NotNative(f"{step.op} of vectors of different shapes")
         return x, y
 
@@ -312,7 +339,7 @@ class _Walk:
         tables, reads = dict[str, Table](), {"input": q}
         if "bias" in step.inputs:
             bias = self.values[step.inputs["bias"]]
-            if not isinstance(bias, Table) or cross or maker.encoding:
+            if not isinstance(bias, Table) or cross:
                 raise NotNative("a bias of the scores that is more than a function of distance")
             tables["bias"] = bias
         if "sinks" in step.weights:

@@ -60,7 +60,7 @@ def encode(
     native = NativeEncoder(module, matrix_of=kernel_matrix) if executor == "auto" else None
     for group in batches([module.length(row) for row in rows], batch_tokens):
         inputs, where = module.flat([rows[i] for i in group])
-        hidden = None if native is None or inputs.dim() != 1 else native.hidden(inputs.tolist(), where)
+        hidden = None if native is None else native.hidden(inputs, where)
         hidden = module(_reading(module, inputs, where)) if hidden is None else hidden.to(module.dtype)
         for i, vector in zip(group, pool(hidden, where), strict=True):
             vectors[i] = vector

@@ -142,12 +142,11 @@ class WhisperDecoder:
     ) -> tuple[list[int], float]:
         """Ids, and the mean log-probability of these and of the end token."""
         rule = rules(self.tokens, len(prompt), timestamps=self.timestamps)
-        logprobs: list[Tensor] = []
+        allowed: list[Tensor] = []
 
         def recorded(scores: Tensor, row: Sequence[int]) -> Tensor:
-            scores = rule(scores, row)
-            logprobs.append(scores.log_softmax(-1))
-            return scores
+            allowed.append(rule(scores, row))
+            return allowed[-1]
 
         request = Request(
             prompt=prompt, max_new_tokens=limit or min(self.context // 2, self.context - len(prompt)),
@@ -158,7 +157,7 @@ class WhisperDecoder:
         while window.row.reason is None:
             engine.step()
         ids = window.row.new
-        total = sum(float(scores[token]) for scores, token in zip(logprobs, ids, strict=True))
+        total = sum(float(scores[token] - scores.logsumexp(-1)) for scores, token in zip(allowed, ids, strict=True))
         return [token for token in ids if token != self.tokens.end], total / len(ids)
 
     def _silence(self, window: SpeechWindow, prompt: Sequence[int]) -> float:

@@ -80,12 +80,12 @@ def rules(tokens: WhisperTokens, prompt_length: int, *, timestamps: bool = True)
     """What may follow in a row whose first `prompt_length` ids are its prompt: no suppressed token, and times only
     where `_restrict_times` allows them."""
 
+    never = torch.tensor([*tokens.suppressed, tokens.no_timestamps])
+    not_first = torch.tensor([*tokens.suppressed, tokens.no_timestamps, *tokens.suppressed_first])
+
     def allowed(scores: Tensor, row: Sequence[int]) -> Tensor:
-        scores = scores.float().clone()
-        scores[[*tokens.suppressed, tokens.no_timestamps]] = -torch.inf
         new = list(row[prompt_length:])
-        if not new:
-            scores[list(tokens.suppressed_first)] = -torch.inf
+        scores = scores.float().index_fill(0, (never if new else not_first).to(scores.device), -torch.inf)
         if timestamps:
             _restrict_times(scores, new, tokens)
         else:
@@ -114,8 +114,7 @@ def _restrict_times(score: Tensor, new: Sequence[int], tokens: WhisperTokens) ->
         score[:first] = -torch.inf
         if tokens.latest_first is not None:
             score[first + tokens.latest_first + 1 :] = -torch.inf
-    logprobs = score.log_softmax(-1)
-    if logprobs[first:].logsumexp(-1) > logprobs[:first].max():
+    if score[first:].logsumexp(-1) > score[:first].max():
         score[:first] = -torch.inf
 
 
