@@ -4,85 +4,188 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from triptych.attention import Rows
-from triptych.native.step import STORE
+from triptych.errors import InputError
+from triptych.native import library, usable_threads, why_not
+from triptych.native.step import MATRIX, STORE, Call, Plan, run_steps
 from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
 from triptych.program.native_binding import Binding, MatrixOf
-from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct
+from triptych.program.native_calls import Calls
 from triptych.program.native_plan import NativePlan, encoding_plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
 from triptych.program.program import Program
 
-TOKENS = 512  # of one call, unless a row is longer: what a layer computes then stays in the caches of the processor
+TOKENS = 256  # of one piece, unless a row is longer: what a layer computes then stays in the caches of a processor
+LEAST = 128  # tokens of a piece that are worth reading all weights for, rather than sharing them with other threads
+
+Matmul = Literal["auto", "bf16", "stored"]
+"""What products with weights are computed in: "bf16", whatever the weights are stored as; "stored", as they are (packed
+weights by integers, others in the dtype of the model); "auto", the faster of the two that loses nothing beside what the
+model was loaded with: bf16 for a model of bf16, and for packed weights on a processor with AMX."""
+
+
+def multiplies_in_bf16(module: Transformer, matmul: Matmul) -> bool:
+    """Whether the native encoder of this module computes its products in bf16.
+
+    Raises InputError for an unknown `matmul`, and for "bf16" on a processor without such products.
+    """
+    if matmul not in get_args(Matmul):
+        raise InputError(f"matmul must be one of {list(get_args(Matmul))}, not {matmul!r}")
+    kernels = library()
+    isa = None if kernels is None else kernels.bf16
+    if matmul == "bf16" and isa is None:
+        raise InputError(f"matmul='bf16' needs AVX-512 with BF16, or AMX: {why_not() or 'this processor has neither'}")
+    if matmul != "auto":
+        return matmul == "bf16"
+    if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
+        return isa == "amx-bf16"
+    return isa is not None and module.dtype == torch.bfloat16
 
 
 class PreparedEncoder(Prepared):
-    """The plan of an encoder."""
+    """The plan of an encoder; it depends on whether products are in bf16."""
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        return encoding_plan_of(program, packed)
+        return encoding_plan_of(program, packed, *how)
+
+
+def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
+    """A line for the user where the native encoder multiplies in another form than the weights are stored in."""
+    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
+    if not multiplies_in_bf16(module, matmul) or (module.dtype == torch.bfloat16 and not packed):
+        return None
+    try:
+        with torch.no_grad():
+            PreparedEncoder.bound(module, (True,), None, 1)
+    except NotNative:
+        return None
+    kernels = library()
+    isa, form = (
+        "" if kernels is None else kernels.bf16,
+        "packed" if packed else str(module.dtype).removeprefix("torch."),
+    )
+    return (
+        f"{form} weights are multiplied in bf16 ({isa}); matmul='stored' (--matmul stored) multiplies them as they are"
+    )
 
 
 class NativeEncoder:
     """The native executor of an encoder.  One thread uses it at a time; others may use the same module.
 
     matrix_of     the run-time layout of a packed weight.
-    dense         whether a model without packed weights runs here too; torch's matrix products are faster.
+    dense         whether a model without packed weights runs here too where its products are not in bf16; torch's
+                  matrix products are faster.
+    bf16          whether products with weights are in bf16: both factors are rounded, the sums and all else are fp32.
+                  The weights are then kept a second time.
     why_modules   why the last call gave None; None after a call that ran.
     """
 
-    def __init__(self, module: Transformer, *, matrix_of: MatrixOf | None = None, dense: bool = False) -> None:
-        self.module, self.matrix_of, self.dense = module, matrix_of, dense
+    def __init__(
+        self, module: Transformer, *, matrix_of: MatrixOf | None = None, dense: bool = False, bf16: bool = False
+    ) -> None:
+        self.module, self.matrix_of, self.dense, self.bf16 = module, matrix_of, dense, bf16
         self.calls = Calls()
+        self.arena = self.scratch = torch.empty(0)
         self.why_modules: str | None = None
 
-    def hidden(self, ids: Sequence[int], rows: Rows) -> Tensor | None:
+    def hidden(self, ids: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
         """The encoder's output [N, D], fp32, for the ids [N] of whole rows, all of token type 0; None where the modules
-        must run."""
+        must run.
+
+        A row has the same bits in any batch and with any number of threads.  They depend on the processor where
+        products are in bf16.
+        """
+        tokens = np.asarray(ids, np.int64)
         try:
             self.calls.check()
-            binding = PreparedEncoder.bound(self.module, (), self.matrix_of, rows.longest)
-            self._check(binding, ids, rows)
+            binding = PreparedEncoder.bound(self.module, (self.bf16,), self.matrix_of, rows.longest)
+            self._check(binding, tokens, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
             return None
         self.why_modules = None
-        matrices = binding.matrices.copy()
-        stores = np.zeros(1, STORE)  # instructions name the first store, and read nothing of it
-        plan = plan_struct(binding, matrices, stores)
-        labels = labels_of(ids, rows, [0] * len(rows.lengths))
-        out = torch.empty(len(ids), binding.plan.outputs)
-        for first, last in _pieces(rows.lengths):
-            self.calls.run(binding, matrices, plan, piece_of(labels, first, last), [], out[first:last])
+        out = torch.empty(len(tokens), binding.plan.outputs)
+        self._run(binding, tokens, rows.lengths, out)
         return out
 
-    def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
+    def _check(self, binding: Binding, ids: npt.NDArray[np.int64], rows: Rows) -> None:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
         if len(ids) != rows.total or not len(ids) or any(rows.past):
             raise NotNative("no tokens, or not as many as the rows have, or rows that continue others")
-        if not binding.packed and not self.dense:
+        if not binding.packed and not self.dense and not self.bf16:
             raise NotNative("dense weights: torch's matrix products are faster")
         if rows.longest > min(binding.limit, self.module.spec.context or binding.limit):
             raise NotNative("a row is longer than the model's context")
-        if min(ids) < 0 or max(ids) >= binding.vocab:
+        if ids.min() < 0 or ids.max() >= binding.vocab:
             raise NotNative("an id lies outside the vocabulary")
         if rows.documents is not None:
             raise NotNative("rows of several documents")
 
+    def _run(self, binding: Binding, ids: npt.NDArray[np.int64], lengths: Sequence[int], out: Tensor) -> None:
+        """Pieces of the batch, each on a thread of its own where there are enough of them."""
+        threads = usable_threads(torch.get_num_threads())
+        pieces = _pieces(lengths, min(TOKENS, max(LEAST, -(-len(ids) // threads))))
+        labels = _labels(ids, lengths, pieces)
+        most = max(last - first for first, last in pieces)
+        arena, scratch = binding.plan.arena * most, binding.plan.scratch + most
+        if self.arena.numel() < arena * threads:
+            self.arena = torch.zeros(arena * threads)
+        if self.scratch.numel() < scratch * threads:
+            self.scratch = torch.zeros(scratch * threads)
+        looked_up = {
+            place: F.embedding(torch.from_numpy(ids), weight).float().contiguous()
+            for place, weight in binding.lookups.items()
+        }
+        matrices = np.empty((len(pieces), len(binding.matrices)), MATRIX)
+        matrices[:] = binding.matrices
+        stores = np.zeros(1, STORE)  # instructions name the first store, and read nothing of it
+        plans, calls = (Plan * len(pieces))(), (Call * len(pieces))()
+        records, width = binding.plan.instructions, out.stride(0)
+        for own, plan, call, (first, last) in zip(matrices, plans, calls, pieces, strict=True):
+            for place, vectors in looked_up.items():
+                own[place]["data"] = vectors[first].data_ptr()
+            plan.count, plan.instructions = len(records), records.ctypes.data
+            plan.weights, plan.stores = own.ctypes.data, stores.ctypes.data
+            call.tokens, call.threads, call.scratch_floats = last - first, threads, scratch
+            for name, label in zip(_LABELS, labels, strict=True):
+                setattr(call, name, label[first:].ctypes.data)
+            call.arena, call.scratch = self.arena.data_ptr(), self.scratch.data_ptr()
+            call.output = out.data_ptr() + 4 * first * width
+        run_steps()(plans, calls, len(pieces), threads, arena)
 
-def _pieces(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Tokens [first, last) of neighbouring whole rows, up to TOKENS of them or one row."""
+
+_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
+
+
+def _labels(
+    ids: npt.NDArray[np.int64], lengths: Sequence[int], pieces: Sequence[tuple[int, int]]
+) -> npt.NDArray[np.int32]:
+    """[8, N]: `_LABELS` of each token, whose places count from the beginning of its piece."""
+    labels = np.zeros((len(_LABELS), len(ids)), np.int32)
+    every, each = np.arange(len(ids)), np.asarray(lengths)
+    starts = np.repeat(each.cumsum() - each, each)
+    begins = np.repeat([first for first, _ in pieces], [last - first for first, last in pieces])
+    labels[0], labels[1], labels[3] = ids, every - starts, starts - begins
+    labels[4] = labels[5] = np.repeat(each, each)
+    return labels
+
+
+def _pieces(lengths: Sequence[int], tokens: int) -> list[tuple[int, int]]:
+    """Tokens [first, last) of neighbouring whole rows, up to `tokens` of them or one row."""
     pieces, first, before = [], 0, 0
     for end in accumulate(lengths):
-        if end - first > TOKENS and before > first:
+        if end - first > tokens and before > first:
             pieces.append((first, before))
             first = before
         before = end
