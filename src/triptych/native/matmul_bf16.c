@@ -2,7 +2,8 @@
 
    A block of the result is 32 vectors by 32 rows of weights, whose sums take four of the eight tiles of AMX.  The columns
    are cut into ranges whose weights stay in the cache nearest to the processor while several blocks use them; between
-   two ranges the sums of a block wait in memory.  */
+   two ranges the sums of a block wait in memory.  Weights are read from the beginning to the end, once; while one range is
+   multiplied, the processor is asked for the next one.  */
 
 #include "matmul_bf16.h"
 
@@ -37,6 +38,7 @@ struct part {
     ptrdiff_t stride;      /* between vectors, in numbers */
     const uint16_t *tiles; /* of the pair */
     int32_t count, from, to;
+    int32_t ask, until; /* which lines to ask for of each tile of the range that comes next in memory, of 32 */
 };
 
 typedef void part_kernel(const struct part *it, float (*sums)[PAIR]);
@@ -61,7 +63,9 @@ AMX static void amx_part(const struct part *it, float (*sums)[PAIR])
         _tile_zero(2);
         _tile_zero(3);
     }
+    const ptrdiff_t next = (ptrdiff_t)(it->to - it->from) * 2 * TILE_NUMBERS;
     for (int32_t t = it->from; t < it->to; t++, tile += 2 * TILE_NUMBERS, x += PAIR, last += PAIR) {
+        for (int32_t i = it->ask; i < it->until; i++) __builtin_prefetch(tile + next + PAIR * i, 0, 2);
         _tile_loadd(6, tile, 64);
         _tile_loadd(7, tile + TILE_NUMBERS, 64);
         _tile_loadd(4, x, stride);
@@ -175,7 +179,8 @@ static void multiply_pair(const struct bf16_product *it, int32_t pair, int32_t f
     float sums[BLOCKS][PAIR][PAIR] __attribute__((aligned(64)));
     int32_t tiles = pairs_in(it->columns);
     ptrdiff_t stride = (ptrdiff_t)tiles * PAIR;
-    struct part part = {NULL, stride, it->weights + (size_t)pair * (size_t)tiles * 2 * TILE_NUMBERS, 0, 0, 0};
+    struct part part = {NULL, stride, it->weights + (size_t)pair * (size_t)tiles * 2 * TILE_NUMBERS, 0, 0, 0, 0, 0};
+    int32_t blocks = (last - first + PAIR - 1) / PAIR;
     for (; part.from < tiles; part.from = part.to) {
         part.to = part.from + RANGE < tiles ? part.from + RANGE : tiles;
         for (int32_t m = first, i = 0; m < last; m += PAIR, i++) {
@@ -183,6 +188,8 @@ static void multiply_pair(const struct bf16_product *it, int32_t pair, int32_t f
             begin = begin < 0 ? 0 : begin;
             part.x = it->x + begin * stride;
             part.count = end - begin;
+            part.ask = i * PAIR / blocks;
+            part.until = (i + 1) * PAIR / blocks;
             kernel(&part, sums[i]);
             if (part.to == tiles) finish_block(it, pair, m, end - m, (const float(*)[PAIR])sums[i] + (m - begin));
         }
