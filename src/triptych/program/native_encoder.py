@@ -71,13 +71,9 @@ def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
     except NotNative:
         return None
     kernels = library()
-    isa, form = (
-        "" if kernels is None else kernels.bf16,
-        "packed" if packed else str(module.dtype).removeprefix("torch."),
-    )
-    return (
-        f"{form} weights are multiplied in bf16 ({isa}); matmul='stored' (--matmul stored) multiplies them as they are"
-    )
+    isa = None if kernels is None else kernels.bf16
+    form = "packed" if packed else str(module.dtype).removeprefix("torch.")
+    return f"{form} weights are multiplied in bf16 ({isa}); matmul='stored' (--matmul stored) multiplies as stored"
 
 
 class NativeEncoder:
@@ -106,10 +102,10 @@ class NativeEncoder:
         A row has the same bits in any batch and with any number of threads.  They depend on the processor where
         products are in bf16.
         """
-        tokens = np.asarray(ids, np.int64)
         try:
             self.calls.check()
             binding = PreparedEncoder.bound(self.module, (self.bf16,), self.matrix_of, rows.longest)
+            tokens = np.asarray(ids, np.int64)  # the module is on the CPU, and so are they
             self._check(binding, tokens, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
