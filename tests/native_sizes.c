@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "matmul.h"
+#include "matmul_bf16.h"
 
 #ifndef SHORTER
 #define SHORTER 0
@@ -70,6 +71,33 @@ static void product(int layout, int rows, int columns, int count, int threads)
     release(bias, bias_bytes);
 }
 
+/* x' [count][columns] rounded, y fp32 or rounded, with a bias and something more or without. */
+static void product_bf16(int rows, int columns, int count, int rounded)
+{
+    int pairs = pairs_in(rows), padded = pairs_in(columns) * PAIR;
+    size_t bytes = (size_t)(pairs * PAIR * padded) * sizeof(uint16_t) - LACKING, x_bytes = sizeof(float) * (size_t)columns;
+    size_t in_bytes = (size_t)(count * padded) * sizeof(uint16_t), bias_bytes = sizeof(float) * (size_t)rows;
+    size_t more_bytes = sizeof(float) * (size_t)(count * rows);
+    size_t y_bytes = rounded ? (size_t)(count * pairs * PAIR) * sizeof(uint16_t) : more_bytes;
+    char *weights = reserve(bytes), *y = reserve(y_bytes);
+    float *x = reserve(x_bytes), *bias = reserve(bias_bytes), *more = reserve(more_bytes);
+    uint16_t *in = reserve(in_bytes);
+    for (size_t i = 0; i < bytes; i++) weights[i] = (char)(i * 37 % 61);
+    for (int i = 0; i < columns; i++) x[i] = (float)(i % 23 - 11);
+    for (int i = 0; i < rows; i++) bias[i] = (float)i;
+    for (int i = 0; i < count * rows; i++) more[i] = (float)i;
+    for (int m = 0; m < count; m++) round_bf16(in + m * padded, x, columns);
+    struct bf16_product it = {(const uint16_t *)weights, rows, columns, count, rounded, 0, rounded, in,
+                              count % 2 ? bias : NULL, count % 2 ? NULL : more, y};
+    multiply_bf16(&it, 0, pairs);
+    release(weights, bytes);
+    release(y, y_bytes);
+    release(x, x_bytes);
+    release(bias, bias_bytes);
+    release(more, more_bytes);
+    release(in, in_bytes);
+}
+
 int main(void)
 {
     int rows[] = {1, 15, 16, 17, 37}, counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}, products = 0;
@@ -82,6 +110,10 @@ int main(void)
                         int block = layout == LAYOUT_S8X16 ? 256 : layout <= LAYOUT_BF16 ? 13 : 32;
                         product(layout, rows[r], size * block, counts[c], 1 + products % 2);
                     }
+    int many[] = {1, 5, 15, 16, 17, 31, 33, 47, 259};
+    for (int isa = 1; isa < 3 && select_bf16(isa) == isa; isa++)
+        for (int r = 0; r < 5; r++)
+            for (int c = 0; c < 9; c++, products++) product_bf16(rows[r], c * 60 + 7, many[c], c % 2);
     printf("%d\n", products);
     return 0;
 }

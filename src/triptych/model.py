@@ -296,16 +296,21 @@ class Model(metaclass=NamesOfOthers):
         return self.inputs.render(messages)
 
     def encode(
-        self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096
-    ) -> Tensor:
+        self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096,
+        matmul: tasks.Matmul = "auto",
+    ) -> Tensor:  # fmt: skip
         """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given.
+
+        `matmul` is what an encoder multiplies in: "bf16", whatever its weights are stored as (sums and all else stay
+        fp32, and the cosine to fp32 above 0.9999); "stored", as they are stored; "auto", bf16 for a model of bf16, and
+        for packed weights on a processor with AMX.  InputError for "bf16" where it cannot be had.
 
         A checkpoint of sentence-transformers also says how many tokens of a text it reads (`max_seq_length`): the rest
         of a text is cut off, as there.  Rows of ids are read whole.
         """
         how = tasks.pooling(self.module, pooling, normalize)
         rows = self.inputs.sentences(texts, self.hf or {})
-        return tasks.encode(self.module, rows, how, batch_tokens=batch_tokens, executor=self.executor)
+        return tasks.encode(self.module, rows, how, batch_tokens=batch_tokens, executor=self.executor, matmul=matmul)
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
         """For each text, for each mask in it, the `top` likeliest words and their probabilities."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,15 @@ from triptych.cli.loading import load_model, read_texts
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+class Products(StrEnum):
+    """The choices of --matmul (`triptych.program.native_encoder.Matmul`)."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    STORED = "stored"
+
 
 FORMATS = (".npy", ".safetensors")
 FEW = 12  # texts whose similarity matrix fits a terminal
@@ -33,6 +43,12 @@ def encode(
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1.")
     ] = None,
+    matmul: Annotated[
+        Products,
+        typer.Option(
+            "--matmul", help="Multiply in bf16, as the weights are stored, or in the better for this machine."
+        ),
+    ] = Products.AUTO,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the vectors to a .npy or .safetensors file.")
     ] = None,
@@ -41,10 +57,14 @@ def encode(
     """Compute one embedding per text, and their similarities."""
     if out is not None:
         screen.check_suffix(out, FORMATS, "--out")
+    from triptych.tasks import note_on_products
+
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
     with screen.waiting(f"encoding {len(inputs):,} texts"):
-        vectors = model.encode(inputs, pooling=pooling, normalize=normalize).float().cpu().numpy()
+        vectors = model.encode(inputs, pooling=pooling, normalize=normalize, matmul=matmul.value).float().cpu().numpy()
+    if note := note_on_products(model.module, matmul.value):
+        screen.note(note)
     if out is not None:
         _save(vectors, out)
         screen.note(f"{out}: {screen.shape(vectors.shape)} vectors")

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 import triptych
-from triptych import machine
+from triptych import machine, tasks
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.generate.beam import beam_search
@@ -125,6 +125,8 @@ class Ours(Side):
         of loading."""
         model = self._model()
         notes = [] if model.report is None else list(model.report.notes)
+        if model.module.spec.layout == "encoder" and (note := tasks.note_on_products(model.module, "auto")):
+            notes.append(note)
         facts: dict[str, Any] = {"packed": bool(_packed(model)), "dtype": str(model.module.dtype), "notes": notes}
         if model.module.decoder is None:
             return facts

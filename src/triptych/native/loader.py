@@ -11,6 +11,8 @@ from pathlib import Path
 
 #: The kernels by their number in `matmul.h`.
 ISAS = ("portable", "avx2", "avx512")
+#: Those of products in bf16, by their number in `matmul_bf16.h`.
+BF16_ISAS = (None, "avx512-bf16", "amx-bf16")
 _PROCESS = os.getpid()
 
 
@@ -47,6 +49,7 @@ class Library:
         self.path = path
         self.functions = _typed(ctypes.CDLL(str(path)))
         self.isa = self.use(ISAS[-1])
+        self.bf16 = self.use_bf16(BF16_ISAS[-1])
 
     def use(self, at_most: str) -> str:
         """Compute with the best kernels up to `at_most` that this processor has, and return their name in `ISAS`.
@@ -55,6 +58,11 @@ class Library:
         """
         self.isa = ISAS[self.functions.select_kernels(ISAS.index(at_most))]
         return self.isa
+
+    def use_bf16(self, at_most: str | None) -> str | None:
+        """The same for products in bf16, with the names of `BF16_ISAS`; None where this processor has none."""
+        self.bf16 = BF16_ISAS[self.functions.select_bf16(BF16_ISAS.index(at_most))]
+        return self.bf16
 
 
 def library() -> Library | None:
@@ -107,6 +115,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "multiply": (None, (matrix, vectors, *output, c_int32, c_int32)),
         "multiply_parallel": (None, (matrix, vectors, *output, c_int32)),
         "select_kernels": (c_int, (c_int,)),
+        "select_bf16": (c_int, (c_int,)),
     }
     for name, (result, arguments) in types.items():
         function = getattr(functions, name)

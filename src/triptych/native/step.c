@@ -108,6 +108,8 @@ static void run_one(struct worker *me, const struct instruction *it)
     case OP_ROUTE: step_route(me, it); break;
     case OP_TAKE: step_take(me, it); break;
     case OP_GIVE: step_give(me, it); break;
+    case OP_ROUND_BF16: step_round_bf16(me, it); break;
+    case OP_LINEAR_BF16: step_linear_bf16(me, it); break;
     default: break;
     }
 }

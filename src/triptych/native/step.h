@@ -30,7 +30,9 @@ enum operation {
     OP_CHOOSE = 11,      /* row m of output = row `chosen[m]` of input */
     OP_ROUTE = 12,       /* output = weight of each expert from the scores `input`, 0 for those not chosen; third = 0 */
     OP_TAKE = 13,        /* the rows of input that expert `number` is chosen for, one after another */
-    OP_GIVE = 14         /* row i of input, times its weight, added to its token's row of output */
+    OP_GIVE = 14,        /* row i of input, times its weight, added to its token's row of output */
+    OP_ROUND_BF16 = 15,  /* output = input rounded for products in bf16 (matmul_bf16.h) */
+    OP_LINEAR_BF16 = 16  /* output = f(input weight^T + bias) + third; input is rounded, output too where `number` */
 };
 
 enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2, INDEX_NONE = 3 };
@@ -136,9 +138,16 @@ void step_route(struct worker *me, const struct instruction *it);
 void step_members(struct worker *me, const struct instruction *it);
 void step_take(struct worker *me, const struct instruction *it);
 void step_give(struct worker *me, const struct instruction *it);
+void step_round_bf16(struct worker *me, const struct instruction *it);
+void step_linear_bf16(struct worker *me, const struct instruction *it);
 
 /* Run a plan.  The caller's thread is one of `threads`. */
 void run_step(const struct plan *plan, const struct batch *batch);
+
+/* Run several plans of tokens that do not read each other.  Where there are as many as threads, each runs on one thread,
+   with its own part of the arena, [threads][arena_floats]; else one after another on all.  */
+void run_steps(const struct plan *plans, const struct batch *batches, int32_t count, int32_t threads,
+               int64_t arena_floats);
 
 /* sizeof of the structures above, in the order instruction, store, plan, batch, matrix: the loader compares them. */
 int step_sizeof(int which);

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -35,6 +35,8 @@ class Op(IntEnum):
     ROUTE = 12
     TAKE = 13
     GIVE = 14
+    ROUND_BF16 = 15
+    LINEAR_BF16 = 16
 
 
 class Index(IntEnum):
@@ -127,6 +129,7 @@ class Call(Structure):
 
 
 RunStep = Callable[[Any, Any], None]
+RunSteps = Callable[[Any, Any, int, int, int], None]
 
 
 def run_step() -> RunStep | str:
@@ -143,4 +146,14 @@ def run_step() -> RunStep | str:
     if ours != tuple(sizeof(i) for i in range(len(ours))) or ctypes.sizeof(Matrix) != MATRIX.itemsize:
         return "the native kernels are of an older build: their structures have other sizes"
     found: RunStep = function
+    return found
+
+
+def run_steps() -> RunSteps:
+    """The function `run_steps(plans, calls, count, threads, arena floats)`, where there is a `run_step`."""
+    loaded = library()
+    assert loaded is not None
+    function = loaded.functions.run_steps
+    function.restype, function.argtypes = None, (POINTER(Plan), POINTER(Call), c_int32, c_int32, c_int64)
+    found: RunSteps = function
     return found

@@ -21,6 +21,8 @@ from triptych.program.native_plan import TILE_KEYS, NativePlan
 from triptych.program.native_values import NotNative, Table
 
 LAYOUT_F32, LAYOUT_BF16 = 0, 1  # of matmul.h
+LAYOUT_TILES = -1  # of matmul_bf16.h, which has one
+BAND, PAIR = 16, 32  # of both
 SHORTEST = 256  # positions that tables have at least
 _DENSE = {torch.float32: LAYOUT_F32, torch.bfloat16: LAYOUT_BF16}
 MatrixOf = Callable[[PackedWeight], tuple[int, Tensor] | None]
@@ -99,6 +101,9 @@ class Binder:
     def _table(self, table: Table, positions: int) -> tuple[int, int, int, Tensor]:
         if table.kind == "matrix":
             return self._matrix(table.name)
+        if table.kind == "tiles":
+            weight = self.parameters[table.name]
+            return LAYOUT_TILES, weight.shape[0], weight.shape[1], self._tiles(weight)
         if table.kind in ("vector", "plain"):
             data = self._plain(table.name)
         else:
@@ -118,6 +123,19 @@ class Binder:
             raise NotNative(f"{name} is {weight.dtype}; the native kernels read fp32 and bf16 rows")
         self.shared.append(weight)
         return _DENSE[weight.dtype], weight.shape[0], weight.shape[1], weight.detach()
+
+    @torch.no_grad()
+    def _tiles(self, weight: Tensor) -> Tensor:
+        """`[rows, columns]` in bf16 in the order of matmul_bf16.h."""
+        if isinstance(weight, PackedWeight):
+            self.packed.append(weight)
+            numbers = weight.dense()
+        else:
+            numbers = self._copied(weight)
+        rows, columns = numbers.shape
+        padded = nn.functional.pad(numbers.to(torch.bfloat16), (0, -columns % PAIR, 0, -rows % PAIR))
+        bands = padded.view(-(-rows // PAIR), PAIR // BAND, BAND, -(-columns // PAIR), PAIR // 2, 2)
+        return bands.permute(0, 3, 1, 4, 2, 5).contiguous()
 
     def _plain(self, name: str) -> Tensor:
         """Numbers in fp32: the parameter itself where it is that."""

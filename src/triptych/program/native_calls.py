@@ -19,7 +19,7 @@ from triptych.native.step import STORE, Call, Plan, RunStep, run_step
 from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_values import NotNative
 
-_LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
+LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -30,7 +30,7 @@ class Calls:
         function = run_step()
         self.function: RunStep | None = None if isinstance(function, str) else function
         self.unavailable = function if isinstance(function, str) else None
-        self.labels = np.zeros((len(_LABELS), 0), np.int32)
+        self.labels = np.zeros((len(LABELS), 0), np.int32)
         self.arena = self.scratch = torch.empty(0)
         self.call = Call()
 
@@ -46,8 +46,8 @@ class Calls:
             raise NotNative("autocast or another mode of torch is on")
 
     def _make_room(self, tokens: int) -> None:
-        self.labels = np.zeros((len(_LABELS), max(tokens, 256)), np.int32)
-        for i, name in enumerate(_LABELS):
+        self.labels = np.zeros((len(LABELS), max(tokens, 256)), np.int32)
+        for i, name in enumerate(LABELS):
             setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
@@ -99,7 +99,7 @@ def store_records(stores: Sequence[Store]) -> npt.NDArray[Any]:
 
 
 def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int64]:
-    """[8, N]: `_LABELS` of each token but `chosen`, with where its row stops in the batch in the place of `end`.
+    """[8, N]: `LABELS` of each token but `chosen`, with where its row stops in the batch in the place of `end`.
 
     sources   the length of each row's source and its slot in the stores of sources; none by default.
     """

@@ -1,36 +1,63 @@
-"""Runs an encoder natively: the hidden states of whole rows, where the model is what its program says, and what the
-layers of a decoder beside it project of them."""
+"""Runs an encoder natively: the hidden states of whole rows, where the model is what its program says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from triptych.attention import CrossCache, Rows
-from triptych.native.step import STORE
+from triptych.errors import InputError
+from triptych.native import library, usable_threads, why_not
+from triptych.native.step import MATRIX, STORE, Call, Plan, run_steps
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
-from triptych.program.native_binding import Binding, MatrixOf
-from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct, store_records
+from triptych.nn.weights import PackedWeight
+from triptych.program.native_binding import LAYOUT_F32, Binding, MatrixOf
+from triptych.program.native_calls import LABELS, Calls, store_records
 from triptych.program.native_plan import NativePlan, encoding_plan_of, source_plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
 from triptych.program.program import Program
 
-TOKENS = 512  # of one call, unless a row is longer: what a layer computes then stays in the caches of the processor
+TOKENS = 256  # of one piece, unless a row is longer: what a layer computes then stays in the caches of a processor
+LEAST = 128  # tokens of a piece that are worth reading all weights for, rather than sharing them with other threads
+
+Matmul = Literal["auto", "bf16", "stored"]
+"""What products with weights are computed in: "bf16", whatever the weights are stored as; "stored", as they are (packed
+weights by integers, others in the dtype of the model); "auto", the faster of the two that loses nothing beside what the
+model was loaded with: bf16 for a model of bf16, and for packed weights on a processor with AMX."""
+
+
+def multiplies_in_bf16(module: Transformer, matmul: Matmul) -> bool:
+    """Whether the native encoder of this module computes its products in bf16.
+
+    Raises InputError for an unknown `matmul`, and for "bf16" on a processor without such products.
+    """
+    if matmul not in get_args(Matmul):
+        raise InputError(f"matmul must be one of {list(get_args(Matmul))}, not {matmul!r}")
+    kernels = library()
+    isa = None if kernels is None else kernels.bf16
+    if matmul == "bf16" and isa is None:
+        raise InputError(f"matmul='bf16' needs AVX-512 with BF16, or AMX: {why_not() or 'this processor has neither'}")
+    if matmul != "auto":
+        return matmul == "bf16"
+    if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
+        return isa == "amx-bf16"
+    return isa is not None and module.dtype == torch.bfloat16
 
 
 class PreparedEncoder(Prepared):
-    """The plan of an encoder."""
+    """The plan of an encoder; it depends on whether products are in bf16."""
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        return encoding_plan_of(program, packed)
+        return encoding_plan_of(program, packed, *how)
 
 
 class PreparedSource(Prepared):
@@ -41,60 +68,76 @@ class PreparedSource(Prepared):
         return source_plan_of(program, packed)
 
 
+def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
+    """A line for the user where the native encoder multiplies in another form than the weights are stored in."""
+    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
+    if not multiplies_in_bf16(module, matmul) or (module.dtype == torch.bfloat16 and not packed):
+        return None
+    try:
+        with torch.no_grad():
+            PreparedEncoder.bound(module, (True,), None, 1)
+    except NotNative:
+        return None
+    kernels = library()
+    isa = None if kernels is None else kernels.bf16
+    form = "packed" if packed else str(module.dtype).removeprefix("torch.")
+    return f"{form} weights are multiplied in bf16 ({isa}); matmul='stored' (--matmul stored) multiplies as stored"
+
+
 class NativeEncoder:
     """The native executor of an encoder.  One thread uses it at a time; others may use the same module.
 
     matrix_of     the run-time layout of a packed weight.
-    dense         whether a model without packed weights runs here too; torch's matrix products are faster.
+    dense         whether a model without packed weights runs here too where its products are not in bf16; torch's
+                  matrix products are faster.
+    bf16          whether products with weights are in bf16: both factors are rounded, the sums and all else are fp32.
+                  The weights are then kept a second time.
     why_modules   why the last call gave None; None after a call that ran.
     """
 
-    def __init__(self, module: Transformer, *, matrix_of: MatrixOf | None = None, dense: bool = False) -> None:
-        self.module, self.matrix_of, self.dense = module, matrix_of, dense
+    def __init__(
+        self, module: Transformer, *, matrix_of: MatrixOf | None = None, dense: bool = False, bf16: bool = False
+    ) -> None:
+        self.module, self.matrix_of, self.dense, self.bf16 = module, matrix_of, dense, bf16
         self.calls = Calls()
+        self.arena = self.scratch = torch.empty(0)
         self.why_modules: str | None = None
 
     def hidden(self, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
         """The encoder's output [N, D], fp32, for whole rows of what it reads: ids [N], all of token type 0, or frames
-        [N * stride, M]; None where the modules must run."""
-        return self._run(PreparedEncoder, inputs, rows, None)
+        [N * stride, M]; None where the modules must run.
+
+        A row has the same bits in any batch and with any number of threads.  They depend on the processor where
+        products are in bf16.
+        """
+        return self._run(PreparedEncoder, (self.bf16,), inputs, rows, None)
 
     def project(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache) -> bool:
         """The same for sources of a decoder, whose layers' keys and values of it go to `cross`; the slots of `rows` are
         those of the decoder's rows.  False where the modules must run.  Raises as `CrossCache.fill`."""
-        return self._run(PreparedSource, inputs, rows, cross) is not None
+        return self._run(PreparedSource, (), inputs, rows, cross) is not None
 
     def _run(
-        self, plans: type[Prepared], inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache | None
-    ) -> Tensor | None:
+        self, plans: type[Prepared], how: tuple[Any, ...], inputs: Sequence[int] | Tensor, rows: Rows,
+        cross: CrossCache | None,
+    ) -> Tensor | None:  # fmt: skip
         try:
             self.calls.check()
-            binding = plans.bound(self.module, (), self.matrix_of, rows.longest)
-            ids = self._ids(inputs, rows)
+            binding = plans.bound(self.module, how, self.matrix_of, rows.longest)
+            ids = _ids(inputs, rows)
             self._check(binding, ids, rows)
             given = self._given(binding, inputs, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
             return None
         self.why_modules = None
-        matrices = binding.matrices.copy()
         stores = np.zeros(1, STORE)  # where there are none, instructions name the first one and read nothing of it
         if cross is not None:
             rows = cross.make_room(rows)
             stores = store_records(cross.stores)
-        plan = plan_struct(binding, matrices, stores)
-        labels = labels_of(ids, rows)
         out = torch.empty(len(ids), binding.plan.outputs)
-        for first, last in _pieces(rows.lengths):
-            rest = None if given is None else given[first:last]
-            self.calls.run(binding, matrices, plan, piece_of(labels, first, last), [], out[first:last], rest)
+        self._call(binding, stores, ids, rows, given, out)
         return out
-
-    def _ids(self, inputs: Sequence[int] | Tensor, rows: Rows) -> Sequence[int]:
-        """The ids; zeros, one per token, in the place of frames."""
-        if not isinstance(inputs, Tensor):
-            return inputs
-        return inputs.tolist() if inputs.dim() == 1 else [0] * rows.total
 
     def _given(self, binding: Binding, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
         """What the convolutions make of frames, where the plan reads that."""
@@ -108,25 +151,75 @@ class NativeEncoder:
             raise NotNative("the encoder reads frames, as many as the rows have")
         return embed.convolved(inputs, rows).float().contiguous()
 
-    def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
+    def _check(self, binding: Binding, ids: npt.NDArray[np.int64], rows: Rows) -> None:
         """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
         if len(ids) != rows.total or not len(ids) or any(rows.past):
             raise NotNative("no tokens, or not as many as the rows have, or rows that continue others")
-        if not binding.packed and not self.dense:
+        if not binding.packed and not self.dense and not self.bf16:
             raise NotNative("dense weights: torch's matrix products are faster")
         if rows.longest > min(binding.limit, self.module.spec.source_context or binding.limit):
             raise NotNative("a row is longer than the model's context")
-        if min(ids) < 0 or max(ids) >= binding.vocab:
+        if ids.min() < 0 or ids.max() >= binding.vocab:
             raise NotNative("an id lies outside the vocabulary")
         if rows.documents is not None:
             raise NotNative("rows of several documents")
 
+    def _call(
+        self, binding: Binding, stores: npt.NDArray[Any], ids: npt.NDArray[np.int64], rows: Rows,
+        given: Tensor | None, out: Tensor,
+    ) -> None:  # fmt: skip
+        """Pieces of the batch, each on a thread of its own where there are enough of them."""
+        threads = usable_threads(torch.get_num_threads())
+        pieces = _pieces(rows.lengths, min(TOKENS, max(LEAST, -(-len(ids) // threads))))
+        labels = _labels(ids, rows, pieces)
+        most = max(last - first for first, last in pieces)
+        arena, scratch = binding.plan.arena * most, binding.plan.scratch + most
+        if self.arena.numel() < arena * threads:
+            self.arena = torch.zeros(arena * threads)
+        if self.scratch.numel() < scratch * threads:
+            self.scratch = torch.zeros(scratch * threads)
+        matrices = np.empty((len(pieces), len(binding.matrices)), MATRIX)
+        matrices[:] = binding.matrices
+        plans, calls = (Plan * len(pieces))(), (Call * len(pieces))()
+        records, width = binding.plan.instructions, out.stride(0)
+        for own, plan, call, (first, last) in zip(matrices, plans, calls, pieces, strict=True):
+            for place in binding.given:
+                assert given is not None
+                own[place] = (LAYOUT_F32, last - first, given.shape[1], 0, given[first].data_ptr())
+            plan.count, plan.instructions = len(records), records.ctypes.data
+            plan.weights, plan.stores = own.ctypes.data, stores.ctypes.data
+            call.tokens, call.threads, call.scratch_floats = last - first, threads, scratch
+            for name, label in zip(LABELS, labels, strict=True):
+                setattr(call, name, label[first:].ctypes.data)
+            call.arena, call.scratch = self.arena.data_ptr(), self.scratch.data_ptr()
+            call.output = out.data_ptr() + 4 * first * width
+        run_steps()(plans, calls, len(pieces), threads, arena)
 
-def _pieces(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Tokens [first, last) of neighbouring whole rows, up to TOKENS of them or one row."""
+
+def _ids(inputs: Sequence[int] | Tensor, rows: Rows) -> npt.NDArray[np.int64]:
+    """The ids; zeros, one per token, in the place of frames.  The module is on the CPU, and so are they."""
+    if isinstance(inputs, Tensor) and inputs.dim() != 1:
+        return np.zeros(rows.total, np.int64)
+    return np.asarray(inputs, np.int64)
+
+
+def _labels(ids: npt.NDArray[np.int64], rows: Rows, pieces: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
+    """[9, N]: `LABELS` of each token, whose places count from the beginning of its piece."""
+    labels = np.zeros((len(LABELS), len(ids)), np.int32)
+    every, each = np.arange(len(ids)), np.asarray(rows.lengths)
+    starts = np.repeat(each.cumsum() - each, each)
+    begins = np.repeat([first for first, _ in pieces], [last - first for first, last in pieces])
+    labels[0], labels[1], labels[3] = ids, every - starts, starts - begins
+    labels[2] = np.repeat(rows.slots, each)
+    labels[4] = labels[5] = np.repeat(each, each)
+    return labels
+
+
+def _pieces(lengths: Sequence[int], tokens: int) -> list[tuple[int, int]]:
+    """Tokens [first, last) of neighbouring whole rows, up to `tokens` of them or one row."""
     pieces, first, before = [], 0, 0
     for end in accumulate(lengths):
-        if end - first > TOKENS and before > first:
+        if end - first > tokens and before > first:
             pieces.append((first, before))
             first = before
         before = end

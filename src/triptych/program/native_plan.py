@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over
+from triptych.program.native_fusion import fused
 from triptych.program.native_steps import StepMaker
 from triptych.program.native_values import NotNative, Step, Steps, Table, Vector
 from triptych.program.program import Program
@@ -67,14 +68,16 @@ def plan_of(
     return _assembled(StepMaker(program, packed, half_cache, list(windows)).make())
 
 
-def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> NativePlan:
+def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
     """The plan of `encode`: the hidden states of all tokens of whole rows, whose tokens see all of their row.
 
-    `packed` are names of weights that are stored packed.  Raises NotNative, naming what the executor lacks.
+    `packed` are names of weights that are stored packed; with `bf16` all products with weights are in bf16.  Raises
+    NotNative, naming what the executor lacks.
     """
     if "encode" not in program.entries:
         raise NotNative("the program has no encode")
-    return _assembled(StepMaker(program, packed, False, []).make_encoding())
+    steps = StepMaker(program, packed, False, [], bf16=bf16).make_encoding()
+    return _assembled(fused(steps) if bf16 else steps)
 
 
 def source_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> NativePlan:

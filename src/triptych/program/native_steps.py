@@ -20,6 +20,7 @@ from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
 
 ROUND_GROUP = 32  # numbers of a vector that are rounded with one scale (`GROUP` of matmul.h)
+PAIR = 32  # vectors rounded to bf16 are padded to a multiple of so many numbers (matmul_bf16.h)
 
 
 _MAPS = {"silu": Function.SILU, "relu": Function.RELU, "tanh": Function.TANH}
@@ -34,10 +35,15 @@ class StepMaker:
     packed        weights that are stored packed: vectors are rounded before they are multiplied with them.
     half_cache    keys and values are kept in 16 bits.
     windows       of each layer's store.
+    bf16          vectors and weights are rounded to bf16 where they are multiplied, whatever they are stored as.
     """
 
-    def __init__(self, program: Program, packed: frozenset[str], half_cache: bool, windows: list[int | None]) -> None:
+    def __init__(
+        self, program: Program, packed: frozenset[str], half_cache: bool, windows: list[int | None], *,
+        bf16: bool = False,
+    ) -> None:  # fmt: skip
         self.program, self.packed, self.half_cache, self.windows = program, packed, half_cache, windows
+        self.bf16 = bf16
         self.out = Steps()
         self.rounded: dict[Vector, Vector] = {}
         self.attended: set[int] = set()
@@ -127,11 +133,14 @@ class StepMaker:
         return step
 
     def round_input(self, x: Vector) -> Vector:
-        """x rounded for packed weights, once for all of them."""
+        """x rounded for packed weights or for products in bf16, once for all of them."""
         if x not in self.rounded:
-            codes = x.width // 4 + 3 * x.width // ROUND_GROUP + 48  # and each of three parts begins at 64 bytes
+            if self.bf16:
+                codes = -(-x.width // PAIR) * PAIR // 2
+            else:
+                codes = x.width // 4 + 3 * x.width // ROUND_GROUP + 48  # and each of three parts begins at 64 bytes
             self.rounded[x] = Vector(codes, x.over)
-            self.add(Op.ROUND, self.rounded[x], {"input": x}, width=x.width)
+            self.add(Op.ROUND_BF16 if self.bf16 else Op.ROUND, self.rounded[x], {"input": x}, width=x.width)
         return self.rounded[x]
 
 
@@ -223,12 +232,14 @@ class _Walk:
         if columns != x.width:
             raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
         out, reads = self._new(int(rows)), {"input": x}
-        if weight in self.maker.packed:
-            reads["second"] = self.maker.round_input(x)
-        tables = {"weight": Table("matrix", weight)}
+        tables = {"weight": Table("tiles" if self.maker.bf16 else "matrix", weight)}
         if "bias" in step.weights:
             tables["bias"] = Table("vector", self._name(step.weights["bias"]))
-        self.maker.add(Op.LINEAR, out, reads, tables, width=x.width)
+        if self.maker.bf16:
+            reads = {"input": self.maker.round_input(x)}
+        elif weight in self.maker.packed:
+            reads["second"] = self.maker.round_input(x)
+        self.maker.add(Op.LINEAR_BF16 if self.maker.bf16 else Op.LINEAR, out, reads, tables, width=x.width)
         return out
 
     def _norm(self, step: Instruction, op: Op, eps: float, more: float) -> Vector:

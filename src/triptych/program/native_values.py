@@ -20,9 +20,9 @@ class NotNative(ConfigError):
 class Table:
     """Something that instructions read beside vectors, by its place in the plan's tables.
 
-    kind     `matrix`, `plain` (fp32 rows, unpacked where they are packed), `vector` (fp32), `given` (a row for each
-             token, which the caller computes), `rotation`, `far rotation`, `sinusoids`, `bias` (of keys up to the
-             query) or `bias both ways`.
+    kind     `matrix`, `tiles` (for products in bf16), `plain` (fp32 rows, unpacked where they are packed), `vector`
+             (fp32), `given` (a row for each token, which the caller computes), `rotation`, `far rotation`, `sinusoids`,
+             `bias` (of keys up to the query) or `bias both ways`.
     name     the parameter it is made from.
     how      what else it is made from: a RopeSpec, or the attributes of an operation.
     """

@@ -1,6 +1,7 @@
 """What people do with models: classify, tag, find entities and answers, fill in words, encode, transcribe,
 generate."""
 
+from triptych.program.native_encoder import Matmul, note_on_products
 from triptych.tasks.answer import Answer, answer
 from triptych.tasks.classify import classify, label_names
 from triptych.tasks.drafting import speculation
@@ -12,7 +13,7 @@ from triptych.tasks.transcribe import TEMPERATURES, Segment, Transcript, Whisper
 from triptych.tasks.whisper_tokens import WhisperTokens
 
 __all__ = [
-    "TEMPERATURES", "Answer", "Entity", "Segment", "Tag", "Transcript", "WhisperDecoder", "WhisperTokens", "answer",
-    "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "label_names", "pooling", "speculation",
-    "tag", "transcribe",
+    "TEMPERATURES", "Answer", "Entity", "Matmul", "Segment", "Tag", "Transcript", "WhisperDecoder", "WhisperTokens",
+    "answer", "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "label_names",
+    "note_on_products", "pooling", "speculation", "tag", "transcribe",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.nn import Batch, Pooling, Row, Transformer
-from triptych.program.native_encoder import NativeEncoder
+from triptych.program.native_encoder import Matmul, NativeEncoder, multiplies_in_bf16
 from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
 from triptych.tasks.batching import BATCH_TOKENS, batches
@@ -41,30 +41,36 @@ def pooling(module: Transformer, mode: str | None = None, normalize: bool | None
 @torch.no_grad()
 def encode(
     module: Transformer, rows: Sequence[Row], pooling: spec.PoolingSpec, *, batch_tokens: int = BATCH_TOKENS,
-    executor: Executor = "auto",
+    executor: Executor = "auto", matmul: Matmul = "auto",
 ) -> Tensor:  # fmt: skip
     """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,
-    pooled.  Rows of similar length run together and nothing is padded.  With the executor "auto", an encoder of packed
-    weights runs natively.
+    pooled.  Rows of similar length run together and nothing is padded.  With the executor "auto", an encoder runs
+    natively where its weights are packed or its products are in bf16, as `matmul` says (`Matmul`).
 
     The result carries no graph, and is an ordinary tensor that training may use.  Raises InputError for another
-    executor.
+    executor or `matmul`, and where products in bf16 were asked for and cannot be had.
     """
     if executor not in get_args(Executor):
         raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
+    bf16 = multiplies_in_bf16(module, matmul)
     pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(pooling, dense=None))
     if isinstance(module.head, Pooling) and pooling != module.head.spec:
         pool = Pooling(replace(pooling, dense=None))
         pool.dense = module.head.dense
-    vectors: list[Tensor | None] = [None] * len(rows)
-    native = NativeEncoder(module, matrix_of=kernel_matrix) if executor == "auto" else None
+    vectors: dict[int, Tensor] = {}
+    native = NativeEncoder(module, matrix_of=kernel_matrix, bf16=bf16) if executor == "auto" else None
     for group in batches([module.length(row) for row in rows], batch_tokens):
         inputs, where = module.flat([rows[i] for i in group])
         hidden = None if native is None else native.hidden(inputs, where)
-        hidden = module(_reading(module, inputs, where)) if hidden is None else hidden.to(module.dtype)
-        for i, vector in zip(group, pool(hidden, where), strict=True):
-            vectors[i] = vector
-    return torch.stack([vector for vector in vectors if vector is not None])
+        if hidden is None:
+            if matmul == "bf16":
+                reason = "executor='modules'" if native is None else native.why_modules or "the model reads no ids"
+                raise InputError(f"matmul='bf16' needs the native executor, which does not run here: {reason}")
+            hidden = module(_reading(module, inputs, where))
+        elif pool.spec.mode == "dense":
+            hidden = hidden.to(module.dtype)
+        vectors.update(zip(group, pool(hidden, where).to(module.dtype), strict=True))
+    return torch.stack([vectors[i] for i in range(len(rows))])
 
 
 def _reading(module: Transformer, inputs: Tensor, rows: Rows) -> Batch:

@@ -68,7 +68,14 @@ class ModelInputs:
         vocab = self.spec.vocab if target else self.spec.source_vocab
         if isinstance(texts, Tensor) or mask is not None:
             texts = self._unpadded(_rectangle(texts), mask)
-        return [self._row(i, row, vocab) for i, row in enumerate(texts)]
+        words = [row for row in texts if isinstance(row, str)]
+        encoded = iter(self.words.encode_batch(words) if words else ())  # by several threads
+        return [
+            check_ids(next(encoded), vocab, f"row {i}: the tokenizer's ids")
+            if isinstance(row, str)
+            else self._row(i, row, vocab)
+            for i, row in enumerate(texts)
+        ]
 
     def prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], Sequence[Row] | None]:
         """The ids that the decoder continues, and the sources beside it: None for a decoder alone.
@@ -164,7 +171,7 @@ class ModelInputs:
         return row
 
     def _row(self, i: int, row: object, vocab: int) -> list[int]:
-        if isinstance(row, str | RenderedPrompt):
+        if isinstance(row, RenderedPrompt):
             return check_ids(self.words.encode(row), vocab, f"row {i}: the tokenizer's ids")
         row = torch.from_numpy(row) if isinstance(row, np.ndarray) else row
         if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):

@@ -1,0 +1,47 @@
+/* Products in bf16: the vectors are rounded to bf16, the weights are stored so, the sums are fp32.
+
+   The weights go by pairs of bands (32 rows), and in a pair by tiles of 32 columns, band after band: line j of a tile
+   holds columns 2 j and 2 j + 1 of each of 16 rows, [16 lines][BAND][2].  Both numbers of rows and of columns are padded
+   with zeros to a multiple of PAIR.
+
+   A row of the result has the same bits for any number of vectors and any cut.  The two kernels add in different
+   orders.  */
+
+#ifndef TRIPTYCH_MATMUL_BF16_H
+#define TRIPTYCH_MATMUL_BF16_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PAIR 32 /* rows of weights that are multiplied together, and columns of a tile */
+
+static inline int32_t pairs_in(int32_t n)
+{
+    return n / PAIR + (n % PAIR != 0);
+}
+
+/* y = f(x weight^T + bias) + more, for `count` vectors. */
+struct bf16_product {
+    const uint16_t *weights;
+    int32_t rows, columns, count;
+    int32_t function;  /* f: enum function of step.h, with its factor */
+    float factor;
+    int32_t rounded;   /* whether y is rounded as x is */
+    const uint16_t *x; /* [count][columns, padded] as round_bf16 gives them */
+    const float *bias; /* [rows] or NULL */
+    const float *more; /* [count][rows] or NULL; may be y */
+    void *y;           /* [count][rows] fp32, or [count][rows, padded] bf16 */
+};
+
+/* The pairs [first, last) of the rows of y. */
+void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last);
+
+/* out [columns, padded] = x [columns], to the nearest number, ties to even; numbers below 2^-126 become 0. */
+void round_bf16(uint16_t *out, const float *x, int32_t columns);
+
+/* The kernels that the functions above use: 2 AMX, 1 AVX-512 with BF16, 0 none, and they must not be called.
+   select_bf16 takes the best ones up to `at_most` that this processor has, and returns their number; 0 are in use before
+   the first call.  Not to be called while another thread multiplies.  */
+int select_bf16(int at_most);
+
+#endif
