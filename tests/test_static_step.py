@@ -257,6 +257,6 @@ def test_a_plan_is_bound_to_the_stores_of_its_cache() -> None:
     module = tiny.decoder()
     assert module.decoder is not None
     plan = StaticPlan(lower(module), module, module.decoder.cache(2), None)
-    inputs = torch.zeros(4, 2, dtype=torch.long)
+    inputs = torch.zeros(5, 2, dtype=torch.long)
     assert plan.run(inputs, 64).shape == (2, tiny.V)
     assert not any(store.k.any() for store in plan.cache.stores)

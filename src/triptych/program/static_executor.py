@@ -64,8 +64,8 @@ class StaticStep:
         self.why_modules = None
         numbers = torch.zeros_like(self.inputs, device="cpu")
         slots = list(rows.slots)
-        sources = [0] * len(ids) if self.cross is None else [self.cross.lengths[slot] for slot in slots]
-        numbers[:, slots] = torch.tensor([list(ids), list(rows.past), [1] * len(ids), sources])
+        sources = ((0,) * len(ids),) * 2 if self.cross is None else self.cross.of(slots)
+        numbers[:, slots] = torch.tensor([tuple(ids), rows.past, (1,) * len(ids), *sources])
         self.inputs.copy_(numbers)
         out = self._replay(bucket_of(max(rows.ends), self.cache.capacity))()
         step.finish()
@@ -111,9 +111,6 @@ class StaticStep:
         """Make the plan anew where the module, a parameter or a store is another one than before."""
         if self.structure is None or not self.structure.same():
             self.structure, self.seen = Structure(self.module), []
-        if self.cross is not None:
-            for store in self.cross.stores:
-                store.resize(len(self.cache.lengths), 0)
         tensors = [x for store in self._stores() for x in (store.k, store.v)]
         if len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen)):
             return
@@ -128,7 +125,7 @@ class StaticStep:
         except (ConfigError, InputError) as problem:
             raise NotStatic(str(problem)) from None
         self.run: Run = plan.run if self.compiler is None else self.compiler(plan.run)
-        self.inputs = torch.zeros(4, len(self.cache.lengths), dtype=torch.long, device=self.module.device)
+        self.inputs = torch.zeros(5, len(self.cache.lengths), dtype=torch.long, device=self.module.device)
         self.replays, self.seen = {}, tensors
 
     def _stores(self) -> list[Store]:

@@ -126,8 +126,8 @@ class StaticPlan:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def run(self, inputs: Tensor, bucket: int) -> Tensor:
-        """inputs [4, slots]: the id of each slot's next token, its position, whether the slot is in use in this step,
-        and the length of its source.  -> logits [slots, V]; those of slots that are not in use mean nothing, and their
+        """inputs [5, slots]: the id of each slot's next token, its position, whether the slot is in use in this step,
+        the length of its source and the place of that in the stores of sources.  -> logits [slots, V]; those of slots that are not in use mean nothing, and their
         stores stay as they are.  `bucket` positions hold all keys of the rows."""
         return _Step(self, inputs, bucket).run()
 
@@ -151,7 +151,7 @@ class _Step:
 
     def run(self) -> Tensor:
         plan, program = self.plan, self.plan.program
-        self.ids, self.positions, used, self.sources = self.inputs.unbind(0)
+        self.ids, self.positions, used, self.sources, self.source_places = self.inputs.unbind(0)
         self.used, self.slots = used.bool(), torch.arange(len(used), device=used.device)
         self.values = {"ids": self.ids, "positions": self.positions, "row_ends": self.positions + 1}
         if plan.cross is not None:
@@ -237,9 +237,9 @@ class _Step:
     def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
         """[slots, G, S, K]: what the slots hold, up to the bucket where places are positions."""
         x = keys.store.k if keys.leaf == "k" else keys.store.v
-        if not keys.cross and keys.store.window is None:
-            x = x[:, :, : self.bucket]
-        return x[: len(self.slots)].to(dtype)
+        if keys.cross:
+            return x[self.source_places].to(dtype)
+        return (x if keys.store.window is not None else x[:, :, : self.bucket]).to(dtype)
 
     def places(self, keys: _Keys, count: int) -> Tensor:
         """The position of the key at each place, [slots or 1, S]; negative where a ring has none yet."""
