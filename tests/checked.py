@@ -34,16 +34,18 @@ def switch(on: bool) -> None:
     jaxtyping.config.update("jaxtyping_disable", not on)
 
 
-def decorated(thing: Any) -> Any:
-    if not isinstance(thing, type):
-        return checked(thing)
-    made = vars(thing).get("__init__")
-    if dataclasses.is_dataclass(thing) and made is not None and not hasattr(made, "__wrapped__"):
-        thing.__init__ = checked(made)  # type: ignore[misc]
-    return thing
+def decorated(definition: Any) -> Any:
+    """A function with checks; a class, of which the `__init__` that `dataclass` wrote is checked."""
+    if not isinstance(definition, type):
+        return checked(definition)
+    init = vars(definition).get("__init__")
+    if dataclasses.is_dataclass(definition) and init is not None and not hasattr(init, "__wrapped__"):
+        definition.__init__ = checked(init)  # type: ignore[misc]
+    return definition
 
 
 def checked(function: types.FunctionType) -> Callable[..., Any]:
+    """The function, whose annotations are checked from its first call on, unless `switch(False)`."""
     if "<locals>" in function.__qualname__:
         if function.__code__ in seen:
             return function
@@ -96,4 +98,5 @@ def resolved(hint: Any, function: types.FunctionType) -> Any:
 
 
 def names_sizes(hint: Any) -> bool:
+    """Whether the annotation has a tensor with named sizes anywhere in it."""
     return getattr(hint, "__module__", "") == "jaxtyping" or any(names_sizes(part) for part in typing.get_args(hint))
