@@ -12,6 +12,19 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # One thread a worker: JOBS processes share the cores, and results do not depend on how many there are.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
+MYPY   := $(BIN)/mypy
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Without its cache mypy takes one core for most of a minute: it and mkdocs run beside the tests.  What they report
+# follows the report of the tests, and the target fails if any of the three does.
+with_types_and_docs = @echo '$(1), beside mypy and mkdocs'; \
+	{ $(MYPY) && $(MKDOCS); } > $(VENV)/types-and-docs.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside' INT TERM; \
+	$(1); tests=$$?; \
+	wait $$beside; beside=$$?; \
+	cat $(VENV)/types-and-docs.log; \
+	exit $$((tests || beside))
+
 .PHONY: help quickstart test test-all test-rest durations lint types imports docs unit families lectures pictures format \
   clean
 .NOTPARALLEL:
@@ -24,10 +37,11 @@ help: ## list the targets
 quickstart: $(VENV)/.installed ## train, sample, and show the attention (options in ARGS="--panel encoder")
 	$(BIN)/triptych quickstart $(if $(filter --resume --force,$(ARGS)),,--force) $(ARGS)
 
-test: lint types imports docs unit ## lint, types, docs and the short run of the tests: five minutes on two cores
+test: lint imports ## lint, types, docs and the short run of the tests: under five minutes on two cores
+	$(call with_types_and_docs,$(PYTEST))
 
-test-all: lint types imports docs $(VENV)/.installed-dev ## the same with every test
-	$(PYTEST) -m ""
+test-all: lint imports ## the same with every test
+	$(call with_types_and_docs,$(PYTEST) -m "")
 
 # The tests behind docs/families.md run again, because the page is compared in a run that has all of them.
 test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out, but for the labs at full size
@@ -45,13 +59,13 @@ lint: $(VENV)/.installed-dev ## ruff: rules and format
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed-dev ## mypy, strict, on src
-	$(BIN)/mypy
+	$(MYPY)
 
 imports: $(VENV)/.installed-dev ## import-linter: which package may import which
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-dev ## build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(MKDOCS)
 
 unit: $(VENV)/.installed-dev ## the short run of the tests alone
 	$(PYTEST)

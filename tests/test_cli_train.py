@@ -109,6 +109,8 @@ def test_verify_resume(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "says"),
     [
         (["nowhere.toml"], "no recipe nowhere.toml"),
+        ([""], "'.' is a directory; give a .toml file"),
+        (["/"], "'/' is a directory; give a .toml file"),
         (["{r}", "--set", "run.step=3"], "did you mean 'steps'?"),
         (["{r}", "--set", "run"], "section.key=value"),
         (["{r}", "--set", "data.path=/nowhere/text"], "/nowhere/text"),

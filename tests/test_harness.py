@@ -6,10 +6,14 @@ import ast
 import socket
 from pathlib import Path
 
-import jaxtyping
+import beartype.roar
 import numpy as np
 import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
+import checked
 import families_page
 import short_run
 import triptych
@@ -28,25 +32,52 @@ def test_this_machine_is_in_reach() -> None:
 
 
 def test_signatures_are_checked() -> None:
-    with pytest.raises(jaxtyping.TypeCheckError, match="back"):
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="back"):
         triptych.window(2.5)  # type: ignore[arg-type]
+
+
+def test_shapes_are_checked_across_arguments_and_result() -> None:
+    @checked.checked
+    def joined(x: Float[Tensor, "N D"], y: Float[Tensor, "M D"], wrong: bool = False) -> Float[Tensor, "sum D"]:
+        return torch.cat([x, y])[:, : 1 if wrong else None]
+
+    assert joined(torch.ones(2, 3), torch.ones(4, 3)).shape == (6, 3)
+    for arguments in [(torch.ones(2, 3), torch.ones(4, 5)), (torch.ones(2, 3), torch.ones(4, 3), True)]:
+        with pytest.raises(beartype.roar.BeartypeCallHintViolation):
+            joined(*arguments)
+
+
+def test_results_and_dataclasses_are_checked() -> None:
+    @checked.checked
+    def size() -> int:
+        return "three"  # type: ignore[return-value]
+
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="int"):
+        size()
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="site"):
+        triptych.Read(site=3)  # type: ignore[arg-type]
 
 
 def test_signatures_are_not_checked_on_request(unchecked: None) -> None:
     assert triptych.window(np.int64(3)) == triptych.window(3)  # type: ignore[arg-type]
 
 
-def parametrized(name: str) -> bool:
-    """Whether the test `test_file::test_function` exists and is parametrized."""
-    file, function = name.split("::")
+def functions(file: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a file of tests by name."""
     tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text(encoding="utf-8"))
-    (found,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
-    return any("parametrize" in ast.unparse(decorator) for decorator in found.decorator_list)
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("name", short_run.TABLE)
-def test_the_short_run_lists_tests_that_exist(name: str) -> None:
-    assert parametrized(name) or short_run.TABLE[name] == 0
+def parametrized(function: ast.FunctionDef) -> bool:
+    return any("parametrize" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+@pytest.mark.parametrize("file", sorted({name.split("::")[0] for name in short_run.TABLE}))
+def test_the_short_run_lists_tests_that_exist(file: str) -> None:
+    there = functions(file)
+    for name, rule in short_run.TABLE.items():
+        if name.startswith(f"{file}::"):
+            assert parametrized(there[name.split("::")[1]]) or rule == 0, name
 
 
 def test_the_short_run_keeps_evenly_spaced_cases() -> None:

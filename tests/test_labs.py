@@ -58,6 +58,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             module.run = run  # type: ignore[attr-defined]
             monkeypatch.setitem(sys.modules, module.__name__, module)
             monkeypatch.setitem(LABS, name.replace("_", "-"), f"what {name} is about")
+            monkeypatch.setitem(labs.INPUTS, name.replace("_", "-"), ("model", "data"))
 
     return put
 
@@ -70,6 +71,34 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", LABS)
 def test_every_lab_of_the_catalogue_is_there(name: str) -> None:
     assert importlib.util.find_spec(f"triptych.labs.{name.replace('-', '_')}") is not None
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_the_inputs_of_a_lab_are_those_its_file_reads(name: str) -> None:
+    spec = importlib.util.find_spec(f"triptych.labs.{name.replace('-', '_')}")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text("utf-8")
+    reads = {"model": "setup.model" in source or "labs.pretrained" in source, "data": "setup.data" in source}
+    assert labs.INPUTS.get(name, ()) == tuple(kind for kind, read in reads.items() if read)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["scaling", "--model", "m.gguf"], "the lab scaling does not use --model; these do: kv-cache, "),
+        (["bank", "--data", "shakespeare"], "the lab bank does not use --data; these do: mask-leak, alignment"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_input_that_a_lab_does_not_use_is_one_line(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", *argv]) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"error: {says}")
+    assert len(err.splitlines()) == 1
 
 
 def test_the_list_names_every_lab(capsys: pytest.CaptureFixture[str]) -> None:

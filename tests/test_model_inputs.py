@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 import cli_models
 import tiny
+from triptych import other_libraries
 from triptych.errors import InputError
 from triptych.model import Model, load
 from triptych.tasks.model_inputs import ModelInputs
@@ -168,3 +170,35 @@ def test_names_of_other_libraries_are_answered_with_ours(name: str, hint: str) -
 def test_calling_a_model_says_what_to_write() -> None:
     with pytest.raises(TypeError, match=r"write model\.logits\(texts\)"):
         Model(tiny.decoder())([[1, 2]])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("max_length", "generate has no argument 'max_length'; write max_new_tokens="),
+        ("do_sample", "; write temperature="),
+        ("num_beams", "; write beams=$"),
+        ("batch_size", "; write max_rows=$"),
+        ("pad_token_id", "; write nothing: rows are never padded"),
+        ("temperatur", "did you mean 'temperature'"),
+        ("zzz", "generate has no argument 'zzz'$"),
+    ],
+)
+def test_arguments_of_other_libraries_are_answered_with_ours(argument: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=hint):
+        Model(tiny.decoder()).generate([[1, 2]], **{argument: 1})
+
+
+@pytest.mark.parametrize(("argument", "ours"), [("torch_dtype", "dtype="), ("load_in_8bit", 'quantize="int8"')])
+def test_arguments_of_other_loaders_are_answered_with_ours(argument: str, ours: str) -> None:
+    with pytest.raises(TypeError, match=f"load has no argument '{argument}'; write {ours}$"):
+        load("nowhere", **{argument: 1})
+
+
+def test_every_argument_named_in_place_of_another_library_s_is_one_of_ours() -> None:
+    functions = (load, Model.generate, Model.stream, Model.encode)
+    ours = set().union(*(signature(function).parameters for function in functions))
+    for name, answers in other_libraries._ARGUMENTS_OF_FUNCTIONS.items():
+        assert name not in signature(load).parameters | signature(Model.generate).parameters
+        for answer in answers:
+            assert "=" not in answer or answer.split("=")[0] in ours, name

@@ -35,6 +35,7 @@ from triptych.train import (
     collate,
     evaluate,
     loss,
+    muon,
     show_batch,
 )
 from triptych.train.data import micro_batches
@@ -314,6 +315,29 @@ def test_muon_has_the_matrices_and_only_they_and_the_head_decay() -> None:
     assert decayed == {id(named["head.proj.weight"])}
     both = [p for part in (adam, muon) for group in part.param_groups for p in group["params"]]
     assert len(both) == len({id(p) for p in both}) == len(named)
+
+
+@pytest.mark.parametrize("together", [1, 1000, muon.TOGETHER])
+def test_matrices_orthogonalized_together_are_those_of_torch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide, tall and square matrices, several of each, one without a gradient in the second step."""
+    monkeypatch.setattr(muon, "TOGETHER", together)
+    settings = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+    start = [torch.randn(shape) for shape in [(24, 40), (40, 24), (32, 32)] for _ in range(3)]
+    ours, torchs = ([torch.nn.Parameter(one.clone()) for one in start] for _ in range(2))
+    optimizers = [muon.Muon(ours, **settings), torch.optim.Muon(torchs, **settings)]
+    for step in range(3):
+        for one, other in zip(ours, torchs, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        if step == 1:
+            ours[4].grad = torchs[4].grad = None
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)  # updates are about 0.02; bf16 rounds them by 0.4%
+        momentum = [o.state[p]["momentum_buffer"] for o, p in zip(optimizers, (one, other), strict=True)]
+        assert torch.equal(*momentum)
+    assert len(optimizers[0].state[ours[0]]) == len(optimizers[1].state[torchs[0]]) == 1
 
 
 def test_adamw_alone_takes_everything() -> None:

@@ -22,7 +22,7 @@ from triptych.errors import InputError
 from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
-from triptych.other_libraries import NamesOfOthers, of_model
+from triptych.other_libraries import NamesOfOthers, answers_arguments, of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace
 from triptych.quantize import packing_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
@@ -143,6 +143,7 @@ class Model(metaclass=NamesOfOthers):
             session.trace.logits = self._forward(first, second, None, None, session.taps)
         return session.close()
 
+    @answers_arguments
     def generate(
         self,
         prompts: Texts,
@@ -224,6 +225,7 @@ class Model(metaclass=NamesOfOthers):
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
 
+    @answers_arguments
     def stream(
         self,
         prompt: str | RenderedPrompt | Sequence[int] | Tensor,
@@ -295,6 +297,7 @@ class Model(metaclass=NamesOfOthers):
         """The prompt that the chat template renders of `messages`, with the assistant's turn opened."""
         return self.inputs.render(messages)
 
+    @answers_arguments
     def encode(
         self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096,
         matmul: tasks.Matmul = "auto",
@@ -411,6 +414,7 @@ class Model(metaclass=NamesOfOthers):
         return self.inputs.words.decode if stop else None
 
 
+@answers_arguments
 def load(
     path: str | Path,
     *,

@@ -6,10 +6,15 @@ are those of llama.cpp, Ollama and transformers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Collection
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from triptych.errors import nearest
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOAD = 'triptych.load("a directory, a .gguf file or hub:org/name")'
 
@@ -61,6 +66,29 @@ _OF_MODULE = (
     "cuda", "double", "dtype", "float", "half", "load_state_dict", "modules", "named_modules", "named_parameters",
     "parameters", "requires_grad_", "state_dict", "train",
 )  # fmt: skip
+
+# Keyword argument -> arguments of ours, of which the first that the function has is named; one without `=` always fits.
+_CACHE = "nothing: a generation always has a cache"
+_LENGTH = ("max_new_tokens=, which does not count the prompt",)
+_TENSORS = ("nothing: the result is a tensor, and .numpy() makes an array of it",)
+_ARGUMENTS_OF_FUNCTIONS = {
+    "torch_dtype": ("dtype=",), "device_map": ("device=",), "load_in_8bit": ('quantize="int8"',),
+    "load_in_4bit": ('quantize="int4"',), "quantization_config": ("quantize=",), "local_files_only": ("offline=True",),
+    "revision": ('the name as "hub:org/name@revision"',),
+    "n_ctx": ("nothing: a cache has room for the prompt and max_new_tokens",),
+    "trust_remote_code": ("nothing: code of a checkpoint is never run",),
+    "low_cpu_mem_usage": ("nothing: weights are read one by one",),
+    "attn_implementation": ("nothing: each call takes the fastest kernel that can serve it",),
+    "n_gpu_layers": ("device=",), "max_length": _LENGTH, "max_tokens": _LENGTH, "n_predict": _LENGTH,
+    "num_beams": ("beams=",), "do_sample": ("temperature= above 0 to sample; 0 takes the likeliest token",),
+    "num_return_sequences": ("prompts=[prompt] * n with temperature= above 0",), "temp": ("temperature=",),
+    "repeat_penalty": ("repetition_penalty=",), "stop_strings": ("stop=",), "stop_sequences": ("stop=",),
+    "eos_token_id": ("stop=",), "pad_token_id": ("nothing: rows are never padded",), "use_cache": (_CACHE,),
+    "inputs": ("prompts=",), "input_ids": ("prompts=",), "prompt": ("prompts=",), "streamer": ("on_token=",),
+    "logits_processor": ("rules=",), "output_scores": ("logprobs=",), "assistant_model": ("draft=",),
+    "batch_size": ("batch_tokens=", "max_rows="), "normalize_embeddings": ("normalize=",), "sentences": ("texts=",),
+    "convert_to_tensor": _TENSORS, "convert_to_numpy": _TENSORS,
+}  # fmt: skip
 
 _DOWNLOAD = "triptych inspect hub:org/name; every command downloads the hub:org/name that it is given"
 _LIST = "triptych inspect MODEL for one model; models are files of your own, and triptych keeps no list of them"
@@ -128,6 +156,28 @@ def of_model(name: str, known: Collection[str] = ()) -> str:
     if name in _OF_MODEL:
         return f"; write {_OF_MODEL[name]}"
     return nearest(name, [one for one in known if not one.startswith("_")])
+
+
+def of_argument(name: str, known: Collection[str]) -> str:
+    """ "; write ..." for a keyword argument of another library; for any other the nearest of the `known` ones."""
+    for ours in _ARGUMENTS_OF_FUNCTIONS.get(name, ()):
+        if "=" not in ours or ours.split("=")[0] in known:
+            return f"; write {ours}"
+    return nearest(name, known)
+
+
+def answers_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which raises a TypeError with what to write for a keyword argument that it does not have."""
+    known = [name for name in signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(f"{function.__name__} has no argument {name!r}{of_argument(name, known)}")
+        return function(*args, **kwargs)
+
+    return call
 
 
 class NamesOfOthers(type):

@@ -76,9 +76,11 @@ def _run(
     name: str, *, out: Path, report: Path | None, seed: int, model: str | None, data: str | None, as_json: bool
 ) -> bool:
     """Run one lab, or all -> whether every one passed."""
-    from triptych.labs import LABS, known
+    from triptych.labs import LABS, check_inputs, known
 
     names = list(LABS) if name == ALL else [known(name)]
+    if name != ALL:
+        check_inputs(name, model=model, data=data)
     draws = importlib.util.find_spec("matplotlib") is not None
     for folder in ([out] if draws else []) + ([report.parent] if report is not None else []):
         folder.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after

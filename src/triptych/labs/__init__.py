@@ -33,12 +33,31 @@ LABS = {
     "gradients": "a backward written by hand beside autograd's",
 }
 
+# What a lab may be given in place of its own; the labs that are not here make their own model and text.
+INPUTS: dict[str, tuple[str, ...]] = {
+    "mask-leak": ("data",),
+    "kv-cache": ("model",),
+    "alignment": ("model", "data"),
+    "bank": ("model",),
+    "head-roles": ("model",),
+    "not-explanation": ("model",),
+    "parameters": ("model",),
+}
+
 
 def known(name: str) -> str:
     """`name`, where it is in `LABS`.  Raises InputError, with the nearest names, where it is not."""
     if name not in LABS:
         raise InputError(f"no lab {name!r}{nearest(name, LABS)}; `triptych lab` lists them")
     return name
+
+
+def check_inputs(name: str, **inputs: str | None) -> None:
+    """Raise InputError for a `model` or `data` that the lab would not read."""
+    for kind, value in inputs.items():
+        if value is not None and kind not in INPUTS.get(name, ()):
+            users = ", ".join(lab for lab, kinds in INPUTS.items() if kind in kinds)
+            raise InputError(f"the lab {name} does not use --{kind}; these do: {users}")
 
 
 def run(name: str, setup: Setup | None = None) -> LabResult:
@@ -50,4 +69,4 @@ def run(name: str, setup: Setup | None = None) -> LabResult:
     return result
 
 
-__all__ = ["LABS", "known", "run"]
+__all__ = ["INPUTS", "LABS", "check_inputs", "known", "run"]

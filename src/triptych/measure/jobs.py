@@ -95,8 +95,8 @@ def jobs(spec: ModelSpec, settings: Settings = Settings(), *, where: str = "the 
     Raises InputError for settings below 1, settings that the layout has no use for, lengths beyond the model's context,
     and for models that read images.
     """
-    given = {name: value for name, value in vars(settings).items() if value is not None}
-    for name, value in given.items():
+    values = {name: value for name, value in vars(settings).items() if value is not None}
+    for name, value in values.items():
         numbers = value if isinstance(value, Sequence) else [value]
         if not numbers or not all(isinstance(n, int) and n >= 1 for n in numbers):
             raise InputError(f"{name} must be at least 1, not {value}")
@@ -120,17 +120,17 @@ def _decoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
     prompts = _fitting(settings.prompt_tokens, PROMPTS, limit - 2, 2, where)
     contexts = _fitting(settings.contexts, CONTEXTS, limit - new - 2, new + 2, where)
     short = min(SHORT, *contexts)
-    made = [_first("token", rows=[ids(spec.vocab, short)])]
-    made += [
+    work = [_first("token", rows=[ids(spec.vocab, short)])]
+    work += [
         Job(kind="prefill", figures=((f"prefill of {n}", "tokens/s"),), rows=[ids(spec.vocab, n)]) for n in prompts
     ]
-    made += [
+    work += [
         Job(kind="decode", figures=((f"decode at {n}", "tokens/s"),), rows=[ids(spec.vocab, n)], new=new)
         for n in contexts
     ]
     count = settings.requests or 8
     several = [ids(spec.vocab, short, seed) for seed in range(count)]
-    return [*made, Job(kind="together", figures=((f"{count} requests at once", "tokens/s"),), rows=several, new=new)]
+    return [*work, Job(kind="together", figures=((f"{count} requests at once", "tokens/s"),), rows=several, new=new)]
 
 
 def _encoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
@@ -173,16 +173,16 @@ def _first(result: str, **work: Any) -> Job:
     return Job(kind="first", figures=(("load", "s"), (f"load to first {result}", "s")), **work)
 
 
-def _fitting(given: Sequence[int] | None, usual: Sequence[int], most: int, more: int, where: str) -> list[int]:
-    """The lengths that were given, or those of `usual` that the model has positions for.
+def _fitting(wanted: Sequence[int] | None, usual: Sequence[int], most: int, more: int, where: str) -> list[int]:
+    """The lengths `wanted`, or those of `usual` that the model has positions for.
 
     Raises InputError for one above `most`, which leaves room for `more` tokens.
     """
-    for n in given or ():
+    for n in wanted or ():
         if n > most:
             raise InputError(f"{n} tokens and {more} more need {n + more} positions; {where} has {most + more}")
-    if given:
-        return list(dict.fromkeys(given))
+    if wanted:
+        return list(dict.fromkeys(wanted))
     return [n for n in usual if n <= most] or [max(1, most)]
 
 

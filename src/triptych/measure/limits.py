@@ -83,10 +83,10 @@ def limits(
     seconds, why = (reading, "read bandwidth") if reading >= computing else (computing, by)
     if not seconds:
         return [None] * len(job.figures)
-    return [Limit(seconds if unit == "s" else made(job, unit, lengths) / seconds, why) for _, unit in job.figures]
+    return [Limit(seconds if unit == "s" else amount(job, unit, lengths) / seconds, why) for _, unit in job.figures]
 
 
-def made(job: Job, unit: str, lengths: Sequence[int] = ()) -> int:
+def amount(job: Job, unit: str, lengths: Sequence[int] = ()) -> int:
     """How many things of a unit a job makes or reads: sentences, or tokens."""
     if job.kind == "encode":
         return len(job.texts) if unit == "sentences/s" else sum(lengths)

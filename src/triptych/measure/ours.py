@@ -131,8 +131,8 @@ class Ours(Side):
         if model.module.decoder is None:
             return facts
         cache = model.module.decoder.cache()
-        found = limits.costs(model.module, max(store.k.element_size() for store in cache.stores))
-        return facts | {"step": found.step, "cache_bytes": found.cache_bytes, "why_modules": self._why_modules()}
+        costs = limits.costs(model.module, max(store.k.element_size() for store in cache.stores))
+        return facts | {"step": costs.step, "cache_bytes": costs.cache_bytes, "why_modules": self._why_modules()}
 
     def _why_modules(self) -> str | None:
         """Why the last steps were not native ones, as the engine says."""

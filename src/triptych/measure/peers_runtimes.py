@@ -173,15 +173,15 @@ class CTranslate2(Converted):
         if self.options.sound:
             # It writes at most half of `max_length` tokens; an end that is suppressed never comes.
             prompts = [[self.start_id]] * len(sources)
-            found = self.model.generate(
+            results = self.model.generate(
                 self._features(sources), prompts, beam_size=beams, max_length=2 * new, suppress_tokens=[self.end_id],
             )  # fmt: skip
-            return [len(one.sequences_ids[0]) for one in found]
+            return [len(one.sequences_ids[0]) for one in results]
         words = [[self.words[int(i)] for i in row] for row in sources]
-        found = self.model.translate_batch(
+        results = self.model.translate_batch(
             words, beam_size=beams, min_decoding_length=new, max_decoding_length=new, max_batch_size=len(words)
         )
-        return [len(one.hypotheses[0]) for one in found]
+        return [len(one.hypotheses[0]) for one in results]
 
     def _features(self, sources: Sources) -> Any:
         frames = [audio.log_mel(np.asarray(row, np.float32), self.mels).T for row in sources]

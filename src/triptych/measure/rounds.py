@@ -36,7 +36,7 @@ class _Runs:
 
     asked: Asked
     values: dict[str, list[list[float]]] = field(default_factory=dict)
-    made: dict[str, list[int]] = field(default_factory=dict)
+    counts: dict[str, list[int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -129,7 +129,7 @@ def _report(
     flops, by = getattr(rates, by), f"{by} matmuls"
     figures: list[Figure] = []
     for job in measured:
-        lengths = sides[peers.OURS].made[job.name] if job.kind == "encode" else ()
+        lengths = sides[peers.OURS].counts[job.name] if job.kind == "encode" else ()
         figures += _figures(job, sides, limits.limits(job, count(spec), costs, rates, flops, by, lengths))
     return Report(
         model=options.model, layout=spec.layout, device=options.device, processor=look.processor,
@@ -161,7 +161,7 @@ def _warm_up(runs: _Runs, work: Sequence[Job], name: str, folder: Path) -> dict[
         begin = time.perf_counter()
         keep = str(folder / f"{name}.npy") if job.kind == "encode" else None
         try:
-            runs.made[job.name] = runs.asked.ask("perform", job=asdict(job), keep=keep)["made"]
+            runs.counts[job.name] = runs.asked.ask("perform", job=asdict(job), keep=keep)["counts"]
         except InputError as error:
             if name == peers.OURS or job.kind == "first":
                 raise InputError(f"{name}: {error}") from None
@@ -198,8 +198,8 @@ def _peer_figure(job: Job, ours: _Runs, theirs: _Runs, at: int) -> PeerFigure:
     """A peer's runs; none, with a note, where it did other work than ours."""
     if job.name in theirs.refused:
         return PeerFigure(note=theirs.refused[job.name])
-    if theirs.made[job.name] != ours.made[job.name]:
-        a, b = (sum(runs.made[job.name]) for runs in (theirs, ours))
+    if theirs.counts[job.name] != ours.counts[job.name]:
+        a, b = (sum(runs.counts[job.name]) for runs in (theirs, ours))
         return PeerFigure(note=f"not the same work: it counts {a:,} tokens, we count {b:,}")
     return PeerFigure(tuple(run[at] for run in theirs.values[job.name]))
 
@@ -207,11 +207,11 @@ def _peer_figure(job: Job, ours: _Runs, theirs: _Runs, at: int) -> PeerFigure:
 def _agreement(folder: Path, against: Sequence[str]) -> dict[str, tuple[float, float]]:
     """The smallest and the mean cosine of our vectors to each peer's."""
     ours = folder / f"{peers.OURS}.npy"
-    found: dict[str, tuple[float, float]] = {}
+    by_name: dict[str, tuple[float, float]] = {}
     for name in against:
         if not ours.is_file() or not (theirs := folder / f"{name}.npy").is_file():
             continue
         a, b = (np.load(file, allow_pickle=False) for file in (ours, theirs))
         cosines = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-        found[name] = (float(cosines.min()), float(cosines.mean()))
-    return found
+        by_name[name] = (float(cosines.min()), float(cosines.mean()))
+    return by_name

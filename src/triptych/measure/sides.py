@@ -106,11 +106,12 @@ class Side:
 
 
 def perform(side: Side, job: Job, keep: str | None = None) -> dict[str, Any]:
-    """Do a job -> `values`, one for each of its figures, and `made`, the work as the side counted it.
+    """Do a job -> `values`, one for each of its figures, and `counts`, the work as the side counted it.
 
     `keep` is a file for the vectors of a job that encodes, as .npy.
     """
     sources: Sources = job.rows or [sound(job.seconds)]
+    counts: list[int] = []
     match job.kind:
         case "first":
             return _first(side, job, sources)
@@ -118,20 +119,18 @@ def perform(side: Side, job: Job, keep: str | None = None) -> dict[str, Any]:
             side.prepare(len(job.rows), len(job.rows[0]) + 1)
             seconds = _seconds(side, lambda: side.start(job.rows, 1))
             count = sum(map(len, job.rows))
-            return {"values": [count / seconds], "made": [count]}
+            return {"values": [count / seconds], "counts": [count]}
         case "decode" | "together":
             side.prepare(len(job.rows), len(job.rows[0]) + job.new + 1)
             side.start(job.rows, job.new + 1)
-            made: list[int] = []
-            seconds = _seconds(side, lambda: made.extend(side.step() for _ in range(job.new)))
-            return {"values": [sum(made) / seconds], "made": [sum(made)]}
+            seconds = _seconds(side, lambda: counts.extend(side.step() for _ in range(job.new)))
+            return {"values": [sum(counts) / seconds], "counts": [sum(counts)]}
         case "encode":
             return _encode(side, job, keep)
         case "encoder":
-            return {"values": [_seconds(side, lambda: side.read(sources))], "made": [len(sources)]}
-    counts: list[int] = []
+            return {"values": [_seconds(side, lambda: side.read(sources))], "counts": [len(sources)]}
     seconds = _seconds(side, lambda: counts.extend(side.write(sources, job.new, job.beams)))
-    return {"values": [sum(counts) / seconds, seconds], "made": counts}
+    return {"values": [sum(counts) / seconds, seconds], "counts": counts}
 
 
 def _first(side: Side, job: Job, sources: Sources) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def _first(side: Side, job: Job, sources: Sources) -> dict[str, Any]:
     else:
         side.write(sources, job.new, 1)
     side.wait()
-    return {"values": [loaded, time.perf_counter() - begin], "made": [1]}
+    return {"values": [loaded, time.perf_counter() - begin], "counts": [1]}
 
 
 def _encode(side: Side, job: Job, keep: str | None) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def _encode(side: Side, job: Job, keep: str | None) -> dict[str, Any]:
     if keep is not None:
         with Path(keep).open("wb") as file:
             np.save(file, vectors[0], allow_pickle=False)
-    return {"values": [len(vectors[0]) / seconds, sum(lengths) / seconds], "made": lengths}
+    return {"values": [len(vectors[0]) / seconds, sum(lengths) / seconds], "counts": lengths}
 
 
 def _seconds(side: Side, call: Any) -> float:

@@ -68,8 +68,8 @@ def _int4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     codes, scales, minimums = torch.empty((groups, GROUP), dtype=torch.uint8), torch.empty(groups), torch.empty(groups)
     for start in range(0, groups, _PIECE):
         part = slice(start, start + _PIECE)
-        found, scales[part], minimums[part] = _int4_columns(x[part].T.contiguous())
-        codes[part] = found.T
+        columns, scales[part], minimums[part] = _int4_columns(x[part].T.contiguous())
+        codes[part] = columns.T
     return codes, scales.half().unsqueeze(1), minimums.half().unsqueeze(1)
 
 

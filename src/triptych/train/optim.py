@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.optim import AdamW, Muon
+from torch.optim import AdamW
 
 from triptych.errors import CheckpointError, InputError
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
+from triptych.train.muon import Muon
 from triptych.train.settings import Rate, Section, Share
 
 Role = Literal["matrix", "head", "other"]

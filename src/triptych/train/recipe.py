@@ -72,6 +72,11 @@ def read_recipe(path: Path | str, changes: Sequence[str] = (), values: Mapping[s
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no recipe {path}; give the path of a .toml file, or one of {', '.join(SHIPPED)}") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{str(path)!r} is a directory; give a .toml file, or one of {', '.join(SHIPPED)}; "
+            "a run continues with the recipe it began with, --out DIR and --resume"
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
     return check_recipe(tables, changes, str(path), values)
