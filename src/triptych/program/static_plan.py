@@ -127,8 +127,9 @@ class StaticPlan:
 
     def run(self, inputs: Tensor, bucket: int) -> Tensor:
         """inputs [5, slots]: the id of each slot's next token, its position, whether the slot is in use in this step,
-        the length of its source and the place of that in the stores of sources.  -> logits [slots, V]; those of slots that are not in use mean nothing, and their
-        stores stay as they are.  `bucket` positions hold all keys of the rows."""
+        the length of its source and the place of that in the stores of sources.  -> logits [slots, V]; those of slots
+        that are not in use mean nothing, and their stores stay as they are.  `bucket` positions hold all keys of the
+        rows."""
         return _Step(self, inputs, bucket).run()
 
 
