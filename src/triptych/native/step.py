@@ -119,7 +119,7 @@ class Call(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("tokens", "chosen_count", "threads", "scratch_floats")),
         *((name, c_void_p) for name in ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")),
-        *((name, c_void_p) for name in ("arena", "output", "scratch")),
+        *((name, c_void_p) for name in ("arena", "output", "scratch", "partial")),
     )
 
 

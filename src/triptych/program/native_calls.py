@@ -16,9 +16,12 @@ from triptych.attention import Rows
 from triptych.native import usable_threads
 from triptych.native.step import Call, Plan, RunStep, run_step
 from triptych.program.native_binding import Binding
+from triptych.program.native_plan import RANGE
 from triptych.program.native_values import NotNative
 
+FEW_TOKENS, COUNTERS = 16, 2048  # of step_attend.c: tokens up to which threads share a row, counters of what is done
 _LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
+_POSITION, _SOURCE = _LABELS.index("position"), _LABELS.index("source")
 
 
 class Calls:
@@ -30,6 +33,7 @@ class Calls:
         self.unavailable = function if isinstance(function, str) else None
         self.labels = np.zeros((len(_LABELS), 0), np.int32)
         self.arena = self.scratch = torch.empty(0)
+        self.partial = torch.zeros(COUNTERS)
         self.call = Call()
 
     def check(self) -> None:
@@ -66,12 +70,17 @@ class Calls:
             self.arena = torch.zeros(need)
         if self.scratch.numel() < scratch * threads:
             self.scratch = torch.zeros(scratch * threads)
+        if tokens <= FEW_TOKENS:
+            ranges = int(labels[[_POSITION, _SOURCE]].max()) // RANGE + 1
+            if self.partial.numel() < COUNTERS + ranges * tokens * binding.plan.partial:
+                self.partial = torch.zeros(COUNTERS + 2 * ranges * tokens * binding.plan.partial)
         looked_up = []
         for place, weight in binding.lookups.items():
             looked_up.append(F.embedding(torch.from_numpy(labels[0].astype(np.int64)), weight).float().contiguous())
             matrices[place]["data"] = looked_up[-1].data_ptr()
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
+        call.partial = self.partial.data_ptr()
         self.function(byref(plan), byref(call))
 
 
