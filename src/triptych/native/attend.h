@@ -14,6 +14,9 @@
 #define RANGE 256    /* positions of a range, which begins at a multiple of it */
 #define TILE_KEYS 64 /* positions whose keys or values a thread looks up, and widens, at a time */
 #define QUERIES 64   /* of one unit of work at most */
+/* Numbers from the scores of one query to those of the next.  With RANGE the first scores of all queries would share
+   few lines of the cache. */
+#define SCORES (RANGE + 16)
 
 /* Sums over positions: of the values, times their weights, which are e^(score - most); and of the weights. */
 struct sums {
@@ -39,14 +42,14 @@ struct tile {
     const float *rows[TILE_KEYS];
 };
 
-/* What the kernels do for `count` queries, whose scores, or weights, are [count][RANGE].  The bits of a query's sums do
-   not depend on the other queries.  Scores are computed at least where a query sees something, values are added exactly
-   there: a number that a query does not see never reaches its sums.  */
+/* What the kernels do for `count` queries, whose scores, or weights, are [count][SCORES].  The bits of a query's sums
+   do not depend on the other queries.  Scores are computed at least where a query sees something, values are added
+   exactly there: a number that a query does not see never reaches its sums.  */
 struct attend_kernels {
-    void (*scores)(float (*scores)[RANGE], const struct query *queries, int32_t count, const struct tile *keys,
+    void (*scores)(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
                    int32_t width);
     void (*softmax)(float *scores, struct query *query, const struct instruction *it);
-    void (*values)(const struct query *queries, float (*weights)[RANGE], int32_t count, const struct tile *values,
+    void (*values)(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
                    int32_t width);
 };
 

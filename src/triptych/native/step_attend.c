@@ -32,7 +32,7 @@ struct unit {
 
 /* What a thread has room for, in its scratch memory: the plan knows the size. */
 struct room {
-    float *scores; /* [QUERIES][RANGE] */
+    float *scores; /* [QUERIES][SCORES] */
     float *across; /* of a tile */
     float *wide;   /* [TILE_KEYS][width or value_width], whichever is more */
     float *sums;   /* [QUERIES][value_width] */
@@ -40,13 +40,13 @@ struct room {
 
 static struct room room_of(const struct worker *me, const struct instruction *it)
 {
-    float *scores = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64), *across = scores + QUERIES * RANGE;
+    float *scores = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64), *across = scores + QUERIES * SCORES;
     float *wide = across + TILE_KEYS * ((it->width + 15) / 16 * 16);
     int32_t widest = it->width > it->value_width ? it->width : it->value_width;
     return (struct room){scores, across, wide, wide + TILE_KEYS * widest};
 }
 
-static void widen(float *out, const uint16_t *in, int32_t n)
+CLONES static void widen(float *out, const uint16_t *in, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) out[i] = float_of_bf16(in[i]);
 }
@@ -104,7 +104,7 @@ static void attend_range(struct worker *me, const struct instruction *it, const 
 {
     const struct attend_kernels *use = kernels();
     const struct room room = room_of(me, it);
-    float(*scores)[RANGE] = (float(*)[RANGE])room.scores;
+    float(*scores)[SCORES] = (float(*)[SCORES])room.scores;
     struct tile tile = {.across = room.across};
     int32_t group = unit->head / (it->heads / it->groups);
     int32_t lowest = queries[0].from, highest = queries[count - 1].to; /* later tokens see no earlier places */

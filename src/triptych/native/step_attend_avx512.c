@@ -12,8 +12,8 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx2,fma")))
 #define INLINE static inline TARGET __attribute__((always_inline))
 #define WIDE 6  /* queries: 24 sums leave 8 registers */
-#define FEW 3   /* queries: 24 sums of scores from keys in the order of `across` */
-#define MANY_QUERIES 9 /* from which on it is worth while to write the keys in that order */
+#define FEW 2  /* queries: 16 sums of scores from keys in the order of `across`; of 24 some leave the registers */
+#define MANY_QUERIES 9 /* from which on it is faster to write the keys in that order first */
 
 INLINE __mmask16 first_lanes(int32_t count)
 {
@@ -39,7 +39,7 @@ INLINE __m512 sums_of_keys(const __m512 *fours)
 }
 
 /* Scores of 16 keys as they lie. */
-INLINE void direct(float (*scores)[RANGE], int32_t place, const struct query *queries, const float *const *keys,
+INLINE void direct(float (*scores)[SCORES], int32_t place, const struct query *queries, const float *const *keys,
                    const int32_t width, const int count)
 {
     __m512 fours[WIDE][4];
@@ -83,7 +83,7 @@ TARGET static void regroup(float *across, const float *const *keys, int32_t widt
 }
 
 /* Scores of 16 keys in the order of `across`: a register has 4 lanes of 4 keys. */
-INLINE void regrouped(float (*scores)[RANGE], int32_t place, const struct query *queries, const float *across,
+INLINE void regrouped(float (*scores)[SCORES], int32_t place, const struct query *queries, const float *across,
                       const int32_t width, const int count)
 {
     int32_t steps = (width + 15) / 16;
@@ -128,7 +128,7 @@ INLINE int seen(const struct query *queries, int32_t count, int32_t place, int32
     return *from < *to;
 }
 
-INLINE void some_scores(float (*scores)[RANGE], const struct query *queries, const struct tile *keys,
+INLINE void some_scores(float (*scores)[SCORES], const struct query *queries, const struct tile *keys,
                         const int32_t width, const int count, const int across)
 {
     int32_t from, to;
@@ -140,7 +140,7 @@ INLINE void some_scores(float (*scores)[RANGE], const struct query *queries, con
             direct(scores, keys->place + j, queries, keys->rows + j, width, count);
 }
 
-INLINE void all_scores(float (*scores)[RANGE], const struct query *queries, int32_t count, const struct tile *keys,
+INLINE void all_scores(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
                        const int32_t width)
 {
     int32_t from, to;
@@ -150,8 +150,7 @@ INLINE void all_scores(float (*scores)[RANGE], const struct query *queries, int3
             regroup(keys->across + j * ((width + 15) / 16 * 16), keys->rows + j, width);
         for (; count >= FEW; count -= FEW, queries += FEW, scores += FEW)
             some_scores(scores, queries, keys, width, FEW, 1);
-        if (count == 1) some_scores(scores, queries, keys, width, 1, 1);
-        if (count == 2) some_scores(scores, queries, keys, width, 2, 1);
+        if (count) some_scores(scores, queries, keys, width, 1, 1);
         return;
     }
     for (; count >= WIDE; count -= WIDE, queries += WIDE, scores += WIDE)
@@ -167,7 +166,7 @@ INLINE void all_scores(float (*scores)[RANGE], const struct query *queries, int3
 }
 
 /* The usual widths have loops of a known length. */
-TARGET static void avx512_scores(float (*scores)[RANGE], const struct query *queries, int32_t count,
+TARGET static void avx512_scores(float (*scores)[SCORES], const struct query *queries, int32_t count,
                                  const struct tile *keys, int32_t width)
 {
     switch (width) {
@@ -223,7 +222,7 @@ TARGET static void avx512_softmax(float *scores, struct query *query, const stru
 }
 
 /* Numbers [d, d + 16 * parts) of the values at places [from, to) of a tile, times their weights, to the sums. */
-INLINE void add_part(const struct query *queries, float (*weights)[RANGE], const struct tile *tile, int32_t from,
+INLINE void add_part(const struct query *queries, float (*weights)[SCORES], const struct tile *tile, int32_t from,
                      int32_t to, int32_t d, int32_t width, const int count, const int parts)
 {
     __m512 sums[WIDE][4];
@@ -246,7 +245,7 @@ INLINE void add_part(const struct query *queries, float (*weights)[RANGE], const
         for (int p = 0; p < parts; p++) _mm512_mask_storeu_ps(queries[i].range.out + d + 16 * p, masks[p], sums[i][p]);
 }
 
-INLINE void add_values(const struct query *queries, float (*weights)[RANGE], const struct tile *tile, int32_t from,
+INLINE void add_values(const struct query *queries, float (*weights)[SCORES], const struct tile *tile, int32_t from,
                        int32_t to, int32_t width, const int count)
 {
     int32_t d = 0;
@@ -256,7 +255,7 @@ INLINE void add_values(const struct query *queries, float (*weights)[RANGE], con
 }
 
 /* Places that all of the queries see are added together, those before and after for each query alone. */
-INLINE void some_values(const struct query *queries, float (*weights)[RANGE], const struct tile *tile, int32_t width,
+INLINE void some_values(const struct query *queries, float (*weights)[SCORES], const struct tile *tile, int32_t width,
                         const int count)
 {
     int32_t from = 0, to = TILE_KEYS, first[WIDE], end[WIDE];
@@ -273,7 +272,7 @@ INLINE void some_values(const struct query *queries, float (*weights)[RANGE], co
     for (int i = 0; count > 1 && i < count; i++) add_values(queries + i, weights + i, tile, to, end[i], width, 1);
 }
 
-TARGET static void avx512_values(const struct query *queries, float (*weights)[RANGE], int32_t count,
+TARGET static void avx512_values(const struct query *queries, float (*weights)[SCORES], int32_t count,
                                  const struct tile *values, int32_t width)
 {
     for (; count >= WIDE; count -= WIDE, queries += WIDE, weights += WIDE)

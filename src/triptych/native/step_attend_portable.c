@@ -50,7 +50,7 @@ INLINE v4 sums_of_lanes(const v8 *low, const v8 *high)
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
-INLINE void scores_of(float (*scores)[RANGE], const struct query *queries, int32_t count, const struct tile *keys,
+INLINE void scores_of(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
                       int32_t width)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -121,7 +121,7 @@ INLINE void softmax_of(float *scores, struct query *query, const struct instruct
     query->range.total = lanes[0];
 }
 
-INLINE void values_of(const struct query *queries, float (*weights)[RANGE], int32_t count, const struct tile *values,
+INLINE void values_of(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
                       int32_t width)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -142,7 +142,7 @@ INLINE void values_of(const struct query *queries, float (*weights)[RANGE], int3
 }
 
 #define KERNELS(NAME, TARGET)                                                                                       \
-    TARGET static void NAME##_scores(float (*scores)[RANGE], const struct query *queries, int32_t count,            \
+    TARGET static void NAME##_scores(float (*scores)[SCORES], const struct query *queries, int32_t count,            \
                                      const struct tile *keys, int32_t width)                                        \
     {                                                                                                               \
         scores_of(scores, queries, count, keys, width);                                                             \
@@ -151,7 +151,7 @@ INLINE void values_of(const struct query *queries, float (*weights)[RANGE], int3
     {                                                                                                               \
         softmax_of(scores, query, it);                                                                              \
     }                                                                                                               \
-    TARGET static void NAME##_values(const struct query *queries, float (*weights)[RANGE], int32_t count,           \
+    TARGET static void NAME##_values(const struct query *queries, float (*weights)[SCORES], int32_t count,           \
                                      const struct tile *values, int32_t width)                                      \
     {                                                                                                               \
         values_of(queries, weights, count, values, width);                                                          \

@@ -20,9 +20,9 @@ from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 WIDEST = 1024  # numbers of a key or value that a thread has room for
-# Of `attend.h`: positions of which a thread has keys or values at hand, and queries of a unit of work; positions whose
-# scores it keeps.
-TILE_KEYS, QUERIES, RANGE = 64, 64, 256
+# Of `attend.h`: positions of which a thread has keys or values at hand, queries of a unit of work, positions that one
+# softmax is over, and numbers that the scores of one query take.
+TILE_KEYS, QUERIES, RANGE, SCORES = 64, 64, 256, 272
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def _room(ordered: list[Step]) -> tuple[int, int]:
             if width + value_width > 2 * WIDEST:
                 raise NotNative(f"keys and values of {width + value_width} numbers together")
             tile = TILE_KEYS * (_lines(width) + max(width, value_width))
-            scratch = max(scratch, QUERIES * (RANGE + value_width) + tile + LINE)
+            scratch = max(scratch, QUERIES * (SCORES + value_width) + tile + LINE)
             partial = max(partial, heads * _lines(value_width + 2))
     return scratch, partial
 
