@@ -1,4 +1,9 @@
-/* What step_attend.c and its kernels share; not for others. */
+/* What step_attend.c and its kernels share; not for others.
+
+   A score is a sum over the numbers of a key in 16 lanes: number d is added to lane d % 16 with fma, then the upper
+   half of the lanes is added to the lower half until one is left.  The softmax is over one range of positions at a
+   time; its exponentials are those of `exponentials` in step_attend_portable.c.  A value, times its weight, is added
+   with fma to the sums of its query in the order of positions.  All kernels give the same bits.  */
 
 #ifndef TRIPTYCH_ATTEND_H
 #define TRIPTYCH_ATTEND_H
@@ -6,32 +11,51 @@
 #include "kernels.h"
 #include "step.h"
 
-#define TILE_KEYS 64 /* positions of a tile, which begins at a multiple of it */
+#define RANGE 256    /* positions of a range, which begins at a multiple of it */
+#define TILE_KEYS 64 /* positions whose keys or values a thread looks up, and widens, at a time */
+#define QUERIES 64   /* of one unit of work at most */
+/* Numbers from the scores of one query to those of the next.  With RANGE the first scores of all queries would share
+   few lines of the cache. */
+#define SCORES (RANGE + 16)
 
-/* The keys and values of one tile: of position `begin` + j at place j, for positions [from, to).  Places without a
-   position have the key of another.  `across` is room for [width][TILE_KEYS] numbers, aligned to 64 bytes.  */
-struct tile {
-    int32_t begin, from, to;
-    float *across;
-    const float *keys[TILE_KEYS];
-    const float *values[TILE_KEYS];
+/* Sums over positions: of the values, times their weights, which are e^(score - most); and of the weights. */
+struct sums {
+    float *out;
+    float most, total;
 };
 
-/* A query and its sums so far. */
+/* A query.  Places count from the beginning of the range. */
 struct query {
     const float *q;
-    float *out;
-    const float *bias; /* of its head by distance, or NULL */
-    float most, total;
+    const float *distances; /* biases of its head by distance, or NULL */
+    const float *bias;      /* that of place 0 of the range; those of the next places stand before it.  NULL: none */
+    struct sums all, range; /* over the ranges before, over this one */
     int32_t lowest, end, position; /* positions [lowest, end) are visible */
+    int32_t from, to;              /* of them, places [from, to) are in the range */
 };
 
-/* Add a tile to the sums of `count` queries, each over the positions of the tile that it sees.  The bits of a query's
-   sums do not depend on the other queries.  */
-typedef void tile_kernel(struct query *queries, int32_t count, const struct tile *tile, const struct instruction *it);
+/* Keys or values at places [place, place + TILE_KEYS) of a range.  Where there is none, another stands in its place.
+   `across` is room for the keys in another order, [TILE_KEYS][width rounded up to 16], aligned to 64 bytes.  */
+struct tile {
+    int32_t place;
+    float *across;
+    const float *rows[TILE_KEYS];
+};
 
+/* What the kernels do for `count` queries, whose scores, or weights, are [count][SCORES].  The bits of a query's sums
+   do not depend on the other queries.  Scores are computed at least where a query sees something, values are added
+   exactly there: a number that a query does not see never reaches its sums.  */
+struct attend_kernels {
+    void (*scores)(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
+                   int32_t width);
+    void (*softmax)(float *scores, struct query *query, const struct instruction *it);
+    void (*values)(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
+                   int32_t width);
+};
+
+extern const struct attend_kernels portable_attend;
 #if X86_KERNELS
-tile_kernel avx512_tile;
+extern const struct attend_kernels avx2_attend, avx512_attend;
 #endif
 
 #endif

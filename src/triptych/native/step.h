@@ -93,6 +93,7 @@ struct batch {
     float *arena;
     float *output;
     float *scratch; /* [threads][scratch_floats] */
+    float *partial; /* zeros before the first call: what step_attend.c keeps of ranges of positions */
 };
 
 /* What a thread of the team knows. */

@@ -124,7 +124,7 @@ class Call(Structure):
             (name, c_void_p)
             for name in ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
         ),
-        *((name, c_void_p) for name in ("arena", "output", "scratch")),
+        *((name, c_void_p) for name in ("arena", "output", "scratch", "partial")),
     )
 
 

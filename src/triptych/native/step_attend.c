@@ -1,202 +1,320 @@
 /* Attention of a step: each query over what the store holds of its row and over the new tokens of the row.
 
-   Keys are read in tiles of TILE positions that begin at multiples of TILE, in the order of positions, with the softmax
-   kept up to date from tile to tile (Milakov and Gimelshein 2018).  So the sums of a query do not depend on the other
-   queries of the batch, nor on how many of its keys are new.  */
+   Positions are read in ranges of RANGE that begin at multiples of it.  A range has a softmax of its own, and its sums
+   are merged with those of the ranges before, in the order of positions (Milakov and Gimelshein 2018).  So the sums of
+   a query do not depend on the other queries of the batch, nor on how many of its keys are new, nor on which threads
+   compute which of its ranges.  */
 
 #include "attend.h"
 #include "vector.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
-#define BLOCK 16   /* neighbouring tokens that are one unit of work, with some heads */
-#define TOGETHER 4 /* heads that read the same keys and are one unit at most */
+#define HEADS 4        /* of a group that are one unit of work at most, where a unit has several tokens */
+#define FEW_TOKENS 16  /* up to which the ranges of a query may be units of their own */
+#define COUNTERS 2048  /* of finished ranges: the first numbers of `partial` */
+#define NUMBERS(width) (((width) + 17) / 16 * 16) /* of the sums of one range */
 
-static void widen(float *out, const uint16_t *in, int32_t n)
+/* How the work of an instruction is cut: into segments, runs of tokens of one row, with some heads of one group. */
+struct cut {
+    int32_t tokens; /* of a segment at most */
+    int32_t heads;  /* of a unit at most */
+    int32_t parts;  /* units of a group */
+    int apart;      /* whether ranges are units of their own */
+};
+
+/* Tokens [first, last) with the heads [head, head + heads), over the ranges [range, end). */
+struct unit {
+    int32_t first, last, head, heads, range, end;
+    int apart; /* one of several units of these tokens and heads, of a range each */
+};
+
+/* What a thread has room for, in its scratch memory: the plan knows the size. */
+struct room {
+    float *scores; /* [QUERIES][SCORES] */
+    float *across; /* of a tile */
+    float *wide;   /* [TILE_KEYS][width or value_width], whichever is more */
+    float *sums;   /* [QUERIES][value_width] */
+};
+
+static struct room room_of(const struct worker *me, const struct instruction *it)
+{
+    float *scores = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64), *across = scores + QUERIES * SCORES;
+    float *wide = across + TILE_KEYS * ((it->width + 15) / 16 * 16);
+    int32_t widest = it->width > it->value_width ? it->width : it->value_width;
+    return (struct room){scores, across, wide, wide + TILE_KEYS * widest};
+}
+
+CLONES static void widen(float *out, const uint16_t *in, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) out[i] = float_of_bf16(in[i]);
 }
 
-/* Point at the keys and values of positions [from, to) of the row whose first new token is `token`; what the store
-   holds in 16 bits is widened into `wide` first. */
-static void fill_tile(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
-                      float *wide)
+/* Positions [*lowest, *end) are visible to token n. */
+static void visible(const struct batch *batch, const struct instruction *it, int32_t n, int32_t *lowest, int32_t *end)
+{
+    *end = it->kind == ATTEND_CROSS ? batch->source[n]
+           : it->kind == ATTEND_ROW ? batch->end[n]
+                                    : batch->position[n] + 1;
+    *lowest = it->kind == ATTEND_SELF && it->window && *end > it->window ? *end - it->window : 0;
+}
+
+/* Point at the keys or the values of positions [from, to) of the row of `token`, at places from - begin on of a tile;
+   what the store holds in 16 bits is widened into `wide` first. */
+static void fill(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
+                 int values, int32_t begin, int32_t from, int32_t to, float *wide)
 {
     const struct batch *batch = me->batch;
     const struct store *store = me->plan->stores + it->store;
-    int32_t width = it->width, value_width = it->value_width, first = tile->from - tile->begin;
-    int32_t start = batch->start[token], held = INT32_MAX;
-    const float *new_keys = NULL, *new_values = NULL;
-    if (it->kind != ATTEND_CROSS) {
-        held = batch->position[start];
-        new_keys = buffer(me, it->second);
-        new_values = buffer(me, it->third);
-    }
+    int32_t width = values ? it->value_width : it->width, start = batch->start[token];
+    int32_t held = it->kind == ATTEND_CROSS ? INT32_MAX : batch->position[start];
+    const float *new = it->kind == ATTEND_CROSS ? NULL : buffer(me, values ? it->third : it->second);
+    const char *kept = values ? store->values : store->keys;
+    int32_t size = store->type == TYPE_F32 ? 4 : 2, p = from;
     int64_t slot = it->kind == ATTEND_CROSS ? batch->source_slot[token] : batch->slot[token];
     int64_t plane = held ? (slot * it->groups + group) * store->capacity : 0;
-    for (int32_t p = tile->from; p < tile->to; p++) {
-        int32_t j = p - tile->begin;
-        if (p >= held) {
-            int64_t row = (int64_t)(start + p - held) * it->groups + group;
-            tile->keys[j] = new_keys + row * width;
-            tile->values[j] = new_values + row * value_width;
-            continue;
+    while (p < to && p < held) { /* a run of places that follow one another */
+        int32_t end = to < held ? to : held, place = it->window ? p % it->window : p;
+        if (it->window && end - p > it->window - place) end = p + it->window - place;
+        const char *run = kept + (plane + place) * width * size;
+        if (store->type != TYPE_F32) {
+            widen(wide, (const uint16_t *)run, (end - p) * width);
+            run = (const char *)wide;
+            wide += (int64_t)(end - p) * width;
         }
-        int64_t place = plane + (it->window ? p % it->window : p);
-        if (store->type == TYPE_F32) {
-            tile->keys[j] = (const float *)store->keys + place * width;
-            tile->values[j] = (const float *)store->values + place * value_width;
-            continue;
-        }
-        widen(wide, (const uint16_t *)store->keys + place * width, width);
-        widen(wide + width, (const uint16_t *)store->values + place * value_width, value_width);
-        tile->keys[j] = wide;
-        tile->values[j] = wide + width;
-        wide += width + value_width;
+        for (const float *row = (const float *)run; p < end; p++, row += width) tile->rows[p - begin] = row;
     }
-    for (int32_t j = 0; j < TILE_KEYS; j++)
-        if (j < first || j >= tile->to - tile->begin) tile->keys[j] = tile->keys[first];
+    for (; p < to; p++) tile->rows[p - begin] = new + ((int64_t)(start + p - held) * it->groups + group) * width;
+    for (int32_t j = 0; j < from - begin; j++) tile->rows[j] = tile->rows[from - begin];
+    for (int32_t j = to - begin; j < TILE_KEYS; j++) tile->rows[j] = tile->rows[from - begin];
 }
 
-/* Add places [from, to) of a tile to the sums of a query. */
-CLONES static void take_in(struct query *query, const struct tile *tile, const struct instruction *it, int32_t from,
-                           int32_t to)
-{
-    float scores[TILE_KEYS];
-    v16 most = (v16){0} - INFINITY;
-    for (int32_t j = 0; j < TILE_KEYS; j++) scores[j] = -INFINITY;
-    for (int32_t j = from; j < to; j++) scores[j] = it->first * dot(query->q, tile->keys[j], it->width);
-    if (it->other > 0.0f)
-        for (int32_t j = from / 16 * 16; j < to; j += 16) {
-            v16 capped = it->other * tanh16(load16(scores + j) / it->other);
-            store16(scores + j, pick(load16(scores + j) == (v16){0} - INFINITY, (v16){0} - INFINITY, capped));
-        }
-    if (query->bias)
-        for (int32_t j = from; j < to; j++) scores[j] += query->bias[query->position - (tile->begin + j)];
-    for (int32_t j = 0; j < TILE_KEYS; j += 16) most = larger(load16(scores + j), most);
-
-    float top = max16(most), before = query->most;
-    if (before > top) top = before;
-    v16 sum = {0};
-    for (int32_t j = 0; j < TILE_KEYS; j += 16) {
-        v16 weights = exp16(load16(scores + j) - top);
-        store16(scores + j, weights);
-        sum += weights;
-    }
-    float kept = sum16(exp16((v16){0} + (before - top)));
-    kept = before == top ? 1.0f : kept / 16.0f;
-    query->total = query->total * kept + sum16(sum);
-    query->most = top;
-
-    int32_t width = it->value_width, d = 0;
-    for (; d + 16 <= width; d += 16) {
-        v16 out = load16(query->out + d) * kept;
-        for (int32_t j = from; j < to; j++) out += scores[j] * load16(tile->values[j] + d);
-        store16(query->out + d, out);
-    }
-    for (; d < width; d++) {
-        float out = query->out[d] * kept;
-        for (int32_t j = from; j < to; j++) out += scores[j] * tile->values[j][d];
-        query->out[d] = out;
-    }
-}
-
-static void portable_tile(struct query *queries, int32_t count, const struct tile *tile, const struct instruction *it)
-{
-    for (struct query *query = queries; query < queries + count; query++) {
-        int32_t from = tile->from > query->lowest ? tile->from : query->lowest;
-        int32_t to = tile->to < query->end ? tile->to : query->end;
-        if (from < to) take_in(query, tile, it, from - tile->begin, to - tile->begin);
-    }
-}
-
-static tile_kernel *kernel_in_use(void)
+static const struct attend_kernels *kernels(void)
 {
 #if X86_KERNELS
-    if (kernels_in_use() == 2) return avx512_tile;
+    if (kernels_in_use() == 2) return &avx512_attend;
+    if (kernels_in_use() == 1) return &avx2_attend;
 #endif
-    return portable_tile;
+    return &portable_attend;
+}
+
+/* The sums of `count` queries of a unit over the range that begins at position `begin`.  Each sees something of it. */
+static void attend_range(struct worker *me, const struct instruction *it, const struct unit *unit,
+                         struct query *queries, int32_t count, int32_t begin)
+{
+    const struct attend_kernels *use = kernels();
+    const struct room room = room_of(me, it);
+    float(*scores)[SCORES] = (float(*)[SCORES])room.scores;
+    struct tile tile = {.across = room.across};
+    int32_t group = unit->head / (it->heads / it->groups);
+    int32_t lowest = queries[0].from, highest = queries[count - 1].to; /* later tokens see no earlier places */
+    for (int values = 0; values < 2; values++) {
+        for (tile.place = lowest / TILE_KEYS * TILE_KEYS; tile.place < highest; tile.place += TILE_KEYS) {
+            int32_t from = tile.place > lowest ? tile.place : lowest;
+            int32_t to = tile.place + TILE_KEYS < highest ? tile.place + TILE_KEYS : highest;
+            fill(&tile, me, it, unit->first, group, values, begin + tile.place, begin + from, begin + to, room.wide);
+            if (values)
+                use->values(queries, scores, count, &tile, it->value_width);
+            else
+                use->scores(scores, queries, count, &tile, it->width);
+        }
+        for (int32_t i = 0; i < count && !values; i++) use->softmax(scores[i], queries + i, it);
+    }
+}
+
+/* Add the sums of the range, which comes after all before.  The first range is computed where the sums of all go. */
+CLONES static void merge(struct sums *all, const struct sums *range, int32_t width)
+{
+    if (all->out == range->out) {
+        *all = *range;
+        return;
+    }
+    float top = all->most > range->most ? all->most : range->most;
+    float kept = expf(all->most - top), added = expf(range->most - top);
+    for (int32_t d = 0; d < width; d++) all->out[d] = all->out[d] * kept + range->out[d] * added;
+    all->total = all->total * kept + range->total * added;
+    all->most = top;
 }
 
 /* The end of the softmax, with the head's sink where there is one. */
-static void finish(struct query *query, int32_t width, const float *sink)
+CLONES static void finish(const struct sums *all, int32_t width, const float *sink)
 {
-    float factor = 1.0f, total = query->total;
+    float factor = 1.0f, total = all->total;
     if (sink) {
-        float top = *sink > query->most ? *sink : query->most;
-        factor = total > 0.0f ? expf(query->most - top) : 0.0f;
+        float top = *sink > all->most ? *sink : all->most;
+        factor = total > 0.0f ? expf(all->most - top) : 0.0f;
         total = total * factor + expf(*sink - top);
     }
     factor = total > 0.0f ? factor / total : 0.0f;
-    for (int32_t d = 0; d < width; d++) query->out[d] *= factor;
+    for (int32_t d = 0; d < width; d++) all->out[d] *= factor;
 }
 
-/* What one token's query with one head is made of. */
-static struct query query_of(struct worker *me, const struct instruction *it, int32_t n, int32_t head)
-{
-    const struct batch *batch = me->batch;
-    const struct matrix *bias = it->bias == -1 ? NULL : me->plan->weights + it->bias;
-    int64_t vector = (int64_t)n * it->heads + head;
-    struct query query = {buffer(me, it->input) + vector * it->width, buffer(me, it->output) + vector * it->value_width,
-                          bias ? (const float *)bias->data + (int64_t)head * bias->columns : NULL, -INFINITY, 0.0f, 0,
-                          0, batch->position[n]};
-    query.end = it->kind == ATTEND_CROSS ? batch->source[n]
-                : it->kind == ATTEND_ROW ? batch->end[n]
-                                         : query.position + 1;
-    if (it->kind == ATTEND_SELF && it->window && query.end > it->window) query.lowest = query.end - it->window;
-    memset(query.out, 0, (size_t)it->value_width * sizeof *query.out);
-    return query;
-}
-
-/* Tokens [first, last), all of one row, with the heads [head, head + heads), all of one group. */
-static void attend_row(struct worker *me, const struct instruction *it, int32_t first, int32_t last, int32_t head,
-                       int32_t heads)
+static void finish_unit(struct worker *me, const struct instruction *it, const struct unit *unit,
+                        const struct query *queries)
 {
     const float *sinks = it->weight == -1 ? NULL : me->plan->weights[it->weight].data;
-    tile_kernel *kernel = kernel_in_use();
-    struct query queries[BLOCK * TOGETHER];
-    struct tile tile;
-    int32_t lowest = INT32_MAX, highest = 0, count = 0;
-    for (int32_t n = first; n < last; n++)
-        for (int32_t h = head; h < head + heads; h++) {
-            struct query *query = queries + count++;
-            *query = query_of(me, it, n, h);
-            lowest = query->lowest < lowest ? query->lowest : lowest;
-            highest = query->end > highest ? query->end : highest;
-        }
-    tile.across = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64);
-    for (tile.begin = lowest / TILE_KEYS * TILE_KEYS; tile.begin < highest; tile.begin += TILE_KEYS) {
-        tile.from = tile.begin > lowest ? tile.begin : lowest;
-        tile.to = tile.begin + TILE_KEYS < highest ? tile.begin + TILE_KEYS : highest;
-        fill_tile(&tile, me, it, first, head / (it->heads / it->groups), tile.across + TILE_KEYS * it->width);
-        kernel(queries, count, &tile, it);
-    }
-    for (int32_t i = 0; i < count; i++)
-        finish(queries + i, it->value_width, sinks ? sinks + head + i % heads : NULL);
+    for (int32_t i = 0; i < (unit->last - unit->first) * unit->heads; i++)
+        finish(&queries[i].all, it->value_width, sinks ? sinks + unit->head + i % unit->heads : NULL);
 }
 
-/* A unit is BLOCK tokens with heads of one group, which share the work on the keys; with one head alone where that
-   makes too few units for all threads.  */
-void step_attend(struct worker *me, const struct instruction *it)
+/* The queries of a unit, one after another by token and head, with the sums of no range. */
+static int32_t queries_of(struct worker *me, const struct instruction *it, const struct unit *unit,
+                          struct query *queries)
 {
-    const struct batch *batch = me->batch;
-    int32_t blocks = (batch->tokens + BLOCK - 1) / BLOCK, per_group = it->heads / it->groups;
-    int32_t together = per_group < TOGETHER ? per_group : TOGETHER;
-    if ((int64_t)blocks * it->groups < 4 * me->threads) together = 1;
-    int32_t parts = (per_group + together - 1) / together;
-    int64_t first, last;
-    share(me, (int64_t)blocks * it->groups * parts, &first, &last);
-    for (int64_t unit = first; unit < last; unit++) {
-        int32_t n = (int32_t)(unit / (it->groups * parts)) * BLOCK, part = (int32_t)(unit % (it->groups * parts));
-        int32_t head = part / parts * per_group + part % parts * together, left = per_group - part % parts * together;
-        int32_t end = n + BLOCK < batch->tokens ? n + BLOCK : batch->tokens;
-        while (n < end) {
-            int32_t next = n + 1;
-            while (next < end && batch->start[next] == batch->start[n]) next++;
-            attend_row(me, it, n, next, head, left < together ? left : together);
-            n = next;
+    const struct matrix *bias = it->bias == -1 ? NULL : me->plan->weights + it->bias;
+    int32_t count = 0;
+    for (int32_t n = unit->first; n < unit->last; n++)
+        for (int32_t head = unit->head; head < unit->head + unit->heads; head++) {
+            struct query *query = queries + count++;
+            int64_t vector = (int64_t)n * it->heads + head;
+            query->q = buffer(me, it->input) + vector * it->width;
+            query->distances = bias ? (const float *)bias->data + (int64_t)head * bias->columns : NULL;
+            query->all = (struct sums){buffer(me, it->output) + vector * it->value_width, -INFINITY, 0.0f};
+            query->position = me->batch->position[n];
+            visible(me->batch, it, n, &query->lowest, &query->end);
+        }
+    return count;
+}
+
+/* Where the sums of a range stand, [heads of a token][NUMBERS], if ranges are units of their own: the numbers of the
+   values, then the largest score and the sum of the weights.  */
+static float *partial(struct worker *me, const struct instruction *it, const struct unit *unit, int32_t i,
+                      int32_t range)
+{
+    int64_t n = unit->first + i / unit->heads, head = unit->head + i % unit->heads;
+    int64_t at = ((int64_t)range * me->batch->tokens + n) * it->heads + head;
+    return me->batch->partial + COUNTERS + at * NUMBERS(it->value_width);
+}
+
+/* Add one range to the sums of all queries that see something of it. */
+static void add_range(struct worker *me, const struct instruction *it, const struct unit *unit, struct query *queries,
+                      int32_t count, int32_t range)
+{
+    int32_t begin = range * RANGE, first = count, last = 0, width = it->value_width;
+    float *sums = room_of(me, it).sums;
+    for (int32_t i = 0; i < count; i++) {
+        struct query *query = queries + i;
+        query->from = query->lowest > begin ? query->lowest - begin : 0;
+        query->to = query->end - begin < RANGE ? query->end - begin : RANGE;
+        if (query->from >= query->to) continue;
+        first = first < i ? first : i;
+        last = i + 1;
+        query->bias = query->distances ? query->distances + query->position - begin : NULL;
+        if (unit->apart) query->all.out = partial(me, it, unit, i, range);
+        query->range.out = unit->apart || range == query->lowest / RANGE ? query->all.out : sums + i * width;
+        memset(query->range.out, 0, (size_t)width * sizeof(float));
+    }
+    if (first == count) return;
+    attend_range(me, it, unit, queries + first, last - first, begin);
+    for (int32_t i = first; i < last; i++) merge(&queries[i].all, &queries[i].range, width);
+}
+
+/* Put the ranges of a unit together, which are all computed. */
+static void merge_ranges(struct worker *me, const struct instruction *it, const struct unit *unit)
+{
+    struct query queries[QUERIES];
+    int32_t count = queries_of(me, it, unit, queries), width = it->value_width;
+    for (int32_t i = 0; i < count; i++) {
+        struct query *query = queries + i;
+        for (int32_t range = query->lowest / RANGE; range * RANGE < query->end; range++) {
+            float *numbers = partial(me, it, unit, i, range);
+            struct sums sums = {numbers, numbers[width], numbers[width + 1]};
+            if (range == query->lowest / RANGE) {
+                memcpy(query->all.out, numbers, (size_t)width * sizeof *numbers);
+                sums.out = query->all.out;
+            }
+            merge(&query->all, &sums, width);
         }
     }
+    finish_unit(me, it, unit, queries);
+}
+
+/* Compute a unit; of several of the same tokens and heads, the one that is done last puts them together. */
+static void attend_unit(struct worker *me, const struct instruction *it, const struct unit *unit, int32_t ranges,
+                        atomic_int *done)
+{
+    struct query queries[QUERIES];
+    int32_t count = queries_of(me, it, unit, queries), width = it->value_width;
+    for (int32_t i = 0; i < count; i++)
+        if (queries[i].lowest >= queries[i].end) memset(queries[i].all.out, 0, (size_t)width * sizeof(float));
+    for (int32_t range = unit->range; range < unit->end; range++) add_range(me, it, unit, queries, count, range);
+    if (!unit->apart) {
+        finish_unit(me, it, unit, queries);
+        return;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        if (queries[i].from >= queries[i].to) continue;
+        float *numbers = partial(me, it, unit, i, unit->range);
+        numbers[width] = queries[i].all.most;
+        numbers[width + 1] = queries[i].all.total;
+    }
+    if (atomic_fetch_add(done, 1) + 1 < ranges) return;
+    atomic_store(done, 0);
+    merge_ranges(me, it, unit);
+}
+
+/* Heads of a group share what is loaded of keys and values, so they are separate units only where there are too few
+   units for all threads, or too many queries for one. */
+static struct cut cut_of(struct worker *me, const struct instruction *it)
+{
+    const struct batch *batch = me->batch;
+    int32_t per_group = it->heads / it->groups, together = per_group < HEADS ? per_group : HEADS, longest = 1;
+    int32_t segments = 0, ranges = 1, lowest, end;
+    for (int32_t n = 0; n < batch->tokens; n++) {
+        int32_t length = batch->end[n] - batch->position[batch->start[n]];
+        longest = length > longest ? length : longest;
+        segments += n == batch->start[n];
+        visible(batch, it, n, &lowest, &end);
+        ranges = end - lowest > (ranges - 1) * RANGE ? (end - lowest + RANGE - 1) / RANGE : ranges;
+    }
+    struct cut cut = {QUERIES / together < longest ? QUERIES / together : longest, 0, 1, 0};
+    cut.heads = QUERIES / cut.tokens < per_group ? QUERIES / cut.tokens : per_group;
+    int64_t units = (int64_t)segments * it->groups;
+    cut.apart = batch->tokens <= FEW_TOKENS && ranges > 1 && me->threads > 1 && units < 4 * me->threads;
+    units *= cut.apart ? ranges : (longest + cut.tokens - 1) / cut.tokens;
+    while (cut.heads > 1 && units * ((per_group + cut.heads - 1) / cut.heads) < 2 * me->threads)
+        cut.heads = (cut.heads + 1) / 2;
+    cut.parts = (per_group + cut.heads - 1) / cut.heads;
+    if (units * cut.parts > COUNTERS) cut.apart = 0;
+    return cut;
+}
+
+/* Go through the units of an instruction; -> the work of all, in products of a query with a key.  Where `all` is that
+   number, compute those whose work begins in this thread's share. */
+static int64_t units_of(struct worker *me, const struct instruction *it, const struct cut *cut, int64_t all)
+{
+    const struct batch *batch = me->batch;
+    int32_t per_group = it->heads / it->groups, number = 0;
+    int64_t before = 0;
+    for (int32_t n = 0, next; n < batch->tokens; n = next) {
+        int32_t lowest, highest, end;
+        for (next = n + 1; next < batch->tokens && next - n < cut->tokens && batch->start[next] == batch->start[n];)
+            next++;
+        visible(batch, it, n, &lowest, &end);
+        visible(batch, it, next - 1, &end, &highest);
+        int32_t first = lowest / RANGE, last = (highest + RANGE - 1) / RANGE, ranges = last - first;
+        for (int32_t part = 0; part < it->groups * cut->parts; part++, number++) {
+            int32_t in_group = part % cut->parts * cut->heads, left = per_group - in_group;
+            int32_t head = part / cut->parts * per_group + in_group, heads = left < cut->heads ? left : cut->heads;
+            struct unit unit = {n, next, head, heads, first, last, cut->apart && ranges > 1};
+            for (int32_t i = 0; i < (unit.apart ? ranges : 1); i++) {
+                if (unit.apart) unit.end = (unit.range = first + i) + 1;
+                if (all && before * me->threads / all == me->thread)
+                    attend_unit(me, it, &unit, ranges, (atomic_int *)batch->partial + number);
+                int32_t from = unit.range * RANGE > lowest ? unit.range * RANGE : lowest;
+                int32_t to = unit.end * RANGE < highest ? unit.end * RANGE : highest;
+                before += (int64_t)(next - n) * unit.heads * (to - from + 16);
+            }
+        }
+    }
+    return before;
+}
+
+void step_attend(struct worker *me, const struct instruction *it)
+{
+    struct cut cut = cut_of(me, it);
+    units_of(me, it, &cut, units_of(me, it, &cut, 0));
 }
 
 static void keep(const struct store *store, void *target, int64_t place, const float *x, int32_t n)

@@ -1,8 +1,4 @@
-/* Attention to one tile of keys for x86-64 with AVX-512: the scores of up to WIDE queries with 64 keys at a time.
-
-   The keys of a tile are transposed once for all queries of a unit of work, so that a register holds one number of 16
-   keys: a score is then a sum over the numbers of a key, one after another, and needs no sum across a register.  A value
-   is added to the sums of its query in the order of positions.  */
+/* Attention for x86-64 with AVX-512: up to WIDE queries share what is loaded of keys and values.  */
 
 #include "attend.h"
 
@@ -15,64 +11,176 @@
 #undef INLINE
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx2,fma")))
 #define INLINE static inline TARGET __attribute__((always_inline))
-#define WIDE 6              /* queries: 24 sums leave 8 registers */
-#define PARTS (TILE_KEYS / 16)
+#define WIDE 6  /* queries: 24 sums leave 8 registers */
+#define FEW 2  /* queries: 16 sums of scores from keys in the order of `across`; of 24 some leave the registers */
+#define MANY_QUERIES 9 /* from which on it is faster to write the keys in that order first */
 
-/* Numbers 4 * c to 4 * c + 3 of 16 keys -> four rows of `out`. */
-INLINE void transpose_four(float *out, const float *const *keys, int32_t column)
+INLINE __mmask16 first_lanes(int32_t count)
 {
-    __m512 some[4];
-    for (int i = 0; i < 4; i++) { /* keys i, i + 4, i + 8 and i + 12, in the four quarters */
-        __m512 x = _mm512_castps128_ps512(_mm_loadu_ps(keys[i] + column));
-        x = _mm512_insertf32x4(x, _mm_loadu_ps(keys[i + 4] + column), 1);
-        x = _mm512_insertf32x4(x, _mm_loadu_ps(keys[i + 8] + column), 2);
-        some[i] = _mm512_insertf32x4(x, _mm_loadu_ps(keys[i + 12] + column), 3);
-    }
-    __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(some[0], some[1]));
-    __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(some[2], some[3]));
-    __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(some[0], some[1]));
-    __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(some[2], some[3]));
-    _mm512_store_ps(out, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)));
-    _mm512_store_ps(out + TILE_KEYS, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    _mm512_store_ps(out + 2 * TILE_KEYS, _mm512_castpd_ps(_mm512_unpacklo_pd(c, d)));
-    _mm512_store_ps(out + 3 * TILE_KEYS, _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+    return count >= 16 ? 0xffff : count > 0 ? (__mmask16)((1u << count) - 1) : 0;
 }
 
-TARGET static void transpose(const struct tile *tile, int32_t width)
+/* Lanes 0 to 15 of four keys -> for each key 4 lanes, the sums of those that are 4 apart: key r in quarter r. */
+INLINE __m512 quarters(const __m512 *lanes)
 {
-    for (int32_t j = 0; j < tile->to - tile->begin; j += 16) {
-        int32_t column = 0;
-        for (; column + 4 <= width; column += 4)
-            transpose_four(tile->across + column * TILE_KEYS + j, tile->keys + j, column);
-        for (; column < width; column++)
-            for (int i = 0; i < 16; i++) tile->across[column * TILE_KEYS + j + i] = tile->keys[j + i][column];
-    }
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(lanes[0], lanes[1], 0x44),
+                             _mm512_shuffle_f32x4(lanes[0], lanes[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(lanes[2], lanes[3], 0x44),
+                             _mm512_shuffle_f32x4(lanes[2], lanes[3], 0xee));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
-/* scores[i] = the products of query i with the keys of the first `parts` sixteenths of a tile. */
-INLINE void products(float (*scores)[TILE_KEYS], const struct query *queries, const struct tile *tile, int32_t width,
-                     const int count, const int parts)
+/* fours[u] has the 4 lanes of keys u, u + 4, u + 8 and u + 12 -> the sums of the lanes of keys 0 to 15. */
+INLINE __m512 sums_of_keys(const __m512 *fours)
 {
-    __m512 sums[WIDE][PARTS];
-    for (int i = 0; i < count; i++)
-        for (int p = 0; p < parts; p++) sums[i][p] = _mm512_setzero_ps();
-    for (int32_t d = 0; d < width; d++) {
-        __m512 keys[PARTS];
-        for (int p = 0; p < parts; p++) keys[p] = _mm512_load_ps(tile->across + d * TILE_KEYS + 16 * p);
-        for (int i = 0; i < count; i++) {
-            __m512 q = _mm512_set1_ps(queries[i].q[d]);
-            for (int p = 0; p < parts; p++) sums[i][p] = _mm512_fmadd_ps(q, keys[p], sums[i][p]);
+    __m512 a = _mm512_add_ps(_mm512_shuffle_ps(fours[0], fours[1], 0x44), _mm512_shuffle_ps(fours[0], fours[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_ps(fours[2], fours[3], 0x44), _mm512_shuffle_ps(fours[2], fours[3], 0xee));
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+/* Scores of 16 keys as they lie. */
+INLINE void direct(float (*scores)[SCORES], int32_t place, const struct query *queries, const float *const *keys,
+                   const int32_t width, const int count)
+{
+    __m512 fours[WIDE][4];
+    for (int u = 0; u < 4; u++) {
+        __m512 sums[WIDE][4];
+        for (int i = 0; i < count; i++)
+            for (int r = 0; r < 4; r++) sums[i][r] = _mm512_setzero_ps();
+        for (int32_t d = 0; d < width; d += 16) {
+            __mmask16 mask = first_lanes(width - d);
+            __m512 key[4];
+            for (int r = 0; r < 4; r++) {
+                key[r] = _mm512_maskz_loadu_ps(mask, keys[u + 4 * r] + d);
+                prefetch((const uint8_t *)(keys[u + 4 * r] + d), LINE);
+            }
+            for (int i = 0; i < count; i++) {
+                __m512 q = _mm512_maskz_loadu_ps(mask, queries[i].q + d);
+                for (int r = 0; r < 4; r++) sums[i][r] = _mm512_fmadd_ps(q, key[r], sums[i][r]);
+            }
         }
+        for (int i = 0; i < count; i++) fours[i][u] = quarters(sums[i]);
     }
-    for (int i = 0; i < count; i++)
-        for (int p = 0; p < parts; p++) _mm512_storeu_ps(scores[i] + 16 * p, sums[i][p]);
+    for (int i = 0; i < count; i++) _mm512_storeu_ps(scores[i] + place, sums_of_keys(fours[i]));
 }
 
-/* e^x as exp16 of vector.h has it, with fused products and sums. */
+/* Write 16 keys to `across`: for u = 0 to 3 and every 4 numbers, those of keys u, u + 4, u + 8 and u + 12. */
+TARGET static void regroup(float *across, const float *const *keys, int32_t width)
+{
+    int32_t steps = (width + 15) / 16;
+    for (int u = 0; u < 4; u++)
+        for (int32_t step = 0; step < steps; step++, across += 64) {
+            __mmask16 mask = first_lanes(width - 16 * step);
+            __m512 key[4];
+            for (int r = 0; r < 4; r++) key[r] = _mm512_maskz_loadu_ps(mask, keys[u + 4 * r] + 16 * step);
+            __m512 a = _mm512_shuffle_f32x4(key[0], key[1], 0x44), b = _mm512_shuffle_f32x4(key[2], key[3], 0x44);
+            __m512 c = _mm512_shuffle_f32x4(key[0], key[1], 0xee), d = _mm512_shuffle_f32x4(key[2], key[3], 0xee);
+            _mm512_store_ps(across, _mm512_shuffle_f32x4(a, b, 0x88));
+            _mm512_store_ps(across + 16, _mm512_shuffle_f32x4(a, b, 0xdd));
+            _mm512_store_ps(across + 32, _mm512_shuffle_f32x4(c, d, 0x88));
+            _mm512_store_ps(across + 48, _mm512_shuffle_f32x4(c, d, 0xdd));
+        }
+}
+
+/* Scores of 16 keys in the order of `across`: a register has 4 lanes of 4 keys. */
+INLINE void regrouped(float (*scores)[SCORES], int32_t place, const struct query *queries, const float *across,
+                      const int32_t width, const int count)
+{
+    int32_t steps = (width + 15) / 16;
+    __m512 fours[FEW][4];
+    for (int u = 0; u < 4; u += 2) {
+        __m512 sums[FEW][2][4];
+        const float *keys = across + 64 * u * steps;
+        for (int i = 0; i < count; i++)
+            for (int r = 0; r < 4; r++) sums[i][0][r] = sums[i][1][r] = _mm512_setzero_ps();
+        for (int32_t d = 0; d < width; d += 16)
+            for (int r = 0; r < 4; r++) {
+                __m512 one = _mm512_load_ps(keys + 4 * d + 16 * r);
+                __m512 two = _mm512_load_ps(keys + 64 * steps + 4 * d + 16 * r);
+                for (int i = 0; i < count; i++) {
+                    const float *from = queries[i].q + d + 4 * r;
+                    __m512 q = d + 4 * r + 4 <= width
+                                   ? _mm512_broadcast_f32x4(_mm_loadu_ps(from))
+                                   : _mm512_broadcast_f32x4(
+                                         _mm_maskz_loadu_ps((__mmask8)first_lanes(width - d - 4 * r), from));
+                    sums[i][0][r] = _mm512_fmadd_ps(q, one, sums[i][0][r]);
+                    sums[i][1][r] = _mm512_fmadd_ps(q, two, sums[i][1][r]);
+                }
+            }
+        for (int i = 0; i < count; i++)
+            for (int v = 0; v < 2; v++)
+                fours[i][u + v] = _mm512_add_ps(_mm512_add_ps(sums[i][v][0], sums[i][v][2]),
+                                                _mm512_add_ps(sums[i][v][1], sums[i][v][3]));
+    }
+    for (int i = 0; i < count; i++) _mm512_storeu_ps(scores[i] + place, sums_of_keys(fours[i]));
+}
+
+/* The places of a tile that some of these queries see, from a multiple of 16 on; whether there are any. */
+INLINE int seen(const struct query *queries, int32_t count, int32_t place, int32_t *from, int32_t *to)
+{
+    int32_t low = RANGE, high = 0;
+    for (int i = 0; i < count; i++) {
+        low = queries[i].from < low ? queries[i].from : low;
+        high = queries[i].to > high ? queries[i].to : high;
+    }
+    *from = (low > place ? low / 16 * 16 : place) - place;
+    *to = (high < place + TILE_KEYS ? high : place + TILE_KEYS) - place;
+    return *from < *to;
+}
+
+INLINE void some_scores(float (*scores)[SCORES], const struct query *queries, const struct tile *keys,
+                        const int32_t width, const int count, const int across)
+{
+    int32_t from, to;
+    if (!seen(queries, count, keys->place, &from, &to)) return;
+    for (int32_t j = from; j < to; j += 16)
+        if (across)
+            regrouped(scores, keys->place + j, queries, keys->across + j * ((width + 15) / 16 * 16), width, count);
+        else
+            direct(scores, keys->place + j, queries, keys->rows + j, width, count);
+}
+
+INLINE void all_scores(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
+                       const int32_t width)
+{
+    int32_t from, to;
+    if (count >= MANY_QUERIES) {
+        if (!seen(queries, count, keys->place, &from, &to)) return;
+        for (int32_t j = from; j < to; j += 16)
+            regroup(keys->across + j * ((width + 15) / 16 * 16), keys->rows + j, width);
+        for (; count >= FEW; count -= FEW, queries += FEW, scores += FEW)
+            some_scores(scores, queries, keys, width, FEW, 1);
+        if (count) some_scores(scores, queries, keys, width, 1, 1);
+        return;
+    }
+    for (; count >= WIDE; count -= WIDE, queries += WIDE, scores += WIDE)
+        some_scores(scores, queries, keys, width, WIDE, 0);
+    switch (count) {
+    case 1: some_scores(scores, queries, keys, width, 1, 0); break;
+    case 2: some_scores(scores, queries, keys, width, 2, 0); break;
+    case 3: some_scores(scores, queries, keys, width, 3, 0); break;
+    case 4: some_scores(scores, queries, keys, width, 4, 0); break;
+    case 5: some_scores(scores, queries, keys, width, 5, 0); break;
+    default: break;
+    }
+}
+
+/* The usual widths have loops of a known length. */
+TARGET static void avx512_scores(float (*scores)[SCORES], const struct query *queries, int32_t count,
+                                 const struct tile *keys, int32_t width)
+{
+    switch (width) {
+    case 32: all_scores(scores, queries, count, keys, 32); break;
+    case 64: all_scores(scores, queries, count, keys, 64); break;
+    case 128: all_scores(scores, queries, count, keys, 128); break;
+    default: all_scores(scores, queries, count, keys, width); break;
+    }
+}
+
+/* e^x for x <= 0, as `exponentials` of step_attend_portable.c has it. */
 INLINE __m512 exponential(__m512 x)
 {
     __mmask16 small = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3f), _CMP_LT_OQ);
-    x = _mm512_min_ps(_mm512_set1_ps(88.3f), x); /* a NaN stays one */
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), 8);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
@@ -86,79 +194,58 @@ INLINE __m512 exponential(__m512 x)
     return _mm512_mask_blend_ps(small, _mm512_scalef_ps(p, n), _mm512_setzero_ps());
 }
 
-/* The places of a tile that a query sees. */
-INLINE int32_t first_place(const struct query *query, const struct tile *tile)
+TARGET static void avx512_softmax(float *scores, struct query *query, const struct instruction *it)
 {
-    return (query->lowest > tile->from ? query->lowest : tile->from) - tile->begin;
-}
-
-INLINE int32_t end_place(const struct query *query, const struct tile *tile)
-{
-    return (query->end < tile->to ? query->end : tile->to) - tile->begin;
-}
-
-/* Scores become weights; the query's sums so far are scaled to the new maximum. */
-INLINE void softmax(struct query *query, float *scores, const struct tile *tile, const struct instruction *it)
-{
-    int32_t from = first_place(query, tile), to = end_place(query, tile);
-    __m512 parts[PARTS], most = _mm512_set1_ps(-INFINITY);
-    for (int p = 0; p < PARTS; p++) {
-        uint64_t seen = (to == TILE_KEYS ? ~UINT64_C(0) : (UINT64_C(1) << to) - 1) & ~UINT64_C(0) << from;
-        __mmask16 mask = (__mmask16)(seen >> 16 * p);
-        __m512 x = _mm512_mul_ps(_mm512_set1_ps(it->first), _mm512_maskz_loadu_ps(mask, scores + 16 * p));
+    const __m512i backwards = _mm512_set_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    int32_t begin = query->from / 16 * 16;
+    for (int32_t j = begin; j < query->to; j += 16) {
+        __mmask16 mask = first_lanes(query->to - j) & (__mmask16)~first_lanes(query->from - j);
+        __m512 x = _mm512_mul_ps(_mm512_set1_ps(it->first), _mm512_maskz_loadu_ps(mask, scores + j));
         if (it->other > 0.0f) x = (__m512)(it->other * tanh16((v16)x / it->other));
-        if (query->bias)
-            for (int j = 16 * p > from ? 16 * p : from; j < to && j < 16 * p + 16; j++)
-                x = _mm512_mask_add_ps(x, (__mmask16)(1 << (j - 16 * p)), x,
-                                       _mm512_set1_ps(query->bias[query->position - (tile->begin + j)]));
-        parts[p] = _mm512_mask_blend_ps(mask, _mm512_set1_ps(-INFINITY), x);
-        most = _mm512_max_ps(parts[p], most);
-    }
-    float top = _mm512_reduce_max_ps(most);
-    if (query->most > top) top = query->most;
-    for (int p = 0; p < PARTS; p++) {
-        parts[p] = exponential(_mm512_sub_ps(parts[p], _mm512_set1_ps(top)));
-        _mm512_storeu_ps(scores + 16 * p, parts[p]);
-    }
-    if (query->most != top) {
-        __m512 kept = exponential(_mm512_set1_ps(query->most - top));
-        query->total *= _mm512_cvtss_f32(kept);
-        for (int32_t d = 0; d < it->value_width; d += 16) {
-            __mmask16 mask = it->value_width - d >= 16 ? 0xffff : (__mmask16)((1u << (it->value_width - d)) - 1);
-            _mm512_mask_storeu_ps(query->out + d, mask,
-                                  _mm512_mul_ps(kept, _mm512_maskz_loadu_ps(mask, query->out + d)));
+        if (query->bias) { /* that of lane i stands i numbers before that of lane 0 */
+            __mmask16 reversed = first_lanes(16 + j - query->from) & (__mmask16)~first_lanes(16 + j - query->to);
+            __m512 bias = _mm512_maskz_loadu_ps(reversed, query->bias - j - 15);
+            x = _mm512_add_ps(x, _mm512_permutexvar_ps(backwards, bias));
         }
-        query->most = top;
+        x = _mm512_mask_blend_ps(mask, _mm512_set1_ps(-INFINITY), x);
+        _mm512_storeu_ps(scores + j, x);
+        most = _mm512_max_ps(x, most); /* passes over a NaN */
     }
-    query->total += _mm512_reduce_add_ps(
-        _mm512_add_ps(_mm512_add_ps(parts[0], parts[1]), _mm512_add_ps(parts[2], parts[3])));
+    query->range.most = _mm512_reduce_max_ps(most);
+    for (int32_t j = begin; j < query->to; j += 16) {
+        __m512 x = exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + j), _mm512_set1_ps(query->range.most)));
+        _mm512_storeu_ps(scores + j, x);
+        sum = _mm512_add_ps(sum, x);
+    }
+    query->range.total = _mm512_reduce_add_ps(sum); /* by halves, as sum_of_lanes */
 }
 
-/* Numbers [d, d + 16 * parts) of the values of places [from, to), times their weights, to the sums of queries. */
-INLINE void add_part(struct query *queries, float (*weights)[TILE_KEYS], const struct tile *tile, int32_t from,
+/* Numbers [d, d + 16 * parts) of the values at places [from, to) of a tile, times their weights, to the sums. */
+INLINE void add_part(const struct query *queries, float (*weights)[SCORES], const struct tile *tile, int32_t from,
                      int32_t to, int32_t d, int32_t width, const int count, const int parts)
 {
-    __m512 sums[WIDE][PARTS];
-    __mmask16 masks[PARTS];
-    for (int p = 0; p < parts; p++) {
-        int32_t left = width - d - 16 * p;
-        masks[p] = left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
-    }
+    __m512 sums[WIDE][4];
+    __mmask16 masks[4];
+    for (int p = 0; p < parts; p++) masks[p] = first_lanes(width - d - 16 * p);
     for (int i = 0; i < count; i++)
-        for (int p = 0; p < parts; p++) sums[i][p] = _mm512_maskz_loadu_ps(masks[p], queries[i].out + d + 16 * p);
+        for (int p = 0; p < parts; p++) sums[i][p] = _mm512_maskz_loadu_ps(masks[p], queries[i].range.out + d + 16 * p);
     for (int32_t j = from; j < to; j++) {
-        __m512 values[PARTS];
-        for (int p = 0; p < parts; p++) values[p] = _mm512_maskz_loadu_ps(masks[p], tile->values[j] + d + 16 * p);
+        __m512 values[4];
+        for (int p = 0; p < parts; p++) {
+            values[p] = _mm512_maskz_loadu_ps(masks[p], tile->rows[j] + d + 16 * p);
+            if (count < WIDE) prefetch((const uint8_t *)(tile->rows[j] + d + 16 * p), LINE);
+        }
         for (int i = 0; i < count; i++) {
-            __m512 weight = _mm512_set1_ps(weights[i][j]);
+            __m512 weight = _mm512_set1_ps(weights[i][tile->place + j]);
             for (int p = 0; p < parts; p++) sums[i][p] = _mm512_fmadd_ps(weight, values[p], sums[i][p]);
         }
     }
     for (int i = 0; i < count; i++)
-        for (int p = 0; p < parts; p++) _mm512_mask_storeu_ps(queries[i].out + d + 16 * p, masks[p], sums[i][p]);
+        for (int p = 0; p < parts; p++) _mm512_mask_storeu_ps(queries[i].range.out + d + 16 * p, masks[p], sums[i][p]);
 }
 
-INLINE void add_values(struct query *queries, float (*weights)[TILE_KEYS], const struct tile *tile, int32_t from,
+INLINE void add_values(const struct query *queries, float (*weights)[SCORES], const struct tile *tile, int32_t from,
                        int32_t to, int32_t width, const int count)
 {
     int32_t d = 0;
@@ -167,47 +254,39 @@ INLINE void add_values(struct query *queries, float (*weights)[TILE_KEYS], const
     if (d < width) add_part(queries, weights, tile, from, to, d, width, count, 2);
 }
 
-/* `count` queries that see something of the tile.  Places that all of them see are added together, those before and
-   after for each query alone: a number of a place that a query does not see never reaches its sums.  */
-INLINE void take(struct query *queries, const struct tile *tile, const struct instruction *it, const int count)
+/* Places that all of the queries see are added together, those before and after for each query alone. */
+INLINE void some_values(const struct query *queries, float (*weights)[SCORES], const struct tile *tile, int32_t width,
+                        const int count)
 {
-    float scores[WIDE][TILE_KEYS];
-    int32_t from = 0, to = TILE_KEYS, width = it->value_width;
-    if (tile->to - tile->begin <= 32)
-        products(scores, queries, tile, it->width, count, 2);
-    else
-        products(scores, queries, tile, it->width, count, 4);
+    int32_t from = 0, to = TILE_KEYS, first[WIDE], end[WIDE];
     for (int i = 0; i < count; i++) {
-        int32_t first = first_place(queries + i, tile), end = end_place(queries + i, tile);
-        softmax(queries + i, scores[i], tile, it);
-        from = first > from ? first : from;
-        to = end < to ? end : to;
+        first[i] = queries[i].from > tile->place ? queries[i].from - tile->place : 0;
+        end[i] = queries[i].to - tile->place < TILE_KEYS ? queries[i].to - tile->place : TILE_KEYS;
+        from = first[i] > from ? first[i] : from;
+        to = end[i] < to ? end[i] : to;
     }
     if (from > to) from = to = TILE_KEYS; /* nothing in common */
-    for (int i = 0; i < count; i++) {
-        int32_t end = end_place(queries + i, tile);
-        add_values(queries + i, scores + i, tile, first_place(queries + i, tile), end < from ? end : from, width, 1);
-    }
-    add_values(queries, scores, tile, from, to, width, count);
-    for (int i = 0; i < count; i++)
-        add_values(queries + i, scores + i, tile, to, end_place(queries + i, tile), width, 1);
+    for (int i = 0; count > 1 && i < count; i++)
+        add_values(queries + i, weights + i, tile, first[i], end[i] < from ? end[i] : from, width, 1);
+    add_values(queries, weights, tile, from, to, width, count);
+    for (int i = 0; count > 1 && i < count; i++) add_values(queries + i, weights + i, tile, to, end[i], width, 1);
 }
 
-TARGET void avx512_tile(struct query *queries, int32_t count, const struct tile *tile, const struct instruction *it)
+TARGET static void avx512_values(const struct query *queries, float (*weights)[SCORES], int32_t count,
+                                 const struct tile *values, int32_t width)
 {
-    while (count && first_place(queries, tile) >= end_place(queries, tile)) queries++, count--;
-    while (count && first_place(queries + count - 1, tile) >= end_place(queries + count - 1, tile)) count--;
-    if (!count) return;
-    transpose(tile, it->width);
-    for (; count >= WIDE; count -= WIDE, queries += WIDE) take(queries, tile, it, WIDE);
+    for (; count >= WIDE; count -= WIDE, queries += WIDE, weights += WIDE)
+        some_values(queries, weights, values, width, WIDE);
     switch (count) {
-    case 1: take(queries, tile, it, 1); break;
-    case 2: take(queries, tile, it, 2); break;
-    case 3: take(queries, tile, it, 3); break;
-    case 4: take(queries, tile, it, 4); break;
-    case 5: take(queries, tile, it, 5); break;
+    case 1: some_values(queries, weights, values, width, 1); break;
+    case 2: some_values(queries, weights, values, width, 2); break;
+    case 3: some_values(queries, weights, values, width, 3); break;
+    case 4: some_values(queries, weights, values, width, 4); break;
+    case 5: some_values(queries, weights, values, width, 5); break;
     default: break;
     }
 }
+
+const struct attend_kernels avx512_attend = {avx512_scores, avx512_softmax, avx512_values};
 
 #endif

@@ -17,9 +17,12 @@ from triptych.errors import InputError
 from triptych.native import usable_threads
 from triptych.native.step import STORE, Call, Plan, RunStep, run_step
 from triptych.program.native_binding import LAYOUT_F32, Binding
+from triptych.program.native_plan import RANGE
 from triptych.program.native_values import NotNative
 
+FEW_TOKENS, COUNTERS = 16, 2048  # of step_attend.c: tokens up to which threads share a row, counters of what is done
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
+_POSITION, _SOURCE = LABELS.index("position"), LABELS.index("source")
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -32,6 +35,7 @@ class Calls:
         self.unavailable = function if isinstance(function, str) else None
         self.labels = np.zeros((len(LABELS), 0), np.int32)
         self.arena = self.scratch = torch.empty(0)
+        self.partial = torch.zeros(COUNTERS)
         self.call = Call()
 
     def check(self) -> None:
@@ -71,8 +75,13 @@ class Calls:
         for place in binding.given:
             assert given is not None
             matrices[place] = (LAYOUT_F32, *given.shape, 0, given.data_ptr())
+        if tokens <= FEW_TOKENS:
+            ranges = int(labels[[_POSITION, _SOURCE]].max()) // RANGE + 1
+            if self.partial.numel() < COUNTERS + ranges * tokens * binding.plan.partial:
+                self.partial = torch.zeros(COUNTERS + 2 * ranges * tokens * binding.plan.partial)
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
+        call.partial = self.partial.data_ptr()
         self.function(byref(plan), byref(call))
 
 

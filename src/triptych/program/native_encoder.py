@@ -192,7 +192,7 @@ class NativeEncoder:
             for name, label in zip(LABELS, labels, strict=True):
                 setattr(call, name, label[first:].ctypes.data)
             call.arena, call.scratch = self.arena.data_ptr(), self.scratch.data_ptr()
-            call.output = out.data_ptr() + 4 * first * width
+            call.output, call.partial = out.data_ptr() + 4 * first * width, self.calls.partial.data_ptr()
         run_steps()(plans, calls, len(pieces), threads, arena)
 
 

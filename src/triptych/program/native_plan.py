@@ -21,7 +21,9 @@ from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 WIDEST = 1024  # numbers of a key or value that a thread has room for
-TILE_KEYS = 64  # positions of which a thread widens the keys and values, and transposes the keys (`attend.h`)
+# Of `attend.h`: positions of which a thread has keys or values at hand, queries of a unit of work, positions that one
+# softmax is over, and numbers that the scores of one query take.
+TILE_KEYS, QUERIES, RANGE, SCORES = 64, 64, 256, 272
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,7 @@ class NativePlan:
     tables         what instructions name by `weight` and `bias`, in order.
     arena          fp32 numbers per token of the arena.
     scratch        fp32 numbers of a thread beside one per token.
+    partial        fp32 numbers of one range of positions of a token, where several threads share them.
     outputs        numbers of a result.
     """
 
@@ -39,6 +42,7 @@ class NativePlan:
     tables: tuple[Table, ...]
     arena: int
     scratch: int
+    partial: int
     outputs: int
 
 
@@ -100,13 +104,22 @@ def _assembled(steps: Steps) -> NativePlan:
         _write(record, step, buffers, tables)
     _set_barriers(records, ordered, levels)
     assert steps.result is not None
-    widths = [
-        [int(step.numbers[name]) for name in ("width", "value_width")] for step in ordered if step.op is Op.ATTEND
-    ]
-    if max(map(sum, widths)) > 2 * WIDEST:
-        raise NotNative(f"keys and values of {max(map(sum, widths))} numbers together")
-    scratch = TILE_KEYS * max(2 * width + value_width for width, value_width in widths) + LINE
-    return NativePlan(records, tuple(tables), arena, scratch, steps.result.width)
+    scratch, partial = _room(ordered)
+    return NativePlan(records, tuple(tables), arena, scratch, partial, steps.result.width)
+
+
+def _room(ordered: list[Step]) -> tuple[int, int]:
+    """What `step_attend.c` needs: numbers of each thread (`struct room`), and of a token's range (`partial`)."""
+    scratch = partial = 0
+    for step in ordered:
+        if step.op is Op.ATTEND:
+            heads, width, value_width = (int(step.numbers[name]) for name in ("heads", "width", "value_width"))
+            if width + value_width > 2 * WIDEST:
+                raise NotNative(f"keys and values of {width + value_width} numbers together")
+            tile = TILE_KEYS * (_lines(width) + max(width, value_width))
+            scratch = max(scratch, QUERIES * (SCORES + value_width) + tile + LINE)
+            partial = max(partial, heads * _lines(value_width + 2))
+    return scratch, partial
 
 
 def _levels(steps: Steps) -> dict[Step, int]:

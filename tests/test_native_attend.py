@@ -1,0 +1,116 @@
+"""Attention of the native step over several ranges of positions: equal to the modules, the same bits with any kernels,
+threads and chunks, and nothing of what a query does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import parity
+import tiny
+from native_models import ANY, EXACT, Run, llama, needs_native
+from triptych import nn
+from triptych.attention import Rows
+from triptych.native import library
+from triptych.native.loader import ISAS
+from triptych.program.native_executor import NativeStep
+from triptych.quantize import kernel_matrix
+
+pytestmark = needs_native
+
+MODELS: dict[str, Callable[[], nn.Transformer]] = {
+    "grouped": llama, "one group, odd width": lambda: llama(head_dim=20, num_key_value_heads=1),
+    "window": lambda: llama(model_type="mistral", sliding_window=300), "bias": lambda: tiny.decoder("t5"),
+    "softcap": lambda: parity.ours("gemma2").module,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    native = library()
+    assert native is not None
+    native.use(ISAS[-1])
+
+
+def usable() -> list[str]:
+    native = library()
+    assert native is not None
+    return [isa for isa in ISAS if native.use(isa) == isa]
+
+
+@torch.inference_mode()
+def logits(module: nn.Transformer, ids: list[int], pieces: list[int], threads: int) -> Tensor:
+    """The logits of a row whose tokens run in these pieces."""
+    assert module.decoder is not None
+    assert len(ids) == sum(pieces)
+    torch.set_num_threads(threads)
+    step = NativeStep(module, module.decoder.cache(1), matrix_of=kernel_matrix, most_dense=ANY)
+    out, done = [], 0
+    for length in pieces:
+        some = step.logits(ids[done : done + length], Rows((length,), (done,)), range(length))
+        assert some is not None, step.why_modules
+        out.append(some)
+        done += length
+    return torch.cat(out)
+
+
+def _bits_agree(module: nn.Transformer, length: int, middle: int) -> None:
+    ids, native, expected = [i * 7 % 37 for i in range(length)], library(), None
+    assert native is not None
+    for isa in usable():
+        native.use(isa)
+        for pieces, threads in (([length], 1), ([length - 1, 1], 2), ([middle, 1, 2, length - middle - 3], 8)):
+            found = logits(module, ids, pieces, threads)
+            expected = found if expected is None else expected
+            assert torch.equal(found, expected), (isa, pieces, threads)
+
+
+@pytest.mark.parametrize("name", ["grouped", "bias", pytest.param("softcap", marks=pytest.mark.heavy)])
+def test_all_kernels_give_the_same_bits(name: str) -> None:
+    _bits_agree(MODELS[name](), 20, 12)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["grouped", "one group, odd width", "window"])
+def test_rows_of_several_ranges_have_the_same_bits(name: str) -> None:
+    module = MODELS[name]()
+    _bits_agree(module, 600, 510)
+    assert Run(module).gap(((530, 3, 250), (1, 1, 1), (2, 75, 20))) <= EXACT
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_a_query_does_not_see_never_reaches_it(isa: str) -> None:
+    """NaN in later tokens of the same call, in other rows and in places of the cache beyond a row."""
+    native = library()
+    assert native is not None
+    if native.use(isa) != isa:
+        pytest.skip(f"this processor lacks {isa}")
+    module = llama(tie_word_embeddings=False)
+    assert module.decoder is not None
+    ids = [3 + i % 20 for i in range(90)]
+    expected = logits(module, ids, [90], 2)
+    for weight in module.parameters():
+        if weight.shape == (41, 64):  # the ids' table; the head has another row for each id
+            weight[40] = torch.nan
+            break
+    found = logits(module, [*ids, 40, 40], [92], 2)
+    assert torch.equal(found[:90, :40], expected[:, :40])
+    assert found[90:, :40].isnan().all()
+    cache = module.decoder.cache(2)
+    step = NativeStep(module, cache, matrix_of=kernel_matrix, most_dense=ANY)
+    step.logits([*ids[:80], 40], Rows((80, 1)), [0])
+    for store in cache.stores:
+        for x in (store.k, store.v):
+            assert x[1, :, 0].isnan().any()
+            x[:, :, 80:] = torch.nan
+    for i in range(80, 90):
+        after = step.logits([ids[i]], Rows((1,), (i,)), [0])
+        assert after is not None
+        assert torch.equal(after[0, :40], expected[i, :40])
