@@ -50,16 +50,16 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def matrix(name: str, rows: int, columns: int, extreme: bool = False) -> PackedMatrix:
-    """Random codes and scales; `extreme`: the largest codes alone."""
+def matrix(name: str, rows: int, columns: int, code: int | None = None) -> PackedMatrix:
+    """Random codes and scales; all codes are `code` where it is given."""
     if name in ("F32", "BF16"):
         return PackedMatrix.of(randn(rows, columns, seed=1).to(torch.float32 if name == "F32" else torch.bfloat16))
     dice, layout, whole = torch.Generator().manual_seed(1), LAYOUTS[name], -(-rows // 16) * 16
     low, high = LOWEST[name], HIGHEST[name]
     dtype = torch.uint8 if low == 0 else torch.int8
     codes = torch.randint(low, high + 1, (whole, columns), generator=dice).to(dtype)
-    if extreme:
-        codes.fill_(low or high)
+    if code is not None:
+        codes.fill_(code)
     groups = (whole, columns // layout.block)
     numbers = Codes(
         codes,
@@ -126,9 +126,13 @@ def test_control_swapped_halves_of_a_byte_do_not_agree(name: str, native: Librar
 
 @pytest.mark.parametrize("name", PACKED)
 def test_the_largest_codes_do_not_saturate(name: str, isa: str) -> None:
-    weight = matrix(name, 16, 256, extreme=True)
+    """Of few vectors and of many, whose kernels begin their sums of integers at another number."""
     x = torch.stack([torch.ones(256), -torch.ones(256)]) * 3
-    assert agrees(multiply(weight, x), weight, x)
+    for code in (LOWEST[name] or HIGHEST[name], HIGHEST[name]):
+        weight = matrix(name, 32, 256, code)
+        y = multiply(weight, x)
+        assert agrees(y, weight, x)
+        assert torch.equal(multiply(weight, x.repeat(8, 1)), y.repeat(8, 1))
 
 
 @pytest.mark.parametrize("name", SHAPES)

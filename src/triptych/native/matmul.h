@@ -20,7 +20,8 @@
 #define SUPERGROUP 256 /* columns that share a scale of LAYOUT_S8X16 */
 
 /* A packed layout goes band after band, and in a band group after group (supergroup after supergroup).  The numbers of
-   a group lie in lines of 64 bytes, four bytes for each of the 16 rows: byte 4 * r + i of a line belongs to row r.  */
+   a group lie in lines of 64 bytes, four bytes for each of the 16 rows: byte 4 * r + i of a line belongs to row r.  All
+   scales and minimums are finite.  */
 enum layout {
     LAYOUT_F32 = 0,  /* fp32 rows, as torch stores them: bands are only a way to count */
     LAYOUT_BF16 = 1, /* bf16 rows, as torch stores them */

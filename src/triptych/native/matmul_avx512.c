@@ -47,28 +47,35 @@
         CALL(8);        \
     }
 
+/* The largest magnitude is found among the bits as whole numbers, where infinity and NaN are larger than all others. */
 TARGET static void avx512_round(struct input *in, int32_t vector, int32_t first, int32_t last)
 {
     size_t groups = (size_t)(in->columns / GROUP);
-    const __m512 limit = _mm512_set1_ps(FLT_MAX);
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     for (int32_t g = first; g < last; g++) {
         size_t at = (size_t)vector * groups + (size_t)g;
         const float *x = in->dense + vector * in->stride + (ptrdiff_t)g * GROUP;
         int8_t *rounded = in->rounded + (size_t)vector * (size_t)in->columns + (size_t)g * GROUP;
         __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-        __m512 a_size = _mm512_abs_ps(a), b_size = _mm512_abs_ps(b);
-        int finite = _mm512_cmp_ps_mask(a_size, limit, _CMP_LE_OQ) == 0xffff &&
-                     _mm512_cmp_ps_mask(b_size, limit, _CMP_LE_OQ) == 0xffff;
-        float scale = _mm512_reduce_max_ps(_mm512_max_ps(a_size, b_size)) / 127;
+        uint32_t bits = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                                                                 _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
+        int finite = bits < 0x7f800000;
+        float largest;
+        memcpy(&largest, &bits, sizeof largest);
+        float scale = largest / 127;
         __m512 inverse = _mm512_set1_ps(scale >= FLT_MIN ? 1 / scale : 0);
         __mmask16 keep = finite ? 0xffff : 0;
         __m512i p = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(a, inverse));
         __m512i q = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(b, inverse));
-        _mm_storeu_si128((__m128i *)rounded, _mm512_cvtepi32_epi8(p));
-        _mm_storeu_si128((__m128i *)(rounded + 16), _mm512_cvtepi32_epi8(q));
+        __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(q), _mm512_cvtepi32_epi8(p));
+        _mm256_storeu_si256((__m256i *)rounded, bytes);
+        /* Sums of eight numbers, each 128 larger. */
+        __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+        int first_half = (int)(_mm256_extract_epi64(eights, 0) + _mm256_extract_epi64(eights, 1)) - 16 * 128;
+        int second_half = (int)(_mm256_extract_epi64(eights, 2) + _mm256_extract_epi64(eights, 3)) - 16 * 128;
         in->scales[at] = finite ? scale : NAN;
-        in->sums[2 * at] = (float)_mm512_reduce_add_epi32(_mm512_add_epi32(p, q));
-        in->sums[2 * at + 1] = (float)_mm512_reduce_add_epi32(p);
+        in->sums[2 * at] = (float)(first_half + second_half);
+        in->sums[2 * at + 1] = (float)first_half;
     }
 }
 

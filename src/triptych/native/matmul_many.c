@@ -1,9 +1,10 @@
 /* Products with many vectors for x86-64 with AVX-512 and VNNI: two bands are unpacked once, some columns at a time, and
    every vector of the call is then multiplied with them.
 
-   A tile of packed weights is 32 rows by up to WIDE vectors, whose sums stay in registers: a line of weights serves WIDE vectors, and four
-   bytes of a vector serve two lines.  The unpacked bytes stay in the cache nearest to the processor.  Between two ranges
-   of columns the sums wait in y, so every sum is made in the order of matmul_portable.c.
+   A tile of packed weights is 32 rows by up to WIDE vectors, whose sums stay in registers: a line of weights serves
+   WIDE vectors, and four bytes of a vector serve two lines.  The unpacked bytes stay in the cache nearest to the
+   processor.  Between two ranges of columns the sums wait in y, so every sum is made in the order of
+   matmul_portable.c.
 
    A tile of dense weights is 4 rows by up to WIDE vectors, with the 16 partial sums of a product in a register.  */
 
@@ -16,14 +17,22 @@
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
 #define INLINE static inline TARGET __attribute__((always_inline))
-#define WIDE 6    /* vectors of a tile: 12 sums of integers and 12 of fp32 numbers leave 8 registers */
-#define GROUPS 20 /* that are unpacked at a time */
+#define WIDE 6       /* vectors of a tile: 12 sums of integers and 12 of fp32 numbers leave 8 registers */
+#define SUPER_WIDE 4 /* vectors of a tile of LAYOUT_S8X16, whose groups have two sums of integers */
+#define GROUPS 20    /* that are unpacked at a time */
+
+/* A sum of integers begins at the bits of BASE, 1.5 * 2^23.  As its absolute value stays below 2^22, its bits are then
+   those of the fp32 number BASE + sum: scale * (BASE + sum) - scale * BASE, rounded once, is scale * sum rounded, with
+   no conversion.  A scale is a finite fp16 number, so scale * BASE is exact.  */
+#define BASE 12582912.0f
+#define BASE_BITS 0x4b400000
 
 /* Two bands of up to GROUPS groups: w = scale * byte + minimum, or scale * (byte - 128). */
 struct panel {
     uint8_t lines[GROUPS][GROUP / 4][2][LINE];
     float scales[GROUPS][2][BAND];
     float minimums[GROUPS][2][BAND];
+    float offsets[GROUPS][2][BAND]; /* -scale * BASE, of unsigned weights */
 } __attribute__((aligned(LINE)));
 
 /* The lines of one group of LAYOUT_U4 or LAYOUT_U5, told apart by the bytes of a group. */
@@ -57,10 +66,13 @@ INLINE void unpack(struct panel *panel, int32_t groups, int b, const uint8_t *bl
                                    _mm512_xor_si512(_mm512_loadu_si512(block + LINE * j), _mm512_set1_epi8(-128)));
         else
             unpack_unsigned(panel, g, b, block, bytes);
-        _mm512_store_ps(panel->scales[g][b], _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales)));
-        if (bytes != S8_BYTES)
-            _mm512_store_ps(panel->minimums[g][b],
-                            _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + 2 * BAND))));
+        __m512 own = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales));
+        _mm512_store_ps(panel->scales[g][b], own);
+        if (bytes == S8_BYTES)
+            continue;
+        _mm512_store_ps(panel->minimums[g][b],
+                        _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + 2 * BAND))));
+        _mm512_store_ps(panel->offsets[g][b], _mm512_mul_ps(own, _mm512_set1_ps(-BASE)));
     }
 }
 
@@ -89,7 +101,7 @@ INLINE void tile(const struct panel *panel, const struct range *it, size_t first
     for (int32_t g = 0; g < it->groups; g++, near += GROUP, far += GROUP) {
         __m512i dot[WIDE][2];
         for (int m = 0; m < count; m++)
-            dot[m][0] = dot[m][1] = _mm512_setzero_si512();
+            dot[m][0] = dot[m][1] = _mm512_set1_epi32(BASE_BITS);
 #pragma GCC unroll 8
         for (int j = 0; j < GROUP / 4; j++) {
             __m512i one = _mm512_load_si512(panel->lines[g][j][0]), two = _mm512_load_si512(panel->lines[g][j][1]);
@@ -104,12 +116,15 @@ INLINE void tile(const struct panel *panel, const struct range *it, size_t first
         for (int m = 0; m < count; m++) {
             size_t at = (size_t)m * all + (size_t)g;
             __m512 sum = _mm512_set1_ps(sums[2 * at]), scale = _mm512_set1_ps(scales[at]);
+            __m512 base = _mm512_fmadd_ps(_mm512_set1_ps(128), sum, _mm512_set1_ps(BASE)); /* whole numbers: exact */
             for (int b = 0; b < 2; b++) {
-                __m512 product = _mm512_cvtepi32_ps(dot[m][b]), own = _mm512_load_ps(panel->scales[g][b]);
-                if (is_signed) /* whole numbers below 2^24: exact */
-                    product = _mm512_mul_ps(own, _mm512_fnmadd_ps(_mm512_set1_ps(128), sum, product));
-                else
-                    product = _mm512_fmadd_ps(_mm512_load_ps(panel->minimums[g][b]), sum, _mm512_mul_ps(own, product));
+                __m512 product = _mm512_castsi512_ps(dot[m][b]), own = _mm512_load_ps(panel->scales[g][b]);
+                if (is_signed) {
+                    product = _mm512_mul_ps(own, _mm512_sub_ps(product, base));
+                } else {
+                    product = _mm512_fmadd_ps(own, product, _mm512_load_ps(panel->offsets[g][b]));
+                    product = _mm512_fmadd_ps(_mm512_load_ps(panel->minimums[g][b]), sum, product);
+                }
                 total[m][b] = _mm512_fmadd_ps(scale, product, total[m][b]);
             }
         }
@@ -148,6 +163,104 @@ INLINE void two_bands(const struct matrix *w, int32_t band, const struct input *
         default: break;
         }
     }
+}
+
+/* Two bands of a supergroup: w = scale * factor * (byte - 128). */
+struct super_panel {
+    uint8_t lines[SUPERGROUP / 4][2][LINE];
+    float factors[SUPERGROUP / 16][2][BAND];
+    float scales[2][BAND];
+} __attribute__((aligned(LINE)));
+
+INLINE void unpack_super(struct super_panel *panel, int b, const uint8_t *block)
+{
+    const uint8_t *factors = block + 64 * LINE;
+    for (int j = 0; j < SUPERGROUP / 4; j++)
+        _mm512_store_si512(panel->lines[j][b],
+                           _mm512_xor_si512(_mm512_loadu_si512(block + LINE * j), _mm512_set1_epi8(-128)));
+    for (int i = 0; i < SUPERGROUP / 16; i++) {
+        __m512i numbers = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(factors + BAND * i)));
+        _mm512_store_ps(panel->factors[i][b], _mm512_cvtepi32_ps(numbers));
+    }
+    __m256i scales = _mm256_loadu_si256((const __m256i *)(factors + 16 * BAND));
+    _mm512_store_ps(panel->scales[b], _mm512_cvtph_ps(scales));
+}
+
+/* Add the products of a supergroup with `count` vectors, whose numbers begin at `rounded`, `scales` and `sums`. */
+INLINE void super_tile(const struct super_panel *panel, const int8_t *rounded, const float *scales, const float *sums,
+                       size_t columns, float *y, ptrdiff_t y_stride, const int is_first, const int count)
+{
+    const size_t groups = columns / GROUP;
+    __m512 partial[SUPER_WIDE][2];
+    for (int m = 0; m < count; m++)
+        partial[m][0] = partial[m][1] = _mm512_setzero_ps();
+    for (size_t i = 0; i < SUPERGROUP / 16; i += 2) {
+        __m512 products[SUPER_WIDE][2];
+#pragma GCC unroll 2
+        for (size_t half = 0; half < 2; half++) {
+            __m512i dot[SUPER_WIDE][2];
+            for (int m = 0; m < count; m++)
+                dot[m][0] = dot[m][1] = _mm512_set1_epi32(BASE_BITS);
+#pragma GCC unroll 4
+            for (size_t j = 4 * (i + half); j < 4 * (i + half + 1); j++)
+                for (int m = 0; m < count; m++) {
+                    int32_t bytes;
+                    memcpy(&bytes, rounded + (size_t)m * columns + 4 * j, 4);
+                    for (int b = 0; b < 2; b++)
+                        dot[m][b] = _mm512_dpbusd_epi32(dot[m][b], _mm512_load_si512(panel->lines[j][b]),
+                                                        _mm512_set1_epi32(bytes));
+                }
+            for (int m = 0; m < count; m++) {
+                const float *both = sums + 2 * ((size_t)m * groups + i / 2);
+                __m512 sum = _mm512_set1_ps(half ? both[0] - both[1] : both[1]);
+                __m512 base = _mm512_fmadd_ps(_mm512_set1_ps(128), sum, _mm512_set1_ps(BASE));
+                for (int b = 0; b < 2; b++) {
+                    __m512 factor = _mm512_load_ps(panel->factors[i + half][b]);
+                    __m512 product = _mm512_sub_ps(_mm512_castsi512_ps(dot[m][b]), base);
+                    products[m][b] = half ? _mm512_fmadd_ps(factor, product, products[m][b])
+                                          : _mm512_mul_ps(factor, product);
+                }
+            }
+        }
+        for (int m = 0; m < count; m++)
+            for (int b = 0; b < 2; b++)
+                partial[m][b] = _mm512_fmadd_ps(_mm512_set1_ps(scales[(size_t)m * groups + i / 2]), products[m][b],
+                                                partial[m][b]);
+    }
+    for (int m = 0; m < count; m++)
+        for (int b = 0; b < 2; b++) {
+            float *to = y + m * y_stride + BAND * b;
+            __m512 before = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_load_ps(panel->scales[b]), partial[m][b], before));
+        }
+}
+
+TARGET static void many_s8x16(const struct matrix *w, int32_t band, const struct input *in, float *y,
+                              ptrdiff_t y_stride, const float *bias)
+{
+    struct super_panel panel;
+    const size_t columns = (size_t)w->columns, count = (size_t)in->count;
+    y += (ptrdiff_t)band * BAND;
+    for (size_t k = 0; k < columns; k += SUPERGROUP) {
+        for (int b = 0; b < 2; b++)
+            unpack_super(&panel, b, band_of(w, band + b, SUPERGROUP, S8X16_BYTES) + k / SUPERGROUP * S8X16_BYTES);
+        for (size_t m = 0; m < count;) {
+            const size_t left = count - m, at = (m * columns + k) / GROUP;
+            const int8_t *rounded = in->rounded + m * columns + k;
+            const float *scales = in->scales + at, *sums = in->sums + 2 * at;
+            float *to = y + (ptrdiff_t)m * y_stride;
+            if (left >= SUPER_WIDE) {
+                super_tile(&panel, rounded, scales, sums, columns, to, y_stride, k == 0, SUPER_WIDE);
+                m += SUPER_WIDE;
+            } else {
+                super_tile(&panel, rounded, scales, sums, columns, to, y_stride, k == 0, 1);
+                m++;
+            }
+        }
+    }
+    for (size_t m = 0; bias && m < count; m++)
+        for (int r = 0; r < 2 * BAND; r++)
+            y[(ptrdiff_t)m * y_stride + r] += bias[band * BAND + r];
 }
 
 /* Up to 16 weights of a dense row, as fp32. */
@@ -240,6 +353,6 @@ KERNEL(many_u4, two_bands, U4_BYTES)
 KERNEL(many_u5, two_bands, U5_BYTES)
 KERNEL(many_s8, two_bands, S8_BYTES)
 
-pair_kernel *const avx512_pairs[LAYOUTS] = {many_f32, many_bf16, many_u4, many_u5, many_s8, NULL};
+pair_kernel *const avx512_pairs[LAYOUTS] = {many_f32, many_bf16, many_u4, many_u5, many_s8, many_s8x16};
 
 #endif
