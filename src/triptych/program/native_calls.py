@@ -18,6 +18,8 @@ from triptych.native.step import Call, Plan, RunStep, run_step
 from triptych.program.native_binding import Binding
 from triptych.program.native_values import NotNative
 
+# Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
+ALONE = 3000
 _LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "chosen")
 
 
@@ -78,7 +80,7 @@ class Calls:
 def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> Plan:
     """`struct plan`; the arrays must live as long as it."""
     plan, records = Plan(), binding.plan.instructions
-    plan.count, plan.instructions = len(records), records.ctypes.data
+    plan.count, plan.alone, plan.instructions = len(records), ALONE, records.ctypes.data
     plan.weights, plan.stores = matrices.ctypes.data, stores.ctypes.data
     return plan
 
