@@ -131,6 +131,15 @@ def test_all_kernels_give_the_same_bits(name: str, native: Library) -> None:
         assert torch.equal(multiply(weight, x), expected)
 
 
+@pytest.mark.parametrize("name", ["U4", "U5", "S8", "S8X16"])
+def test_rows_are_unpacked_as_torch_unpacks_them(name: str, native: Library) -> None:
+    weight = matrix(name, *SHAPES[name])
+    rows = torch.full((weight.rows, weight.columns), torch.nan)
+    for i, row in enumerate(rows):
+        native.functions.unpack_row(matrix_struct(weight), i, row.data_ptr())
+    assert torch.equal(rows, weight.dense())
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_batch_threads_and_cut_do_not_change_a_bit(name: str, isa: str, native: Library) -> None:
     weight, x = matrix(name, *SHAPES[name]), randn(17, SHAPES[name][1])

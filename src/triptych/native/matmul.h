@@ -52,6 +52,9 @@ size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns);
    for another type or the layout of another. */
 int repack_blocks(int type_number, const uint8_t *blocks, const struct matrix *w, int32_t threads);
 
+/* The numbers of one row of a matrix in a packed layout. */
+void unpack_row(const struct matrix *w, int32_t row, float *out);
+
 /* Vectors [count, columns] as the kernels read them.  The memory of the last three belongs to the caller: input_bytes
    says how much, place_input sets the pointers.  Only packed layouts read them.  */
 struct input {

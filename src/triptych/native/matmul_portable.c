@@ -36,6 +36,29 @@ static float half_at(const uint8_t *array, int i)
     return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
+void unpack_row(const struct matrix *w, int32_t row, float *out)
+{
+    const int is_signed = w->layout >= LAYOUT_S8, block = w->layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
+    const size_t bytes = matrix_bytes(w->layout, 1, block);
+    const uint8_t *in = band_of(w, row / BAND, block, bytes);
+    const int32_t r = row % BAND;
+    for (int32_t k = 0; k < w->columns; k += block, in += bytes, out += block) {
+        const uint8_t *scales = in + bytes - (is_signed ? 2 : 4) * BAND;
+        float scale = half_at(scales, r), minimum = is_signed ? 0 : half_at(scales + 2 * BAND, r);
+        for (int c = 0; c < block; c++) {
+            const uint8_t *four = in + 4 * r + c % 4;
+            if (is_signed) {
+                float factor = block == SUPERGROUP ? scale * (float)(int8_t)in[64 * LINE + BAND * (c / 16) + r] : scale;
+                out[c] = factor * (float)(int8_t)four[LINE * (c / 4)];
+            } else {
+                int code = four[LINE * (c / 8)] >> (c % 8 < 4 ? 0 : 4) & 15;
+                if (w->layout == LAYOUT_U5) code |= (four[4 * LINE] >> (c / 4) & 1) << 4;
+                out[c] = scale * (float)code + minimum;
+            }
+        }
+    }
+}
+
 /* The scale is the largest magnitude over 127; numbers are rounded to the nearest, halves to even. */
 static void portable_round(struct input *in, int32_t vector, int32_t first, int32_t last)
 {

@@ -33,7 +33,8 @@ enum operation {
     OP_GIVE = 14         /* row i of input, times its weight, added to its token's row of output */
 };
 
-enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2, INDEX_NONE = 3 };
+/* INDEX_LOOKUP: the id in a packed table; in an fp32 one, which has the rows of this call's ids, the token. */
+enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_LOOKUP = 2, INDEX_NONE = 3 };
 
 enum function {
     FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,

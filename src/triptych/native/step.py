@@ -40,7 +40,7 @@ class Op(IntEnum):
 class Index(IntEnum):
     IDS = 0
     POSITIONS = 1
-    TOKENS = 2
+    LOOKUP = 2
     NONE = 3
 
 

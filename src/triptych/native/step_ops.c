@@ -14,6 +14,10 @@ static void copy_row(float *out, const struct matrix *table, int64_t row)
         memcpy(out, (const float *)table->data + row * n, (size_t)n * sizeof *out);
         return;
     }
+    if (table->layout >= LAYOUT_U4) {
+        unpack_row(table, (int32_t)row, out);
+        return;
+    }
     const uint16_t *in = (const uint16_t *)table->data + row * n;
     for (int32_t i = 0; i < n; i++) out[i] = float_of_bf16(in[i]);
 }
@@ -28,7 +32,7 @@ void step_embed(struct worker *me, const struct instruction *it)
     for (int64_t n = first; n < last; n++) {
         int64_t row = it->kind == INDEX_IDS         ? batch->ids[n]
                       : it->kind == INDEX_POSITIONS ? batch->position[n]
-                      : it->kind == INDEX_TOKENS    ? n
+                      : it->kind == INDEX_LOOKUP    ? table->layout >= LAYOUT_U4 ? batch->ids[n] : n
                                                     : 0;
         copy_row(out + n * it->width, table, row + it->number);
     }

@@ -37,7 +37,8 @@ class Binding:
     positions   positions that the tables by position have.
     limit       positions that tables of the model itself have.
     vocab       rows that ids may name.
-    lookups     packed weights whose rows are looked up before each call, by their place in `matrices`.
+    lookups     packed weights whose rows are looked up before each call, by their place in `matrices`: those in
+                a form that the kernels do not read, or rounded to another type than fp32.
     packed      whether some matrix is packed.
     """
 
@@ -76,8 +77,7 @@ class Binder:
         matrices = np.zeros(len(self.plan.tables), MATRIX)
         lookups = {}
         for i, table in enumerate(self.plan.tables):
-            if table.kind == "lookup":
-                weight = self.parameters[table.name]
+            if table.kind == "lookup" and not self._reads_rows(weight := self.parameters[table.name]):
                 lookups[i] = weight
                 matrices[i] = (LAYOUT_F32, weight.shape[0], weight.shape[1], 0, 0)
                 continue
@@ -88,18 +88,24 @@ class Binder:
         numbers = Numbers(self.shared, self.copied, self.packed)
         return Binding(self.plan, matrices, positions, limit, vocab, lookups, numbers, self.kept, bool(self.packed))
 
+    def _reads_rows(self, weight: Tensor) -> bool:
+        """Whether the kernels read the rows of a packed table themselves, exactly as they are defined."""
+        if not isinstance(weight, PackedWeight) or weight.dtype != torch.float32:
+            return False
+        return self.matrix_of is not None and self.matrix_of(weight) is not None
+
     def _limits(self, matrices: npt.NDArray[Any]) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max
         for step in self.plan.instructions[self.plan.instructions["op"] == Op.EMBED]:
             table, rows = self.plan.tables[step["weight"]], int(matrices[step["weight"]]["rows"])
-            if step["kind"] in (Index.IDS, Index.TOKENS):
+            if step["kind"] in (Index.IDS, Index.LOOKUP):
                 vocab = min(vocab, rows)
             elif step["kind"] == Index.POSITIONS and table.kind not in _BY_POSITION:
                 limit = min(limit, rows - int(step["number"]))
         return int(limit), int(vocab)
 
     def _table(self, table: Table, positions: int) -> tuple[int, int, int, Tensor]:
-        if table.kind == "matrix":
+        if table.kind in ("matrix", "lookup"):
             return self._matrix(table.name)
         if table.kind in ("vector", "plain"):
             data = self._plain(table.name)

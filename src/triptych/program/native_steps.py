@@ -175,7 +175,7 @@ class _Walk:
         elif ids == "ids":
             packed = weight in self.maker.packed
             table, index, shift = Table("lookup" if packed else "matrix", weight), Index.IDS, 0
-            index = Index.TOKENS if packed else index
+            index = Index.LOOKUP if packed else index
         else:
             raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
         self.maker.add(Op.EMBED, out, {}, {"weight": table}, kind=index, number=shift, width=out.width)

@@ -20,8 +20,8 @@ class NotNative(ConfigError):
 class Table:
     """Something that instructions read beside vectors, by its place in the plan's tables.
 
-    kind     `matrix`, `plain` (fp32 rows, unpacked where they are packed), `vector` (fp32), `lookup` (the rows of a
-             packed table, read before the call), `rotation`, `far rotation`, `sinusoids` or `bias`.
+    kind     `matrix`, `plain` (fp32 rows, unpacked where they are packed), `vector` (fp32), `lookup` (a packed
+             table whose rows are read by ids), `rotation`, `far rotation`, `sinusoids` or `bias`.
     name     the parameter it is made from.
     how      what else it is made from: a RopeSpec, or the attributes of an operation.
     """
