@@ -98,8 +98,25 @@ static void product_bf16(int rows, int columns, int count, int rounded)
     release(in, in_bytes);
 }
 
+static void repacked(int type, int layout, int block_bytes, int rows, int groups)
+{
+    size_t bytes = matrix_bytes(layout, rows, 32 * groups), file_bytes = (size_t)(rows * groups * block_bytes) - LACKING;
+    char *data = reserve(bytes), *file = reserve(file_bytes);
+    for (size_t i = 0; i < file_bytes; i++)
+        file[i] = (char)(i * 37 % 61);
+    struct matrix w = {layout, rows, 32 * groups, 0, data};
+    if (repack_blocks(type, (const uint8_t *)file, &w, 2) != 1)
+        exit(3);
+    release(data, bytes);
+    release(file, file_bytes);
+}
+
 int main(void)
 {
+    int types[][3] = {{2, LAYOUT_U4, 18}, {3, LAYOUT_U4, 20}, {6, LAYOUT_U5, 22}, {7, LAYOUT_U5, 24}, {8, LAYOUT_S8, 34}};
+    for (int i = 0; i < 5; i++)
+        for (int rows = SHORTER ? 16 : 1; rows <= 33; rows += 16)
+            repacked(types[i][0], types[i][1], types[i][2], rows, i + 1);
     int rows[] = {1, 15, 16, 17, 37}, counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}, products = 0;
     for (int isa = 0; isa < 3; isa++)
         for (int layout = LAYOUT_F32; select_kernels(isa) == isa && layout <= LAYOUT_S8X16; layout++)

@@ -27,7 +27,7 @@ from triptych.native import library
 from triptych.native.loader import ISAS
 from triptych.native.step import Op
 from triptych.nn.weights import PackedWeight
-from triptych.program import lower, native_executor
+from triptych.program import lower, native_calls, native_executor
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_values import NotNative
@@ -166,11 +166,15 @@ def bits(module: nn.Transformer, pieces: list[int], rows: int, threads: int) -> 
     return torch.cat(out)
 
 
+@pytest.mark.parametrize("alone", [0, native_calls.ALONE])  # at 0 the threads share the work of every level
 @pytest.mark.parametrize("made", [
     lambda: llama(), lambda: llama(model_type="mistral", sliding_window=9), packed,
     lambda: tiny.mixture(), lambda: tiny.decoder("t5"),
 ], ids=["dense", "window", "packed", "mixture", "bias"])  # fmt: skip
-def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(made: Callable[[], nn.Transformer]) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(
+    made: Callable[[], nn.Transformer], alone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_calls, "ALONE", alone)
     module, threads = made(), torch.get_num_threads()
     try:
         expected = bits(module, [30], rows=1, threads=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import mmap
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from test_gguf import SCALES, random_blocks
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import CheckpointError, InputError
 from triptych.quantize import LAYOUT_OF, LAYOUTS, PackedMatrix, layouts, quantize, repack
+from triptych.quantize.huge_pages import MAPPING, PAGE, HugePages
 from triptych.quantize.layouts import Codes
 
 GROWTH = {  # bytes of the layout over bytes of the file, for whole bands
@@ -125,6 +129,42 @@ def test_repacked_blocks_keep_their_numbers(kind: str) -> None:
     damaged = packed.data.clone()
     damaged[70] ^= 1
     assert not torch.equal(PackedMatrix(packed.layout, *packed.shape, damaged).dense(), packed.dense())
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("scale", [None, 0.01, -3e-7, 6e-8, 0.0], ids=str)
+def test_native_and_torch_repack_to_the_same_bytes(
+    kind: str, scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = blocks(kind) if scale is None else with_scale(kind, scale)
+    packed = repack(source)
+    monkeypatch.setattr(sys.modules["triptych.quantize.repack"], "library", lambda: None)
+    assert torch.equal(repack(source).data, packed.data)
+
+
+def test_rows_that_are_no_whole_blocks_are_refused() -> None:
+    source = blocks("Q8_0")
+    with pytest.raises(CheckpointError, match="not whole blocks of Q8_0"):
+        repack(PackedBlocks(source.format, source.raw[:, :-1]))
+
+
+def test_memory_in_huge_pages_is_aligned_and_nothing_shares_a_byte() -> None:
+    pages = HugePages()
+    sizes = [1, 64, 65, 0, MAPPING - 200, 300, MAPPING + 5, 2]
+    pieces = [pages.take(size) for size in sizes]
+    for i, piece in enumerate(pieces):
+        piece.fill_(i)
+    assert [len(piece) for piece in pieces] == sizes
+    assert all(bool((piece == i).all()) for i, piece in enumerate(pieces))
+    assert all(piece.data_ptr() % 64 == 0 for piece in pieces)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        assert pieces[0].data_ptr() % PAGE == 0
+        assert copy.deepcopy(pieces[1]).untyped_storage().nbytes() == 64  # a copy does not copy the others
+
+
+def test_without_huge_pages_memory_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert len(HugePages().take(70)) == 70
 
 
 @pytest.mark.parametrize("kind", SCALES)

@@ -215,3 +215,11 @@ def test_scales_too_large_for_fp16_leave_the_matrix_as_numbers() -> None:
     assert packer.stored("w", blocks, torch.float32) is None
     assert "too large for fp16" in packer.refused["w"]
     assert isinstance(packed_weight(repack(PackedBlocks(kind, kind.pack(torch.randn(16, 32))))).format, BandFormat)
+
+
+def test_a_lookup_needs_nothing_of_torch_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first operation that goes there makes torch import packages for a second."""
+    weight = packed_weight(quantize(torch.randn(37, 64), "int8"))
+    monkeypatch.setattr(PackedWeight, "__torch_dispatch__", None)
+    ids = torch.tensor([[3, 36], [0, 3]])
+    assert torch.equal(F.embedding(ids, weight), weight.dense()[ids])

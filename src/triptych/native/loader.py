@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sysconfig
-from ctypes import POINTER, Structure, c_float, c_int, c_int8, c_int32, c_size_t, c_ssize_t, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -114,6 +114,8 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "round_groups": (None, (vectors, c_int32, c_int32, c_int32)),
         "multiply": (None, (matrix, vectors, *output, c_int32, c_int32)),
         "multiply_parallel": (None, (matrix, vectors, *output, c_int32)),
+        "unpack_row": (None, (matrix, c_int64, c_void_p)),
+        "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
         "select_kernels": (c_int, (c_int,)),
         "select_bf16": (c_int, (c_int,)),
     }

@@ -48,6 +48,11 @@ struct matrix {
 /* Bytes of `data`. */
 size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns);
 
+/* Fill the data of w from the blocks of GGUF's type `type_number` (its number in ggml.h: 2 Q4_0, 3 Q4_1, 6 Q5_0, 7 Q5_1,
+   8 Q8_0), row after row, on `threads` threads of OpenMP -> 1; 0 where a scale or a minimum is not finite in fp16, -1
+   for another type or the layout of another. */
+int repack_blocks(int type_number, const uint8_t *blocks, const struct matrix *w, int32_t threads);
+
 /* out[k] = W[row][k], for every column of a packed layout, whose `data` is that of a whole matrix. */
 void unpack_row(const struct matrix *w, int64_t row, float *out);
 

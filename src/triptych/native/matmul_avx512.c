@@ -18,6 +18,7 @@
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
 #define INLINE static inline TARGET __attribute__((always_inline))
+#define NEAR (1 << 15) /* bytes */
 
 /* CALL(n) for the n that is `count`, a constant in each call. */
 #define FOR_COUNT(CALL) \
@@ -236,14 +237,12 @@ INLINE void s8x16_tile(const struct matrix *w, int32_t band, const struct input 
         _mm512_storeu_ps(out[m], total[m]);
 }
 
-/* Up to 16 weights of a dense row from column k on, as fp32. */
-INLINE __m512 dense_at(const struct matrix *w, size_t row, size_t k, __mmask16 mask, const int bf16)
+/* Up to 16 weights of a dense row as fp32. */
+INLINE __m512 dense_at(const void *numbers, __mmask16 mask, const int bf16)
 {
-    size_t at = row * (size_t)w->columns + k;
     if (!bf16)
-        return _mm512_maskz_loadu_ps(mask, (const float *)w->data + at);
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)w->data + at)), 16));
+        return _mm512_maskz_loadu_ps(mask, numbers);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, numbers)), 16));
 }
 
 /* The 16 numbers, added in the order of sum_of_lanes in matmul_portable.c. */
@@ -256,26 +255,45 @@ INLINE float sum_of_lanes(__m512 lanes)
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-/* `height` rows at a time; a row that the matrix lacks is the last one again. */
+/* `height` rows at a time; a row that the matrix lacks is the last one again.  The rows after them are asked for
+   meanwhile where they are near enough to stay in the cache: rows are short streams, which the processor itself does
+   not foresee.  */
 INLINE void dense_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first, float (*out)[BAND],
                        const int count, const int height, const int bf16)
 {
     const size_t columns = (size_t)w->columns, start = (size_t)band * BAND, last = (size_t)w->rows - 1;
     const float *x = in->dense + first * in->stride;
+    const size_t bytes = bf16 ? 2 : 4, whole = columns / 16 * 16;
+    const size_t ahead = (size_t)height * columns * bytes <= NEAR ? (size_t)height * columns * bytes : AHEAD;
     for (size_t r = 0; r < BAND && start + r <= last; r += (size_t)height) {
         __m512 sums[4][TILE];
+        const char *rows[4];
+        for (int i = 0; i < height; i++) {
+            size_t row = start + r + (size_t)i;
+            rows[i] = (const char *)w->data + (row < last ? row : last) * columns * bytes;
+        }
         for (int i = 0; i < height; i++)
             for (int m = 0; m < count; m++)
                 sums[i][m] = _mm512_setzero_ps();
-        for (size_t k = 0; k < columns; k += 16) {
-            __mmask16 mask = columns - k >= 16 ? 0xffff : (__mmask16)((1u << (columns - k)) - 1);
+        for (size_t k = 0; k < whole; k += 16) {
             __m512 weights[4];
             for (int i = 0; i < height; i++) {
-                size_t row = start + r + (size_t)i;
-                weights[i] = dense_at(w, row < last ? row : last, k, mask, bf16);
+                if (!bf16 || k % 32 == 0) __builtin_prefetch((const void *)((uintptr_t)rows[i] + bytes * k + ahead));
+                weights[i] = dense_at(rows[i] + bytes * k, 0xffff, bf16);
             }
             for (int m = 0; m < count; m++) {
-                __m512 part = _mm512_maskz_loadu_ps(mask, x + m * in->stride + k);
+                __m512 part = _mm512_loadu_ps(x + m * in->stride + k);
+                for (int i = 0; i < height; i++)
+                    sums[i][m] = _mm512_fmadd_ps(weights[i], part, sums[i][m]);
+            }
+        }
+        if (whole < columns) {
+            __mmask16 mask = (__mmask16)((1u << (columns - whole)) - 1);
+            __m512 weights[4];
+            for (int i = 0; i < height; i++)
+                weights[i] = dense_at(rows[i] + bytes * whole, mask, bf16);
+            for (int m = 0; m < count; m++) {
+                __m512 part = _mm512_maskz_loadu_ps(mask, x + m * in->stride + whole);
                 for (int i = 0; i < height; i++)
                     sums[i][m] = _mm512_mask3_fmadd_ps(weights[i], part, sums[i][m], mask);
             }

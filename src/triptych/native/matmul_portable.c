@@ -36,6 +36,29 @@ static float half_at(const uint8_t *array, int i)
     return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
+void unpack_row(const struct matrix *w, int64_t row, float *out)
+{
+    const int is_signed = w->layout >= LAYOUT_S8, block = w->layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
+    const size_t bytes = matrix_bytes(w->layout, 1, block);
+    const uint8_t *in = band_of(w, (int32_t)(row / BAND), block, bytes);
+    const int32_t r = (int32_t)(row % BAND);
+    for (int32_t k = 0; k < w->columns; k += block, in += bytes, out += block) {
+        const uint8_t *scales = in + bytes - (is_signed ? 2 : 4) * BAND;
+        float scale = half_at(scales, r), minimum = is_signed ? 0 : half_at(scales + 2 * BAND, r);
+        for (int c = 0; c < block; c++) {
+            const uint8_t *four = in + 4 * r + c % 4;
+            if (is_signed) {
+                float factor = block == SUPERGROUP ? scale * (float)(int8_t)in[64 * LINE + BAND * (c / 16) + r] : scale;
+                out[c] = factor * (float)(int8_t)four[LINE * (c / 4)];
+            } else {
+                int code = four[LINE * (c / 8)] >> (c % 8 < 4 ? 0 : 4) & 15;
+                if (w->layout == LAYOUT_U5) code |= (four[4 * LINE] >> (c / 4) & 1) << 4;
+                out[c] = scale * (float)code + minimum;
+            }
+        }
+    }
+}
+
 /* The scale is the largest magnitude over 127; numbers are rounded to the nearest, halves to even. */
 static void portable_round(struct input *in, int32_t vector, int32_t first, int32_t last)
 {
@@ -170,37 +193,6 @@ static void portable_s8x16(const struct matrix *w, int32_t band, const struct in
                 out[m][r] = fmaf(half_at(block + S8X16_BYTES - 2 * BAND, r), sums[r], out[m][r]);
         }
     }
-}
-
-/* Code `k` of row r in a block. */
-static float code_at(int32_t layout, const uint8_t *block, int r, int k)
-{
-    if (layout >= LAYOUT_S8)
-        return (float)(int8_t)block[LINE * (k / 4) + 4 * r + k % 4];
-    int code = block[LINE * (k / 8) + 4 * r + k % 4] >> k % 8 / 4 * 4 & 15;
-    if (layout == LAYOUT_U5)
-        code |= (block[4 * LINE + 4 * r + k % 4] >> k / 4 & 1) << 4;
-    return (float)code;
-}
-
-void unpack_row(const struct matrix *w, int64_t row, float *out)
-{
-    static const size_t sizes[LAYOUTS] = {0, 0, U4_BYTES, U5_BYTES, S8_BYTES, S8X16_BYTES};
-    size_t bytes = sizes[w->layout];
-    int32_t columns = w->layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP, r = (int32_t)(row % BAND);
-    const uint8_t *block = band_of(w, (int32_t)(row / BAND), columns, bytes);
-    for (int32_t first = 0; first < w->columns; first += columns, block += bytes)
-        for (int32_t k = 0; k < columns; k++) {
-            float code = code_at(w->layout, block, r, k);
-            if (w->layout <= LAYOUT_U5) {
-                float minimum = half_at(block + bytes - 2 * BAND, r);
-                out[first + k] = fmaf(half_at(block + bytes - 4 * BAND, r), code, minimum);
-                continue;
-            }
-            float scale = half_at(block + bytes - 2 * BAND, r);
-            if (w->layout == LAYOUT_S8X16) scale *= (float)(int8_t)block[64 * LINE + k / 16 * BAND + r];
-            out[first + k] = scale * code;
-        }
 }
 
 /* Column k is added to partial sum k % 16; then the upper half of the partial sums is added to the lower half until one

@@ -2,7 +2,10 @@
 
    A level is a run of instructions without a barrier between them.  Its work is cut into parts, which the threads claim
    one after another; whoever finishes the last one opens the next level.  So a level waits for the parts that were begun,
-   not for every thread: one that has no processor, because other programs have it, holds up at most one part.  */
+   not for every thread: one that has no processor, because other programs have it, holds up at most one part.
+
+   A level with so little work that meeting would take longer is not opened: the thread that would open it does all of
+   it.  Of a step of one token, products and attention remain to be shared.  */
 
 #include "step.h"
 
@@ -19,9 +22,9 @@
 #endif
 
 #define SPINS 2000              /* looks at a level before a thread sleeps */
-#define PART ((int64_t)1 << 17) /* products of numbers that are worth a part of their own */
-#define MOST_PARTS 8            /* per thread */
-#define MOST_THREADS 4096       /* so that claims fit into 16 bits */
+#define PART ((int64_t)1 << 15) /* products of numbers that are worth a part of their own */
+#define LATE 4                  /* parts per thread, at most, beside its first one */
+#define MOST_THREADS 1024       /* so that claims fit into 16 bits */
 
 /* The ticket holds the level's number, how many parts it has, how many of them are done, and how many were claimed (by
    threads that found none left, too), in 16 bits each: one number, so that no thread takes a part of one level for
@@ -43,6 +46,7 @@ struct team {
     int32_t threads;
     int32_t first, last; /* instructions of the level */
     int32_t taken;       /* tokens of the current expert, as in struct worker */
+    int64_t products;    /* of the level, as in struct worker */
     atomic_int asleep;
     _Atomic uint32_t level; /* that of the ticket, written after it: what sleeping threads wait on */
     _Alignas(64) _Atomic ticket_bits ticket;
@@ -114,46 +118,92 @@ static void run_one(struct worker *me, const struct instruction *it)
     }
 }
 
-/* How many parts the instructions [first, last) are cut into: each thread has one, or several of products. */
-static int32_t parts_of(const struct team *team, const struct worker *me, int32_t first, int32_t last)
+static int64_t products_of(const struct worker *me, const struct instruction *it)
 {
-    if (team->threads == 1) return 1;
-    int64_t products = 0;
-    for (const struct instruction *it = team->plan->instructions + first; it < team->plan->instructions + last; it++) {
-        if (it->op != OP_LINEAR) continue;
-        const struct matrix *w = team->plan->weights + it->weight;
-        products += (int64_t)w->rows * w->columns * row_count(me, it);
-    }
-    int64_t parts = products / PART, most = (int64_t)team->threads * MOST_PARTS;
-    return (int32_t)(parts < team->threads ? team->threads : parts > most ? most : parts);
+    const struct matrix *w = me->plan->weights + it->weight;
+    return (int64_t)w->rows * w->columns * row_count(me, it);
 }
 
-/* Open the level that begins with instruction `at`, or after the experts there that have no tokens, with the first
-   `claimed` parts taken; -> how many parts it has.  All before it is done. */
+/* About how many nanoseconds one thread needs for an instruction. */
+static int64_t cost_of(const struct worker *me, const struct instruction *it)
+{
+    int64_t vectors = (int64_t)row_count(me, it) * (it->heads > 1 ? it->heads : 1);
+    switch (it->op) {
+    case OP_LINEAR: return products_of(me, it) / 16;
+    case OP_ATTEND: return vectors * 1500;
+    case OP_MAP:
+    case OP_MAP_MULTIPLY: return vectors * it->width;
+    default: return vectors * it->width / 8;
+    }
+}
+
+static void run_level(struct worker *me, int32_t first, int32_t last)
+{
+    me->passed = 0;
+    for (const struct instruction *it = me->plan->instructions + first; it < me->plan->instructions + last; it++)
+        if (row_count(me, it)) run_one(me, it);
+}
+
+/* How many parts the level of instructions [first, last) is cut into: one for each thread, and smaller ones of its
+   products for those that come to their end first.  1: it is not worth opening. */
+static int32_t parts_of(struct team *team, const struct worker *me)
+{
+    int64_t cost = 0, products = 0;
+    for (int32_t i = team->first; i < team->last; i++) {
+        const struct instruction *it = me->plan->instructions + i;
+        cost += cost_of(me, it);
+        if (it->op == OP_LINEAR) products += products_of(me, it);
+    }
+    team->products = products;
+    if (team->threads == 1 || cost <= team->plan->alone) return 1;
+    int64_t late = products / FIRST_SHARE / PART, most = (int64_t)team->threads * LATE;
+    return team->threads + (int32_t)(late > most ? most : late);
+}
+
+/* Do the levels from instruction `at` on that are not worth opening, and open the one after them with the first
+   `claimed` parts taken; -> how many parts it has, 0 at the end of the step.  All before `at` is done.  Experts that have
+   no tokens are passed over. */
 static int32_t advance(struct team *team, struct worker *me, int32_t at, int32_t claimed)
 {
     const struct instruction *instructions = team->plan->instructions;
-    int32_t count = team->plan->count, end;
-    for (; at < count && instructions[at].op == OP_TAKE; at += 1 + instructions[at].skip) {
-        step_members(me, instructions + at);
-        team->taken = me->taken;
-        if (me->taken) break;
+    int32_t count = team->plan->count, parts = 0;
+    while (at < count) {
+        if (instructions[at].op == OP_TAKE) {
+            step_members(me, instructions + at);
+            team->taken = me->taken;
+            if (!me->taken) {
+                at += 1 + instructions[at].skip;
+                continue;
+            }
+        }
+        team->first = at++;
+        while (at < count && instructions[at].barrier == BARRIER_NONE && instructions[at].op != OP_TAKE) at++;
+        team->last = at;
+        parts = parts_of(team, me);
+        me->products = team->products;
+        if (parts > 1) break;
+        me->thread = 0;
+        me->threads = 1;
+        run_level(me, team->first, team->last);
+        parts = 0;
     }
-    for (end = at + 1; end < count; end++)
-        if (instructions[end].barrier != BARRIER_NONE || instructions[end].op == OP_TAKE) break;
-    int32_t parts = at < count ? parts_of(team, me, at, end) : 0;
-    team->first = at;
-    team->last = end;
     open_level(team, parts, claimed);
     return parts;
+}
+
+static struct worker worker_of(const struct team *team, int32_t thread)
+{
+    const struct batch *batch = team->batch;
+    float *scratch = batch->scratch + (int64_t)thread * batch->scratch_floats + batch->tokens;
+    return (struct worker){
+        .plan = team->plan, .batch = batch, .team = team->threads, .members = (int32_t *)batch->scratch,
+        .scratch = scratch};
 }
 
 /* Claim parts and do them, until the step is done. */
 static void work(struct team *team, int32_t thread)
 {
-    const struct batch *batch = team->batch;
-    float *scratch = batch->scratch + (int64_t)thread * batch->scratch_floats;
-    struct worker me = {team->plan, batch, 0, 1, 0, (int32_t *)batch->scratch, scratch + batch->tokens};
+    struct worker me = worker_of(team, thread);
     ticket_bits ticket = atomic_fetch_add(&team->ticket, CLAIM);
     me.thread = claimed_of(ticket);
     me.threads = parts_in(ticket);
@@ -163,8 +213,8 @@ static void work(struct team *team, int32_t thread)
             ticket = atomic_fetch_add(&team->ticket, CLAIM);
         } else {
             me.taken = team->taken;
-            for (int32_t i = team->first; i < team->last; i++)
-                if (row_count(&me, team->plan->instructions + i)) run_one(&me, team->plan->instructions + i);
+            me.products = team->products;
+            run_level(&me, team->first, team->last);
             ticket = atomic_fetch_add(&team->ticket, DONE | CLAIM);
             if (done_of(ticket) + 1 == me.threads) { /* the last one: it opens the next level, and takes a part */
                 me.threads = advance(team, &me, team->last, 1);
@@ -181,7 +231,7 @@ void run_step(const struct plan *plan, const struct batch *batch)
 {
     struct team team = {
         .plan = plan, .batch = batch, .threads = batch->threads < MOST_THREADS ? batch->threads : MOST_THREADS};
-    struct worker me = {plan, batch, 0, 1, 0, (int32_t *)batch->scratch, NULL};
+    struct worker me = worker_of(&team, 0);
     advance(&team, &me, 0, 0);
 #ifdef _OPENMP
     if (team.threads > 1) {

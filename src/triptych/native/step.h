@@ -76,7 +76,7 @@ struct store {
 
 struct plan {
     int32_t count;
-    int32_t reserved;
+    int32_t alone; /* nanoseconds of work that one thread does without waiting for the others */
     const struct instruction *instructions;
     const struct matrix *weights; /* matrices, vectors (fp32, one row) and tables by position */
     const struct store *stores;
@@ -101,7 +101,10 @@ struct worker {
     const struct plan *plan;
     const struct batch *batch;
     int32_t thread, threads; /* which part of the work it does, of how many: not always one per thread */
+    int32_t team;            /* threads that share the work */
     int32_t taken;           /* tokens of the current expert */
+    int64_t products;        /* of numbers, in all linear instructions of the level */
+    int64_t passed;          /* in those that come before this one */
     int32_t *members;        /* which they are; the same memory for all threads */
     float *scratch;          /* its own */
 };
@@ -117,11 +120,22 @@ static inline int32_t row_count(const struct worker *me, const struct instructio
     return it->rows == ROWS_TOKENS ? me->batch->tokens : it->rows == ROWS_CHOSEN ? me->batch->chosen_count : me->taken;
 }
 
+/* Where part `i` of so many units begins.  Of more parts than threads, the first ones, one for each thread, are
+   (FIRST_SHARE - 1) / FIRST_SHARE of the work and the others share the rest. */
+#define FIRST_SHARE 5
+static inline int64_t cut(const struct worker *me, int64_t units, int64_t i)
+{
+    int64_t team = me->team, late = me->threads - team;
+    if (late <= 0) return units * i / me->threads;
+    int64_t place = i < team ? (FIRST_SHARE - 1) * late * i : (FIRST_SHARE - 1) * late * team + (i - team) * team;
+    return units * place / (FIRST_SHARE * late * team);
+}
+
 /* The units [*first, *last) of `units` that are in this part. */
 static inline void share(const struct worker *me, int64_t units, int64_t *first, int64_t *last)
 {
-    *first = units * me->thread / me->threads;
-    *last = units * (me->thread + 1) / me->threads;
+    *first = cut(me, units, me->thread);
+    *last = cut(me, units, me->thread + 1);
 }
 
 /* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_experts.c). */

@@ -108,7 +108,7 @@ class Plan(Structure):
 
     _fields_ = (
         ("count", c_int32),
-        ("reserved", c_int32),
+        ("alone", c_int32),
         ("instructions", c_void_p),
         ("weights", c_void_p),
         ("stores", c_void_p),

@@ -58,13 +58,24 @@ void step_round(struct worker *me, const struct instruction *it)
     }
 }
 
+/* The bands of this instruction before product `at` of its level. */
+static int64_t bands_before(const struct worker *me, int64_t at, int64_t bands, int64_t products)
+{
+    int64_t band = (at - me->passed) * bands / products;
+    return at <= me->passed ? 0 : band < bands ? band : bands;
+}
+
+/* The products of a level are cut as one piece, so that a part reads memory from as few places as possible. */
 void step_linear(struct worker *me, const struct instruction *it)
 {
     const struct matrix *weights = me->plan->weights, *w = weights + it->weight;
     struct input in = input_of(me, it, it->second);
     const float *bias = it->bias == -1 ? NULL : (const float *)weights[it->bias].data;
-    int64_t first, last;
-    share(me, (w->rows + BAND - 1) / BAND, &first, &last);
+    int64_t first, last, bands = (w->rows + BAND - 1) / BAND, products = (int64_t)w->rows * w->columns * in.count;
+    share(me, me->products, &first, &last);
+    first = bands_before(me, first, bands, products);
+    last = bands_before(me, last, bands, products);
+    me->passed += products;
     if (first < last) multiply(w, &in, buffer(me, it->output), w->rows, bias, (int32_t)first, (int32_t)last);
 }
 

@@ -226,9 +226,13 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return out if bias is None else out + bias.to(dtype)
 
 
-def _embedding(ids: Tensor, weight: Tensor, *options: object, **named: object) -> Tensor | None:
-    """`F.embedding`; None with options, which change the table or its gradient."""
-    if not isinstance(weight, PackedWeight) or isinstance(ids, PackedWeight) or options or named:
+def _embedding(
+    ids: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """`F.embedding`, which names all its options; None where one changes the table or its gradient."""
+    changed = padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse
+    if not isinstance(weight, PackedWeight) or isinstance(ids, PackedWeight) or changed:
         return None
     return _lookup(weight, ids)
 

@@ -20,6 +20,8 @@ from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_plan import RANGE
 from triptych.program.native_values import NotNative
 
+# Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
+ALONE = 3000
 FEW_TOKENS, COUNTERS = 16, 2048  # of step_attend.c: tokens up to which threads share a row, counters of what is done
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 _POSITION, _SOURCE = LABELS.index("position"), LABELS.index("source")
@@ -88,7 +90,7 @@ class Calls:
 def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> Plan:
     """`struct plan`; the arrays must live as long as it."""
     plan, records = Plan(), binding.plan.instructions
-    plan.count, plan.instructions = len(records), records.ctypes.data
+    plan.count, plan.alone, plan.instructions = len(records), ALONE, records.ctypes.data
     plan.weights, plan.stores = matrices.ctypes.data, stores.ctypes.data
     return plan
 

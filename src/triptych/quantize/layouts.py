@@ -6,7 +6,7 @@ Codes (whole numbers) and their scales go in with `Layout.pack` and come back wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ from triptych.errors import InputError
 BAND = 16  # rows that are stored together
 GROUP = 32  # columns that share a scale
 SUPERGROUP = 256  # columns that share a scale of S8X16
+Memory = Callable[[int], Tensor]
+"""Where a matrix is to lie: so many bytes, `[n]`, uint8."""
 _CHUNK = 1 << 18  # numbers packed or unpacked at a time: the temporaries stay small beside the matrix
 
 
@@ -163,6 +165,11 @@ class PackedMatrix:
             return PackedMatrix(self.layout, stop - start, self.columns, self.data[start:stop])
         first, size = self.layout.nbytes(start, self.columns), self.layout.nbytes(stop - start, self.columns)
         return PackedMatrix(self.layout, stop - start, self.columns, self.data[first : first + size])
+
+
+def plain_memory(nbytes: int) -> Tensor:
+    """`[nbytes]`, uint8, as torch allocates it."""
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:

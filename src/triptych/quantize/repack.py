@@ -17,7 +17,9 @@ from torch import Tensor
 from triptych.checkpoints.gguf_blocks import BlockParts, PackedBlocks, block_format
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError
-from triptych.quantize.layouts import BAND, GROUP, LAYOUTS, Codes, PackedMatrix, chunks
+from triptych.native import library, usable_threads
+from triptych.quantize.layouts import BAND, GROUP, LAYOUTS, Codes, Memory, PackedMatrix, chunks, plain_memory
+from triptych.quantize.products import matrix_struct
 
 #: The layout of each packed type of GGUF, by its name there.
 LAYOUT_OF = {
@@ -34,10 +36,11 @@ LAYOUT_OF = {
 INVERTIBLE = tuple(name for name in LAYOUT_OF if name not in ("Q4_K", "Q5_K"))
 #: The type of GGUF that has the same codes, scales and minimums as a layout.
 SAME_NUMBERS = {"U4": "Q4_1", "U5": "Q5_1", "S8": "Q8_0", "S8X16": "Q6_K"}
+_NATIVE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # the types that `repack_blocks` in native/repack.c reads
 _LOWEST = {"Q4_0": -8, "Q5_0": -16}  # the lowest code of the types whose codes are signed and become unsigned
 
 
-def repack(blocks: PackedBlocks) -> PackedMatrix:
+def repack(blocks: PackedBlocks, memory: Memory = plain_memory) -> PackedMatrix:
     """The matrix `[rows, columns]` that `blocks` hold, in the layout for their type.
 
     Raises CheckpointError where a scale or a minimum is too large for fp16; such a matrix can be used as dense numbers.
@@ -47,14 +50,30 @@ def repack(blocks: PackedBlocks) -> PackedMatrix:
         raise CheckpointError(f"a matrix has two dimensions, not {list(blocks.shape)}")
     rows, columns = blocks.shape
     layout = LAYOUT_OF[kind]
-    data = torch.empty(layout.nbytes(rows, columns), dtype=torch.uint8)
+    matrix = PackedMatrix(layout, rows, columns, memory(layout.nbytes(rows, columns)))
+    kernels = library()
+    if kernels is None or kind not in _NATIVE or blocks.raw.device.type != "cpu" or not blocks.raw.numel():
+        return _repack_by_torch(blocks, matrix)
+    raw = blocks.raw.contiguous()
+    if raw.nbytes != blocks.format.type.size((rows, columns)):
+        raise CheckpointError(f"{list(raw.shape)} bytes are not whole blocks of {kind}")
+    threads = usable_threads(torch.get_num_threads())
+    if kernels.functions.repack_blocks(blocks.format.type.number, raw.data_ptr(), matrix_struct(matrix), threads) != 1:
+        raise _too_large(kind)
+    return matrix
+
+
+def _repack_by_torch(blocks: PackedBlocks, matrix: PackedMatrix) -> PackedMatrix:
+    """The same for every type."""
+    kind, layout, data = blocks.format.type.name, matrix.layout, matrix.data
+    rows, columns = matrix.shape
     for start, stop in chunks(rows, columns):
         parts = blocks.format.parts(blocks.raw[start:stop].reshape(-1, blocks.format.nbytes))
         numbers = _whole_bands(parts, stop - start, _LOWEST.get(kind, 0))
         _check_halves(numbers, kind)
         first, packed = layout.nbytes(start, columns), layout.pack(numbers)
         data[first : first + len(packed)] = packed
-    return PackedMatrix(layout, rows, columns, data)
+    return matrix
 
 
 def blocks_of(matrix: PackedMatrix, kind: str) -> PackedBlocks:
@@ -73,7 +92,7 @@ def blocks_of(matrix: PackedMatrix, kind: str) -> PackedBlocks:
     return PackedBlocks(format, raw)
 
 
-def repack_groups(groups: PackedGroups) -> tuple[PackedMatrix, Tensor | None]:
+def repack_groups(groups: PackedGroups, memory: Memory = plain_memory) -> tuple[PackedMatrix, Tensor | None]:
     """The matrix `[out, in]` of AWQ or GPTQ in a layout, and the order of its columns there where it is another one.
 
     With act-order the inputs of a group do not follow each other; the matrix then has its columns sorted by group, and
@@ -88,7 +107,7 @@ def repack_groups(groups: PackedGroups) -> tuple[PackedMatrix, Tensor | None]:
         raise CheckpointError(f"its groups of inputs are not whole groups of {GROUP}")
     moved, of = None if torch.equal(order, torch.arange(columns)) else order, of[::GROUP]
     layout = LAYOUTS["U4" if groups.bits == 4 else "S8"]
-    data = torch.empty(layout.nbytes(rows, columns), dtype=torch.uint8)
+    data = memory(layout.nbytes(rows, columns))
     for start, stop in chunks(rows, columns):
         codes = groups.codes[start:stop] if moved is None else groups.codes[start:stop, moved]
         scales, zeros = groups.scales[start:stop, of], groups.zeros[start:stop, of]
@@ -119,8 +138,12 @@ def _check_halves(numbers: Codes, kind: str) -> None:
     """Raise CheckpointError where fp16 does not hold a scale or a minimum."""
     for halves in (numbers.scales, numbers.minimums):
         if halves is not None and not bool(halves.half().isfinite().all()):
-            problem = "a scale or a minimum in it is not finite or too large for fp16"
-            raise CheckpointError(f"use the {kind} matrix as dense numbers: {problem}")
+            raise _too_large(kind)
+
+
+def _too_large(kind: str) -> CheckpointError:
+    problem = "a scale or a minimum in it is not finite or too large for fp16"
+    return CheckpointError(f"use the {kind} matrix as dense numbers: {problem}")
 
 
 def _half_bytes(numbers: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.nn.weights import PackedWeight
-from triptych.quantize.layouts import BAND, Layout, PackedMatrix
+from triptych.quantize.huge_pages import HugePages
+from triptych.quantize.layouts import BAND, Layout, Memory, PackedMatrix
 from triptych.quantize.products import multiply
 from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
 from triptych.quantize.rounding import FORMS, quantize
@@ -123,6 +124,7 @@ class Packer:
 
     form      `int8` or `int4` for weights that are stored as plain numbers; None leaves these as they are.
     refused   the matrices that were not packed, and why.
+    memory    where they are packed to.
     """
 
     form: str | None = None
@@ -130,15 +132,16 @@ class Packer:
     after: int = 0  # bytes of it at run time
     count: int = 0
     refused: dict[str, str] = field(default_factory=dict)
+    memory: Memory = field(default_factory=lambda: HugePages().take)
 
     def stored(self, name: str, weight: PackedBlocks | PackedGroups, dtype: torch.dtype) -> PackedWeight | None:
         """The weight `name` from what a file has packed; None where the layouts cannot hold it."""
         if isinstance(weight, PackedBlocks):
             kind, nbytes = weight.format.type.name, weight.raw.nbytes
-            return self._packed(name, nbytes, lambda: packed_weight(repack(weight), dtype, kind=kind))
+            return self._packed(name, nbytes, lambda: packed_weight(repack(weight, self.memory), dtype, kind=kind))
 
         def packed() -> PackedWeight:
-            matrix, order = repack_groups(weight)
+            matrix, order = repack_groups(weight, self.memory)
             return packed_weight(matrix, dtype, order=order)
 
         return self._packed(name, weight.nbytes, packed)
@@ -148,7 +151,9 @@ class Packer:
         form = self.form
         if form is None or weight.dim() != 2 or not weight.is_floating_point():
             return None
-        return self._packed(name, weight.nbytes, lambda: packed_weight(quantize(weight, form), weight.dtype))
+        return self._packed(
+            name, weight.nbytes, lambda: packed_weight(quantize(weight, form, self.memory), weight.dtype)
+        )
 
     def _packed(self, name: str, nbytes: int, pack: Callable[[], PackedWeight]) -> PackedWeight | None:
         try:
