@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from triptych.errors import InputError
 from triptych.measure.jobs import Ids, Job, sound
 from triptych.media.audio import Samples
+from triptych.program.native_encoder import Matmul
 
 Sources = Sequence[Ids] | Sequence[Samples]
 
@@ -28,6 +29,7 @@ class Options:
     model      the path of the model.
     dtype      fp32, bf16 or int8; None takes what the file has.
     quantize   of ours: int8 or int4, or "file", the packed types of the file.
+    matmul     of ours: what an encoder multiplies in (`Model.encode`).
     layout     that of the model, and `sound` whether it reads sound.
     """
 
@@ -38,6 +40,7 @@ class Options:
     dtype: str | None = None
     device: str = "cpu"
     quantize: str | None = None
+    matmul: Matmul = "auto"
     offline: bool = False
     ignore: tuple[str, ...] = ()
 
