@@ -99,7 +99,7 @@ LISTED = {  # decoders at both lengths, encoders in one piece
     ),
     "encode": Row(
         "MiniLM", "minilm", ("encode",), ("encode",),
-        {"sentence-transformers:fp32": 2.8, "onnxruntime:fp32": 2.4, "ctranslate2:fp32": 2.0}, {"dtype": "bf16"},
+        {"sentence-transformers:fp32": 2.8, "onnxruntime:fp32": 2.4, "ctranslate2:fp32": 2.0}, {"matmul": "bf16"},
         Settings(repeat=3),
     ),
     "encode-int8": Row(
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/bench-models"), help="where models are made")
     parser.add_argument("--results", type=Path, default=Path("runs/peers.json"), help="where results are kept")
     parser.add_argument("--rows", default=",".join(LISTED), help="names of rows, with commas between them")
-    parser.add_argument("--ours", metavar="FORM", help="our weights in these rows: dtype=bf16, quantize=int8 or stored")
+    parser.add_argument("--ours", metavar="FORM", help="ours here: dtype=bf16, matmul=bf16, quantize=int8 or stored")
     parser.add_argument("--repeat", type=int, help="runs of each job; by default 3 or 5")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="cpu")

@@ -189,8 +189,8 @@ def test_sentences_in_bf16_are_near_those_in_fp32(minilm_dir: Path, unchecked: N
 
     found = half.encode(sentences)
     assert found.dtype == torch.bfloat16
-    assert least(found) >= 0.9999
-    assert least(model.encode(sentences, matmul="bf16")) >= 0.99995
+    assert least(found) >= 0.9998  # norms and embeddings are rounded, too
+    assert least(model.encode(sentences, matmul="bf16")) >= 0.9999
     if HERE == "amx-bf16":
         packed = triptych.load(minilm_dir, quantize="int8")
         assert least(packed.encode(sentences)) > least(packed.encode(sentences, matmul="stored")) < 0.9999

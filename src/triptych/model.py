@@ -305,8 +305,8 @@ class Model(metaclass=NamesOfOthers):
         """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given.
 
         `matmul` is what an encoder multiplies in: "bf16", whatever its weights are stored as (sums and all else stay
-        fp32, and the cosine to fp32 above 0.9999); "stored", as they are stored; "auto", bf16 for a model of bf16, and
-        for packed weights on a processor with AMX.  InputError for "bf16" where it cannot be had.
+        fp32; with MiniLM the least cosine to fp32 is above 0.9999); "stored", as they are stored; "auto", bf16 for a
+        model of bf16, and for packed weights on a processor with AMX.  InputError for "bf16" where it cannot be had.
 
         A checkpoint of sentence-transformers also says how many tokens of a text it reads (`max_seq_length`): the rest
         of a text is cut off, as there.  Rows of ids are read whole.

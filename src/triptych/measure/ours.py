@@ -50,7 +50,8 @@ class Ours(Side):
         model = self._model()
         packed = {p.format.layout.name for p in _packed(model) if isinstance(p.format, BandFormat)}
         plain = next((name for name, dtype in DTYPES.items() if dtype == model.module.dtype), str(model.module.dtype))
-        return "+".join([*sorted(packed), plain]) if packed else plain
+        form = "+".join([*sorted(packed), plain]) if packed else plain
+        return f"{form}, products in bf16" if self._note() else form
 
     def load(self) -> None:
         options, self.model, self.engine, self.encoder = self.options, None, None, None
@@ -82,7 +83,9 @@ class Ours(Side):
         return sum(output.token is not None for output in self.engine.step())
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32] = self._model().encode(list(texts)).float().cpu().numpy()
+        vectors: NDArray[np.float32] = (
+            self._model().encode(list(texts), matmul=self.options.matmul).float().cpu().numpy()
+        )
         return vectors
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
@@ -125,7 +128,7 @@ class Ours(Side):
         of loading."""
         model = self._model()
         notes = [] if model.report is None else list(model.report.notes)
-        if model.module.spec.layout == "encoder" and (note := tasks.note_on_products(model.module, "auto")):
+        if note := self._note():
             notes.append(note)
         facts: dict[str, Any] = {"packed": bool(_packed(model)), "dtype": str(model.module.dtype), "notes": notes}
         if model.module.decoder is None:
@@ -133,6 +136,11 @@ class Ours(Side):
         cache = model.module.decoder.cache()
         costs = limits.costs(model.module, max(store.k.element_size() for store in cache.stores))
         return facts | {"step": costs.step, "cache_bytes": costs.cache_bytes, "why_modules": self._why_modules()}
+
+    def _note(self) -> str | None:
+        """That an encoder multiplies in another form than its weights have."""
+        module = self._model().module
+        return tasks.note_on_products(module, self.options.matmul) if module.spec.layout == "encoder" else None
 
     def _why_modules(self) -> str | None:
         """Why the last steps were not native ones, as the engine says."""

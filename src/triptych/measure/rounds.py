@@ -24,6 +24,7 @@ from triptych.measure.neighbours import Neighbours, verdict
 from triptych.measure.process import Apart, Asked, Here
 from triptych.measure.report import Figure, Limit, PeerFigure, Rates, Report, Side
 from triptych.measure.sides import Options
+from triptych.program.native_encoder import Matmul
 from triptych.spec import FramesSpec, ModelSpec
 
 ENOUGH = 20.0  # seconds that the runs of one job by one side may take; at least one run is made
@@ -52,6 +53,7 @@ def bench(
     peer_dtype: str | None = None,
     quantize: str | None = None,
     executor: Executor = "auto",
+    matmul: Matmul = "auto",
     device: str = "cpu",
     offline: bool = False,
     ignore: Sequence[str] = (),
@@ -66,6 +68,7 @@ def bench(
     dtype       of our weights: fp32, bf16 or fp16; None takes the stored one.
     quantize    int8 or int4 packs our weights, "file" keeps the packed types of a GGUF file.
     executor    what computes our steps, as `generate.Engine` says.
+    matmul      what our encoder multiplies in (`Model.encode`).
     peer_dtype  of the peers' weights; None takes ours.
     apart       every side runs in a process of its own; False runs all of them in this one, where they disturb each
                 other.
@@ -89,7 +92,7 @@ def bench(
         rates = limits.measure_rates(device)
     options = Options(
         model=path, threads=threads, layout=spec.layout, sound=isinstance(spec.reads.embed, FramesSpec), dtype=dtype,
-        device=device, quantize=quantize, executor=executor, offline=offline, ignore=tuple(ignore),
+        device=device, quantize=quantize, executor=executor, matmul=matmul, offline=offline, ignore=tuple(ignore),
     )  # fmt: skip
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -18,6 +18,7 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.measure.jobs import Ids, Job, sound
 from triptych.media.audio import Samples
+from triptych.program.native_encoder import Matmul
 
 Sources = Sequence[Ids] | Sequence[Samples]
 
@@ -30,6 +31,7 @@ class Options:
     dtype      fp32, bf16 or int8; None takes what the file has.
     quantize   of ours: int8 or int4, or "file", the packed types of the file.
     executor   of ours: what computes the steps, as `generate.Engine` says.
+    matmul     of ours: what an encoder multiplies in (`Model.encode`).
     layout     that of the model, and `sound` whether it reads sound.
     """
 
@@ -41,6 +43,7 @@ class Options:
     device: str = "cpu"
     quantize: str | None = None
     executor: Executor = "auto"
+    matmul: Matmul = "auto"
     offline: bool = False
     ignore: tuple[str, ...] = ()
 
