@@ -52,7 +52,9 @@ def packed(name: str = "Q8_0") -> nn.Transformer:
 
 @pytest.mark.parametrize("name", native_models.decoders())
 def test_every_family_that_generates_gives_what_its_modules_give(name: str) -> None:
-    assert Run(parity.ours(name).module).gap() <= EXACT
+    module = parity.ours(name).module
+    stacks = 1 if module.encoder is None else 2  # the differences of both in rounding add up
+    assert Run(module).gap() <= stacks * EXACT
 
 
 TINY = {
