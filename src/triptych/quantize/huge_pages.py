@@ -37,7 +37,7 @@ class HugePages:
 
     def _map(self, nbytes: int) -> None:
         """A new mapping with so many bytes from a multiple of PAGE on."""
-        mapping = mmap.mmap(-1, nbytes + PAGE)
+        mapping = mmap.mmap(-1, nbytes + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # of a kernel without them: the memory then has pages of the usual size
             mapping.madvise(mmap.MADV_HUGEPAGE)
         address = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()
