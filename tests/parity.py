@@ -164,9 +164,9 @@ def through_the_cache(model: Model) -> list[Tensor]:
         end = begin + next(chunks)
         order.reverse()
         if begin:
-            for kept in (cache, cross):
-                if kept is not None:
-                    kept.copy(slots, slots[::-1])
+            cache.copy(slots, slots[::-1])
+            if cross is not None:
+                cross.share(slots, slots[::-1])
             slots.reverse()
         parts, live = [rows[i][begin:end] for i in order], tuple(slots[i] for i in order)
         step = Rows(tuple(map(len, parts)), tuple(cache.lengths[slot] for slot in live), live)

@@ -68,22 +68,6 @@ class PreparedSource(Prepared):
         return source_plan_of(program, packed)
 
 
-def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
-    """A line for the user where the native encoder multiplies in another form than the weights are stored in."""
-    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
-    if not multiplies_in_bf16(module, matmul) or (module.dtype == torch.bfloat16 and not packed):
-        return None
-    try:
-        with torch.no_grad():
-            PreparedEncoder.bound(module, (True,), None, 1)
-    except NotNative:
-        return None
-    kernels = library()
-    isa = None if kernels is None else kernels.bf16
-    form = "packed" if packed else str(module.dtype).removeprefix("torch.")
-    return f"{form} weights are multiplied in bf16 ({isa}); matmul='stored' (--matmul stored) multiplies as stored"
-
-
 class NativeEncoder:
     """The native executor of an encoder.  One thread uses it at a time; others may use the same module.
 

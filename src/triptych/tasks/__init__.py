@@ -1,11 +1,11 @@
 """What people do with models: classify, tag, find entities and answers, fill in words, encode, transcribe,
 generate."""
 
-from triptych.program.native_encoder import Matmul, note_on_products
+from triptych.program.native_encoder import Matmul
 from triptych.tasks.answer import Answer, answer
 from triptych.tasks.classify import classify, label_names
 from triptych.tasks.drafting import speculation
-from triptych.tasks.encode import encode, pooling
+from triptych.tasks.encode import encode, note_on_products, pooling
 from triptych.tasks.fill import fill
 from triptych.tasks.generation_requests import end_ids, generation_requests
 from triptych.tasks.tag import Entity, Tag, entities, tag

@@ -12,8 +12,11 @@ from torch import Tensor
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.generate import Executor
+from triptych.native import library
 from triptych.nn import Batch, Pooling, Row, Transformer
-from triptych.program.native_encoder import Matmul, NativeEncoder, multiplies_in_bf16
+from triptych.nn.weights import PackedWeight
+from triptych.program.native_encoder import Matmul, NativeEncoder, PreparedEncoder, multiplies_in_bf16
+from triptych.program.native_values import NotNative
 from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
 from triptych.tasks.batching import BATCH_TOKENS, batches
@@ -78,3 +81,19 @@ def _reading(module: Transformer, inputs: Tensor, rows: Rows) -> Batch:
     if module.spec.layout == "encoder-decoder":
         return Batch(source=(inputs, rows))
     return Batch(inputs=inputs, rows=rows)
+
+
+def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
+    """A line for the user where the native encoder multiplies in another form than the weights are stored in."""
+    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
+    if not multiplies_in_bf16(module, matmul) or (module.dtype == torch.bfloat16 and not packed):
+        return None
+    try:
+        with torch.no_grad():
+            PreparedEncoder.bound(module, (True,), kernel_matrix, 1)
+    except NotNative:
+        return None
+    kernels = library()
+    isa = None if kernels is None else kernels.bf16
+    form = "packed" if packed else str(module.dtype).removeprefix("torch.")
+    return f"{form} weights are multiplied in bf16 ({isa}); matmul='stored' (--matmul stored) multiplies as stored"
