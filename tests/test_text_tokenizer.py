@@ -33,8 +33,8 @@ from triptych.text import (
     character_tokenizer,
     corpus_cuts,
     from_directory,
-    limits,
     sentencepiece_file,
+    tokenizer_limits,
     word_tokenizer,
 )
 
@@ -643,8 +643,8 @@ def test_the_steps_of_albert_are_within_the_limits() -> None:
     )  # fmt: skip
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     Tokenizer(backend)
-    growth = limits.Growth()
-    for step in reversed([*limits.steps(backend.normalizer), *limits.steps(backend.pre_tokenizer)]):
+    growth = tokenizer_limits.Growth()
+    for step in reversed([*tokenizer_limits.steps(backend.normalizer), *tokenizer_limits.steps(backend.pre_tokenizer)]):
         growth.before(step)
     assert growth.largest == 18 * 2 * 18 * 2 * 2
 
@@ -663,7 +663,7 @@ def test_the_steps_of_albert_are_within_the_limits() -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_no_text_grows_beyond_the_bound(steps: list[object], text: str) -> None:
-    growth, chain = limits.Growth(), normalizers.Sequence(steps)
-    for step in reversed(list(limits.steps(chain))):
+    growth, chain = tokenizer_limits.Growth(), normalizers.Sequence(steps)
+    for step in reversed(list(tokenizer_limits.steps(chain))):
         growth.before(step)
     assert len(chain.normalize_str(text)) <= growth.largest * len(text) + growth.added

@@ -1,6 +1,8 @@
 """Writes checkpoints so that a crash, a full disk or a `kill -9` leaves either the old one or the new one complete.
 
 A directory is built beside its target, every byte forced to disk, and then put in place by one rename.
+Which tensors are written, under which names, and that a tied one is written once, `save_plan` decides
+(mapping/tensor_plan.py).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Its directories have a `modules.json`; `sentence_bert_config.json` beside it may give `max_seq_length` and
 `do_lower_case`, and without the first the tokenizer's `model_max_length` holds, up to the positions of the model.
 Hugging Face configs have no key for either, so they travel under one of ours (`KEY`).
+How vectors are pooled is not here but in `tasks/encode.py::pooling`.
 """
 
 from __future__ import annotations

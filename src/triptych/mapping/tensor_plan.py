@@ -129,7 +129,8 @@ def plan(
 def save_plan(
     spec: ModelSpec, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
 ) -> tuple[TensorLoad, ...]:
-    """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.
+    """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.  A tied parameter is
+    written once, under the name of its source.
 
     A model without a head of its own is written as the base model, without `prefix`; so is one whose head is
     `unprefixed`.

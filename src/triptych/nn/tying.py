@@ -1,6 +1,7 @@
 """Tied weights: a parameter that stands under two names, as an output head that is the embedding.
 
-`ModelSpec.ties` names them: alias -> the parameter it shares.
+`ModelSpec.ties` names them: alias -> the parameter it shares.  A file has a tied parameter once
+(`mapping/tensor_plan.py::save_plan`).
 """
 
 from __future__ import annotations

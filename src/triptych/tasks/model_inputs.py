@@ -1,4 +1,8 @@
-"""Converts texts, token ids, audio and images to the rows a model reads."""
+"""Converts texts, token ids, audio and images to the rows a model reads.
+
+`sentences` cuts texts that are too long, and `windows` splits them; elsewhere `Transformer.forward` refuses a row that
+is longer than the model's context.
+"""
 
 from __future__ import annotations
 

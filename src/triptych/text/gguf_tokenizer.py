@@ -93,7 +93,7 @@ def from_gguf(metadata: Mapping[str, Any], where: str = "GGUF", *, pre: str | No
     `where` names the file in errors.  `pre` replaces a `tokenizer.ggml.pre` that is missing, `default` or wrong.
 
     Raises TextError for a kind of tokenizer or a split that is not known here, for tables that do not fit each other,
-    and for a tokenizer that exceeds the limits of `triptych.text.limits`.
+    and for a tokenizer that exceeds the limits of `triptych.text.tokenizer_limits`.
     """
     try:
         return _read(metadata, pre)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer as Backend
 
-from triptych.text.limits import steps
+from triptych.text.tokenizer_limits import steps
 
 _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from triptych.errors import InputError, TextError, library
-from triptych.text import corpus_cuts, limits
+from triptych.text import corpus_cuts, tokenizer_limits
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.detokenize import TextStream, without_spaces
 from triptych.text.specials import Specials
@@ -57,7 +57,7 @@ class Tokenizer:
 
     The id of a special token is `None` where the vocabulary does not have its text.
 
-    Raises TextError for a backend that exceeds the limits of `triptych.text.limits`.
+    Raises TextError for a backend that exceeds the limits of `triptych.text.tokenizer_limits`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Tokenizer:
         chat: ChatTemplate | None = None,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        limits.check(backend)
+        tokenizer_limits.check(backend)
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend

@@ -34,7 +34,7 @@ def from_directory(path: Path | str) -> Tokenizer:
     stop tokens to EOS.  Code that a config points to is never run.
 
     Raises TextError if there is neither, if one of the files cannot be read, and for a tokenizer that exceeds the
-    limits of `triptych.text.limits`.
+    limits of `triptych.text.tokenizer_limits`.
     """
     path = Path(path)
     if not has_tokenizer(path):

@@ -11,7 +11,8 @@ from triptych.errors import TriptychError
 
 
 class DivergedError(TriptychError):
-    """The loss or a gradient of a training step is not finite."""
+    """The loss or a gradient of a training step is not finite: `Trainer.run` (loop.py) raises it, and the weights are
+    those before the step."""
 
 
 def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
