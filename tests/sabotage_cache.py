@@ -114,18 +114,18 @@ def keys_stay_when_rows_change_their_slots(model: Model, patch: pytest.MonkeyPat
     patch.setattr(Cache, "copy", lambda self, sources, targets: None)
 
 
-@cached("t5", "CrossCache.copy")
+@cached("t5", "CrossCache.share")
 def sources_stay_when_rows_change_their_slots(model: Model, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CrossCache, "copy", lambda self, sources, targets: None)
+    patch.setattr(CrossCache, "share", lambda self, sources, targets: None)
 
 
 @cached("llama", "Store.copy")
 def slots_copied_one_after_another(model: Model, patch: pytest.MonkeyPatch) -> None:
     """Two slots that are exchanged then hold the same."""
 
-    def one_by_one(self: Store, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def one_by_one(self: Store, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         for source, target in zip(sources, targets, strict=True):
-            self.k[target], self.v[target] = self.k[source], self.v[source]
+            self.k[target, :, :length], self.v[target, :, :length] = (x[source, :, :length] for x in (self.k, self.v))
 
     patch.setattr(Store, "copy", one_by_one)
 
