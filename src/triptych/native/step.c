@@ -11,7 +11,6 @@
 
 #include <sched.h>
 #include <stdatomic.h>
-#include <time.h>
 #ifdef __linux__
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -25,7 +24,6 @@
 #define SPINS 2000              /* looks at a level before a thread sleeps */
 #define PART ((int64_t)1 << 15) /* products of numbers that are worth a part of their own */
 #define LATE 4                  /* parts per thread, at most, beside its first one */
-#define PATIENCE 4              /* levels without a thread that is late */
 #define MOST_THREADS 1024       /* so that claims fit into 16 bits */
 
 /* The ticket holds the level's number, how many parts it has, how many of them are done, and how many were claimed (by
@@ -50,8 +48,6 @@ struct team {
     int32_t taken;       /* tokens of the current expert, as in struct worker */
     int64_t products;    /* of the level, as in struct worker */
     atomic_int asleep;
-    atomic_int arrived; /* threads that have begun to claim parts */
-    int32_t patience;   /* levels until one that has not arrived is late; changed by whoever opens the next level */
     _Atomic uint32_t level; /* that of the ticket, written after it: what sleeping threads wait on */
     _Alignas(64) _Atomic ticket_bits ticket;
 };
@@ -204,25 +200,10 @@ static struct worker worker_of(const struct team *team, int32_t thread)
         .scratch = scratch};
 }
 
-/* Sleep for a moment, once in a step, where a thread of the team has not arrived by then: the system may have put it on
-   the processor of this one, where it would wait for as long as this one works while another processor has nothing to
-   do.  A thread that wakes up is put on a free one.  */
-static void make_way(struct team *team)
-{
-#ifdef __linux__
-    if (atomic_load_explicit(&team->arrived, memory_order_relaxed) >= team->threads || --team->patience) return;
-    struct timespec moment = {0, 1000};
-    nanosleep(&moment, NULL);
-#else
-    (void)team;
-#endif
-}
-
 /* Claim parts and do them, until the step is done. */
 static void work(struct team *team, int32_t thread)
 {
     struct worker me = worker_of(team, thread);
-    atomic_fetch_add(&team->arrived, 1);
     ticket_bits ticket = atomic_fetch_add(&team->ticket, CLAIM);
     me.thread = claimed_of(ticket);
     me.threads = parts_in(ticket);
@@ -236,7 +217,6 @@ static void work(struct team *team, int32_t thread)
             run_level(&me, team->first, team->last);
             ticket = atomic_fetch_add(&team->ticket, DONE | CLAIM);
             if (done_of(ticket) + 1 == me.threads) { /* the last one: it opens the next level, and takes a part */
-                make_way(team);
                 me.threads = advance(team, &me, team->last, 1);
                 me.thread = 0;
                 continue;
@@ -250,8 +230,7 @@ static void work(struct team *team, int32_t thread)
 void run_step(const struct plan *plan, const struct batch *batch)
 {
     struct team team = {
-        .plan = plan, .batch = batch, .threads = batch->threads < MOST_THREADS ? batch->threads : MOST_THREADS,
-        .patience = PATIENCE};
+        .plan = plan, .batch = batch, .threads = batch->threads < MOST_THREADS ? batch->threads : MOST_THREADS};
     struct worker me = worker_of(&team, 0);
     advance(&team, &me, 0, 0);
 #ifdef _OPENMP
