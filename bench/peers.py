@@ -37,7 +37,7 @@ sys.path.insert(0, str(HERE))
 import shapes  # noqa: E402
 
 from triptych.errors import InputError, TriptychError  # noqa: E402
-from triptych.measure import Rates, Report, Settings, bench  # noqa: E402
+from triptych.measure import BenchReport, Rates, Settings, bench  # noqa: E402
 from triptych.measure.limits import measure_rates  # noqa: E402
 from triptych.measure.peers import PEERS  # noqa: E402
 
@@ -166,7 +166,7 @@ def run(name: str, arguments: argparse.Namespace, rates: Rates) -> list[dict[str
     if arguments.ours is not None:
         ours = {} if arguments.ours == "stored" else dict([arguments.ours.split("=", 1)])
 
-    def measured(peers: list[str]) -> Report:
+    def measured(peers: list[str]) -> BenchReport:
         return bench(
             model, against=peers, settings=settings, kinds=row.kinds, threads=arguments.threads, rates=rates,
             device=arguments.device, executor=arguments.executor,
@@ -189,7 +189,7 @@ def run(name: str, arguments: argparse.Namespace, rates: Rates) -> list[dict[str
     return lines
 
 
-def _lines(row: Row, report: Report, figure: Any) -> Iterator[dict[str, Any]]:
+def _lines(row: Row, report: BenchReport, figure: Any) -> Iterator[dict[str, Any]]:
     """A line for each peer, or one without."""
     limit = figure.limit
     common = {

@@ -21,8 +21,8 @@ from triptych import measure, native
 from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
-from triptych.measure import Rates, Report, Settings, bench, limits, neighbours, peers
-from triptych.measure.jobs import Ids, Job, jobs, sound, texts
+from triptych.measure import BenchReport, Rates, Settings, bench, limits, neighbours, peers
+from triptych.measure.jobs import BenchJob, Ids, jobs, sound, texts
 from triptych.measure.ours import Ours
 from triptych.measure.process import Apart
 from triptych.measure.report import Figure, Limit, PeerFigure
@@ -34,7 +34,7 @@ QUICK = Settings(new_tokens=3, requests=2, repeat=2)
 needs_kernels = pytest.mark.skipif(native.library() is None, reason=f"native kernels: {native.why_not()}")
 
 
-def quick(layout: str, **how: Any) -> Report:
+def quick(layout: str, **how: Any) -> BenchReport:
     settings = {"decoder": QUICK, "encoder": Settings(texts=4, repeat=2)}.get(layout, Settings(new_tokens=3, repeat=2))
     return bench(checkpoint(layout), settings=settings, apart=False, rates=RATES, threads=1, **how)
 
@@ -93,7 +93,7 @@ def test_lengths_fit_the_model_where_none_are_given() -> None:
     for job in jobs(spec):
         assert max(map(len, job.rows)) + job.new + 1 < CONTEXT
     sent = json.dumps(asdict(jobs(spec)[1]))
-    assert json.dumps(asdict(Job.of(json.loads(sent)))) == sent
+    assert json.dumps(asdict(BenchJob.of(json.loads(sent)))) == sent
 
 
 # ---------------------------------------------------------------- limits
@@ -146,7 +146,7 @@ def test_a_step_reads_the_experts_in_use_and_no_encoder() -> None:
     assert limits.step_bytes(both.module) == sum(p.nbytes for name, p in kept.items() if name not in once)
 
 
-def decode_limit(report: Report, model: triptych.Model) -> float:
+def decode_limit(report: BenchReport, model: triptych.Model) -> float:
     """The limit of "decode at 8" worked out by hand: 3 tokens after 8, so that 9 lie in the cache in the middle."""
     layers, groups, width = (LLAMA[key] for key in ("num_hidden_layers", "num_key_value_heads", "head_dim"))
     weights = stored(model, "decoder", "head") - model.spec.vocab * LLAMA["hidden_size"] * 4
@@ -172,7 +172,7 @@ def test_the_limit_of_decoding_is_bandwidth_over_bytes(monkeypatch: pytest.Monke
 
 def test_the_slower_of_reading_and_computing_is_the_limit() -> None:
     spec = llama().spec
-    job = Job(kind="prefill", figures=(("prefill of 20", "tokens/s"),), rows=[[1] * 20])
+    job = BenchJob(kind="prefill", figures=(("prefill of 20", "tokens/s"),), rows=[[1] * 20])
     flops = count(spec).flops(20, logits=1)
     costs = limits.Costs(step=1000, cache_bytes=4)
     (computing,) = limits.limits(job, count(spec), costs, Rates(1e12, 1, 1), 1e9, "bf16 matmuls")
@@ -419,13 +419,15 @@ def test_the_command_shows_figures_limits_and_notes(
         "decode at 8", "tokens/s", (250.0,), Limit(500.0, "read bandwidth"), {"llama.cpp": PeerFigure((100.0,))}
     )
     lacks = Figure("8 requests at once", "tokens/s", (900.0,), None, {"llama.cpp": PeerFigure(note="one request")})
-    report = Report(
+    report = BenchReport(
         model="m.gguf", layout="decoder", device="cpu", processor="P", cores=2, threads=2, repeat=5, rates=RATES,
         step_bytes=96_400_000, figures=(figure, lacks), notes=("the machine is busy",),
-        sides=tuple(measure.report.Side(name, {name: "1.2"}, "U4+fp32", 3 << 20) for name in ("triptych", "llama.cpp")),
+        sides=tuple(
+            measure.report.MeasuredSide(name, {name: "1.2"}, "U4+fp32", 3 << 20) for name in ("triptych", "llama.cpp")
+        ),
     )  # fmt: skip
 
-    def answer(model: str, **how: Any) -> Report:
+    def answer(model: str, **how: Any) -> BenchReport:
         asked.update(how, model=model)
         return report
 
@@ -459,7 +461,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec.loader.exec_module(module)
 
-    def stub(model: Path, *, against: list[str], kinds: Sequence[str], rates: Rates, **how: Any) -> Report:
+    def stub(model: Path, *, against: list[str], kinds: Sequence[str], rates: Rates, **how: Any) -> BenchReport:
         theirs = {name: PeerFigure((100.0,)) for name in against}
         names = [("decode at 8", "decode"), ("decode at 512", "decode"), ("8 requests at once", "together")]
         figures = tuple(
@@ -467,9 +469,9 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             for name, kind in names
             if kind in kinds
         )
-        return Report(
+        return BenchReport(
             model=str(model), layout="decoder", device="cpu", processor="P", cores=2, threads=2, repeat=1, rates=rates,
-            step_bytes=1, sides=tuple(measure.report.Side(name, {}, "U4") for name in ("triptych", *against)),
+            step_bytes=1, sides=tuple(measure.report.MeasuredSide(name, {}, "U4") for name in ("triptych", *against)),
             figures=figures,
         )  # fmt: skip
 

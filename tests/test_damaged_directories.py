@@ -20,7 +20,7 @@ import test_packed
 import test_text_vocabulary as vocabularies
 import triptych
 from triptych.errors import TriptychError
-from triptych.text import Layout, Specials, bpe_tokenizer, from_directory, has_tokenizer
+from triptych.text import Specials, SpecialsLayout, bpe_tokenizer, from_directory, has_tokenizer
 
 EACH = 30  # changes of each directory
 ODD: list[Any] = [
@@ -35,7 +35,7 @@ TOKENIZERS = ("T5", "Llama", "Marian", "Bert", "GPT2 extra", "MBart50")
 
 
 def llama(path: Path) -> None:
-    words = bpe_tokenizer(["the sun and the moon"], 290, Layout(Specials(bos="<s>", eos="</s>"), before="bos"))
+    words = bpe_tokenizer(["the sun and the moon"], 290, SpecialsLayout(Specials(bos="<s>", eos="</s>"), before="bos"))
     triptych.create(LLAMA, words).save(path)
     (path / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["<x>"]}))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))

@@ -17,7 +17,7 @@ from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import convert
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import StoredParameters
-from triptych.checkpoints.packed_safetensors import PackedSource, Packing, scheme, unpacked
+from triptych.checkpoints.packed_safetensors import FilePacking, PackedSource, scheme, unpacked
 from triptych.errors import CheckpointError, ConfigError
 from triptych.model import load
 
@@ -229,9 +229,9 @@ def test_what_the_reference_writes_for_a_config_is_understood() -> None:
     """Of either kind it writes the keys of both."""
     from transformers import AwqConfig, FineGrainedFP8Config, GPTQConfig
 
-    assert scheme(AwqConfig(bits=4, group_size=64).to_dict()) == Packing("awq", 4, 64)
-    assert scheme(GPTQConfig(bits=4, group_size=-1).to_dict()) == Packing("gptq", 4, None, minus_one=True)
-    assert scheme(FineGrainedFP8Config().to_dict()) == Packing("fp8", block=(128, 128))
+    assert scheme(AwqConfig(bits=4, group_size=64).to_dict()) == FilePacking("awq", 4, 64)
+    assert scheme(GPTQConfig(bits=4, group_size=-1).to_dict()) == FilePacking("gptq", 4, None, minus_one=True)
+    assert scheme(FineGrainedFP8Config().to_dict()) == FilePacking("fp8", block=(128, 128))
 
 
 # ---------------------------------------------------------------- refusals
@@ -276,55 +276,55 @@ def i32(*shape: int) -> Tensor:
 
 
 WHOLE = {"m.qweight": i32(8, 32), "m.qzeros": i32(2, 4), "m.scales": torch.ones(2, 32).half(), "m.g_idx": i32(64)}
-BROKEN: dict[str, tuple[Packing, dict[str, Tensor | None], str]] = {
-    "no zeros": (Packing("gptq", 4, 32), {"m.qzeros": None}, "'m.qweight' comes without its qzeros"),
-    "no scales": (Packing("awq", 4, 32), {"m.scales": None}, "comes without its scales"),
+BROKEN: dict[str, tuple[FilePacking, dict[str, Tensor | None], str]] = {
+    "no zeros": (FilePacking("gptq", 4, 32), {"m.qzeros": None}, "'m.qweight' comes without its qzeros"),
+    "no scales": (FilePacking("awq", 4, 32), {"m.scales": None}, "comes without its scales"),
     "scales of another size": (
-        Packing("gptq", 4, 32),
+        FilePacking("gptq", 4, 32),
         {"m.scales": torch.ones(3, 32)},
         r"is \[3, 32\], .* \[2, 32\]",
     ),
-    "zeros of another size": (Packing("gptq", 4, 32), {"m.qzeros": i32(2, 5)}, r"is \[2, 5\], .* \[2, 4\]"),
-    "groups of another size": (Packing("gptq", 4, 64), {}, r"asks for \[1, 32\]"),
-    "index of another size": (Packing("gptq", 4, 32), {"m.g_idx": i32(63)}, r"asks for \[64\]"),
+    "zeros of another size": (FilePacking("gptq", 4, 32), {"m.qzeros": i32(2, 5)}, r"is \[2, 5\], .* \[2, 4\]"),
+    "groups of another size": (FilePacking("gptq", 4, 64), {}, r"asks for \[1, 32\]"),
+    "index of another size": (FilePacking("gptq", 4, 32), {"m.g_idx": i32(63)}, r"asks for \[64\]"),
     "index past the groups": (
-        Packing("gptq", 4, 32),
+        FilePacking("gptq", 4, 32),
         {"m.g_idx": i32(64) + 2},
         "names a group that is not there",
     ),
     "index below the groups": (
-        Packing("gptq", 4, 32),
+        FilePacking("gptq", 4, 32),
         {"m.g_idx": i32(64) - 1},
         "names a group that is not there",
     ),
     "floating codes": (
-        Packing("gptq", 4, 32),
+        FilePacking("gptq", 4, 32),
         {"m.qweight": torch.zeros(8, 32)},
         r"is F32 \[8, 32\], not I32",
     ),
-    "codes in one row": (Packing("awq", 4, 32), {"m.qweight": i32(8)}, "not a matrix"),
-    "no codes": (Packing("awq", 4, 32), {"m.qweight": i32(0, 4)}, r"is I32 \[0, 4\]"),
-    "plain too": (Packing("gptq", 4, 32), {"m.weight": torch.ones(32, 64)}, "plain and packed"),
+    "codes in one row": (FilePacking("awq", 4, 32), {"m.qweight": i32(8)}, "not a matrix"),
+    "no codes": (FilePacking("awq", 4, 32), {"m.qweight": i32(0, 4)}, r"is I32 \[0, 4\]"),
+    "plain too": (FilePacking("gptq", 4, 32), {"m.weight": torch.ones(32, 64)}, "plain and packed"),
 }
 CODES = torch.ones(6, 8).to(torch.float8_e4m3fn)
-BROKEN_FP8: dict[str, tuple[Packing, dict[str, Tensor], str]] = {
+BROKEN_FP8: dict[str, tuple[FilePacking, dict[str, Tensor], str]] = {
     "too few scales": (
-        Packing("fp8", block=(4, 4)),
+        FilePacking("fp8", block=(4, 4)),
         {"m.weight_scale_inv": torch.ones(1, 2)},
         r"must be \[2, 2\]",
     ),
     "scales without blocks": (
-        Packing("fp8"),
+        FilePacking("fp8"),
         {"m.weight_scale_inv": torch.ones(2, 2)},
         "must be one number or 6",
     ),
     "two scales": (
-        Packing("fp8"),
+        FilePacking("fp8"),
         {"m.weight_scale": torch.ones(()), "m.weight_scale_inv": torch.ones(())},
         "two",
     ),
-    "whole scales": (Packing("fp8"), {"m.weight_scale": torch.ones(6, dtype=torch.int32)}, r"is \[6\] I32"),
-    "a stack": (Packing("fp8"), {"n": torch.ones(2, 2, 2).to(torch.float8_e4m3fn)}, "is no matrix"),
+    "whole scales": (FilePacking("fp8"), {"m.weight_scale": torch.ones(6, dtype=torch.int32)}, r"is \[6\] I32"),
+    "a stack": (FilePacking("fp8"), {"n": torch.ones(2, 2, 2).to(torch.float8_e4m3fn)}, "is no matrix"),
 }
 
 

@@ -17,7 +17,7 @@ from test_engine import MODELS, PROMPTS, SOURCES, alone
 from test_native_step import packed
 from triptych import machine
 from triptych.errors import InputError, ProbeError
-from triptych.generate import Engine, LiveRow, Progress, Request, Sampling, Scheduler, forbid
+from triptych.generate import Engine, LiveRow, QueueProgress, Request, Sampling, Scheduler, forbid
 from triptych.generate.forward import Forward
 from triptych.model import Model, create
 from triptych.nn import Transformer
@@ -85,7 +85,7 @@ def test_natively_the_bits_are_the_same_too(seed: int) -> None:
 
 
 def test_many_prompts_run_in_few_slots_and_come_back_in_order() -> None:
-    model, draw, steps = Model(tiny.decoder()), random.Random(0), list[Progress]()
+    model, draw, steps = Model(tiny.decoder()), random.Random(0), list[QueueProgress]()
     prompts = [[draw.randrange(3, 41) for _ in range(draw.randint(1, 20))] for _ in range(60)]
     how = {"max_new_tokens": 6, "temperature": 0.9, "seed": 3}
     found = model.generate(prompts, max_rows=7, on_progress=steps.append, **how)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from triptych.generate import Engine, Executor, Request
 from triptych.program import lower
 from triptych.program.static_executor import Run as StepRun
 from triptych.program.static_executor import StaticStep
-from triptych.program.static_plan import NotStatic, StaticPlan, _Step, bucket_of, check_static
+from triptych.program.static_plan import NotStatic, StaticPlan, _StaticRun, bucket_of, check_static
 
 EXECUTORS: tuple[Executor, Executor] = ("modules", "static")
 EXACT = 1e-4  # of log-probabilities, in fp32
@@ -98,25 +98,25 @@ def _slot(side: Side, slot: int) -> list[Tensor]:
 # -- controls: each of these must move the logits -----------------------------------------------------------------
 
 
-def _without_use(self: _Step) -> Tensor:
+def _without_use(self: _StaticRun) -> Tensor:
     self.inputs[2] = 1
     return RUN(self)
 
 
-def _of_position_zero(self: _Step, step: object) -> Tensor:
+def _of_position_zero(self: _StaticRun, step: object) -> Tensor:
     return self.plan.tables[step.out[0]][0][torch.zeros_like(self.positions)]  # type: ignore[attr-defined]
 
 
-RUN = _Step.run
+RUN = _StaticRun.run
 
 
 def test_a_rotation_of_other_positions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Step, "of_positions", _of_position_zero)
+    monkeypatch.setattr(_StaticRun, "of_positions", _of_position_zero)
     assert StaticRun(tiny.decoder()).gap(STEPS) > 100 * EXACT
 
 
 def test_writing_to_rows_at_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Step, "run", _without_use)
+    monkeypatch.setattr(_StaticRun, "run", _without_use)
     with pytest.raises(AssertionError):
         test_a_row_at_rest_and_a_free_slot_stay_as_they_are()
 

@@ -24,9 +24,9 @@ from triptych.errors import InputError, TextError
 from triptych.text import (
     ENCODER,
     SEQ2SEQ,
-    Layout,
     RenderedPrompt,
     Specials,
+    SpecialsLayout,
     Tokenizer,
     bpe_tokenizer,
     byte_tokenizer,
@@ -178,7 +178,7 @@ def test_tokens_are_readable() -> None:
 
 
 def test_bos_comes_once() -> None:
-    made = byte_tokenizer(Layout(Specials(bos="<s>", eos="</s>"), before="bos"))
+    made = byte_tokenizer(SpecialsLayout(Specials(bos="<s>", eos="</s>"), before="bos"))
     bos = made.bos_id
     assert made.encode("hi") == [bos, *b"hi"]
     assert made.encode("<s>hi") == [bos, *b"hi"]
@@ -186,14 +186,14 @@ def test_bos_comes_once() -> None:
     assert made.encode("hi", special=False) == [*b"hi"]
     assert made.encode(RenderedPrompt("<s>hi")) == [bos, *b"hi"]
     assert made.encode(RenderedPrompt("hi")) == [*b"hi"]  # a template that writes no BOS means none
-    both = byte_tokenizer(Layout(Specials(bos="<|e|>", eos="<|e|>"), before="bos", after="eos"))
+    both = byte_tokenizer(SpecialsLayout(Specials(bos="<|e|>", eos="<|e|>"), before="bos", after="eos"))
     assert both.encode("") == [256, 256]  # the second is EOS
     assert both.encode("<|e|>hi") == [256, *b"hi", 256]
 
 
 def test_a_class_token_by_the_name_of_bos_may_come_twice() -> None:
     """As in RoBERTa: a text of an encoder is no prompt, and is read as transformers reads it."""
-    made = byte_tokenizer(Layout(Specials(bos="<s>", cls="<s>", sep="</s>"), before="cls", after="sep"))
+    made = byte_tokenizer(SpecialsLayout(Specials(bos="<s>", cls="<s>", sep="</s>"), before="cls", after="sep"))
     assert made.encode("<s>hi") == [256, 256, *b"hi", 257]
 
 
@@ -348,7 +348,7 @@ def test_a_bert_directory_has_transformers_ids(minilm_dir: Path) -> None:
 
 
 def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
-    made = byte_tokenizer(Layout(Specials(bos="<s>", eos="</s>"), before="bos"))
+    made = byte_tokenizer(SpecialsLayout(Specials(bos="<s>", eos="</s>"), before="bos"))
     made.save(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config |= {

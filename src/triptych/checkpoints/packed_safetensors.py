@@ -30,7 +30,7 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Packing:
+class FilePacking:
     """How a checkpoint's matrices are packed, out of its `quantization_config`."""
 
     method: Literal["fp8", "gptq", "awq"]
@@ -56,7 +56,7 @@ _SILENT = {
 _ADVICE = "convert the model to plain safetensors with the tool that packed it"
 
 
-def scheme(config: object, where: str = "config.json") -> Packing:
+def scheme(config: object, where: str = "config.json") -> FilePacking:
     """What the `quantization_config` of an HF config means.
 
     Raises ConfigError for a method, a value or a key that is not understood.
@@ -68,18 +68,18 @@ def scheme(config: object, where: str = "config.json") -> Packing:
     return packing
 
 
-def _fp8(reader: _QuantizationKeys) -> Packing:
+def _fp8(reader: _QuantizationKeys) -> FilePacking:
     reader.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     reader.one_of("expert_dtype", ("fp8",), "fp8")
     block = reader.get("weight_block_size", None)
     if block is None:
-        return Packing("fp8")
+        return FilePacking("fp8")
     if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
         raise reader.error(f"weight_block_size {shown(block)} is not two sizes")
-    return Packing("fp8", block=(block[0], block[1]))
+    return FilePacking("fp8", block=(block[0], block[1]))
 
 
-def _gptq(reader: _QuantizationKeys) -> Packing:
+def _gptq(reader: _QuantizationKeys) -> FilePacking:
     bits = reader.one_of("bits", (4, 8))
     first = reader.one_of("format", ("gptq", "gptq_v2"), "gptq")
     version = reader.one_of("checkpoint_format", ("gptq", "gptq_v2"), first)
@@ -87,16 +87,16 @@ def _gptq(reader: _QuantizationKeys) -> Packing:
     for off in ("is_marlin_format", "dynamic"):  # another layout, and other sizes for some modules
         if reader.get(off, None):
             raise reader.error(f"{off} is set, which is not read; {_ADVICE}")
-    return Packing("gptq", bits, reader.group(), minus_one=version == "gptq")
+    return FilePacking("gptq", bits, reader.group(), minus_one=version == "gptq")
 
 
-def _awq(reader: _QuantizationKeys) -> Packing:
+def _awq(reader: _QuantizationKeys) -> FilePacking:
     bits = reader.one_of("bits", (4,), reader.get("w_bit", 4))
     first = reader.one_of("format", ("gemm",), "gemm")
     reader.one_of("version", ("gemm",), first)
     reader.one_of("zero_point", (True,), True)
     reader.one_of("desc_act", (False,), False)
-    return Packing("awq", bits, reader.group())
+    return FilePacking("awq", bits, reader.group())
 
 
 class _QuantizationKeys:
@@ -152,7 +152,7 @@ class PackedSource:
 
     kind: Literal["safetensors"] = "safetensors"
 
-    def __init__(self, source: Source, packing: Packing) -> None:
+    def __init__(self, source: Source, packing: FilePacking) -> None:
         self._source, self.path, self.metadata = source, source.path, source.metadata
         matrices = _matrices(source, packing)
         self._matrices = {matrix.info.name: matrix for matrix in matrices}
@@ -215,7 +215,7 @@ def plain_dtype(infos: Mapping[str, TensorInfo]) -> str:
     return _FLOATS[max(sizes, key=lambda name: sizes[name])]
 
 
-def unpacked(source: Source, packing: Packing | None) -> Source:
+def unpacked(source: Source, packing: FilePacking | None) -> Source:
     """`source` with its packed matrices as plain ones; itself where there are none.
 
     FP8 without any `quantization_config` is plain numbers that no arithmetic here computes with: widened too.
@@ -223,17 +223,17 @@ def unpacked(source: Source, packing: Packing | None) -> Source:
     """
     if packing is None and not any(info.dtype == "F8_E4M3" for info in source.infos.values()):
         return source
-    return PackedSource(source, packing or Packing("fp8"))
+    return PackedSource(source, packing or FilePacking("fp8"))
 
 
-def _matrices(source: Source, packing: Packing) -> list[_PackedMatrix]:
+def _matrices(source: Source, packing: FilePacking) -> list[_PackedMatrix]:
     if packing.method == "fp8":
         return [_fp8_matrix(source, name, packing) for name, info in source.infos.items() if info.dtype == "F8_E4M3"]
     stems = [name.removesuffix("qweight") for name in source.infos if name.endswith(".qweight")]
     return [_grouped_matrix(StoredModule(source, stem), packing) for stem in stems]
 
 
-def _grouped_matrix(parts: StoredModule, packing: Packing) -> _PackedMatrix:
+def _grouped_matrix(parts: StoredModule, packing: FilePacking) -> _PackedMatrix:
     """The matrix of one module of GPTQ or AWQ."""
     if packing.method == "gptq":
         names, shape, groups = gptq_groups(parts, packing.bits, packing.group, minus_one=packing.minus_one)
@@ -254,7 +254,7 @@ def _grouped_matrix(parts: StoredModule, packing: Packing) -> _PackedMatrix:
 # ---------------------------------------------------------------- fp8
 
 
-def _fp8_matrix(source: Source, name: str, packing: Packing) -> _PackedMatrix:
+def _fp8_matrix(source: Source, name: str, packing: FilePacking) -> _PackedMatrix:
     info, stem = source.infos[name], name.removesuffix("weight")
     if len(info.shape) != 2 or 0 in info.shape:
         raise fault(info.file, f"tensor {shown(name)}: an fp8 tensor of shape {list(info.shape)} is no matrix")
@@ -278,7 +278,7 @@ def _fp8_matrix(source: Source, name: str, packing: Packing) -> _PackedMatrix:
     return _PackedMatrix((name, *scales), logical, rows, tuple(one for one in unused if one in source.infos))
 
 
-def _check_scale(scale: TensorInfo, info: TensorInfo, packing: Packing) -> None:
+def _check_scale(scale: TensorInfo, info: TensorInfo, packing: FilePacking) -> None:
     outputs, inputs = info.shape
     blocks = packing.block and tuple(-(-size // step) for size, step in zip(info.shape, packing.block, strict=True))
     fits = scale.shape == blocks if blocks else scale.shape in ((), (1,), (1, 1), (outputs,), (outputs, 1))
@@ -291,7 +291,7 @@ def _check_scale(scale: TensorInfo, info: TensorInfo, packing: Packing) -> None:
         )
 
 
-def _by_row(scale: Tensor, shape: tuple[int, ...], packing: Packing) -> Callable[[int, int], Tensor]:
+def _by_row(scale: Tensor, shape: tuple[int, ...], packing: FilePacking) -> Callable[[int, int], Tensor]:
     """The scales of outputs [a, b) and all inputs, `[b - a, in]` or what broadcasts to it."""
     import torch
 

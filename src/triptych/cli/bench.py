@@ -11,7 +11,7 @@ from triptych.cli import options, screen
 from triptych.cli.screen import mib
 
 if TYPE_CHECKING:
-    from triptych.measure import Report
+    from triptych.measure import BenchReport
 
 
 class BenchPeer(StrEnum):
@@ -33,7 +33,7 @@ class PeerDType(StrEnum):
     int8 = "int8"
 
 
-class StepExecutor(StrEnum):
+class ExecutorChoice(StrEnum):
     """What computes the steps of a generation."""
 
     auto = "auto"
@@ -54,13 +54,13 @@ def bench(
         typer.Option("--peer-dtype", help="Dtype of the peers' weights; by default ours.", show_default=False),
     ] = None,
     executor: Annotated[
-        StepExecutor,
+        ExecutorChoice,
         typer.Option(
             "--executor",
             help="What computes our steps: natively where possible, always the modules, or fixed shapes: CUDA graphs "
             "on a GPU, torch.compile in addition.",
         ),
-    ] = StepExecutor.auto,
+    ] = ExecutorChoice.auto,
     prompt_tokens: Annotated[
         list[int] | None,
         typer.Option("--prompt-tokens", metavar="N", help="Length of a prompt to read; 128 and 512. Repeatable."),
@@ -112,7 +112,7 @@ def bench(
         _show(report)
 
 
-def _show(report: Report) -> None:
+def _show(report: BenchReport) -> None:
     rates, out = report.rates, screen.console()
     rows = [
         ("processor", f"{report.processor}, {report.cores} cores, {report.threads} threads, {report.device}"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from triptych.check import Report
 
 
-class Peer(StrEnum):
+class CheckPeer(StrEnum):
     """The library to compare with."""
 
     transformers = "transformers"
@@ -31,7 +31,7 @@ class Form(StrEnum):
 def check(
     model: options.ModelPath,
     against: Annotated[
-        Peer | None,
+        CheckPeer | None,
         typer.Option(
             "--against", help="Library to compare with; by default transformers, if installed.", show_default=False
         ),

@@ -71,7 +71,7 @@ def explain(
         raise typer.BadParameter("give MODEL and TEXT, or --example NAME")
     else:  # in half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5
         checkpoint = options.Checkpoint(
-            model=model, dtype=options.DType.fp32, quantize=options.Packing.none, device=device, offline=offline,
+            model=model, dtype=options.DType.fp32, quantize=options.PackedForm.none, device=device, offline=offline,
             ignore=ignore,
         )  # fmt: skip
         walk = _walk(checkpoint, text, layer=layer, head=head, row=row, cache=cache)

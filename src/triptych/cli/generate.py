@@ -12,7 +12,7 @@ from triptych.cli import options, screen
 from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
 
 if TYPE_CHECKING:
-    from triptych.generate import Progress
+    from triptych.generate import QueueProgress
     from triptych.model import Model
 
 
@@ -106,7 +106,7 @@ def _generate_batch(
     with screen.counting() as bar:
         task = bar.add_task("prompts", total=len(prompts))
 
-        def show(progress: Progress) -> None:
+        def show(progress: QueueProgress) -> None:
             bar.update(task, completed=progress.done, description=f"prompts, {progress.tokens:,} tokens")
 
         generations = model.generate(prompts, on_progress=show, beams=beams, **settings, **drafts)

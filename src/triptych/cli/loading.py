@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
-from triptych.cli.options import Checkpoint, DType, Packing
+from triptych.cli.options import Checkpoint, DType, PackedForm
 from triptych.cli.screen import note, waiting
 from triptych.errors import InputError
 
@@ -31,7 +31,7 @@ def load_model(checkpoint: Checkpoint) -> Model:
         device, dtype = machine.device(checkpoint.device), torch_dtype(checkpoint.dtype)
         ignore, offline = checkpoint.ignore or (), checkpoint.offline
         form = checkpoint.quantize
-        dequantize = {None: None, Packing.file: False, Packing.none: True}  # the other forms round anew
+        dequantize = {None: None, PackedForm.file: False, PackedForm.none: True}  # the other forms round anew
         model = load(
             checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline,
             quantize=None if form is None or form in dequantize else form.value, dequantize=dequantize.get(form),

@@ -22,7 +22,7 @@ class DType(StrEnum):
     bf16 = "bf16"
 
 
-class Packing(StrEnum):
+class PackedForm(StrEnum):
     """Packed forms of the matrices of a model."""
 
     int8 = "int8"
@@ -71,7 +71,7 @@ Weights = Annotated[
     typer.Option("--dtype", help="Dtype of the weights; by default the stored one.", show_default=False),
 ]
 Quantize = Annotated[
-    Packing | None,
+    PackedForm | None,
     typer.Option(
         "--quantize",
         metavar="FORM",

@@ -8,12 +8,36 @@ from triptych.generate.forward import Executor
 from triptych.generate.generation import Generation, generate, pieces, search
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
 from triptych.generate.sampling import Sampling, sample
-from triptych.generate.scheduling import BUDGET, MAX_ROWS, OnProgress, Progress, Scheduler
+from triptych.generate.scheduling import BUDGET, MAX_ROWS, OnProgress, QueueProgress, Scheduler
 from triptych.generate.speculation import Drafts, PromptLookup, Speculation
 from triptych.generate.stops import stop_strings
 
 __all__ = [
-    "BUDGET", "MAX_ROWS", "Beam", "DraftModel", "Drafts", "Engine", "Executor", "Generation", "LiveRow", "OnProgress",
-    "Output", "Progress", "PromptLookup", "Request", "Rule", "Sampling", "Scheduler", "Speculation", "TokenLogprobs",
-    "beam_search", "check_beam_settings", "forbid", "generate", "pieces", "sample", "search", "stop_strings",
+    "BUDGET",
+    "MAX_ROWS",
+    "Beam",
+    "DraftModel",
+    "Drafts",
+    "Engine",
+    "Executor",
+    "Generation",
+    "LiveRow",
+    "OnProgress",
+    "Output",
+    "PromptLookup",
+    "QueueProgress",
+    "Request",
+    "Rule",
+    "Sampling",
+    "Scheduler",
+    "Speculation",
+    "TokenLogprobs",
+    "beam_search",
+    "check_beam_settings",
+    "forbid",
+    "generate",
+    "pieces",
+    "sample",
+    "search",
+    "stop_strings",
 ]  # fmt: skip

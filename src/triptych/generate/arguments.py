@@ -17,10 +17,10 @@ def integer(name: str, value: object, least: int | None = None) -> int:
     """`value` as an int.  Raises InputError for anything else (a bool too), and below `least`."""
     wanted = "an integer" if least is None else f"an integer of at least {least}"
     try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what has no __index__ raises here
+        number = _index(value)
     except TypeError:
         number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
+    if number is None or (least is not None and number < least):
         raise InputError(f"{name}={shown(value)} must be {wanted}")
     return number
 
@@ -39,12 +39,17 @@ def check_ids(ids: Iterable[object], vocab: int, what: str) -> list[int]:
     out = []
     for token in ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids:
         try:
-            if isinstance(token, bool):
-                raise TypeError
-            index = operator.index(token)  # type: ignore[arg-type]  # what has no __index__ raises here
+            index = _index(token)
         except TypeError:
             raise InputError(f"{what}: {shown(token)} is no token id; ids are integers") from None
         if not 0 <= index < vocab:
             raise InputError(f"{what}: token id {index} is outside the vocabulary of {vocab}")
         out.append(index)
     return out
+
+
+def _index(value: object) -> int:
+    """`value` as an int.  Raises TypeError for anything else, a bool too."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]  # what has no __index__ raises here

@@ -21,7 +21,7 @@ from triptych.attention import Cache, CrossCache
 from triptych.errors import InputError, TextError
 from triptych.generate.arguments import check_ids, integer
 from triptych.generate.choosing import Choice, choose
-from triptych.generate.forward import Computed, Executor, Forward
+from triptych.generate.forward import Executor, Forward, ForwardResult
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.request import LiveRow, Output, Request
 from triptych.generate.speculation import Speculation, accepts
@@ -290,7 +290,7 @@ class Engine:
         parts = [row for row in now if shares[row] == 1], [row for row in now if shares[row] > 1]
         return [part for part in parts if part]
 
-    def _choose_tokens(self, computed: Computed, outputs: list[Output], ended: list[LiveRow]) -> None:
+    def _choose_tokens(self, computed: ForwardResult, outputs: list[Output], ended: list[LiveRow]) -> None:
         """Choose the tokens of the rows that are due, one after another along each draft while it was right."""
         logits, every = computed.logits, computed.every
         live = [*zip(computed.due, computed.places, strict=True)]

@@ -34,7 +34,7 @@ class StepExecutor(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
+class ForwardResult:
     """What a forward gave.
 
     due      the rows that are now read to their end.
@@ -88,7 +88,7 @@ class Forward:
 
     def run(
         self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool
-    ) -> Computed:
+    ) -> ForwardResult:
         """The next piece of each row: what it lacks, at most `chunk` ids or its `share`, and its draft behind the end.
 
         Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.
@@ -140,7 +140,7 @@ class Forward:
         if all_logits:
             every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
             logits = logits[wanted]
-        return Computed(due, logits, places, every)
+        return ForwardResult(due, logits, places, every)
 
     def _read_sources(self, rows: Sequence[LiveRow]) -> bool:
         """Run the encoder natively on the sources of these rows, and project its output; False where the modules must

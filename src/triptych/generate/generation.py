@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triptych.generate.beam import beam_search, check_beams
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
-from triptych.generate.scheduling import MAX_ROWS, OnProgress, Progress, Scheduler, check_fits, free_cache_bytes
+from triptych.generate.scheduling import MAX_ROWS, OnProgress, QueueProgress, Scheduler, check_fits, free_cache_bytes
 from triptych.generate.stops import before_stop
 from triptych.probe import Trace
 from triptych.text import Tokenizer
@@ -98,7 +98,7 @@ def search(
                 for token in best[0].tokens:
                     on_token(request.number, token)
         if on_progress is not None:
-            on_progress(Progress(len(found), 0, len(requests), sum(len(one.ids) for one in found), 0))
+            on_progress(QueueProgress(len(found), 0, len(requests), sum(len(one.ids) for one in found), 0))
     return found
 
 

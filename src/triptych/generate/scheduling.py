@@ -20,7 +20,7 @@ SHARE = 0.75  # of the free memory, for caches
 
 
 @dataclass(frozen=True)
-class Progress:
+class QueueProgress:
     """How far a queue is: requests that are `done` and `running`, of `total`; `tokens` written; `reused` ids of
     prompts that were not computed again."""
 
@@ -31,7 +31,7 @@ class Progress:
     reused: int
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[QueueProgress], None]
 
 
 class Scheduler:
@@ -71,10 +71,10 @@ class Scheduler:
         return bool(self.waiting or self.engine.rows)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> QueueProgress:
         running, prefixes = len(self.engine.rows), self.engine.prefixes
         done = self.total - running - len(self.waiting)
-        return Progress(done, running, self.total, self.tokens, 0 if prefixes is None else prefixes.reused)
+        return QueueProgress(done, running, self.total, self.tokens, 0 if prefixes is None else prefixes.reused)
 
     def step(self) -> list[Output]:
         """Let waiting rows join, and run one step.  A row that fails leaves with the reason `error`; the others run

@@ -29,7 +29,7 @@ part young
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class BenchJob:
     """One piece of work, and the figures it gives.
 
     kind      `first`: load, then the first result.  `prefill`: read `rows`.  `decode`: read one row, then `new` tokens,
@@ -54,7 +54,7 @@ class Job:
         return self.figures[0][0]
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Job:
+    def of(cls, fields: Mapping[str, Any]) -> BenchJob:
         """A job from the plain data of `dataclasses.asdict`, as JSON gives it back."""
         return cls(**{**fields, "figures": tuple((name, unit) for name, unit in fields["figures"])})
 
@@ -89,7 +89,7 @@ USED = {
 }
 
 
-def jobs(spec: ModelSpec, settings: Settings = Settings(), *, where: str = "the model") -> list[Job]:
+def jobs(spec: ModelSpec, settings: Settings = Settings(), *, where: str = "the model") -> list[BenchJob]:
     """The jobs of a model, `first` first.
 
     Raises InputError for settings below 1, settings that the layout has no use for, lengths beyond the model's context,
@@ -114,7 +114,7 @@ def jobs(spec: ModelSpec, settings: Settings = Settings(), *, where: str = "the 
     return _writing_jobs(spec, settings, where)
 
 
-def _decoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
+def _decoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[BenchJob]:
     limit = spec.context or 1 << 30
     new = settings.new_tokens or min(64, max(1, limit // 2))
     prompts = _fitting(settings.prompt_tokens, PROMPTS, limit - 2, 2, where)
@@ -122,27 +122,30 @@ def _decoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
     short = min(SHORT, *contexts)
     work = [_first("token", rows=[ids(spec.vocab, short)])]
     work += [
-        Job(kind="prefill", figures=((f"prefill of {n}", "tokens/s"),), rows=[ids(spec.vocab, n)]) for n in prompts
+        BenchJob(kind="prefill", figures=((f"prefill of {n}", "tokens/s"),), rows=[ids(spec.vocab, n)]) for n in prompts
     ]
     work += [
-        Job(kind="decode", figures=((f"decode at {n}", "tokens/s"),), rows=[ids(spec.vocab, n)], new=new)
+        BenchJob(kind="decode", figures=((f"decode at {n}", "tokens/s"),), rows=[ids(spec.vocab, n)], new=new)
         for n in contexts
     ]
     count = settings.requests or 8
     several = [ids(spec.vocab, short, seed) for seed in range(count)]
-    return [*work, Job(kind="together", figures=((f"{count} requests at once", "tokens/s"),), rows=several, new=new)]
+    return [
+        *work,
+        BenchJob(kind="together", figures=((f"{count} requests at once", "tokens/s"),), rows=several, new=new),
+    ]
 
 
-def _encoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
+def _encoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[BenchJob]:
     if not isinstance(spec.reads.embed, EmbedSpec):
         raise InputError(f"{where} reads images; bench measures models that read text or sound")
     words = LONGEST if spec.context is None else min(LONGEST, max(1, (spec.context - 8) // 4))
     some = texts(settings.texts or 512, longest=words)
     figures = ((f"encode {len(some)} texts", "sentences/s"), ("of them tokens", "tokens/s"))
-    return [_first("vector", texts=some[:1]), Job(kind="encode", figures=figures, texts=some)]
+    return [_first("vector", texts=some[:1]), BenchJob(kind="encode", figures=figures, texts=some)]
 
 
-def _writing_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
+def _writing_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[BenchJob]:
     embed, beams = spec.reads.embed, settings.beams or 4
     limit = spec.context or 1 << 30
     read: dict[str, Any]
@@ -160,17 +163,19 @@ def _writing_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Job]:
     one = {key: value[:1] if isinstance(value, list) else value for key, value in read.items()}
     return [
         _first("token", **one, new=1),
-        Job(kind="encoder", figures=(("encoder", "s"),), **read),
-        Job(kind="write", figures=((f"greedy, {new} tokens", "tokens/s"), ("greedy, seconds", "s")), **read, new=new),
-        Job(
+        BenchJob(kind="encoder", figures=(("encoder", "s"),), **read),
+        BenchJob(
+            kind="write", figures=((f"greedy, {new} tokens", "tokens/s"), ("greedy, seconds", "s")), **read, new=new
+        ),
+        BenchJob(
             kind="write", figures=((f"beam {beams}, {new} tokens", "tokens/s"), (f"beam {beams}, seconds", "s")),
             **read, new=new, beams=beams,
         ),
     ]  # fmt: skip
 
 
-def _first(result: str, **work: Any) -> Job:
-    return Job(kind="first", figures=(("load", "s"), (f"load to first {result}", "s")), **work)
+def _first(result: str, **work: Any) -> BenchJob:
+    return BenchJob(kind="first", figures=(("load", "s"), (f"load to first {result}", "s")), **work)
 
 
 def _fitting(wanted: Sequence[int] | None, usual: Sequence[int], most: int, more: int, where: str) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.count import Count
-from triptych.measure.jobs import Job
+from triptych.measure.jobs import BenchJob
 from triptych.measure.report import Limit, Rates
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
@@ -71,7 +71,7 @@ def nbytes(weight: Tensor) -> int:
 
 
 def limits(
-    job: Job, count: Count, costs: Costs | None, rates: Rates, flops: float, by: str, lengths: Sequence[int] = ()
+    job: BenchJob, count: Count, costs: Costs | None, rates: Rates, flops: float, by: str, lengths: Sequence[int] = ()
 ) -> list[Limit | None]:
     """The limit of each figure of a job; None where none is known.
 
@@ -86,14 +86,14 @@ def limits(
     return [Limit(seconds if unit == "s" else amount(job, unit, lengths) / seconds, why) for _, unit in job.figures]
 
 
-def amount(job: Job, unit: str, lengths: Sequence[int] = ()) -> int:
+def amount(job: BenchJob, unit: str, lengths: Sequence[int] = ()) -> int:
     """How many things of a unit a job makes or reads: sentences, or tokens."""
     if job.kind == "encode":
         return len(job.texts) if unit == "sentences/s" else sum(lengths)
     return sum(map(len, job.rows)) if job.kind == "prefill" else max(1, len(job.rows)) * job.new
 
 
-def work(job: Job, count: Count, costs: Costs | None, lengths: Sequence[int] = ()) -> tuple[float, float]:
+def work(job: BenchJob, count: Count, costs: Costs | None, lengths: Sequence[int] = ()) -> tuple[float, float]:
     """Bytes that a job reads at least, and the FLOPs of its matmuls.
 
     A causal mask leaves half of the scores of a prompt.  Keys and values of a source are read once for all its beams.

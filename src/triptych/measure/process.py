@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from triptych.errors import InputError, TriptychError, said
-from triptych.measure.jobs import Job
+from triptych.measure.jobs import BenchJob
 from triptych.measure.sides import Options, Side, perform
 
 DEBUG = "TRIPTYCH_DEBUG"  # set, it shows what the processes print
@@ -50,7 +50,7 @@ class Here:
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         match what:
             case "perform":
-                return perform(self.side, Job.of(arguments["job"]), arguments.get("keep"))
+                return perform(self.side, BenchJob.of(arguments["job"]), arguments.get("keep"))
             case "facts":
                 return self.side.facts() | {"form": self.side.dtype}
             case "memory":

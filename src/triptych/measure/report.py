@@ -73,7 +73,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Side:
+class MeasuredSide:
     """One of those that were measured: versions, dtype, and bytes of memory at the peak beyond its imports."""
 
     name: str
@@ -83,7 +83,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """The result of `bench`.
 
     step_bytes   bytes of weights that one decoding step reads, None for an encoder.
@@ -102,7 +102,7 @@ class Report:
     repeat: int
     rates: Rates
     step_bytes: int | None
-    sides: tuple[Side, ...]
+    sides: tuple[MeasuredSide, ...]
     figures: tuple[Figure, ...]
     busy: float | None = None
     agreement: dict[str, tuple[float, float]] = field(default_factory=dict)

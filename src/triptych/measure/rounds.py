@@ -19,10 +19,10 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.measure import limits, peers
-from triptych.measure.jobs import Job, Kind, Settings, jobs
+from triptych.measure.jobs import BenchJob, Kind, Settings, jobs
 from triptych.measure.neighbours import Neighbours, verdict
 from triptych.measure.process import Apart, Asked, Here
-from triptych.measure.report import Figure, Limit, PeerFigure, Rates, Report, Side
+from triptych.measure.report import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
 from triptych.measure.sides import Options
 from triptych.program.native_encoder import Matmul
 from triptych.spec import FramesSpec, ModelSpec
@@ -60,7 +60,7 @@ def bench(
     apart: bool = True,
     rates: Rates | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> BenchReport:
     """Measure a model, and each of the peers `against` on the same file, in turn.
 
     against     names of peers; `name:dtype` asks for the dtype of its weights.
@@ -116,10 +116,10 @@ def bench(
 
 
 def _report(
-    spec: ModelSpec, options: Options, settings: Settings, measured: Sequence[Job], sides: dict[str, _Runs],
+    spec: ModelSpec, options: Options, settings: Settings, measured: Sequence[BenchJob], sides: dict[str, _Runs],
     facts: dict[str, dict[str, Any]], rates: Rates, busy: float | None,
     agreement: dict[str, tuple[float, float]],
-) -> Report:  # fmt: skip
+) -> BenchReport:  # fmt: skip
     """What all sides did, beside the limits of the machine."""
     look, notes = machine.look(), list(facts[peers.OURS]["notes"])
     if why := facts[peers.OURS].get("why_modules"):
@@ -134,10 +134,10 @@ def _report(
     for job in measured:
         lengths = sides[peers.OURS].counts[job.name] if job.kind == "encode" else ()
         figures += _figures(job, sides, limits.limits(job, count(spec), costs, rates, flops, by, lengths))
-    return Report(
+    return BenchReport(
         model=options.model, layout=spec.layout, device=options.device, processor=look.processor,
         cores=look.cores.usable, threads=options.threads, repeat=settings.repeat, rates=rates, step_bytes=step,
-        sides=tuple(Side(name, one["versions"], one["form"], one["memory"]) for name, one in facts.items()),
+        sides=tuple(MeasuredSide(name, one["versions"], one["form"], one["memory"]) for name, one in facts.items()),
         figures=tuple(figures), busy=busy, agreement=agreement, notes=tuple(notes),
     )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _peer_options(options: Options, ours: dict[str, Any], dtype: str | None) -> 
     return Options(**{**asdict(options), "ignore": options.ignore, "dtype": dtype or same, "quantize": None})
 
 
-def _warm_up(runs: _Runs, work: Sequence[Job], name: str, folder: Path) -> dict[str, Any]:
+def _warm_up(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
     """Every job once, which is not counted -> what the side says of itself.
 
     Raises InputError where our side fails, or a peer cannot even load.
@@ -173,7 +173,7 @@ def _warm_up(runs: _Runs, work: Sequence[Job], name: str, folder: Path) -> dict[
     return known | runs.asked.ask("memory") | runs.asked.ask("facts")
 
 
-def _take_turns(sides: dict[str, _Runs], job: Job, repeat: int) -> None:
+def _take_turns(sides: dict[str, _Runs], job: BenchJob, repeat: int) -> None:
     """`repeat` rounds, in every second of which the order is turned; a slow side makes fewer runs."""
     for turn in range(repeat):
         order = list(sides.values())
@@ -185,7 +185,7 @@ def _take_turns(sides: dict[str, _Runs], job: Job, repeat: int) -> None:
             runs.values.setdefault(job.name, []).append(answer["values"])
 
 
-def _figures(job: Job, sides: dict[str, _Runs], allowed: Sequence[Limit | None]) -> list[Figure]:
+def _figures(job: BenchJob, sides: dict[str, _Runs], allowed: Sequence[Limit | None]) -> list[Figure]:
     ours = sides[peers.OURS]
     figures = []
     for at, (name, unit) in enumerate(job.figures):
@@ -197,7 +197,7 @@ def _figures(job: Job, sides: dict[str, _Runs], allowed: Sequence[Limit | None])
     return figures
 
 
-def _peer_figure(job: Job, ours: _Runs, theirs: _Runs, at: int) -> PeerFigure:
+def _peer_figure(job: BenchJob, ours: _Runs, theirs: _Runs, at: int) -> PeerFigure:
     """A peer's runs; none, with a note, where it did other work than ours."""
     if job.name in theirs.refused:
         return PeerFigure(note=theirs.refused[job.name])

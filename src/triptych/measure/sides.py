@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from triptych.errors import InputError
 from triptych.generate import Executor
-from triptych.measure.jobs import Ids, Job, sound
+from triptych.measure.jobs import BenchJob, Ids, sound
 from triptych.media.audio import Samples
 from triptych.program.native_encoder import Matmul
 
@@ -108,7 +108,7 @@ class Side:
         return {}
 
 
-def perform(side: Side, job: Job, keep: str | None = None) -> dict[str, Any]:
+def perform(side: Side, job: BenchJob, keep: str | None = None) -> dict[str, Any]:
     """Do a job -> `values`, one for each of its figures, and `counts`, the work as the side counted it.
 
     `keep` is a file for the vectors of a job that encodes, as .npy.
@@ -136,7 +136,7 @@ def perform(side: Side, job: Job, keep: str | None = None) -> dict[str, Any]:
     return {"values": [sum(counts) / seconds, seconds], "counts": counts}
 
 
-def _first(side: Side, job: Job, sources: Sources) -> dict[str, Any]:
+def _first(side: Side, job: BenchJob, sources: Sources) -> dict[str, Any]:
     """Seconds of loading, and from its beginning to the first result."""
     begin = time.perf_counter()
     side.load()
@@ -152,7 +152,7 @@ def _first(side: Side, job: Job, sources: Sources) -> dict[str, Any]:
     return {"values": [loaded, time.perf_counter() - begin], "counts": [1]}
 
 
-def _encode(side: Side, job: Job, keep: str | None) -> dict[str, Any]:
+def _encode(side: Side, job: BenchJob, keep: str | None) -> dict[str, Any]:
     vectors: list[NDArray[np.float32]] = []
     seconds = _seconds(side, lambda: vectors.append(side.encode(job.texts)))
     lengths = side.lengths(job.texts)

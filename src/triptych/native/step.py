@@ -46,7 +46,7 @@ class Index(IntEnum):
     NONE = 3
 
 
-class Attention(IntEnum):
+class AttentionKind(IntEnum):
     """What an `ATTEND` reads (`enum attention`)."""
 
     SELF = 0
@@ -103,7 +103,7 @@ STORE = np.dtype(
 )  # fmt: skip
 
 
-class Plan(Structure):
+class PlanRecord(Structure):
     """`struct plan`."""
 
     _fields_ = (
@@ -141,8 +141,8 @@ def run_step() -> RunStep | str:
         function, sizeof = loaded.functions.run_step, loaded.functions.step_sizeof
     except AttributeError as error:
         return f"the native kernels are of an older build: {error}"
-    function.restype, function.argtypes = None, (POINTER(Plan), POINTER(Call))
-    ours = (INSTRUCTION.itemsize, STORE.itemsize, *map(ctypes.sizeof, (Plan, Call, Matrix)))
+    function.restype, function.argtypes = None, (POINTER(PlanRecord), POINTER(Call))
+    ours = (INSTRUCTION.itemsize, STORE.itemsize, *map(ctypes.sizeof, (PlanRecord, Call, Matrix)))
     if ours != tuple(sizeof(i) for i in range(len(ours))) or ctypes.sizeof(Matrix) != MATRIX.itemsize:
         return "the native kernels are of an older build: their structures have other sizes"
     found: RunStep = function
@@ -154,6 +154,6 @@ def run_steps() -> RunSteps:
     loaded = library()
     assert loaded is not None
     function = loaded.functions.run_steps
-    function.restype, function.argtypes = None, (POINTER(Plan), POINTER(Call), c_int32, c_int32, c_int64)
+    function.restype, function.argtypes = None, (POINTER(PlanRecord), POINTER(Call), c_int32, c_int32, c_int64)
     found: RunSteps = function
     return found

@@ -18,7 +18,7 @@ from triptych.native.step import MATRIX, Index, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import Numbers
 from triptych.program.native_plan import TILE_KEYS, NativePlan
-from triptych.program.native_values import NotNative, Table
+from triptych.program.native_values import NotNative, PlanTable
 
 LAYOUT_F32, LAYOUT_BF16 = 0, 1  # of matmul.h
 LAYOUT_TILES = -1  # of matmul_bf16.h, which has one
@@ -98,7 +98,7 @@ class Binder:
                 limit = min(limit, rows - int(step["number"]))
         return int(limit), int(vocab)
 
-    def _table(self, table: Table, positions: int) -> tuple[int, int, int, Tensor]:
+    def _table(self, table: PlanTable, positions: int) -> tuple[int, int, int, Tensor]:
         if table.kind == "matrix":
             return self._matrix(table.name)
         if table.kind == "tiles":
@@ -155,7 +155,7 @@ class Binder:
         return weight.detach()
 
     @torch.no_grad()
-    def _by_position(self, table: Table, positions: int) -> Tensor:
+    def _by_position(self, table: PlanTable, positions: int) -> Tensor:
         places = torch.arange(positions)
         if table.kind in ("rotation", "far rotation"):
             length = 1 if table.kind == "rotation" else 1 << 30

@@ -15,7 +15,7 @@ from triptych.attention import Rows
 from triptych.attention.store import Store
 from triptych.errors import InputError
 from triptych.native import usable_threads
-from triptych.native.step import STORE, Call, Plan, RunStep, run_step
+from triptych.native.step import STORE, Call, PlanRecord, RunStep, run_step
 from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_plan import RANGE
 from triptych.program.native_values import NotNative
@@ -57,7 +57,7 @@ class Calls:
             setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
-        self, binding: Binding, matrices: npt.NDArray[Any], plan: Plan, labels: npt.NDArray[np.int32],
+        self, binding: Binding, matrices: npt.NDArray[Any], plan: PlanRecord, labels: npt.NDArray[np.int32],
         chosen: Sequence[int], out: Tensor, given: Tensor | None = None,
     ) -> None:  # fmt: skip
         """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
@@ -87,9 +87,9 @@ class Calls:
         self.function(byref(plan), byref(call))
 
 
-def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> Plan:
+def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> PlanRecord:
     """`struct plan`; the arrays must live as long as it."""
-    plan, records = Plan(), binding.plan.instructions
+    plan, records = PlanRecord(), binding.plan.instructions
     plan.count, plan.alone, plan.instructions = len(records), ALONE, records.ctypes.data
     plan.weights, plan.stores = matrices.ctypes.data, stores.ctypes.data
     return plan

@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych.attention import CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
-from triptych.native.step import MATRIX, STORE, Call, Plan, run_steps
+from triptych.native.step import MATRIX, STORE, Call, PlanRecord, run_steps
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
@@ -164,7 +164,7 @@ class NativeEncoder:
             self.scratch = torch.zeros(scratch * threads)
         matrices = np.empty((len(pieces), len(binding.matrices)), MATRIX)
         matrices[:] = binding.matrices
-        plans, calls = (Plan * len(pieces))(), (Call * len(pieces))()
+        plans, calls = (PlanRecord * len(pieces))(), (Call * len(pieces))()
         records, width = binding.plan.instructions, out.stride(0)
         for own, plan, call, (first, last) in zip(matrices, plans, calls, pieces, strict=True):
             for place in binding.given:

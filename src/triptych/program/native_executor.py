@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.native import library
-from triptych.native.step import Plan
+from triptych.native.step import PlanRecord
 from triptych.nn import Transformer
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
 from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct, store_records
@@ -119,7 +119,7 @@ class NativeStep:
 
     # -- the call -------------------------------------------------------------------------------------------------
 
-    def _plan(self, binding: Binding) -> Plan:
+    def _plan(self, binding: Binding) -> PlanRecord:
         """The structure of a plan, made anew where the weights or the stores moved."""
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
         tensors = [*map(_keys_and_values, stores)]

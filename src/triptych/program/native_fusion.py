@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from triptych.native.step import Function, Op
-from triptych.program.native_values import Step, Steps, Vector
+from triptych.program.native_values import PlanStep, PlanSteps, Vector
 
 
-def fused(steps: Steps) -> Steps:
+def fused(steps: PlanSteps) -> PlanSteps:
     """The same steps, where every `MAP`, `ADD` and `ROUND_BF16` that alone reads the result of a product in bf16 is
     made part of it.  The product then stands where the last of them stood: all that it reads is made before."""
-    readers: dict[Vector, list[Step]] = {}
+    readers: dict[Vector, list[PlanStep]] = {}
     for step in steps.steps:
         for vector in step.reads.values():
             readers.setdefault(vector, []).append(step)
-    stands_at: dict[Step, Step] = {}
-    moved: set[Step] = set()
+    stands_at: dict[PlanStep, PlanStep] = {}
+    moved: set[PlanStep] = set()
     for product in steps.steps:
         last = product
         while product.op is Op.LINEAR_BF16 and product.writes["output"] is not steps.result:
@@ -24,10 +24,10 @@ def fused(steps: Steps) -> Steps:
             moved.add(last)
             last = after[0]
         stands_at.setdefault(last, product)
-    return Steps([stands_at[step] for step in steps.steps if step not in moved], steps.result)
+    return PlanSteps([stands_at[step] for step in steps.steps if step not in moved], steps.result)
 
 
-def _takes_in(product: Step, after: Step) -> bool:
+def _takes_in(product: PlanStep, after: PlanStep) -> bool:
     """Make `after`, which alone reads the result of `product`, part of it; whether it can be."""
     result, numbers = product.writes["output"], product.numbers
     if after.over is not product.over or numbers.get("number"):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over
 from triptych.program.native_fusion import fused
 from triptych.program.native_steps import StepMaker
-from triptych.program.native_values import NotNative, Step, Steps, Table, Vector
+from triptych.program.native_values import NotNative, PlanStep, PlanSteps, PlanTable, Vector
 from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
@@ -39,7 +39,7 @@ class NativePlan:
     """
 
     instructions: npt.NDArray[Any]
-    tables: tuple[Table, ...]
+    tables: tuple[PlanTable, ...]
     arena: int
     scratch: int
     partial: int
@@ -93,12 +93,12 @@ def source_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> Na
     return _assembled(StepMaker(program, packed, False, []).make_source())
 
 
-def _assembled(steps: Steps) -> NativePlan:
+def _assembled(steps: PlanSteps) -> NativePlan:
     levels = _levels(steps)
     ordered = sorted(steps.steps, key=lambda step: levels[step])
     buffers = _buffers(steps, ordered, levels)
     arena = _place(buffers, steps)
-    tables: dict[Table, int] = {}
+    tables: dict[PlanTable, int] = {}
     records = np.zeros(len(ordered), INSTRUCTION)
     for record, step in zip(records, ordered, strict=True):
         _write(record, step, buffers, tables)
@@ -108,7 +108,7 @@ def _assembled(steps: Steps) -> NativePlan:
     return NativePlan(records, tuple(tables), arena, scratch, partial, steps.result.width)
 
 
-def _room(ordered: list[Step]) -> tuple[int, int]:
+def _room(ordered: list[PlanStep]) -> tuple[int, int]:
     """What `step_attend.c` needs: numbers of each thread (`struct room`), and of a token's range (`partial`)."""
     scratch = partial = 0
     for step in ordered:
@@ -122,9 +122,9 @@ def _room(ordered: list[Step]) -> tuple[int, int]:
     return scratch, partial
 
 
-def _levels(steps: Steps) -> dict[Step, int]:
-    made: dict[Vector, Step] = {}
-    levels: dict[Step, int] = {}
+def _levels(steps: PlanSteps) -> dict[PlanStep, int]:
+    made: dict[Vector, PlanStep] = {}
+    levels: dict[PlanStep, int] = {}
     for step in steps.steps:
         before = [made[vector] for vector in step.reads.values()] + step.after
         levels[step] = 1 + max((levels[one] for one in before), default=-1)
@@ -132,9 +132,9 @@ def _levels(steps: Steps) -> dict[Step, int]:
     return levels
 
 
-def _buffers(steps: Steps, ordered: list[Step], levels: dict[Step, int]) -> dict[Vector, _Buffer]:
+def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, int]) -> dict[Vector, _Buffer]:
     """A buffer for each vector.  A result takes over the buffer of an input that nothing else reads any more."""
-    readers: dict[Vector, list[Step]] = {}
+    readers: dict[Vector, list[PlanStep]] = {}
     for step in ordered:
         for vector in set(step.reads.values()):
             readers.setdefault(vector, []).append(step)
@@ -155,7 +155,7 @@ def _buffers(steps: Steps, ordered: list[Step], levels: dict[Step, int]) -> dict
     return buffers
 
 
-def _place(buffers: dict[Vector, _Buffer], steps: Steps) -> int:
+def _place(buffers: dict[Vector, _Buffer], steps: PlanSteps) -> int:
     """Give each buffer the lowest place that is free while it lives; the size of all."""
     assert steps.result is not None
     result = buffers[steps.result]
@@ -182,7 +182,7 @@ def _lines(width: int) -> int:
     return (width + LINE - 1) // LINE * LINE
 
 
-def _write(record: Any, step: Step, buffers: dict[Vector, _Buffer], tables: dict[Table, int]) -> None:
+def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: dict[PlanTable, int]) -> None:
     for name in ("input", "second", "third", "output", "weight", "bias", "store"):
         record[name] = NONE
     record["op"], record["rows"] = step.op, step.over
@@ -194,7 +194,7 @@ def _write(record: Any, step: Step, buffers: dict[Vector, _Buffer], tables: dict
         record[name] = number
 
 
-def _set_barriers(records: npt.NDArray[Any], ordered: list[Step], levels: dict[Step, int]) -> None:
+def _set_barriers(records: npt.NDArray[Any], ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
     """All threads meet between two levels.  An expert without tokens is passed over, with its barriers; what follows it
     then begins with one."""
     before, given = 0, False

@@ -13,8 +13,18 @@ from typing import Any
 
 import torch
 
-from triptych.native.step import Attention, Function, Index, Op, Over
-from triptych.program.native_values import Angles, Keys, NotNative, Positions, Step, Steps, Table, Vector, window_in
+from triptych.native.step import AttentionKind, Function, Index, Op, Over
+from triptych.program.native_values import (
+    Angles,
+    NotNative,
+    PlanStep,
+    PlanSteps,
+    PlanTable,
+    Positions,
+    StoredKeys,
+    Vector,
+    window_in,
+)
 from triptych.program.program import Entry, Instruction, Program
 from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
@@ -44,19 +54,19 @@ class StepMaker:
     ) -> None:  # fmt: skip
         self.program, self.packed, self.half_cache, self.windows = program, packed, half_cache, windows
         self.bf16 = bf16
-        self.out = Steps()
+        self.out = PlanSteps()
         self.rounded: dict[Vector, Vector] = {}
         self.attended: set[int] = set()
         self.encoding = False
 
-    def make(self) -> Steps:
+    def make(self) -> PlanSteps:
         """The steps of `decode` and `unembed`.  Raises NotNative, naming what the executor lacks."""
         self._check_lowered()
         entry = self.program.entries["decode"]
         values: dict[str, Any] = {"positions": Positions(), "ids": "ids", "row_ends": "ends"}
         if "cross_kv" in self.program.entries:
             for i, name in enumerate(self.program.entries["cross_kv"].outputs):
-                values[name] = Keys(len(self.windows) + i // 2, None, int(entry.values[name].shape[-1]))
+                values[name] = StoredKeys(len(self.windows) + i // 2, None, int(entry.values[name].shape[-1]))
         hidden = self.entry(entry, values, Over.TOKENS, {})
         chosen = Vector(hidden.width, Over.CHOSEN)
         self.add(Op.CHOOSE, chosen, {"input": hidden}, width=hidden.width)
@@ -66,7 +76,7 @@ class StepMaker:
             raise NotNative("the head computes nothing")
         return self.out
 
-    def make_encoding(self) -> Steps:
+    def make_encoding(self) -> PlanSteps:
         """The steps of `encode`.  Raises NotNative, naming what the executor lacks."""
         self._check_lowered()
         self.encoding = True
@@ -80,7 +90,7 @@ class StepMaker:
         self.out.result = self.entry(entry, values, Over.TOKENS, {})
         return self.out
 
-    def make_source(self) -> Steps:
+    def make_source(self) -> PlanSteps:
         """The steps of `encode` and then of `cross_kv`, whose keys and values go to a store for each layer of the
         decoder.  Raises NotNative, naming what the executor lacks."""
         memory, entry = self.make_encoding().result, self.program.entries["cross_kv"]
@@ -102,7 +112,7 @@ class StepMaker:
         last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
         step = entry.instructions[last]
         out = values[step.out[0]] = Vector(int(self.program.weights[step.weights["weight"]][0]))
-        self.add(Op.EMBED, out, {}, {"weight": Table("given")}, kind=Index.TOKENS, number=0, width=out.width)
+        self.add(Op.EMBED, out, {}, {"weight": PlanTable("given")}, kind=Index.TOKENS, number=0, width=out.width)
         return replace(entry, instructions=entry.instructions[last + 1 :])
 
     def _check_lowered(self) -> None:
@@ -121,12 +131,12 @@ class StepMaker:
         return result
 
     def add(
-        self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, Table] | None = None,
+        self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, PlanTable] | None = None,
         **numbers: float,
-    ) -> Step:  # fmt: skip
+    ) -> PlanStep:  # fmt: skip
         over = out.over if out is not None else Over.TOKENS
         writes = {} if out is None else {"output": out}
-        step = Step(op, over, reads, writes, tables or {}, numbers)
+        step = PlanStep(op, over, reads, writes, tables or {}, numbers)
         if op in (Op.MAP, Op.MAP_MULTIPLY, Op.ADD, Op.ROTATE):
             step.takes_over = "input"
         self.out.steps.append(step)
@@ -167,7 +177,7 @@ class _Walk:
     over: Over
     names: dict[str, str]
     uses: Counter[str]
-    made_by: dict[Vector, tuple[Step, str]] = field(default_factory=dict)
+    made_by: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
 
     def result(self, step: Instruction) -> Any:
         method = getattr(self, f"_{step.op}", None)
@@ -180,7 +190,7 @@ class _Walk:
         if step.op in ("alibi_bias", "t5_bias"):
             how = (step.op, tuple(sorted(step.attributes.items())))
             kind = "bias both ways" if self.maker.encoding else "bias"
-            return Table(kind, self._name(step.weights["weight"]) if step.weights else "", how)
+            return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", how)
         if method is None:
             raise NotNative(f"the native step has no operation {step.op}")
         return method(step)
@@ -207,11 +217,11 @@ class _Walk:
         weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
         out = self._new(int(self.maker.program.weights[weight][1]))
         if isinstance(ids, Positions):
-            table, index, shift = Table("plain", weight), Index.POSITIONS, ids.shift
+            table, index, shift = PlanTable("plain", weight), Index.POSITIONS, ids.shift
         elif ids == "types":  # the executor is given none, so all are type 0
-            table, index, shift = Table("plain", weight), Index.NONE, 0
+            table, index, shift = PlanTable("plain", weight), Index.NONE, 0
         elif ids == "ids":
-            table, index, shift = Table("matrix", weight), Index.IDS, 0
+            table, index, shift = PlanTable("matrix", weight), Index.IDS, 0
         else:
             raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
         self.maker.add(Op.EMBED, out, {}, {"weight": table}, kind=index, number=shift, width=out.width)
@@ -222,7 +232,7 @@ class _Walk:
         if self.values[step.inputs["positions"]] != Positions():
             raise NotNative(f"sinusoids of {step.inputs['positions']}")
         out = self._new(how[0])
-        table = {"weight": Table("sinusoids", how=how)}
+        table = {"weight": PlanTable("sinusoids", how=how)}
         self.maker.add(Op.EMBED, out, {}, table, kind=Index.POSITIONS, number=0, width=out.width)
         return out
 
@@ -232,9 +242,9 @@ class _Walk:
         if columns != x.width:
             raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
         out, reads = self._new(int(rows)), {"input": x}
-        tables = {"weight": Table("tiles" if self.maker.bf16 else "matrix", weight)}
+        tables = {"weight": PlanTable("tiles" if self.maker.bf16 else "matrix", weight)}
         if "bias" in step.weights:
-            tables["bias"] = Table("vector", self._name(step.weights["bias"]))
+            tables["bias"] = PlanTable("vector", self._name(step.weights["bias"]))
         if self.maker.bf16:
             reads = {"input": self.maker.round_input(x)}
         elif weight in self.maker.packed:
@@ -245,7 +255,7 @@ class _Walk:
     def _norm(self, step: Instruction, op: Op, eps: float, more: float) -> Vector:
         x, width = self._vector(step.inputs["x"]), self._width(step.inputs["x"])
         out = self._new(x.width)
-        tables = {key: Table("vector", self._name(name)) for key, name in step.weights.items()}
+        tables = {key: PlanTable("vector", self._name(name)) for key, name in step.weights.items()}
         self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, first=eps, other=more)
         return out
 
@@ -271,10 +281,10 @@ class _Walk:
         if not isinstance(angles, Angles) or angles != sines:
             raise NotNative("a rotation by other angles than those of the positions")
         spec, out = angles.spec, self._new(x.width)
-        tables = {"weight": Table("rotation", how=spec)}
+        tables = {"weight": PlanTable("rotation", how=spec)}
         numbers = {"width": width, "heads": x.width // width, "kind": int(step.attributes["pairing"] != "half")}
         if isinstance(spec.scaling, LongRope):
-            tables["bias"] = Table("far rotation", how=spec)
+            tables["bias"] = PlanTable("far rotation", how=spec)
             numbers["number"] = spec.scaling.original_length
         self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
         return out
@@ -320,14 +330,14 @@ class _Walk:
         self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "second": y}, width=out.width, kind=kind, first=factor)
         return out
 
-    def _extend(self, step: Instruction) -> Keys:
+    def _extend(self, step: Instruction) -> StoredKeys:
         leaf = step.attributes["leaf"]
         new, width = self._vector(step.inputs[leaf]), self._width(step.inputs[leaf])
         if self.maker.half_cache:  # new keys are read as the cache gives them back later
             out = self._new(new.width)
             self.maker.add(Op.MAP, out, {"input": new}, width=new.width, kind=Function.BF16, first=0.0)
             new = out
-        return Keys(step.attributes["layer"], new, width)
+        return StoredKeys(step.attributes["layer"], new, width)
 
     def _attend(self, step: Instruction) -> Vector:
         how, maker = step.attributes, self.maker
@@ -335,7 +345,7 @@ class _Walk:
             raise NotNative(f"the native step attends by dot products, not by {how['mechanism']} scores")
         q, width = self._vector(step.inputs["q"]), self._width(step.inputs["q"])
         k, v = (self.values[step.inputs[key]] for key in ("k", "v"))
-        if not isinstance(k, Keys) or not isinstance(v, Keys) or k.store != v.store:
+        if not isinstance(k, StoredKeys) or not isinstance(v, StoredKeys) or k.store != v.store:
             raise NotNative("attention to other keys than a cache's")
         heads, cross = q.width // width, k.new is None
         out = self._new(heads * v.width)
@@ -345,22 +355,23 @@ class _Walk:
         window = 0 if maker.encoding else window_in(how["mask"], cross)
         numbers = {
             "width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
-            "kind": Attention.CROSS if cross else Attention.SELF, "first": how["scale"], "other": how["softcap"] or 0.0,
+            "kind": AttentionKind.CROSS if cross else AttentionKind.SELF, "first": how["scale"],
+            "other": how["softcap"] or 0.0,
         }  # fmt: skip
-        tables, reads = dict[str, Table](), {"input": q}
+        tables, reads = dict[str, PlanTable](), {"input": q}
         if "bias" in step.inputs:
             bias = self.values[step.inputs["bias"]]
-            if not isinstance(bias, Table) or cross:
+            if not isinstance(bias, PlanTable) or cross:
                 raise NotNative("a bias of the scores that is more than a function of distance")
             tables["bias"] = bias
         if "sinks" in step.weights:
-            tables["weight"] = Table("vector", self._name(step.weights["sinks"]))
+            tables["weight"] = PlanTable("vector", self._name(step.weights["sinks"]))
         if cross or k.new is None or v.new is None:
             maker.add(Op.ATTEND, out, reads, tables, **numbers)
             return out
         new = {"second": k.new, "third": v.new}
         if maker.encoding:
-            maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": Attention.ROW, "store": 0})
+            maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
             return out
         if k.store in maker.attended:
             raise NotNative(f"two attentions to the keys of layer {k.store}")

@@ -17,7 +17,7 @@ class NotNative(ConfigError):
 
 
 @dataclass(frozen=True)
-class Table:
+class PlanTable:
     """Something that instructions read beside vectors, by its place in the plan's tables.
 
     kind     `matrix`, `tiles` (for products in bf16), `plain` (fp32 rows, unpacked where they are packed), `vector`
@@ -41,7 +41,7 @@ class Vector:
 
 
 @dataclass(eq=False)
-class Step:
+class PlanStep:
     """One instruction.  `reads` and `writes` are by the names of their fields; `after` are steps that must come before
     although no vector says so; `takes_over` names the read whose buffer the result must (`forced`) or may share."""
 
@@ -49,9 +49,9 @@ class Step:
     over: Over
     reads: dict[str, Vector] = field(default_factory=dict)
     writes: dict[str, Vector] = field(default_factory=dict)
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, PlanTable] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
-    after: list[Step] = field(default_factory=list)
+    after: list[PlanStep] = field(default_factory=list)
     takes_over: str | None = None
     forced: bool = False
 
@@ -69,7 +69,7 @@ class Angles:
 
 
 @dataclass(frozen=True)
-class Keys:
+class StoredKeys:
     """Keys or values: those of the tokens of this call, or a source's (`new` is None)."""
 
     store: int
@@ -78,10 +78,10 @@ class Keys:
 
 
 @dataclass(eq=False)
-class Steps:
+class PlanSteps:
     """The steps of `decode` and `unembed`, or of `encode`, and the vector of their result."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PlanStep] = field(default_factory=list)
     result: Vector | None = None
 
 

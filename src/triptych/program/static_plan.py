@@ -130,7 +130,7 @@ class StaticPlan:
         the length of its source and the place of that in the stores of sources.  -> logits [slots, V]; those of slots
         that are not in use mean nothing, and their stores stay as they are.  `bucket` positions hold all keys of the
         rows."""
-        return _Step(self, inputs, bucket).run()
+        return _StaticRun(self, inputs, bucket).run()
 
 
 def _switches(step: Instruction) -> bool:
@@ -144,7 +144,7 @@ def _positions(step: Instruction, positions: Tensor, end: int) -> dict[str, Any]
 
 
 @dataclass(eq=False)
-class _Step:
+class _StaticRun:
     plan: StaticPlan
     inputs: Tensor
     bucket: int

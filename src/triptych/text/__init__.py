@@ -6,7 +6,7 @@ from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
 from triptych.text.gguf_tokenizer_writer import to_gguf
 from triptych.text.new_tokenizers import bpe_tokenizer, byte_tokenizer, character_tokenizer, word_tokenizer
-from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Layout, Specials
+from triptych.text.specials import DECODER, ENCODER, SEQ2SEQ, Specials, SpecialsLayout
 from triptych.text.tokenizer import Encoded, Tokenizer
 from triptych.text.tokenizer_directory import from_directory, has_tokenizer
 
@@ -16,9 +16,9 @@ __all__ = [
     "SEQ2SEQ",
     "ChatTemplate",
     "Encoded",
-    "Layout",
     "RenderedPrompt",
     "Specials",
+    "SpecialsLayout",
     "Tokenizer",
     "bpe_tokenizer",
     "byte_tokenizer",

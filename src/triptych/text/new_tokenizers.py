@@ -14,12 +14,12 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
 from triptych.text.corpus_cuts import words_together
-from triptych.text.specials import DECODER, ENCODER, Layout
+from triptych.text.specials import DECODER, ENCODER, SpecialsLayout
 from triptych.text.token_names import BYTE_OF
 from triptych.text.tokenizer import Tokenizer
 
 
-def byte_tokenizer(layout: Layout = DECODER) -> Tokenizer:
+def byte_tokenizer(layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The 256 bytes of UTF-8, each its own id, and the special tokens from 256 on.  Decoding restores every text."""
     backend = Backend(models.BPE(vocab=BYTE_OF, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -27,7 +27,7 @@ def byte_tokenizer(layout: Layout = DECODER) -> Tokenizer:
     return _finish(backend, layout)
 
 
-def character_tokenizer(text: str, layout: Layout = DECODER) -> Tokenizer:
+def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The special tokens, then each character of `text` in order of its code point.
 
     A character outside that alphabet becomes the unknown token, `<unk>` where none is named.
@@ -48,7 +48,7 @@ def character_tokenizer(text: str, layout: Layout = DECODER) -> Tokenizer:
     return _finish(backend, layout)
 
 
-def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = DECODER) -> Tokenizer:
+def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout = DECODER) -> Tokenizer:
     """Byte-level BPE trained on `texts`: special tokens, the 256 bytes, then merges up to `vocab_size` in all.
 
     The split into words is GPT-2's.  Decoding restores every text.
@@ -71,7 +71,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = DECODE
     return _finish(backend, layout)
 
 
-def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = ENCODER) -> Tokenizer:
+def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout = ENCODER) -> Tokenizer:
     """The most frequent words and punctuation marks of `texts`, up to `vocab_size` tokens with the special ones.
 
     Texts are lowercased and accents removed.  Every other word becomes the unknown token.
@@ -85,11 +85,11 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: Layout = ENCOD
     return _finish(backend, layout)
 
 
-def _finish(backend: Backend, layout: Layout) -> Tokenizer:
+def _finish(backend: Backend, layout: SpecialsLayout) -> Tokenizer:
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in _texts(layout)])
     layout.apply(backend)
     return Tokenizer(backend, layout.specials)
 
 
-def _texts(layout: Layout) -> list[str]:
+def _texts(layout: SpecialsLayout) -> list[str]:
     return list(layout.specials.named().values())

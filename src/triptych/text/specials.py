@@ -45,7 +45,7 @@ class Specials:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SpecialsLayout:
     """The special tokens of a new vocabulary, and the field names of those put before and after each text."""
 
     specials: Specials
@@ -59,9 +59,11 @@ class Layout:
 
 
 #: What a new decoder, encoder and encoder-decoder need.  The tokens are those of GPT, BERT and T5.
-DECODER = Layout(Specials(eos="<|endoftext|>"))
-ENCODER = Layout(Specials(pad="[PAD]", unk="[UNK]", mask="[MASK]", cls="[CLS]", sep="[SEP]"), before="cls", after="sep")
-SEQ2SEQ = Layout(Specials(pad="<pad>", eos="</s>", unk="<unk>"), after="eos")
+DECODER = SpecialsLayout(Specials(eos="<|endoftext|>"))
+ENCODER = SpecialsLayout(
+    Specials(pad="[PAD]", unk="[UNK]", mask="[MASK]", cls="[CLS]", sep="[SEP]"), before="cls", after="sep"
+)
+SEQ2SEQ = SpecialsLayout(Specials(pad="<pad>", eos="</s>", unk="<unk>"), after="eos")
 
 
 def surround(backend: Backend, before: str | None, after: str | None) -> None:

@@ -19,7 +19,7 @@ from triptych.text import (
     DECODER,
     ENCODER,
     SEQ2SEQ,
-    Layout,
+    SpecialsLayout,
     Tokenizer,
     bpe_tokenizer,
     byte_tokenizer,
@@ -42,7 +42,7 @@ from triptych.train.stop import Interrupted, on_signal
 Name = Literal["causal", "masked", "seq2seq"]
 Text = str | Pair  # a document, or source and target
 _LAYOUT = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
-_SPECIAL_TOKENS: dict[Name, Layout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
+_SPECIAL_TOKENS: dict[Name, SpecialsLayout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch has overloads
         """One update of every matrix that has a gradient; there is no `closure`."""
         for group in self.param_groups:
             alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)

@@ -2,7 +2,7 @@
 
 What a fused kernel never holds - the products before their scale, the bias apart from the mask - comes from
 `triptych.attention.attention_scores`, the definition; the scores that enter softmax, the pattern and the sum are the
-forward's own where `Forward` gives them, so the chain must end in them.
+forward's own where `ForwardValues` gives them, so the chain must end in them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Bias:
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardValues:
     """The values of the forward itself."""
 
     scores: Tensor
@@ -60,7 +60,7 @@ class Attending:
     q_pos: Tensor | None = None  # positions of the queries and keys; from 0 on by default
     k_pos: Tensor | None = None
     head: int = 0
-    forward: Forward | None = None
+    forward: ForwardValues | None = None
     out: str = ""  # the name of the result; `z` after the prefix unless there is one
 
     def steps(self) -> list[Step]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
 from triptych.labs.walk import again, words
-from triptych.labs.walk.attending import Attending, Forward
+from triptych.labs.walk.attending import Attending, ForwardValues
 from triptych.labs.walk.expressions import Applied, Computed, computed, constant_name, evaluate
 from triptych.labs.walk.formula import formula, parameter_symbol
 from triptych.labs.walk.position_bias import position_bias
@@ -226,7 +226,7 @@ class StepBuilder:
             scores, pattern = at.read(ports["scores"]), at.read(ports["pattern"])
             if self.cached is not None:  # a column for each position there, also of those a window has dropped
                 scores, pattern = scores[..., k_pos], pattern[..., k_pos]
-            forward = Forward(scores, pattern, at.read(one.name).transpose(0, 1))
+            forward = ForwardValues(scores, pattern, at.read(one.name).transpose(0, 1))
         bias = one.value.inputs.get("bias")
         attending = Attending(
             part=part, prefix=ports["scores"].removesuffix("scores"), q=q, k=k, v=v, mask=how["mask"],
