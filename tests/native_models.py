@@ -45,6 +45,11 @@ def decoders() -> list[str]:
     return [name for name, (_, model, _) in references.VARIANTS.items() if model.endswith(GENERATE)]
 
 
+def seq2seq() -> list[str]:
+    """Those of them that read a source."""
+    return [name for name in decoders() if references.VARIANTS[name][1].endswith(GENERATE[2:])]
+
+
 @dataclass
 class Side:
     """A cache, and what reads it."""
@@ -53,9 +58,10 @@ class Side:
     cache: Cache
     cross: CrossCache | None
     native: NativeStep | None
+    native_sources: bool = False  # otherwise the modules run the step that reads them
 
     def step(self, ids: Sequence[int], rows: Rows, source: tuple[Tensor, Rows] | None) -> Tensor:
-        if self.native is not None:
+        if self.native is not None and (source is None or self.native_sources):
             if source is not None:
                 assert self.cross is not None
                 encoder = NativeEncoder(self.module, matrix_of=kernel_matrix, dense=True)
@@ -75,13 +81,14 @@ class Run:
     rows: int = 3
     seed: int = 0
     sources: list[list[int]] = field(default_factory=lambda: [[5, 6, 7], [9], [10, 11, 12, 13]])
+    native_sources: bool = False
 
     def side(self, native: bool) -> Side:
         assert self.module.decoder is not None
         cache = self.module.decoder.cache(self.rows)
         cross = None if self.module.encoder is None else self.module.decoder.cross_cache()
         step = NativeStep(self.module, cache, cross, matrix_of=kernel_matrix, most_dense=ANY) if native else None
-        return Side(self.module, cache, cross, step)
+        return Side(self.module, cache, cross, step, self.native_sources)
 
     @torch.inference_mode()
     def both(self, steps: Sequence[Sequence[int]] = STEPS, native: bool = True) -> tuple[list[Tensor], list[Tensor]]:

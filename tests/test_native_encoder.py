@@ -219,9 +219,9 @@ def test_a_broken_plan_of_a_source_is_found(op: Op, monkeypatch: pytest.MonkeyPa
         plan.instructions["op"][np.nonzero(plan.instructions["op"] == op)[0][-1]] = -1
         return plan
 
-    assert Run(create(T5).module).gap() <= EXACT
+    assert Run(create(T5).module, native_sources=True).gap() <= EXACT
     monkeypatch.setattr(native_encoder, "source_plan_of", broken)
-    assert not Run(create(T5).module).gap() <= 10 * EXACT
+    assert not Run(create(T5).module, native_sources=True).gap() <= 10 * EXACT
 
 
 SENTENCES = ["She sat by the river bank.", "The bank raised its rates.", "A", "To be, or not to be, " * 30, "is 4 > 3?"]

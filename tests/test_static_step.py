@@ -62,7 +62,7 @@ class StaticRun(Run):
     def side(self, native: bool) -> Side:
         side = super().side(False)
         static = StaticStep(self.module, side.cache, side.cross, compiler=self.compiler) if native else None
-        return StaticSide(side.module, side.cache, side.cross, None, static) if native else side
+        return StaticSide(side.module, side.cache, side.cross, None, static=static) if native else side
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -222,6 +222,29 @@ def test_changed_and_replaced_weights_and_a_hook_are_seen() -> None:
     handle.remove()
     gap()
     assert sides[1].why_modules is None
+
+
+def test_a_changed_weight_of_a_table_and_replaced_numbers_are_seen() -> None:
+    """T5's biases stand in a table by distance, made of a weight."""
+    side = StaticRun(tiny.decoder("t5")).side(True)
+    with torch.inference_mode():
+        first = side.step([5], Rows((1,)), None).clone()
+        side.step([6], Rows((1,), (1,)), None)
+    assert isinstance(side, StaticSide)
+    assert side.static is not None
+    weight = next(x for name, x in side.module.named_parameters() if "position" in name)
+    plans = [side.static.plan]
+    for change in (lambda: weight.mul_(-3.0), lambda: setattr(weight, "data", weight.data.clone())):
+        with torch.no_grad():
+            change()
+        side.cache.trim(0, 1)
+        with torch.inference_mode():
+            side.step([6], Rows((1,), (1,)), None)
+        plans.append(side.static.plan)
+    assert len(set(map(id, plans))) == 3
+    before, after = (plan.tables for plan in plans[:2] if plan is not None)
+    assert any(torch.equal(after[name][0], before[name][0] * -3.0) for name in before)
+    assert first.isfinite().all()
 
 
 def test_what_has_no_fixed_shapes_runs_as_modules_with_the_reason() -> None:

@@ -145,6 +145,9 @@ class Forward:
     def _read_sources(self, rows: Sequence[LiveRow]) -> bool:
         """Run the encoder natively on the sources of these rows, and project its output; False where the modules must
         run, and why in `why_modules`."""
+        if not isinstance(self.executor, NativeStep):
+            self.why_modules = "the source is to be encoded"
+            return False
         assert self.cross is not None
         if self.sources is None:
             self.sources = NativeEncoder(self.module, matrix_of=kernel_matrix)

@@ -45,6 +45,7 @@ class StaticStep:
         self.module, self.cache, self.cross, self.compiler = module, cache, cross, compiler
         self.why_modules: str | None = None
         self.structure: Structure | None = None
+        self.plan: StaticPlan | None = None
         self.seen: list[Tensor] = []
         self.replays: dict[int, Callable[[], Tensor]] = {}
 
@@ -112,7 +113,8 @@ class StaticStep:
         if self.structure is None or not self.structure.same():
             self.structure, self.seen = Structure(self.module), []
         tensors = [x for store in self._stores() for x in (store.k, store.v)]
-        if len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen)):
+        same = len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen))
+        if same and self.plan is not None and self.plan.numbers.same():
             return
         reason = self.structure.refusal()
         if reason is not None:
@@ -121,7 +123,7 @@ class StaticStep:
             with torch.inference_mode(False), torch.no_grad():
                 program = lower(self.module)
             check_static(program, self.module)
-            plan = StaticPlan(program, self.module, self.cache, self.cross)
+            self.plan = plan = StaticPlan(program, self.module, self.cache, self.cross)
         except (ConfigError, InputError) as problem:
             raise NotStatic(str(problem)) from None
         self.run: Run = plan.run if self.compiler is None else self.compiler(plan.run)

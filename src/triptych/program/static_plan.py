@@ -7,7 +7,6 @@ the program; the operations that depend on positions alone become tables, and at
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from triptych.attention.store import Store
 from triptych.errors import ConfigError
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
+from triptych.program.changes import Numbers
 from triptych.program.interpreter import run_operation
 from triptych.program.program import Entry, Instruction, Program
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
@@ -90,6 +90,7 @@ class _BiasTable:
 class StaticPlan:
     """The program of a module, bound to its weights and to the stores of a cache.
 
+    numbers  where the weights lie, and the versions of those that tables are made of.
     tables   by the name of the value: what depends on positions alone, by position or by distance; for LongRoPE two,
              the second for rows that are longer than its switch.
     """
@@ -100,15 +101,21 @@ class StaticPlan:
     cross: CrossCache | None
     weights: Mapping[str, Tensor] = field(init=False)
     tables: dict[str, tuple[Tensor, ...]] = field(init=False)
+    numbers: Numbers = field(init=False)
 
     def __post_init__(self) -> None:
         self.weights = dict(self.module.named_parameters(remove_duplicate=False))
         self.tables = {}
         with torch.no_grad():
-            self._make_tables(max(self.cache.capacity, 1))
+            in_tables = self._make_tables(max(self.cache.capacity, 1))
+        if any(weight.is_inference() for weight in in_tables):
+            raise NotStatic("a weight was made in inference mode, where changes are not counted")
+        self.numbers = Numbers(list(self.weights.values()), in_tables, [])
 
-    def _make_tables(self, positions: int) -> None:
-        """Run the instructions that read positions alone, on all positions that the cache has room for."""
+    def _make_tables(self, positions: int) -> list[Tensor]:
+        """Run the instructions that read positions alone, on all positions that the cache has room for; -> the weights
+        that they read too."""
+        read: list[Tensor] = []
         device = self.module.device
         every = torch.arange(positions, device=device)
         for step in self.program.entries["decode"].instructions:
@@ -122,6 +129,8 @@ class StaticPlan:
                 zero = torch.zeros(1, dtype=torch.long, device=device)
                 bias = ops.OPERATIONS[step.op].run(q_pos=every, k_pos=zero, **weights, **step.attributes)
                 self.tables[step.out[0]] = (bias[..., 0].float(),)
+                read.extend(weights.values())
+        return read
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -265,4 +274,4 @@ class _StaticRun:
 
 def bucket_of(end: int, capacity: int, shortest: int = 64) -> int:
     """The power of two that holds `end` positions, at least `shortest` and at most the capacity."""
-    return min(max(shortest, 1 << math.ceil(math.log2(max(end, 1)))), capacity)
+    return min(max(shortest, 1 << (end - 1).bit_length()), capacity)
