@@ -56,7 +56,7 @@ for isa in loader.ISAS:
         continue
     for name, make in MODELS.items():
         long = 90 if name in ("llama", "wide") else 40  # into a second tile of keys where the context allows
-        Run(make()).both(((7, 1, 3), (1, 1, 1), (1, 5, 2), (1, 0, 1), (long, 1, 30), (1, 1, 1)))
+        Run(make(), native_sources=True).both(((7, 1, 3), (1, 1, 1), (1, 5, 2), (1, 0, 1), (long, 1, 30), (1, 1, 1)))
     for form in ("int8", "int4"):
         Run(triptych.load(sys.argv[3], quantize=form).module).both()
     encoder = NativeEncoder(tiny.encoder(), matrix_of=kernel_matrix, dense=True)
