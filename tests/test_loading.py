@@ -206,3 +206,18 @@ def test_cuda_without_a_gpu_is_refused_in_one_line(saved: Path) -> None:
 def test_an_unknown_activation_of_a_config_is_refused(act: str) -> None:
     with pytest.raises(ConfigError, match=f"hidden_act '{act}' is not one of"):
         triptych.create(LLAMA | {"hidden_act": act})
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_weights_are_the_same_kind_of_tensor_in_inference_mode(saved: Path, quantize: str | None) -> None:
+    """So that changes of theirs are counted, and they can be trained."""
+    with torch.inference_mode():
+        models = (
+            triptych.load(saved, quantize=quantize),
+            triptych.create(LLAMA),
+            triptych.create(triptych.create(LLAMA).spec),
+        )
+    for model in models:
+        tensors = [*model.module.parameters(), *model.module.buffers()]
+        assert not any(tensor.is_inference() for tensor in tensors)
+        assert tensors[0]._version >= 0

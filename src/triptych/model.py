@@ -447,13 +447,14 @@ def load(
     tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
     packing = packing_for(source, quantize, dequantize, device, dtype)
     plain, packer = packing.dequantize, packing.packer
-    module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=plain, packer=packer)
+    with torch.inference_mode(False):  # tensors made in inference mode count no changes and cannot be trained
+        module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=plain, packer=packer)
     return Model(module, tokenizer, header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes)))
 
 
 def create(config: dict[str, Any] | Spec, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
     """A fresh model from a spec, or from a config dict in HF's own keys, e.g.
     `{"model_type": "llama", "hidden_size": 128, ...}`.  Raises ConfigError for a config that does not fit together."""
-    if isinstance(config, Spec):
-        return Model(nn.new(config, seed), tokenizer)
-    return Model(nn.new(families.read_config(config, where="config"), seed), tokenizer, config)
+    spec, keys = (config, None) if isinstance(config, Spec) else (families.read_config(config, where="config"), config)
+    with torch.inference_mode(False):  # as in `load`
+        return Model(nn.new(spec, seed), tokenizer, keys)
