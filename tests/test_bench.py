@@ -25,7 +25,7 @@ from triptych.measure import BenchReport, Rates, Settings, bench, limits, neighb
 from triptych.measure.jobs import BenchJob, Ids, jobs, sound, texts
 from triptych.measure.ours import Ours
 from triptych.measure.process import Apart
-from triptych.measure.report import Figure, Limit, PeerFigure
+from triptych.measure.report import Figure, Limit, MeasuredSide, PeerFigure
 from triptych.measure.sides import Options, Side, perform
 from triptych.spec import MoESpec
 
@@ -279,11 +279,20 @@ class Mute(Twin):
         raise InputError("it decodes nothing")
 
 
+class Broken(Twin):
+    """A peer that is installed and does not start, as a library built for another machine."""
+
+    name = "broken"
+
+    def load(self) -> None:
+        raise InputError("ImportError: it was built for another version")
+
+
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers of this file in the table."""
     usual = peers.maker
-    made: dict[str, type[Side]] = {cls.name: cls for cls in (Twin, Lazy, Mute)}
+    made: dict[str, type[Side]] = {cls.name: cls for cls in (Twin, Lazy, Mute, Broken)}
     for name in made:
         monkeypatch.setitem(peers.PEERS, name, peers.Peer("", ()))
     monkeypatch.setattr(peers, "maker", lambda name: made.get(name) or usual(name))
@@ -303,6 +312,25 @@ def test_a_peer_does_the_same_work_in_turn(beside: None) -> None:
     assert decode.peers["lazy"].note == "not the same work: it counts 0 tokens, we count 3"
     assert decode.peers["mute"] == PeerFigure(note="it decodes nothing")
     assert prefill.ratio("mute") is not None
+
+
+def test_a_peer_that_does_not_start_leaves_the_others_their_figures(
+    beside: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = quick("decoder", against=["broken", "twin"])
+    assert report.sides[1] == MeasuredSide("broken", {}, "")
+    decode = report.figure("decode at 8")
+    assert decode.peers["broken"] == PeerFigure(note="ImportError: it was built for another version")
+    assert decode.ratio("twin") is not None
+    monkeypatch.setattr(measure, "bench", lambda *_, **__: report)
+    assert main(["bench", "m.gguf", "--against", "llama.cpp"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "broken not measured; the reason is below" in shown
+    assert "broken: ImportError: it was built for another version" in shown
+
+    monkeypatch.setattr(Ours, "load", Broken.load)
+    with pytest.raises(InputError, match="triptych: ImportError"):
+        quick("decoder", against=["twin"])
 
 
 def test_only_the_kinds_that_are_asked_for_are_measured(beside: None) -> None:
@@ -423,7 +451,7 @@ def test_the_command_shows_figures_limits_and_notes(
         model="m.gguf", layout="decoder", device="cpu", processor="P", cores=2, threads=2, repeat=5, rates=RATES,
         step_bytes=96_400_000, figures=(figure, lacks), notes=("the machine is busy",),
         sides=tuple(
-            measure.report.MeasuredSide(name, {name: "1.2"}, "U4+fp32", 3 << 20) for name in ("triptych", "llama.cpp")
+            MeasuredSide(name, {name: "1.2"}, "U4+fp32", 3 << 20) for name in ("triptych", "llama.cpp")
         ),
     )  # fmt: skip
 
@@ -471,7 +499,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         )
         return BenchReport(
             model=str(model), layout="decoder", device="cpu", processor="P", cores=2, threads=2, repeat=1, rates=rates,
-            step_bytes=1, sides=tuple(measure.report.MeasuredSide(name, {}, "U4") for name in ("triptych", *against)),
+            step_bytes=1, sides=tuple(MeasuredSide(name, {}, "U4") for name in ("triptych", *against)),
             figures=figures,
         )  # fmt: skip
 

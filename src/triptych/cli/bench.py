@@ -119,6 +119,9 @@ def _show(report: BenchReport) -> None:
         ("machine", f"reads {rates.read / 1e9:.1f} GB/s; matmuls {_flops(rates.fp32)} fp32, {_flops(rates.bf16)} bf16"),
     ]
     for side in report.sides:
+        if not side.versions:
+            rows.append((side.name, "not measured; the reason is below"))
+            continue
         versions = ", ".join(f"{name} {number}" for name, number in side.versions.items())
         memory = "" if side.memory is None else f"; at most {mib(side.memory)} beyond imports"
         rows.append((side.name, f"{versions}; {side.dtype}{memory}"))

@@ -74,7 +74,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class MeasuredSide:
-    """One of those that were measured: versions, dtype, and bytes of memory at the peak beyond its imports."""
+    """One of those that were measured: versions, dtype, and bytes of memory at the peak beyond its imports.  A peer
+    that did not start has no versions."""
 
     name: str
     versions: dict[str, str]

@@ -74,8 +74,9 @@ def bench(
                 other.
     rates       of the machine, where they were measured before; None measures them.
 
-    Raises InputError for settings that do not fit the model, for a peer that is not installed or does not run such
-    models, and where our own side fails; the errors of `load` for the file.
+    A peer that fails has no figure, and its note says why.  Raises InputError for settings that do not fit the model,
+    for a peer that is not installed or does not run such models, and where our own side fails; the errors of `load` for
+    the file.
     """
     header = read_header(model, tuple(ignore), offline=offline, weights=False)
     spec, path = header.spec, str(header.path)
@@ -105,7 +106,7 @@ def bench(
             asked: Asked = Apart(library, mine, spin=name != peers.OURS) if apart else Here(peers.maker(library)(mine))
             stack.callback(asked.close)
             sides[name] = _Runs(asked)
-            facts[name] = _warm_up(sides[name], wanted, name, folder)
+            facts[name] = _first_runs(sides[name], wanted, name, folder)
         watch = Neighbours(lambda: sum(runs.asked.cpu_seconds() for runs in sides.values()))
         for job in measured:
             progress(job.name)
@@ -154,11 +155,22 @@ def _peer_options(options: Options, ours: dict[str, Any], dtype: str | None) -> 
     return Options(**{**asdict(options), "ignore": options.ignore, "dtype": dtype or same, "quantize": None})
 
 
-def _warm_up(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
+def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
     """Every job once, which is not counted -> what the side says of itself.
 
-    Raises InputError where our side fails, or a peer cannot even load.
+    A peer that does not start, or cannot load the model, gets no figures: the note of each says why.  Raises InputError
+    where our side fails.
     """
+    try:
+        return _warm_up(runs, work, name, folder)
+    except InputError as error:
+        if name == peers.OURS:
+            raise InputError(f"{name}: {error}") from None
+        runs.refused = {job.name: str(error) for job in work}
+        return {"notes": [], "versions": {}, "form": "", "memory": None}
+
+
+def _warm_up(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
     known: dict[str, Any] = {"notes": []} | runs.asked.ask("versions")
     for job in work:
         begin = time.perf_counter()
@@ -167,7 +179,7 @@ def _warm_up(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> 
             runs.counts[job.name] = runs.asked.ask("perform", job=asdict(job), keep=keep)["counts"]
         except InputError as error:
             if name == peers.OURS or job.kind == "first":
-                raise InputError(f"{name}: {error}") from None
+                raise
             runs.refused[job.name] = str(error)
         runs.seconds[job.name] = time.perf_counter() - begin
     return known | runs.asked.ask("memory") | runs.asked.ask("facts")
