@@ -136,4 +136,5 @@ class IkLlamaCpp(Gguf):
 
     def _decode(self, batch: Any) -> None:
         self.context.decode(batch)
-        self.chosen = int(np.asarray(self.context.get_logits(-1)).argmax())
+        logits = np.ctypeslib.as_array(self.context.get_logits(-1), (self.model.n_vocab,))
+        self.chosen = int(logits.argmax())
