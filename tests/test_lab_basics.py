@@ -156,7 +156,7 @@ def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch
 
 
 def test_heads_vs_width_with_a_miscount(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.count._scores", lambda attn, queries, keys: 2 * queries * keys * attn.heads)
+    monkeypatch.setattr("triptych.count.flops._scores", lambda attn, queries, keys: 2 * queries * keys * attn.heads)
     assert failed("heads-vs-width") == "counted from the spec and measured: largest difference"
 
 

@@ -1,19 +1,37 @@
-"""`triptych count`: parameters, bytes and FLOPs of a model that is not loaded."""
+"""`triptych count`: parameters, bytes, FLOPs, memory and possible speed of a model that is not loaded."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from triptych.cli import options, screen
 from triptych.cli.screen import mib
+from triptych.families.named import NAMED
+
+if TYPE_CHECKING:
+    from triptych.count import Count, Prediction
+    from triptych.spec import ModelSpec
 
 DEFAULT_POSITIONS = 4096  # for models without a context limit
+Row = tuple[str, str, str]
 
 
 def count(
-    model: options.ModelPath,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model directory, a config.json, a .gguf file, hub:org/name, or a known model: "
+            + ", ".join(NAMED)
+            + ".",
+            show_default=False,
+        ),
+    ],
     context: Annotated[
         int | None,
         typer.Option("--context", metavar="N", min=1, help="Positions in the cache; by default the model's context."),
@@ -21,23 +39,98 @@ def count(
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", min=1, help="Number of sequences that run together.")
     ] = 1,
-    dtype: Annotated[options.DType, typer.Option("--dtype", help="Dtype of weights and cache.")] = options.DType.fp16,
+    dtype: Annotated[
+        str,
+        typer.Option("--dtype", help="Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types."),
+    ] = "fp16",
+    cache_dtype: Annotated[
+        str | None,
+        typer.Option("--cache-dtype", help="Dtype of the cache; that of weights in fp32 or bf16, else fp16."),
+    ] = None,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Measure this machine for a few seconds and print the speed it allows.")
+    ] = False,
+    read: Annotated[
+        float | None,
+        typer.Option("--read", metavar="GB/S", min=1e-3, help="Memory bandwidth of another machine, with --matmul."),
+    ] = None,
+    matmul: Annotated[
+        float | None,
+        typer.Option("--matmul", metavar="GFLOP/S", min=1e-3, help="Matmul rate of another machine, with --read."),
+    ] = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Count the parameters of each part, the cache's bytes and the FLOPs, from the config or header alone."""
-    from triptych.checkpoints.header import read_header
+    """Count parameters, bytes, FLOPs and memory for training, from the config or header alone."""
+    from triptych.count import DTYPES, predict
     from triptych.count import count as count_model
 
-    spec = read_header(model, ignore or (), offline=offline, weights=False).spec
+    for option, name in (("--dtype", dtype), ("--cache-dtype", cache_dtype)):
+        if name is not None and name not in DTYPES:
+            raise typer.BadParameter(f"{option} {name!r} is not one of {', '.join(DTYPES)}")
+    if (read is None) != (matmul is None):
+        raise typer.BadParameter("--read and --matmul go together: the speed follows from both")
+    spec, stored = _spec_of(model, ignore or (), offline)
     counts, positions = count_model(spec), context or spec.context or DEFAULT_POSITIONS
+    cache_dtype = cache_dtype or (dtype if dtype in ("fp32", "bf16") else "fp16")
     source = positions if spec.layout == "encoder-decoder" else 0
-    weights, cache = counts.weight_bytes(dtype), counts.cache_bytes(positions, batch=batch, dtype=dtype, source=source)
+    rates = _measured(dtype) if speed else None
+    if read is not None and matmul is not None:
+        rates = read * 1e9, matmul * 1e9
+    predicted = rates and predict(
+        counts, positions, read=rates[0], flops=rates[1], dtype=dtype, cache_dtype=cache_dtype, source=source
+    )
     if as_json:
-        chosen = {"dtype": dtype, "weight_bytes": weights, "cache_bytes": cache}
-        screen.result(counts.to_dict(positions, batch=batch, source=source) | {"chosen": chosen})
+        cache = counts.cache_bytes(positions, batch=batch, dtype=cache_dtype, source=source)
+        chosen = {
+            "dtype": dtype,
+            "cache_dtype": cache_dtype,
+            "weight_bytes": counts.weight_bytes(dtype),
+            "cache_bytes": cache,
+        }
+        more = {"chosen": chosen, "stored_bytes": stored, "predicted": predicted and predicted.to_dict()}
+        screen.result(counts.to_dict(positions, batch=batch, source=source) | more)
         return
+    _show_parts(counts)
+    _show("cost", _costs(counts, positions, batch, (dtype, cache_dtype), source) + _stored(stored))
+    _show("training in fp32, with AdamW", _training(counts, positions, batch, source))
+    if predicted and rates:
+        _show(
+            f"at most, with {rates[0] / 1e9:,.1f} GB/s and {rates[1] / 1e9:,.0f} GFLOP/s", _speed(predicted, positions)
+        )
+
+
+def _spec_of(model: str, ignore: Sequence[str], offline: bool) -> tuple[ModelSpec, dict[str, int]]:
+    """The spec of a path or of a known model, and the bytes of its tensors by the type they are stored in."""
+    from triptych import families
+    from triptych.checkpoints.header import read_header
+    from triptych.errors import CheckpointError, nearest
+
+    if model in NAMED and not Path(model).exists():
+        return families.read_config(dict(NAMED[model]), where=model), {}
+    try:
+        header = read_header(model, ignore, offline=offline, weights=False)
+    except CheckpointError as error:
+        if similar := nearest(model, NAMED) if "/" not in model and not Path(model).exists() else "":
+            raise CheckpointError(f"{error}{similar}") from None
+        raise
+    stored: Counter[str] = Counter()
+    for info in header.source.infos.values() if header.source is not None else ():
+        stored[info.dtype] += info.nbytes
+    return header.spec, dict(stored)
+
+
+def _measured(dtype: str) -> tuple[float, float]:
+    """Bytes that this machine reads and FLOPs that it computes in a second."""
+    with screen.waiting("rates of the machine"):
+        from triptych.measure.limits import measure_rates
+
+        rates = measure_rates()
+    return rates.read, rates.fp32 if dtype == "fp32" else max(rates.fp32, rates.bf16)
+
+
+def _show_parts(counts: Count) -> None:
     numbers = ["parameters", "share"]
     parts = screen.table("part", *numbers, right=numbers)
     for name, number in counts.parameters.items():
@@ -46,18 +139,61 @@ def count(
     parts.add_row("total", f"{counts.total:,}", "", style="bold")
     if counts.active != counts.total:
         parts.add_row("used by one token", f"{counts.active:,}", f"{counts.active / counts.total:.1%}")
+    screen.show(parts, f"{counts.spec.family}, {counts.spec.layout}")
+
+
+def _costs(counts: Count, positions: int, batch: int, dtypes: tuple[str, str], source: int) -> list[Row]:
+    dtype, cache_dtype = dtypes
+    size, decodes = f"{batch:,} × {positions:,} positions", counts.spec.decoder is not None
+    rows = [_bytes(f"bytes of weights, {dtype}", counts.weight_bytes(dtype))]
+    if decodes:
+        caches = counts.caches_bytes(positions, batch=batch, dtype=cache_dtype, source=source)
+        rows += [_bytes(f"bytes of cache, {cache_dtype}, {size}", sum(caches.values()))]
+        if caches["cross"]:
+            rows += [_bytes(f"  of {name}-attention", number) for name, number in caches.items()]
+    prompt = counts.prefill_flops(positions, source=source)
+    rows += [(f"FLOPs to read {size}", f"{batch * prompt:,}", "")]
+    if decodes:
+        step = counts.decode_flops(positions, source=source)
+        rows += [("FLOPs to generate one more token each", f"{batch * step:,}", "")]
+        read = counts.step_bytes(dtype) + sum(caches.values())
+        rows += [("FLOPs a byte read: a prompt", f"{batch * prompt / counts.step_bytes(dtype):,.1f}", "")]
+        rows += [("FLOPs a byte read: one more token each", f"{batch * step / read:,.1f}", "")]
+    return rows
+
+
+def _stored(stored: dict[str, int]) -> list[Row]:
+    total = _bytes("bytes of weights in the file", sum(stored.values()))
+    return [total, *(_bytes(f"  {name}", number) for name, number in sorted(stored.items()))] if stored else []
+
+
+def _training(counts: Count, positions: int, batch: int, source: int) -> list[Row]:
     size = f"{batch:,} × {positions:,} positions"
-    rows = [(f"bytes of weights, {dtype}", f"{weights:,}", mib(weights))]
-    if spec.decoder is not None:
-        rows += [(f"bytes of cache, {dtype}, {size}", f"{cache:,}", mib(cache))]
-    rows += [(f"FLOPs to read {size}", f"{batch * counts.prefill_flops(positions, source=source):,}", "")]
-    if spec.decoder is not None:
-        rows += [
-            ("FLOPs to generate one more token each", f"{batch * counts.decode_flops(positions, source=source):,}", "")
-        ]
-    rows += [(f"FLOPs to train on {size}", f"{batch * counts.training_flops(positions, source=source):,}", "")]
-    costs = screen.table("cost", "number", "size", right=["number", "size"])
+    rows = [(f"FLOPs to train on {size}", f"{batch * counts.training_flops(positions, source=source):,}", "")]
+    memory = counts.training_bytes(positions, batch=batch, source=source)
+    again = counts.training_bytes(positions, batch=batch, source=source, recompute=True)
+    rows += [_bytes(f"bytes of {name.replace('_', ' ')}", number) for name, number in memory.items()]
+    rows += [_bytes("bytes of activations, with recompute", again["activations"])]
+    return [
+        *rows,
+        _bytes("bytes in all", sum(memory.values())),
+        _bytes("bytes in all, with recompute", sum(again.values())),
+    ]
+
+
+def _speed(predicted: Prediction, positions: int) -> list[Row]:
+    rows = [(f"tokens a second, a prompt of {positions:,}", f"{predicted.prefill:,.0f}", "")]
+    if predicted.decode is not None:
+        rows += [(f"tokens a second, decoding after {positions:,}", f"{predicted.decode:,.1f}", "")]
+    return [*rows, ("FLOPs a byte of the machine", f"{predicted.machine_intensity:,.1f}", "")]
+
+
+def _bytes(name: str, number: int) -> Row:
+    return name, f"{number:,}", mib(number)
+
+
+def _show(title: str, rows: Sequence[Row]) -> None:
+    table = screen.table(title, "number", "size", right=["number", "size"])
     for row in rows:
-        costs.add_row(*row)
-    screen.show(parts, f"{spec.family}, {spec.layout}")
-    screen.show(costs)
+        table.add_row(*row)
+    screen.show(table)

@@ -15,13 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from triptych.count import Count
+from triptych.count import Count, read_in_a_step
 from triptych.measure.jobs import BenchJob
 from triptych.measure.report import Limit, Rates
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.spec import LearnedSpec, MoESpec
-from triptych.spec.parts import TableSpec
 
 READ_BYTES = 512 << 20  # much more than any cache holds
 SQUARE = 2048  # rows and columns of the matrices of the matmul rate
@@ -42,26 +40,11 @@ def costs(module: Transformer, cache_bytes: int) -> Costs:
 
 
 def step_bytes(module: Transformer) -> int:
-    """Bytes of weights that decoding one token of one row reads, as they lie in memory.
-
-    All of the decoder and the head but the tables, of which a token uses one row; where the head is tied to the
-    embedding the head reads it whole.  Of a mixture the experts that a token goes through.  Of cross-attention not the
-    maps to keys and values, which are applied once to a source.
-    """
-    spec = module.spec
-    used = {
-        f"{name}.experts.": Fraction(part.top_k, part.experts)
-        for name, part in spec.walk()
-        if isinstance(part, MoESpec)
-    }
+    """Bytes of weights that decoding one token of one row reads (`count.read_in_a_step`), as they lie in memory."""
     total = Fraction(0)
-    for name, part in spec.walk():
-        kept_apart = isinstance(part, TableSpec | LearnedSpec) or name.endswith((".cross.k", ".cross.v"))
-        if kept_apart or not name.startswith(("decoder.", "head.")):
-            continue
-        share = next((share for prefix, share in used.items() if name.startswith(prefix)), Fraction(1))
-        owner = module.get_submodule(name)
-        total += share * sum(nbytes(getattr(owner, leaf)) for leaf in part.tensors())
+    for name, _, share in read_in_a_step(module.spec):
+        owner, _, leaf = name.rpartition(".")
+        total += share * nbytes(getattr(module.get_submodule(owner), leaf))
     return round(total)
 
 

@@ -1,41 +1,28 @@
-"""Parameters, bytes and FLOPs of a model from its spec alone: no weights, no torch.
-
-A multiply and an add are two FLOPs, so a matmul of `[m, k]` by `[k, n]` is `2 m n k`.  Only matmuls are counted: norms,
-activations, softmax and lookups are a few operations an element.  Every query is counted against every key its window
-leaves, masked by causality or not, which is what a dense kernel computes and how the field counts.
-"""
+"""Parameters, bytes and FLOPs of a model from its spec alone: no weights, no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
+from triptych.count.activations import kept_numbers
+from triptych.count.flops import head_flops, kv_width, span_of, stack_flops
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
 from triptych.spec import (
-    AttentionSpec,
-    ClassHeadSpec,
     DisentangledSpec,
-    FramesSpec,
-    Input,
     LayerNormSpec,
     LearnedSpec,
-    LinearSpec,
     ModelSpec,
     MoESpec,
-    Part,
-    PatchesSpec,
-    PoolingSpec,
     RMSNormSpec,
-    StackSpec,
     T5BucketsSpec,
 )
-from triptych.spec.masks import And, Mask, Window
-from triptych.spec.parts import BlockSpec, FeedForward
+from triptych.spec.parts import TableSpec
 
 # Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
 _PACKED = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
@@ -72,12 +59,43 @@ class Count:
         """Bytes of the keys and values of `batch` rows of `positions` tokens: `positions * G * (K + Kv)` numbers a
         layer.  A layer with a window keeps no more than it sees; cross-attention keeps `source` positions; an
         encoder alone keeps nothing."""
-        decoder, numbers = self.spec.decoder, 0
-        for block in decoder.blocks if decoder is not None else ():
-            span = visible(decoder.kinds[block.attn.kind].mask) if decoder is not None else None
-            numbers += _kv_width(block.attn) * (positions if span is None else min(positions, span))
-            numbers += _kv_width(block.cross) * source if block.cross is not None else 0
-        return _bytes(numbers * batch, dtype)
+        return sum(self.caches_bytes(positions, batch=batch, dtype=dtype, source=source).values())
+
+    def caches_bytes(
+        self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0
+    ) -> dict[Literal["self", "cross"], int]:
+        """`cache_bytes` of self-attention and of cross-attention."""
+        own = cross = 0
+        decoder = self.spec.decoder
+        for block in () if decoder is None else decoder.blocks:
+            assert decoder is not None
+            own += kv_width(block.attn) * span_of(decoder, block.attn.kind, positions)
+            cross += kv_width(block.cross) * source if block.cross is not None else 0
+        return {"self": _bytes(own * batch, dtype), "cross": _bytes(cross * batch, dtype)}
+
+    def step_bytes(self, dtype: str = "bf16") -> int:
+        """Bytes of the weights that one token goes through, in one dtype: those that a step of decoding reads, or an
+        encoder's once for all its tokens (`read_in_a_step`).  Raises InputError for another dtype."""
+        return _bytes(round(sum(share * prod(shape) for _, shape, share in read_in_a_step(self.spec))), dtype)
+
+    def training_bytes(
+        self, tokens: int, *, batch: int = 1, source: int = 0, optimizer: Literal["adamw", "muon"] = "adamw",
+        recompute: bool = False,
+    ) -> dict[str, int]:  # fmt: skip
+        """Bytes in memory at the end of a forward in training, in fp32, before gradients are freed.
+
+        Weights and gradients are four bytes a parameter.  AdamW keeps two moments of each; Muon one of the matrices in
+        blocks, which it trains, and AdamW's two of the rest.  `activations` is what the backward needs (`kept_numbers`)
+        of `batch` rows of `tokens`, with the logits of all of them; `recompute` keeps the input of each block alone.
+        """
+        momenta = self.parameters["attention"] + self.parameters["mlp"] if optimizer == "muon" else 0
+        kept = sum(kept_numbers(self.spec, tokens, source, recompute=recompute).values())
+        return {
+            "weights": 4 * self.total,
+            "gradients": 4 * self.total,
+            "optimizer_state": 4 * (2 * self.total - momenta),
+            "activations": 4 * batch * kept,
+        }
 
     def flops(self, tokens: int, *, cached: int = 0, logits: int | None = None, source: int = 0) -> dict[str, int]:
         """Matmul FLOPs of one forward of a row: `tokens` new ones after `cached`, by part.
@@ -88,10 +106,10 @@ class Count:
         total: Counter[str] = Counter(projections=0, scores=0, mlp=0, head=0)
         spec = self.spec
         if spec.encoder is not None and not (spec.decoder is not None and cached):
-            total.update(_stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0))
+            total.update(stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0))
         if spec.decoder is not None:
-            total.update(_stack_flops(spec.decoder, tokens, cached, source))
-        total["head"] += _head_flops(spec, tokens if logits is None else logits)
+            total.update(stack_flops(spec.decoder, tokens, cached, source))
+        total["head"] += head_flops(spec, tokens if logits is None else logits)
         return dict(total)
 
     def prefill_flops(self, tokens: int, *, source: int = 0) -> int:
@@ -110,7 +128,7 @@ class Count:
         """Numbers in the score matrices of one row of `tokens`, all layers and heads: what O(T^2) is about."""
         stacks = self.spec.stacks.values()
         return sum(
-            block.attn.heads * tokens * _span(stack, block.attn.kind, tokens)
+            block.attn.heads * tokens * span_of(stack, block.attn.kind, tokens)
             for stack in stacks
             for block in stack.blocks
         )
@@ -126,6 +144,10 @@ class Count:
             "parameters": {**self.parameters, "total": self.total, "active": self.active},
             "weight_bytes": {dtype: self.weight_bytes(dtype) for dtype in DTYPES},
             "cache_bytes": caches,
+            "caches_bytes": self.caches_bytes(positions, batch=batch, source=source),
+            "step_bytes": {dtype: self.step_bytes(dtype) for dtype in DTYPES},
+            "training_bytes": self.training_bytes(positions, batch=batch, source=source),
+            "training_bytes_recomputed": self.training_bytes(positions, batch=batch, source=source, recompute=True),
             "flops": {
                 "prefill": self.prefill_flops(positions, source=source),
                 "decode": self.decode_flops(positions, source=source) if self.spec.decoder is not None else 0,
@@ -145,6 +167,28 @@ def count(spec: ModelSpec) -> Count:
     return Count(spec, dict(total))
 
 
+def read_in_a_step(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], Fraction]]:
+    """The tensors that one token goes through: the name of each, its shape, and the share of it that is read.
+
+    Of tables of embeddings a token uses one row, so they are left out; a head that is tied to one reads it whole.  Of a
+    mixture the experts that a token goes through.  Of an encoder-decoder what one step of decoding reads: no encoder,
+    and of cross-attention not the maps to keys and values, which are applied once to a source.
+    """
+    used = {
+        f"{name}.experts.": Fraction(part.top_k, part.experts)
+        for name, part in spec.walk()
+        if isinstance(part, MoESpec)
+    }
+    stack = "encoder." if spec.decoder is None else "decoder."
+    for name, part in spec.walk():
+        kept_apart = isinstance(part, TableSpec | LearnedSpec) or name.endswith((".cross.k", ".cross.v"))
+        if kept_apart or not name.startswith((stack, "head.")):
+            continue
+        share = next((share for prefix, share in used.items() if name.startswith(prefix)), Fraction(1))
+        for leaf, shape in part.tensors().items():
+            yield f"{name}.{leaf}", shape, share
+
+
 def _part_of(name: str, part: object) -> str:
     if isinstance(part, LayerNormSpec | RMSNormSpec):
         return "norms"
@@ -153,89 +197,6 @@ def _part_of(name: str, part: object) -> str:
     places = {"attn": "attention", "cross": "attention", "mlp": "mlp", "embed": "embedding", "head": "head"}
     places["branch"] = "mlp"
     return next(places[word] for word in name.split(".") if word in places)
-
-
-def visible(mask: Mask) -> int | None:
-    """How many keys a query can see at most under a window, None when nothing bounds it."""
-    if isinstance(mask, Window):
-        return mask.back + mask.ahead
-    if isinstance(mask, And):
-        return min((span for part in mask.parts if (span := visible(part)) is not None), default=None)
-    return None
-
-
-def _span(stack: StackSpec, kind: str, keys: int) -> int:
-    span = visible(stack.kinds[kind].mask)
-    return keys if span is None else min(keys, span)
-
-
-def _kv_width(attn: AttentionSpec) -> int:
-    return attn.kv_heads * (attn.head_width + attn.value_width)
-
-
-def _stack_flops(stack: StackSpec, tokens: int, cached: int, source: int) -> Counter[str]:
-    total: Counter[str] = Counter()
-    total["projections"] += _input_flops(stack.embed, tokens)
-    for block in stack.blocks:
-        attn, cross = block.attn, block.cross
-        total["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))
-        total["scores"] += _scores(attn, tokens, _span(stack, attn.kind, cached + tokens))
-        total.update(_distances(stack.kinds[attn.kind].position, attn, tokens, cached + tokens))
-        if cross is not None:
-            total["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
-            total["projections"] += 0 if cached else sum(_linear(part, source) for part in (cross.k, cross.v))
-            total["scores"] += _scores(cross, tokens, source)
-        total["mlp"] += sum(_linear(part, tokens) for part in _used(block.mlp))
-        if isinstance(block, BlockSpec) and block.branch is not None:
-            total["mlp"] += 2 * tokens * prod(block.branch.conv.tensors()["weight"])
-    return total
-
-
-def _distances(position: Part | None, attn: AttentionSpec, queries: int, keys: int) -> dict[str, int]:
-    """What disentangled attention adds: the distances of a row mapped, and scored against all queries and keys.  Of
-    logarithmic buckets, as many as there are when the row is long enough to need them all."""
-    if not isinstance(position, DisentangledSpec):
-        return {}
-    reached = min(2 * keys - 1, 2 * position.span)
-    meets = {"c2p": (attn.pos_k or attn.k, queries), "p2c": (attn.pos_q or attn.q, keys)}
-    terms = [meets[term] for term in position.terms]
-    return {
-        "projections": sum(_linear(mapped, reached) for mapped, _ in terms),
-        "scores": sum(2 * count * reached * attn.heads * attn.head_width for _, count in terms),
-    }
-
-
-def _used(mlp: FeedForward | None) -> list[LinearSpec]:
-    """The matrices one token goes through: of a mixture, its router and `top_k` experts."""
-    parts: list[Part | None] = [mlp.router, *(mlp.expert,) * mlp.top_k] if isinstance(mlp, MoESpec) else [mlp]
-    return [part for whole in parts if whole is not None for _, part in whole.walk() if isinstance(part, LinearSpec)]
-
-
-def _input_flops(embed: Input, positions: int) -> int:
-    match embed:
-        case FramesSpec():  # the first convolution runs on every frame, the second on every position
-            first, second = prod(embed.conv1.tensors()["weight"]), prod(embed.conv2.tensors()["weight"])
-            return 2 * positions * (embed.stride * first + second)
-        case PatchesSpec():
-            return 2 * (positions - 1) * prod(embed.tensors()["weight"])
-    return sum(_linear(part, positions) for part in (embed.widen, embed.project) if part is not None)
-
-
-def _head_flops(spec: ModelSpec, places: int) -> int:
-    head = spec.head
-    if head is None or (isinstance(head, PoolingSpec) and head.mode != "dense"):
-        return 0
-    rows = 1 if isinstance(head, ClassHeadSpec | PoolingSpec) else places
-    return sum(_linear(part, rows) for _, part in head.walk() if isinstance(part, LinearSpec))
-
-
-def _linear(part: LinearSpec, tokens: int) -> int:
-    return 2 * tokens * part.inputs * part.outputs
-
-
-def _scores(attn: AttentionSpec, queries: int, keys: int) -> int:
-    """q against k, then the weights against v."""
-    return 2 * queries * keys * attn.heads * (attn.head_width + attn.value_width)
 
 
 def _bytes(numbers: int, dtype: str) -> int:
