@@ -61,7 +61,7 @@ def against_transformers(case: Case) -> None:
     spec = case.model.spec
     prefixes = {name: f"{name}." if spec.layout == "encoder-decoder" else "" for name in spec.stacks}
     read = [f"{p}{site}" for p in prefixes.values() for site in ("embed", "blocks.*.resid_post", "final")]
-    worst: dict[str, float] = {}
+    layers: dict[str, Layer] = {}
     difference = 0.0
     for i, row in enumerate(case.rows):
         session = Session(Plan.of(spec, read))
@@ -76,10 +76,24 @@ def against_transformers(case: Case) -> None:
             last = f"blocks.{len(stack.blocks) - 1}.resid_post" if spec.family in UNNORMED else "final"
             for site, state in zip(("embed", *middle, last), states, strict=True):
                 full = prefixes[name] + site
-                relative = max_abs_diff(trace[full], list(state)) / float(state.abs().max())
-                worst[full] = max(worst.get(full, 0.0), relative)
-    case.layers += [Layer(site, value) for site, value in worst.items()]
+                layer = _layer(full, trace[full][0], state[0], case.threshold)
+                layers[full] = _further(layers.get(full, layer), layer)
+    case.layers += layers.values()
     case.record("transformers", difference, case.threshold, f"{type(peer).__name__}, fp32")
+
+
+def _layer(site: str, ours: Tensor, theirs: Tensor, threshold: float) -> Layer:
+    """One row at one site, [T, D] each."""
+    by_position = (ours.double() - theirs.double()).abs().amax(-1) / float(theirs.abs().max())
+    apart = (~(by_position <= threshold)).nonzero().flatten().tolist()
+    return Layer(site, float(by_position.max()), apart[0] if apart else None)
+
+
+def _further(a: Layer, b: Layer) -> Layer:
+    """Of two rows at one site the greater difference and the lower position."""
+    begins = [layer.first_position for layer in (a, b) if layer.first_position is not None]
+    greatest = float(torch.tensor([a.difference, b.difference], dtype=torch.float64).max())  # NaN where either is
+    return Layer(a.site, greatest, min(begins, default=None))
 
 
 def _peer(model: Model) -> Any:

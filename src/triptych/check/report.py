@@ -25,10 +25,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Layer:
-    """How far one site is from the peer's: max |Δ| over max |theirs|."""
+    """How far one site is from the peer's: max |Δ| over max |theirs|.  `first_position` is the lowest position of any
+    row that is further than the threshold, None where none is."""
 
     site: str
     difference: float
+    first_position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,12 @@ class Report:
     @property
     def first_difference(self) -> str | None:
         """The lowest site that is further from the peer's than the threshold."""
-        return next((layer.site for layer in self.layers if not layer.difference <= self.threshold), None)
+        return None if (layer := self.first_layer) is None else layer.site
+
+    @property
+    def first_layer(self) -> Layer | None:
+        """That site with its difference, and the position it begins at."""
+        return next((layer for layer in self.layers if not layer.difference <= self.threshold), None)
 
     def to_dict(self) -> dict[str, Any]:
         findings = [asdict(finding) | {"passed": finding.passed} for finding in self.findings]

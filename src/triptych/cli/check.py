@@ -97,6 +97,9 @@ def _show(report: Report, *, as_json: bool) -> None:
         screen.show(quality, "quality")
     for line in report.skipped:
         out.print(f"skipped: {line}", style="dim")
-    if report.first_difference is not None:
-        out.print(f"first difference from transformers: {report.first_difference}", style="bold")
+    if (layer := report.first_layer) is not None:
+        begins = "" if layer.first_position is None else f", from position {layer.first_position} on"
+        out.print(f"first difference from transformers: {layer.site}{begins}", style="bold")
+    elif report.layers and any(one.name == "transformers" and one.passed is False for one in report.findings):
+        out.print("every site agrees with transformers: the difference is in the head", style="bold")
     out.print("passed" if report.passed else f"FAILED: over {report.threshold:g}", style="bold")
