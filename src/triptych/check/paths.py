@@ -15,13 +15,14 @@ from triptych.generate import Engine, Request
 from triptych.model import Model, load
 from triptych.probe import Plan, Session, sites
 
+ALONE, CACHED, CHUNKED = "row in a batch = row alone", "cached = uncached", "prefill in chunks = in one"
 MAX_COPIED_BYTES = 1 << 30  # bytes of weights up to which a copy on disk is made
 
 
 def alone(case: Case) -> None:
     """A row of a batch against the row alone."""
     alone = [case.run(slice(i, i + 1))[0] for i in range(len(case.rows))]
-    case.record("row in a batch = row alone", max_abs_diff(case.run(), alone), case.threshold)
+    case.record(ALONE, max_abs_diff(case.run(), alone), case.threshold)
 
 
 def causal(case: Case) -> None:
@@ -53,7 +54,7 @@ def cached(case: Case) -> None:
                     row.ids.append(ids[len(row.ids)])
     cached = [torch.log_softmax(torch.stack(row).double(), dim=-1) for row in cached_scores]
     plain = [x[-steps - 1 :] for x in case.run()]
-    case.record("cached = uncached", max_abs_diff(cached, plain), case.threshold, f"{steps} steps")
+    case.record(CACHED, max_abs_diff(cached, plain), case.threshold, f"{steps} steps")
 
 
 def chunked(case: Case) -> None:
@@ -64,7 +65,22 @@ def chunked(case: Case) -> None:
         whole, parts = (
             torch.log_softmax(_engine(case, case.decoded, chunk).logits().double(), dim=-1) for chunk in (None, 5)
         )
-    case.record("prefill in chunks = in one", max_abs_diff([parts], [whole]), case.threshold, "chunks of 5")
+    case.record(CHUNKED, max_abs_diff([parts], [whole]), case.threshold, "chunks of 5")
+
+
+def margin(case: Case) -> None:
+    """How far apart the two likeliest tokens must be for greedy text not to depend on batch, cache and chunks.
+
+    Two log-probabilities that each move by a difference change their order only where they are less than twice the
+    difference apart.
+    """
+    ways = [finding.difference for finding in case.findings if finding.name in (ALONE, CACHED, CHUNKED)]
+    if case.model.spec.decoder is None or headless(case.model) or not ways:
+        return
+    best = (scores.topk(2, -1).values for scores in case.run() if scores.shape[-1] > 1)
+    gap = min((float((two[:, 0] - two[:, 1]).min()) for two in best), default=0.0)
+    note = f"no limit; the two likeliest tokens of these rows are at least {gap:.1e} apart"
+    case.record("margin of greedy text", 2 * float(torch.tensor(ways).max()), None, note)
 
 
 def _engine(case: Case, prompts: list[list[int]], chunk: int | None = None) -> Engine:
@@ -107,4 +123,4 @@ def half(case: Case) -> None:
     case.record("bf16 against fp32", max_abs_diff(replace(case, model=small).run(), case.run()), None, "no limit")
 
 
-ALL = (alone, causal, cached, chunked, reading, saved, half)
+ALL = (alone, causal, cached, chunked, margin, reading, saved, half)
