@@ -23,7 +23,7 @@ from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.other_libraries import NamesOfOthers, answers_arguments, of_model
-from triptych.probe import Edits, Plan, Reads, Session, Trace
+from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, patch
 from triptych.quantize import packing_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
@@ -393,6 +393,9 @@ class Model(metaclass=NamesOfOthers):
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a generation: the config's, and the tokenizer's."""
         return tasks.end_ids(self.inputs)
+
+    patch = patch
+    ablate = ablate
 
     def _forward(
         self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps

@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING
 from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
+    from triptych.probe.ablation import AblatedUnit, Ablations, ablate
+    from triptych.probe.metric import Metric
+    from triptych.probe.patching import PatchGrid, patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.session import Session
     from triptych.probe.trace import Trace
 
 __all__ = [
-    "Edit", "Edits", "Plan", "Read", "Reads", "Session", "Site", "Trace", "Where", "add", "put", "sites", "zero",
+    "AblatedUnit", "Ablations", "Edit", "Edits", "Metric", "PatchGrid", "Plan", "Read", "Reads", "Session", "Site",
+    "Trace", "Where", "ablate", "add", "patch", "put", "sites", "zero",
 ]  # fmt: skip
 
 _NAMES = {
+    "ablation": ("AblatedUnit", "Ablations", "ablate"),
+    "metric": ("Metric",),
+    "patching": ("PatchGrid", "patch"),
     "session": ("Session",),
     "trace": ("Trace",),
     "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
