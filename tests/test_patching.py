@@ -260,7 +260,7 @@ def words() -> Model:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"answer": (" longer", 3)}, InputError, r"is 7 tokens .*an answer is one token"),
+        ({"answer": (" longer", 3)}, InputError, r"is 7 tokens .*an answer is one"),
         ({"answer": (3, 3)}, InputError, "same token"),
         ({"answer": (3, 4, 5)}, InputError, "takes two answers"),
         ({"answer": (3, 100000)}, InputError, "not a token id from 0 to"),
@@ -317,7 +317,7 @@ def test_what_cannot_be_patched_is_one_line(
         ({"part": "neurons", "max_runs": 5}, InputError, "111 units and 1 texts are 111 runs, over max_runs=5"),
         ({"positions": [3]}, InputError, "the row has positions 0 to 2"),
         ({"part": "positions", "positions": []}, InputError, "positions is empty"),
-        ({"answer": "ab"}, InputError, "an answer is one token"),
+        ({"answer": "ab"}, InputError, "an answer is one"),
     ],
 )
 def test_what_cannot_be_ablated_is_one_line(

@@ -113,10 +113,9 @@ def token_id(model: ProbedModel, answer: Answer) -> int:
         ids = model.tokenizer.encode(answer, special=False)
         if len(ids) != 1:
             pieces = ", ".join(map(repr, model.tokenizer.tokens(ids))) or "nothing"
-            raise InputError(
-                f"the answer {shown(answer)} is {len(ids)} tokens ({pieces}); an answer is one token: give another "
-                "word, its first token, or an id"
-            )
+            spaced = len(model.tokenizer.encode(f" {answer}", special=False)) == 1
+            instead = f"it is one with a space before it, {f' {answer}'!r}" if spaced else "give another word, or an id"
+            raise InputError(f"the answer {shown(answer)} is {len(ids)} tokens ({pieces}); an answer is one: {instead}")
         answer = ids[0]
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < width:
         raise InputError(f"the answer {shown(answer)} is not a token id from 0 to {width - 1}")
