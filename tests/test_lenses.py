@@ -199,7 +199,7 @@ def test_value_weighted_attention_is_the_length_of_what_each_head_moves(name: st
         ({"top": 0}, InputError, "top=0 must be from 1 to 41"),
         ({"top": 42}, InputError, "top=42 must be"),
         ({"positions": [4]}, InputError, "the row has positions 0 to 3"),
-        ({"positions": []}, InputError, "positions is empty"),
+        ({"positions": []}, InputError, "positions=.* at least one"),
         ({"stack": "encoder"}, InputError, "this decoder model has decoder"),
         ({"target": [1]}, InputError, "a target is for encoder-decoders"),
         ({"max_bytes": 10}, ProbeError, "over max_bytes=10"),

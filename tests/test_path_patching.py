@@ -98,7 +98,7 @@ def test_the_encoder_reaches_the_decoder_through_keys_and_values_of_cross_attent
         ({"receivers": [(0, 1)]}, ProbeError, "it is not after it"),
         ({"senders": [(7, 1)]}, ProbeError, "no attention 'blocks.7.attn'"),
         ({"senders": [(0, 9)]}, ProbeError, r"heads 0\.\.5, not 9"),
-        ({"senders": []}, InputError, "at least one sender"),
+        ({"senders": []}, InputError, "at least one"),
         ({"senders": [3]}, InputError, "3 is not a head"),
         ({"receivers": "final"}, InputError, "must be a list of heads"),
         ({"into": "o"}, InputError, "into is q, k or v"),

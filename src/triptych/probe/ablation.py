@@ -26,9 +26,11 @@ from triptych.probe.prompts import (
     ProbedModel,
     Prompt,
     PromptInput,
+    check_list,
     check_position,
     chunks,
     forward,
+    index_below,
     measured_at,
     prompt_of,
     same_prompts,
@@ -140,13 +142,15 @@ def ablate(
     Raises InputError for positions out of range, answers of several tokens, more than `max_runs` runs and nothing to
     resample from; ProbeError for parts the model does not have, and heads or neurons out of range.
     """
-    if not isinstance(texts, Sequence) or isinstance(texts, str) or not texts:
-        raise InputError(f"texts must be a list of at least one text, not {shown(texts)}")
+    check_list(texts, "texts")
+    if reference is not None:
+        check_list(reference, "reference")
     if part not in get_args(Part) or how not in get_args(Replaced):
         raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(Part))}; "
                          f"replacements {', '.join(get_args(Replaced))}")  # fmt: skip
     measure = metric_of(model, answer, metric)
     every = [prompt_of(model, text, target) for text in texts]
+    places = [measured_at(model, prompt, at) for prompt in every]
     known = _sites(model, part, within)
     made = _units(model, part, known, every, heads, units, positions)
     if len(made) * len(every) > max_runs:
@@ -158,8 +162,7 @@ def ablate(
     new = _replacements(model, known, how, every, others, seed, batch_tokens, max_bytes)
     values, before = torch.full((len(made), len(every)), math.nan), torch.zeros(len(every))
     fired = torch.zeros(values.shape, dtype=torch.bool)
-    for b, prompt in enumerate(every):
-        place = measured_at(model, prompt, at)
+    for b, (prompt, place) in enumerate(zip(every, places, strict=True)):
         plain = forward(model, [EditedRun(prompt, place)])
         own = measure.beside(plain.logits)
         before[b] = own(plain.logits)[0]
@@ -184,6 +187,8 @@ def _has(model: ProbedModel, known: dict[str, Site], prompt: Prompt, unit: Ablat
 def _sites(model: ProbedModel, part: str, within: str) -> dict[str, Site]:
     """The sites whose values a part's ablation replaces.  Raises ProbeError where the model has none."""
     every = sites(model.spec)
+    if not isinstance(within, str):
+        raise InputError(f"within={shown(within)} must be a glob over site names")
     match(within, model.spec, every)  # refuses what names nothing, with the nearest name
     of_part = {n: s for n, s in every.items() if any(fnmatch.fnmatchcase(n, one) for one in _PATTERNS[part])}
     if not of_part:
@@ -202,14 +207,16 @@ def _units(
 ) -> list[AblatedUnit]:  # fmt: skip
     """What is ablated one at a time."""
     for value, name, of in ((heads, "heads", "heads"), (units, "units", "neurons")):
-        if value is not None and (part != of or not len(value)):
-            raise InputError(f"{name}= is for the ablation of {of} and must not be empty")
+        if value is not None and part != of:
+            raise InputError(f"{name}= is for the ablation of {of}; this one is of {part}")
+    for value, name in ((heads, "heads"), (units, "units"), (positions, "positions")):
+        if value is not None:
+            check_list(value, name)
     longest = {name: max(prompt.length(site, model.spec) for prompt in prompts) for name, site in known.items()}
-    for position in positions or ():
-        check_position(position, min(longest.values()), "positions")
-    if positions is not None and not positions:
-        raise InputError("positions is empty; give at least one position, or leave it out")
-    at = None if positions is None else tuple(positions)
+    shortest = min(prompt.length(site, model.spec) for prompt in prompts for site in known.values())
+    if part == "positions":
+        shortest = max(longest.values())
+    at = None if positions is None else tuple(check_position(one, shortest, "positions") for one in positions)
     if part in ("attention", "mlp"):
         return [AblatedUnit(name, (name,), Place(at)) for name in known]
     if part == "blocks":
@@ -238,10 +245,12 @@ def _block(name: str) -> str:
 
 
 def _chosen(wanted: Sequence[int] | None, count: int, what: str) -> Sequence[int]:
-    for i in wanted or ():
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < count:
+    if wanted is None:
+        return range(count)
+    for i in wanted:
+        if index_below(count, i) is None:
             raise ProbeError(f"{what} 0..{count - 1}, not {shown(i)}")
-    return range(count) if wanted is None else wanted
+    return [int(i) for i in wanted]
 
 
 def _replacements(

@@ -26,7 +26,9 @@ from triptych.probe.prompts import (
     BATCH_TOKENS,
     ProbedModel,
     PromptInput,
+    check_list,
     check_position,
+    index_below,
     name_tokens,
     prompt_of,
     token_names,
@@ -97,13 +99,13 @@ def lens(
     name = _stack(model.spec, stack)
     prompt = prompt_of(model, text, target)
     width = vocabulary(model.spec)
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= width:
+    if not index_below(width + 1, top):
         raise InputError(f"top={shown(top)} must be from 1 to {width}, the size of the vocabulary")
     of_text = name == "encoder" or model.spec.layout != "encoder-decoder"
     length = prompt.lengths[0 if of_text else 1]
-    chosen = tuple(range(length) if positions is None else (check_position(p, length, "positions") for p in positions))
-    if not chosen:
-        raise InputError("positions is empty; give at least one position, or leave it out")
+    if positions is not None:
+        check_list(positions, "positions")
+    chosen = tuple(check_position(p, length, "positions") for p in (range(length) if positions is None else positions))
     layers = layer_sites(model.spec, name)
     values = values_at(model, [prompt], layers, BATCH_TOKENS, max_bytes)
     ids, chances = [], []

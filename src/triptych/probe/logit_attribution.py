@@ -29,7 +29,7 @@ from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
 from triptych.probe.ablation import values_at
 from triptych.probe.lenses import vocabulary
-from triptych.probe.metric import Answer, token_id
+from triptych.probe.metric import Answer, answers_of, token_id
 from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, measured_at, name_tokens, prompt_of
 from triptych.spec.model import ModelSpec
 
@@ -94,8 +94,7 @@ def attribute_logit(
     """
     spec = model.spec
     vocabulary(spec)
-    answers = () if answer is None else (answer,) if isinstance(answer, str | int) else tuple(answer)
-    ids = [token_id(model, one) for one in answers]
+    ids = [token_id(model, one) for one in answers_of(answer)]
     if len(ids) > 2:
         raise InputError(f"{len(ids)} answers were given; a logit has one and a difference two")
     prompt = prompt_of(model, text, target)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, shown
-from triptych.probe.prompts import EditedRun, ProbedModel, chunks, forward, name_tokens
+from triptych.probe.prompts import EditedRun, ProbedModel, chunks, forward, index_below, name_tokens
 from triptych.probe.sites import sites
 
 MetricName = Literal["logit-difference", "logit", "probability", "log-probability", "kl"]
@@ -87,8 +87,7 @@ def metric_of(
     Raises InputError for a metric that there is not, an answer that is not one token or not in the vocabulary, and for
     answers that the metric does not take.
     """
-    answers = () if answer is None else (answer,) if isinstance(answer, str | int) else tuple(answer)
-    tokens = tuple(token_id(model, one) for one in answers)
+    tokens = tuple(token_id(model, one) for one in answers_of(answer))
     names = tuple(name_tokens(model, tokens))
     if callable(metric):
         return Metric(getattr(metric, "__name__", "metric"), tokens, names, metric)
@@ -104,6 +103,13 @@ def metric_of(
     return Metric(name, tokens, names)
 
 
+def answers_of(answer: Answer | Sequence[Answer] | None) -> Sequence[Answer]:
+    """The answers of a call: none, one, or those of a list."""
+    if answer is None:
+        return ()
+    return answer if isinstance(answer, Sequence) and not isinstance(answer, str) else (answer,)
+
+
 def token_id(model: ProbedModel, answer: Answer) -> int:
     """The id of an answer.  Raises InputError where it is several tokens, or an id that the logits do not have."""
     width = sites(model.spec)["logits"].width if model.spec.head is not None else 0
@@ -117,6 +123,7 @@ def token_id(model: ProbedModel, answer: Answer) -> int:
             instead = f"it is one with a space before it, {f' {answer}'!r}" if spaced else "give another word, or an id"
             raise InputError(f"the answer {shown(answer)} is {len(ids)} tokens ({pieces}); an answer is one: {instead}")
         answer = ids[0]
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < width:
+    token = index_below(width, answer)
+    if token is None:
         raise InputError(f"the answer {shown(answer)} is not a token id from 0 to {width - 1}")
-    return answer
+    return token

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.prompts import Place, ProbedModel, Prompt, check_position, of_source, token_names
+from triptych.probe.prompts import (
+    Place,
+    ProbedModel,
+    Prompt,
+    check_list,
+    check_position,
+    index_below,
+    of_source,
+    token_names,
+)
 from triptych.probe.reads_and_edits import matrix
 from triptych.probe.sites import Site, match, sites
 
@@ -94,24 +103,28 @@ class Alignment:
 def _pairs(pairs: Pairs | None, lengths: tuple[int, int], what: str) -> dict[int, int]:
     if pairs is None:
         return {i: i for i in range(min(lengths))}
+    check_list(pairs, what)
     out: dict[int, int] = {}
     for pair in pairs:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise InputError(f"{what}: {shown(pair)} is not a pair (clean position, corrupt position)")
         clean = check_position(pair[0], lengths[0], f"{what}, clean position ")
         corrupt = check_position(pair[1], lengths[1], f"{what}, corrupt position ")
         if corrupt in out:
             raise InputError(f"{what}: corrupt position {corrupt} is given twice")
         out[corrupt] = clean
-    if not out:
-        raise InputError(f"{what} is empty; give at least one pair (clean position, corrupt position)")
     return out
 
 
 def patched_sites(model: ProbedModel, site: str | Sequence[str] | None, *, heads: bool) -> list[Site]:
     """The sites that are patched.  Raises ProbeError for those that are not there, and for the logits."""
     known = sites(model.spec)
-    patterns = [site] if isinstance(site, str) else list(site or (("*.z",) if heads else ("*resid_pre",)))
+    if site is None:
+        site = "*.z" if heads else "*resid_pre"
+    patterns = [site] if isinstance(site, str) else site
+    check_list(patterns, "site")
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise InputError(f"site={shown(site)} must be a name, a glob or a list of these")
     names = [one.name for pattern in patterns for one in match(pattern, model.spec, known)]
     if "logits" in patterns:
         raise ProbeError("logits are what is measured; patch a site before them")
@@ -172,14 +185,13 @@ def _columns(
         return [(source, i) for source in of for i in sorted(pairs.text if source else pairs.target)]
     if len(of) > 1:
         raise InputError("positions of which row? the sites are of texts and of targets; choose sites of one stack")
-    if not positions:
-        raise InputError("positions is empty; give at least one position, 'all' or None")
+    check_list(positions, "positions")
     source = of[0]
-    for position in positions:
-        check_position(position, broken.lengths[0 if source else 1], "positions")
+    chosen = [check_position(position, broken.lengths[0 if source else 1], "positions") for position in positions]
+    for position in chosen:
         if position not in (pairs.text if source else pairs.target):
             raise InputError(f"position {position} has no clean position; add it to the alignment")
-    return [(source, int(i)) for i in positions]
+    return [(source, position) for position in chosen]
 
 
 def _heads_of(site: Site, heads: bool | Sequence[int]) -> list[int | None]:
@@ -188,9 +200,8 @@ def _heads_of(site: Site, heads: bool | Sequence[int]) -> list[int | None]:
     count = site.heads or 1
     if heads is True:
         return list(range(count))
-    for head in heads:
-        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < count:
-            raise ProbeError(f"{site.name} has heads 0..{count - 1}, not {shown(head)}")
-    if not heads:
-        raise ProbeError("heads is empty; give at least one head, or True for all")
-    return list(heads)
+    check_list(heads, "heads")
+    chosen = [index_below(count, head) for head in heads]
+    if None in chosen:
+        raise ProbeError(f"{site.name} has heads 0..{count - 1}, not {shown(heads[chosen.index(None)])}")
+    return chosen

@@ -32,8 +32,10 @@ from triptych.probe.prompts import (
     ProbedModel,
     Prompt,
     PromptInput,
+    check_list,
     chunks,
     forward,
+    index_below,
     measured_at,
     prompt_of,
     same_prompts,
@@ -82,10 +84,11 @@ def path_patch(
     direct = isinstance(receivers, str)
     if isinstance(receivers, str) and receivers != "logits":
         raise InputError(f"receivers={shown(receivers)} must be a list of heads (block, head), or 'logits'")
+    check_list(senders, "senders")
+    if not direct:
+        check_list(receivers, "receivers")
     sending = [_head(model.spec, head) for head in senders]
     receiving = [] if isinstance(receivers, str) else [_head(model.spec, head) for head in receivers]
-    if not sending or not (direct or receiving):
-        raise InputError("give at least one sender and one receiver")
     _check_order(model.spec, sending, receiving, into)
     intact = prompt_of(model, clean, target)
     broken = prompt_of(model, corrupt, target if corrupt_target is None else corrupt_target)
@@ -161,7 +164,7 @@ def _head(spec: ModelSpec, head: HeadName) -> tuple[str, int]:
     if name not in known:
         raise ProbeError(f"no attention {shown(name)} in this {spec.family} model{nearest(name, known)}")
     count = known[name].heads or 1
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+    if index_below(count, number) is None:
         raise ProbeError(f"{name} has heads 0..{count - 1}, not {shown(number)}")
     return name, number
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -135,9 +136,25 @@ def measured_at(model: ProbedModel, prompt: Prompt, at: int | None, what: str = 
 
 def check_position(at: object, length: int, what: str) -> int:
     """`at` as a position of a row of so many tokens.  Raises InputError for anything else."""
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < length:
+    position = index_below(length, at)
+    if position is None:
         raise InputError(f"{what}={shown(at)}: the row has positions 0 to {length - 1}, counted from its first token")
-    return at
+    return position
+
+
+def index_below(count: int, value: object) -> int | None:
+    """`value` as an integer from 0 to `count` - 1, NumPy's included; None for anything else."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return number if 0 <= number < count else None
+
+
+def check_list(values: object, what: str) -> None:
+    """Raise InputError for anything but a list with something in it."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+        raise InputError(f"{what}={shown(values)} must be a list of at least one")
 
 
 def token_names(model: ProbedModel, prompt: Prompt, source: bool) -> list[str]:
