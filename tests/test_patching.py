@@ -380,3 +380,24 @@ def test_a_place_is_the_product_of_its_axes() -> None:
     assert changed.nonzero().tolist() == [[1, 0, 1], [2, 0, 1]]
     scores = Place((1,), (2,)).put("blocks.0.attn.scores", 1.0)(torch.zeros(3, 4, 5))
     assert scores.nonzero().tolist() == [[2, 1, i] for i in range(5)]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", FAMILIES.values())
+def test_every_family_is_patched_by_runs_and_by_a_gradient(name: str) -> None:
+    """All that enters the first stack is the clean run; a gradient gives finite estimates at the sites of a block."""
+    model = ours(name)
+    if headless(model):
+        pytest.skip("it has no logits")
+    rows, how = rows_of(model), family_options(model)
+    clean = rows[0]
+    corrupt = clean.flip(0) if isinstance(clean, torch.Tensor) else [12, *clean[1:]]
+    stack = "encoder." if model.spec.layout == "encoder-decoder" else ""
+    score: Any = {"metric": lambda logits: logits.pow(2).sum(-1)}
+    grid = model.patch(clean, corrupt, site=f"{stack}embed", positions=None, **how, **score)
+    assert grid.clean != pytest.approx(grid.corrupt, rel=1e-6)
+    assert float(grid.values) == pytest.approx(grid.clean, rel=1e-3)
+    sites = [f"{stack}blocks.1.{leaf}" for leaf in ("resid_pre", "attn.q", "attn.v", "attn.z", "attn.out", "mlp.out")]
+    estimate = model.patch(clean, corrupt, site=sites, positions=None, gradient=True, **how, **score)
+    assert bool(estimate.values.isfinite().all())
+    assert bool((estimate.values != estimate.corrupt).any())
