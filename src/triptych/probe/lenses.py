@@ -67,12 +67,12 @@ class Lens:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        lines = []
+        lines, width = [], max(map(len, self.layers))
         for t, (position, token) in enumerate(zip(self.positions, self.tokens, strict=True)):
             lines.append(f"position {position}, {token!r}")
             for layer, names, p in zip(self.layers, self.names, self.probabilities.tolist(), strict=True):
                 best = zip(names[t][:SHOWN_TOKENS], p[t], strict=False)
-                lines.append(f"  {layer:<22}" + "  ".join(f"{name!r} {chance:.3f}" for name, chance in best))
+                lines.append(f"  {layer:<{width}}  " + "  ".join(f"{name!r} {chance:.3f}" for name, chance in best))
         return "\n".join(lines)
 
     __repr__ = __str__

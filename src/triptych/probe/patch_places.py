@@ -108,8 +108,8 @@ def _pairs(pairs: Pairs | None, lengths: tuple[int, int], what: str) -> dict[int
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise InputError(f"{what}: {shown(pair)} is not a pair (clean position, corrupt position)")
-        clean = check_position(pair[0], lengths[0], f"{what}, clean position ")
-        corrupt = check_position(pair[1], lengths[1], f"{what}, corrupt position ")
+        clean = check_position(pair[0], lengths[0], f"{what}, clean position")
+        corrupt = check_position(pair[1], lengths[1], f"{what}, corrupt position")
         if corrupt in out:
             raise InputError(f"{what}: corrupt position {corrupt} is given twice")
         out[corrupt] = clean

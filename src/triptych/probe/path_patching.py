@@ -99,22 +99,22 @@ def path_patch(
             f"the clean prompt has {intact.lengths[0]} tokens and the corrupt one {broken.lengths[0]}; a path needs "
             "prompts whose positions correspond"
         )
-    at = measured_at(model, broken, at)
+    broken_at, intact_at = measured_at(model, broken, at), measured_at(model, intact, at)
     outputs = [name for name in sites(model.spec) if name.endswith(".z")]
     frozen = outputs + ([n for n in sites(model.spec) if n.endswith(".mlp.out")] if mlps == "frozen" else [])
     given = values_at(model, [intact], sorted({f"{attention}.z" for attention, _ in sending}), batch_tokens, max_bytes)
     held = values_at(model, [broken], frozen, batch_tokens, max_bytes)
-    plain = forward(model, [EditedRun(intact, at if at is None else min(at, intact.decoded - 1))])
+    plain = forward(model, [EditedRun(intact, intact_at)])
     measure = measure.beside(plain.logits)
-    paths = [EditedRun(broken, at, _frozen_but(sender, given, held)) for sender in sending]
+    paths = [EditedRun(broken, broken_at, _frozen_but(sender, given, held)) for sender in sending]
     if direct:
         values, fired = measured(model, paths, measure, batch_tokens)
         columns: tuple[str, ...] = ("logits",)
         values, fired = values[:, None], fired[:, None]
     else:
-        values, fired = _received(model, broken, at, measure, paths, receiving, into, batch_tokens)
+        values, fired = _received(model, broken, broken_at, measure, paths, receiving, into, batch_tokens)
         columns = tuple(f"{_shown(head)}.{into}" for head in receiving)
-    before, _ = measured(model, [EditedRun(broken, at)], measure, batch_tokens)
+    before, _ = measured(model, [EditedRun(broken, broken_at)], measure, batch_tokens)
     rows = tuple(map(_shown, sending))
     return PatchGrid(str(measure), rows, columns, values, fired, float(measure(plain.logits)), float(before))
 

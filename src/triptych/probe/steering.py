@@ -42,6 +42,8 @@ def steer(
     Raises InputError for prompts that give no difference, or a vector beside prompts; ProbeError for a site that is not
     there, is several, or has heads or keys, and for a vector of another width.
     """
+    if not isinstance(site, str) or not (vector is None or isinstance(vector, Tensor)):
+        raise InputError("site is the name of one site, and vector a tensor [D]")
     known = match(site, model.spec, sites(model.spec))
     if len(known) > 1:
         raise ProbeError(f"{site} names {len(known)} sites; a steering vector is added at one")
