@@ -40,7 +40,8 @@ class PatchGrid:
 
     values      [R, C], row by row the sites (or heads), column by column the positions (or heads); NaN where a site
                 does not have the position or the head.
-    fired       [R, C], whether the clean value differs from the corrupt one there.
+    fired       [R, C], whether the clean value differs from the corrupt one there, be it by rounding: products of dense
+                weights may round differently in batches of other sizes.
     clean, corrupt   the metric of the prompts as they are.
     estimated   whether the values come from one backward pass and not from runs.
     """
