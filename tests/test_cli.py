@@ -32,6 +32,8 @@ COMMANDS = [
     "encode",
     "classify",
     "transcribe",
+    "lens",
+    "patch",
     "convert",
     "explain",
     "lab",

@@ -23,7 +23,7 @@ from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.nn import Row
 from triptych.other_libraries import NamesOfOthers, answers_arguments, of_model
-from triptych.probe import Edits, Plan, Reads, Session, Trace
+from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.quantize import packing_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
@@ -393,6 +393,13 @@ class Model(metaclass=NamesOfOthers):
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a generation: the config's, and the tokenizer's."""
         return tasks.end_ids(self.inputs)
+
+    patch = patch
+    path_patch = path_patch
+    ablate = ablate
+    steer = steer
+    lens = lens
+    attribute_logit = attribute_logit
 
     def _forward(
         self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps

@@ -12,15 +12,33 @@ from typing import TYPE_CHECKING
 from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
+    from triptych.probe.ablation import AblatedUnit, Ablations, ablate
+    from triptych.probe.attention_flow import rollout, value_weighted
+    from triptych.probe.lenses import Lens, lens
+    from triptych.probe.logit_attribution import LogitAttribution, attribute_logit
+    from triptych.probe.metric import Metric
+    from triptych.probe.patching import PatchGrid, patch
+    from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.session import Session
+    from triptych.probe.steering import steer
     from triptych.probe.trace import Trace
 
 __all__ = [
-    "Edit", "Edits", "Plan", "Read", "Reads", "Session", "Site", "Trace", "Where", "add", "put", "sites", "zero",
+    "AblatedUnit", "Ablations", "Edit", "Edits", "Lens", "LogitAttribution", "Metric", "PatchGrid", "Plan", "Read",
+    "Reads", "Session", "Site", "Trace", "Where", "ablate", "add", "attribute_logit", "lens", "patch", "path_patch",
+    "put", "rollout", "sites", "steer", "value_weighted", "zero",
 ]  # fmt: skip
 
 _NAMES = {
+    "ablation": ("AblatedUnit", "Ablations", "ablate"),
+    "attention_flow": ("rollout", "value_weighted"),
+    "lenses": ("Lens", "lens"),
+    "logit_attribution": ("LogitAttribution", "attribute_logit"),
+    "metric": ("Metric",),
+    "patching": ("PatchGrid", "patch"),
+    "path_patching": ("path_patch",),
+    "steering": ("steer",),
     "session": ("Session",),
     "trace": ("Trace",),
     "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),

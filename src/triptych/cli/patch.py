@@ -1,0 +1,141 @@
+"""`triptych patch`: which sites, positions and heads carry what tells two prompts apart."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.screen import plain
+
+if TYPE_CHECKING:
+    from triptych.probe import PatchGrid
+    from triptych.probe.metric import MetricName
+
+PAGE = (".html", ".htm")
+WIDEST = 16  # columns of a table; a wider grid is listed by its largest cells
+
+
+class MetricOption(StrEnum):
+    """The metrics by name."""
+
+    difference = "logit-difference"
+    logit = "logit"
+    probability = "probability"
+    log_probability = "log-probability"
+    kl = "kl"
+
+
+@options.opens
+def patch(
+    checkpoint: options.Checkpoint,
+    clean: Annotated[str, typer.Option("--clean", metavar="TEXT", help="Prompt with the right answer.")],
+    corrupt: Annotated[
+        str, typer.Option("--corrupt", metavar="TEXT", help="Prompt that is run with values of the clean one.")
+    ],
+    answer: Annotated[
+        str | None, typer.Option("--answer", metavar="TOKEN", help="Answer of the clean prompt.", show_default=False)
+    ] = None,
+    other: Annotated[
+        str | None, typer.Option("--other", metavar="TOKEN", help="Answer of the corrupt prompt.", show_default=False)
+    ] = None,
+    metric: Annotated[
+        MetricOption | None,
+        typer.Option(
+            "--metric",
+            help="What is measured; by default the difference of two answers' logits, the log-probability of one, kl "
+            "of none.",
+            show_default=False,
+        ),
+    ] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option("--site", metavar="GLOB", help="Sites to patch; by default the residual stream. Repeatable."),
+    ] = None,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Patch one head at a time, at all positions unless --position is given.")
+    ] = False,
+    position: Annotated[
+        list[int] | None,
+        typer.Option("--position", metavar="P", help="Patch only this position. Repeatable.", show_default=False),
+    ] = None,
+    at: Annotated[
+        int | None,
+        typer.Option("--at", metavar="P", help="Measure here; by default at the last token, or at the mask."),
+    ] = None,
+    align: Annotated[
+        str | None,
+        typer.Option("--align", metavar="PAIRS", help="Positions that correspond, CLEAN:CORRUPT, as in 0:0,1:1,3:2."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder, after its start token."),
+    ] = None,
+    gradient: Annotated[
+        bool, typer.Option("--gradient", help="Estimate all cells from one backward pass instead of running each.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the grid to an offline .html page.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run a prompt with values of another in its place, one site, position or head at a time (activation patching)."""
+    if save is not None:
+        screen.check_suffix(save, PAGE, "--save")
+    if other is not None and answer is None:
+        raise typer.BadParameter("--other needs an --answer to compare with")
+    pairs = None if align is None else _pairs(align)
+    from triptych.cli.loading import load_model
+
+    model = load_model(checkpoint)
+    model.check_words("patch")
+    answers = [one for one in (answer, other) if one is not None]
+    name: MetricName | None = None if metric is None else metric.value
+    with screen.waiting("patching"):
+        grid = model.patch(
+            clean, corrupt, answer=answers or None, metric=name, site=site or None, heads=heads,
+            positions=position or (None if heads else "all"), at=at, align=pairs, target=target, gradient=gradient,
+        )  # fmt: skip
+    facts = [("Model", checkpoint.model), ("Clean", clean), ("Corrupt", corrupt)]
+    if save is not None:
+        from triptych.page import write
+        from triptych.page.interventions import patch_page
+
+        write(save, patch_page(grid, facts))
+        screen.note(f"wrote {save}; open it in a browser")
+    if as_json:
+        screen.result({key.lower(): value for key, value in facts[:1]} | grid.to_dict())
+    elif save is None:
+        _show(grid)
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    """The pairs of --align.  Raises BadParameter for anything else."""
+    try:
+        pairs = [tuple(int(number) for number in pair.split(":")) for pair in text.split(",")]
+    except ValueError:
+        pairs = [()]
+    if any(len(pair) != 2 for pair in pairs):
+        raise typer.BadParameter(f"--align {text} must be pairs CLEAN:CORRUPT, as in 0:0,1:1,3:2")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _show(grid: PatchGrid) -> None:
+    how = ", estimated by one backward pass" if grid.estimated else ""
+    title = f"{grid.metric}: clean {grid.clean:.4f}, corrupt {grid.corrupt:.4f}; share restored{how}"
+    if len(grid.columns) > WIDEST:
+        table = screen.table("site", "at", "metric", right=["metric"])
+        for row, column, value in grid.best(24):
+            table.add_row(row, plain(column), f"{value:.4f}")
+        screen.show(table, plain(title))
+        screen.note(f"the grid has {len(grid.columns)} columns; --save FILE.html or --json shows all of it")
+        return
+    columns = [plain(name) for name in grid.columns]
+    table = screen.table("site", *columns, right=columns)
+    for name, values in zip(grid.rows, grid.restored.tolist(), strict=True):
+        table.add_row(name, *("" if math.isnan(x) else f"{x:.3f}" for x in values))
+    screen.show(table, plain(title))

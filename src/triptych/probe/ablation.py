@@ -1,0 +1,302 @@
+"""Ablation: what the output loses without a head, a layer, a neuron or a position.
+
+The value there is replaced by 0, by its mean over reference texts, or by what another text has there (resampling; Chan
+et al. 2022).  Zero is far from what a model meets where the values have a mean of their own; the other two stay near.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError, ProbeError, shown
+from triptych.probe.metric import Answer, MetricFunction, MetricName, measured, metric_of
+from triptych.probe.prompts import (
+    BATCH_TOKENS,
+    Change,
+    EditedRun,
+    Place,
+    ProbedModel,
+    Prompt,
+    PromptInput,
+    check_list,
+    check_position,
+    chunks,
+    forward,
+    index_below,
+    measured_at,
+    prompt_of,
+    same_prompts,
+)
+from triptych.probe.reads_and_edits import Plan
+from triptych.probe.sites import Site, match, sites
+
+Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
+Replaced = Literal["zero", "mean", "resample"]
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    "heads": ("*.attn.z", "*.cross.z"), "attention": ("*.attn.out", "*.cross.out"), "mlp": ("*.mlp.out",),
+    "blocks": ("*.attn.out", "*.cross.out", "*.mlp.out", "*.branch.out"), "neurons": ("*.mlp.act",),
+    "positions": ("embed", "*.embed"),
+}  # fmt: skip
+MAX_RUNS = 20_000
+
+
+@dataclass(frozen=True)
+class AblatedUnit:
+    """What one ablation replaces: a place at one site, or of a whole block at several."""
+
+    name: str
+    sites: tuple[str, ...]
+    place: Place
+
+
+@dataclass(frozen=True, eq=False)
+class Ablations:
+    """The metric of each text with each unit ablated.
+
+    values   [U, B] of U units and B texts; NaN where a text does not have the position.
+    before   [B], the texts as they are.
+    fired    [U, B], whether the ablation changed a value: not where the replacement is what stands there already.
+    """
+
+    metric: str
+    how: str
+    units: tuple[AblatedUnit, ...]
+    values: Tensor
+    before: Tensor
+    fired: Tensor
+
+    @property
+    def unchanged(self) -> tuple[str, ...]:
+        """The units whose ablation changed no value in any text."""
+        return tuple(
+            unit.name for unit, fired in zip(self.units, self.fired.any(-1).tolist(), strict=True) if not fired
+        )
+
+    @property
+    def effect(self) -> Tensor:
+        """[U], by how much the ablation changes the metric, the mean over texts."""
+        return (self.values - self.before).nanmean(-1)
+
+    def largest(self, count: int = 10) -> list[tuple[str, float]]:
+        """The units whose ablation changes the metric most, with the change."""
+        order = self.effect.abs().nan_to_num(-1.0).argsort(descending=True).tolist()
+        return [(self.units[i].name, float(self.effect[i])) for i in order[:count]]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data; None where there is no value."""
+        finite = [[None if not math.isfinite(x) else x for x in row] for row in self.values.tolist()]
+        names = [unit.name for unit in self.units]
+        return {
+            "metric": self.metric, "how": self.how, "before": self.before.tolist(), "units": names, "values": finite,
+            "effect": self.effect.tolist(), "unchanged": list(self.unchanged),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        title = f"{self.metric}, {self.how} ablation: before {float(self.before.mean()):.4g}"
+        return "\n".join([title, *(f"{effect:+.4f}  {name}" for name, effect in self.largest(24))])
+
+    __repr__ = __str__
+
+
+def ablate(
+    model: ProbedModel,
+    texts: Sequence[PromptInput],
+    part: Part = "heads",
+    *,
+    how: Replaced = "zero",
+    within: str = "*",
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    reference: Sequence[PromptInput] | None = None,
+    answer: Answer | Sequence[Answer] | None = None,
+    metric: MetricName | MetricFunction | None = None,
+    at: int | None = None,
+    target: PromptInput = None,
+    seed: int = 0,
+    max_runs: int = MAX_RUNS,
+    batch_tokens: int = BATCH_TOKENS,
+    max_bytes: int = 1 << 30,
+) -> Ablations:
+    """Run each text once without each unit, and measure it (by default the KL divergence, in nats, from the whole
+    model's distribution at the last position; see `Metric`).
+
+    part        "heads": one head's output (z); "attention", "mlp": what one sublayer adds to the residual stream;
+                "blocks": all that one block adds, so that a pre-norm block passes its input on; "neurons": one number
+                of the MLP's hidden layer (act); "positions": the embedding at one position.
+    how         what stands in its place: "zero"; "mean", over all positions of the `reference` texts (by default the
+                texts); "resample", what one other reference text, drawn with `seed`, has at the same positions.
+    within      a glob over site names that restricts the units, for example "blocks.3.*" or "decoder.*".
+    heads, units, positions   these heads, neurons and positions only; `positions` elsewhere than with "positions"
+                replaces the values at these positions and no others.
+    at, target  as in `patch`; `target` is what the decoder beside an encoder reads with every text.
+
+    Raises InputError for positions out of range, answers of several tokens, more than `max_runs` runs and nothing to
+    resample from; ProbeError for parts the model does not have, and heads or neurons out of range.
+    """
+    check_list(texts, "texts")
+    if reference is not None:
+        check_list(reference, "reference")
+    if part not in get_args(Part) or how not in get_args(Replaced):
+        raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(Part))}; "
+                         f"replacements {', '.join(get_args(Replaced))}")  # fmt: skip
+    measure = metric_of(model, answer, metric)
+    every = [prompt_of(model, text, target) for text in texts]
+    places = [measured_at(model, prompt, at) for prompt in every]
+    known = _sites(model, part, within)
+    made = _units(model, part, known, every, heads, units, positions)
+    if len(made) * len(every) > max_runs:
+        raise InputError(
+            f"{len(made):,} units and {len(every)} texts are {len(made) * len(every):,} runs, over "
+            f"max_runs={max_runs:,}; choose fewer with within=, heads= or units=, or raise max_runs"
+        )
+    others = every if reference is None else [prompt_of(model, text, target) for text in reference]
+    new = _replacements(model, known, how, every, others, seed, batch_tokens, max_bytes)
+    values, before = torch.full((len(made), len(every)), math.nan), torch.zeros(len(every))
+    fired = torch.zeros(values.shape, dtype=torch.bool)
+    for b, (prompt, place) in enumerate(zip(every, places, strict=True)):
+        plain = forward(model, [EditedRun(prompt, place)])
+        own = measure.beside(plain.logits)
+        before[b] = own(plain.logits)[0]
+        runs = {u: EditedRun(prompt, place, _changes(unit, new[b])) for u, unit in enumerate(made)
+                if _has(model, known, prompt, unit)}  # fmt: skip
+        result = measured(model, list(runs.values()), own, batch_tokens)
+        values[list(runs), b], fired[list(runs), b] = result
+    if not bool(fired.any()):
+        raise ProbeError("no ablation changed a value: what is put there stands there already; choose another how=")
+    return Ablations(str(measure), how, tuple(made), values, before, fired)
+
+
+def _changes(unit: AblatedUnit, new: dict[str, Tensor]) -> dict[str, Change]:
+    return {site: unit.place.put(site, new[site]) for site in unit.sites}
+
+
+def _has(model: ProbedModel, known: dict[str, Site], prompt: Prompt, unit: AblatedUnit) -> bool:
+    lengths = [prompt.length(known[site], model.spec) for site in unit.sites]
+    return unit.place.positions is None or max(unit.place.positions) < min(lengths)
+
+
+def _sites(model: ProbedModel, part: str, within: str) -> dict[str, Site]:
+    """The sites whose values a part's ablation replaces.  Raises ProbeError where the model has none."""
+    every = sites(model.spec)
+    if not isinstance(within, str):
+        raise InputError(f"within={shown(within)} must be a glob over site names")
+    match(within, model.spec, every)  # refuses what names nothing, with the nearest name
+    of_part = {n: s for n, s in every.items() if any(fnmatch.fnmatchcase(n, one) for one in _PATTERNS[part])}
+    if not of_part:
+        reason = "its MLPs are mixtures of experts" if part == "neurons" else "it has no such part"
+        raise ProbeError(f"no {part} can be ablated in this {model.spec.family} model: {reason}")
+    names = [within.removeprefix(f"{stack}.") if len(model.spec.stacks) == 1 else within for stack in model.spec.stacks]
+    chosen = {name: site for name, site in of_part.items() if any(fnmatch.fnmatchcase(name, one) for one in names)}
+    if not chosen:
+        raise ProbeError(f"within={within!r} leaves no {part}; their sites are {', '.join(_PATTERNS[part])}")
+    return chosen
+
+
+def _units(
+    model: ProbedModel, part: str, known: dict[str, Site], prompts: Sequence[Prompt], heads: Sequence[int] | None,
+    units: Sequence[int] | None, positions: Sequence[int] | None,
+) -> list[AblatedUnit]:  # fmt: skip
+    """What is ablated one at a time."""
+    for value, name, of in ((heads, "heads", "heads"), (units, "units", "neurons")):
+        if value is not None and part != of:
+            raise InputError(f"{name}= is for the ablation of {of}; this one is of {part}")
+    for value, name in ((heads, "heads"), (units, "units"), (positions, "positions")):
+        if value is not None:
+            check_list(value, name)
+    longest = {name: max(prompt.length(site, model.spec) for prompt in prompts) for name, site in known.items()}
+    shortest = min(prompt.length(site, model.spec) for prompt in prompts for site in known.values())
+    if part == "positions":
+        shortest = max(longest.values())
+    at = None if positions is None else tuple(check_position(one, shortest, "positions") for one in positions)
+    if part in ("attention", "mlp"):
+        return [AblatedUnit(name, (name,), Place(at)) for name in known]
+    if part == "blocks":
+        blocks: dict[str, list[str]] = {}
+        for name in known:
+            blocks.setdefault(_block(name), []).append(name)
+        return [AblatedUnit(block, tuple(names), Place(at)) for block, names in blocks.items()]
+    made = []
+    for name, site in known.items():
+        if part == "positions":
+            chosen = range(longest[name]) if at is None else at
+            made += [AblatedUnit(f"{name} position {i}", (name,), Place((i,))) for i in chosen]
+        elif part == "heads":
+            for head in _chosen(heads, site.heads or 1, f"{name} has heads"):
+                made.append(AblatedUnit(f"{name} head {head}", (name,), Place(at, (head,))))
+        else:
+            for unit in _chosen(units, site.width, f"{name} has neurons"):
+                made.append(AblatedUnit(f"{name} neuron {unit}", (name,), Place(at, None, (unit,))))
+    return made
+
+
+def _block(name: str) -> str:
+    """The block that a site is of: decoder.blocks.3 of decoder.blocks.3.attn.out."""
+    before, _, after = name.partition("blocks.")
+    return f"{before}blocks.{after.partition('.')[0]}"
+
+
+def _chosen(wanted: Sequence[int] | None, count: int, what: str) -> Sequence[int]:
+    if wanted is None:
+        return range(count)
+    for i in wanted:
+        if index_below(count, i) is None:
+            raise ProbeError(f"{what} 0..{count - 1}, not {shown(i)}")
+    return [int(i) for i in wanted]
+
+
+def _replacements(
+    model: ProbedModel, known: dict[str, Site], how: str, every: Sequence[Prompt], others: Sequence[Prompt], seed: int,
+    batch_tokens: int, max_bytes: int,
+) -> list[dict[str, Tensor]]:  # fmt: skip
+    """For each text, what stands at each site in place of its own values, broadcastable to them."""
+    if how == "zero":
+        return [dict.fromkeys(known, torch.zeros(()))] * len(every)
+    drawn = [_another(prompt, others, seed, i) for i, prompt in enumerate(every)] if how == "resample" else None
+    values = values_at(model, others, list(known), batch_tokens, max_bytes)
+    if drawn is None:
+        means = {name: torch.cat(rows).float().mean(0) for name, rows in values.items()}
+        return [means] * len(every)
+    return [
+        {name: values[name][row][: prompt.length(site, model.spec)] for name, site in known.items()}
+        for prompt, row in zip(every, drawn, strict=True)
+    ]
+
+
+def _another(prompt: Prompt, others: Sequence[Prompt], seed: int, number: int) -> int:
+    """The reference row that text `number` gets values of: another one, as long as it or longer."""
+    fit = [i for i, other in enumerate(others) if _covers(other, prompt) and not same_prompts(other, prompt)]
+    if not fit:
+        raise InputError(
+            f"text {number}: no other reference text is as long ({prompt.lengths[0]} tokens), so there is nothing to "
+            "resample from; give longer ones with reference="
+        )
+    return Random(f"{seed} {number}").choice(fit)
+
+
+def _covers(other: Prompt, prompt: Prompt) -> bool:
+    """Whether each row of the one is as long as that of the other, or longer."""
+    return all(theirs >= own for theirs, own in zip(other.lengths, prompt.lengths, strict=True))
+
+
+def values_at(
+    model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], batch_tokens: int, max_bytes: int
+) -> dict[str, list[Tensor]]:
+    """What each prompt has at each site.  Raises ProbeError where that is more than `max_bytes`."""
+    plan = Plan.of(model.spec, list(names))
+    both = [prompt.lengths for prompt in prompts]
+    plan.check_bytes([b or a for a, b in both], [a for a, b in both if b], max_bytes)
+    values: dict[str, list[Tensor]] = {name: [] for name in names}
+    for some in chunks([EditedRun(prompt, 0) for prompt in prompts], batch_tokens):
+        trace = forward(model, some, list(names)).trace
+        for name in names:
+            values[name] += trace[name]
+    return values

@@ -1,0 +1,259 @@
+"""Direct logit attribution (Elhage et al. 2021): a logit as the sum of what each part of the model adds to it directly.
+
+The residual stream before the head is a sum: the embedding, what each head, each MLP and each bias added.  Everything
+from there to a logit is linear once each norm keeps the scale it had in this run, `1 / rms(x)` or `1 / std(x)`:
+
+    LayerNorm   c -> (c - mean(c)) / std(x) * weight, and the bias as a part of its own
+    RMSNorm     c -> c / rms(x) * weight
+
+so that the parts' contributions sum to the logit.  In post-norm models (BERT) each norm acts on the whole stream, and
+all parts that came before pass through it in this way.  The masked-LM head has an activation, which is taken as the
+gain that it has in this run, `act(y) / y` number by number; where a head caps its logits, the sum is the logit before
+the cap.  A contribution is direct: what later heads and MLPs make of a part counts as theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from triptych import ops
+from triptych.errors import InputError
+from triptych.nn import heads as nn_heads
+from triptych.nn import weights
+from triptych.nn.attention import Attention
+from triptych.nn.linear import LayerNorm, RMSNorm, Scale
+from triptych.nn.stack import Block, ParallelBlock, Stack
+from triptych.probe.ablation import values_at
+from triptych.probe.lenses import vocabulary
+from triptych.probe.metric import Answer, answers_of, token_id
+from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, measured_at, name_tokens, prompt_of
+from triptych.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, eq=False)
+class LogitAttribution:
+    """What each part adds to a logit (or to the difference of two) at one position.
+
+    parts     C names: heads, MLPs, the embedding and biases, in the order of the forward.
+    values    [C], which sum to `logit` up to `error`.
+    logit     the model's own, before a softcap.
+    error     |sum(values) - logit|: the rounding of fp32, and with packed weights that of their kernels.
+    """
+
+    position: int
+    answers: tuple[str, ...]
+    parts: tuple[str, ...]
+    values: Tensor
+    logit: float
+    softcapped: bool = False
+
+    @property
+    def error(self) -> float:
+        return abs(float(self.values.sum()) - self.logit)
+
+    def largest(self, count: int = 12) -> list[tuple[str, float]]:
+        """The parts that add or take most."""
+        order = self.values.abs().argsort(descending=True).tolist()
+        return [(self.parts[i], float(self.values[i])) for i in order[:count]]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "position": self.position, "answers": list(self.answers), "parts": list(self.parts),
+            "values": self.values.tolist(), "logit": self.logit, "error": self.error, "softcapped": self.softcapped,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        capped = ", before the softcap" if self.softcapped else ""
+        of = " - ".join(map(repr, self.answers))
+        title = f"logit of {of} at position {self.position}: {self.logit:.4f}{capped}"
+        lines = [f"{value:+.4f}  {part}" for part, value in self.largest(24)]
+        return "\n".join([f"{title}; all parts sum to {float(self.values.sum()):.4f}", *lines])
+
+    __repr__ = __str__
+
+
+def attribute_logit(
+    model: ProbedModel,
+    text: PromptInput,
+    answer: Answer | Sequence[Answer] | None = None,
+    *,
+    at: int | None = None,
+    target: PromptInput = None,
+    max_bytes: int = 1 << 30,
+) -> LogitAttribution:
+    """What each head, MLP, bias and the embedding add to the logit of `answer` (a token, or two for the difference of
+    their logits; the likeliest token by default) at position `at` (by default as in `patch`).
+
+    Raises InputError for an answer of several tokens and a position out of range, ProbeError for a head that is not
+    over the vocabulary.
+    """
+    spec = model.spec
+    vocabulary(spec)
+    ids = [token_id(model, one) for one in answers_of(answer)]
+    if len(ids) > 2:
+        raise InputError(f"{len(ids)} answers were given; a logit has one and a difference two")
+    prompt = prompt_of(model, text, target)
+    position = measured_at(model, prompt, at)
+    assert position is not None
+    name = list(spec.stacks)[-1]
+    stack = getattr(model.module, name)
+    assert isinstance(stack, Stack)
+    values = values_at(model, [prompt], _sites(spec, name), BATCH_TOKENS, max_bytes)
+    here = {site: rows[0][position] for site, rows in values.items()}
+    with torch.no_grad():
+        capless = _capless(model, here[_prefix(spec, name) + "final"])
+        ids = ids or [int(capless.argmax())]
+        direction = _direction(model, ids)
+        parts = _stream(spec, name, stack, here)
+        _head(model, parts, direction)
+    logit = capless[ids[0]] - (capless[ids[1]] if len(ids) > 1 else 0)
+    softcapped = getattr(spec.head, "softcap", None) is not None
+    every = torch.tensor(parts.numbers, dtype=torch.float64)
+    return LogitAttribution(
+        position, tuple(name_tokens(model, ids)), tuple(parts.names), every, float(logit), softcapped
+    )
+
+
+@dataclass(eq=False)
+class _Parts:
+    """The parts of one vector of the residual stream: C names, and their vectors [C, D] in fp64, which sum to it."""
+
+    names: list[str]
+    vectors: Tensor
+    numbers: list[float] = field(default_factory=list)
+
+    @property
+    def total(self) -> Tensor:
+        return self.vectors.sum(0)
+
+    def add(self, names: Sequence[str], vectors: Tensor) -> None:
+        """More parts, [n, D]; one that is 0 everywhere is left out."""
+        kept = [i for i, vector in enumerate(vectors) if bool(vector.any())]
+        self.names += [names[i] for i in kept]
+        self.vectors = torch.cat([self.vectors, vectors[kept].double()])
+
+    def through(self, norm: object, name: str) -> None:
+        """Pass all parts through a norm whose scale is that of their sum; its bias is a part of its own."""
+        gain, bias = _norm(norm, self.total)
+        self.vectors = gain(self.vectors)
+        if bias is not None:
+            self.add([f"{name} bias"], bias[None])
+
+
+def _norm(norm: object, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """A norm as a linear map of parts [C, D] of `x` [D], and its bias or None."""
+    if isinstance(norm, Scale):
+        factor = norm.spec.factor
+        return (lambda parts: parts * factor), None
+    if isinstance(norm, RMSNorm):
+        weight = (norm.spec.offset + norm.weight.double()) / (x.square().mean() + norm.spec.eps).sqrt()
+        return (lambda parts: parts * weight), None
+    if isinstance(norm, LayerNorm):
+        weight = norm.weight.double() / (x.var(correction=0) + norm.spec.eps).sqrt()
+        bias = None if norm.bias is None else norm.bias.double()
+        return (lambda parts: (parts - parts.mean(-1, keepdim=True)) * weight), bias
+    return (lambda parts: parts), None
+
+
+def _prefix(spec: ModelSpec, stack: str) -> str:
+    return f"{stack}." if spec.layout == "encoder-decoder" else ""
+
+
+def _sites(spec: ModelSpec, stack: str) -> list[str]:
+    """The sites that hold the parts of the stream before the head."""
+    prefix = _prefix(spec, stack)
+    names = [f"{prefix}embed"]
+    for i, block in enumerate(spec.stacks[stack].blocks):
+        names.append(f"{prefix}blocks.{i}.attn.z")
+        names += [f"{prefix}blocks.{i}.cross.z"] if block.cross is not None else []
+        names += [f"{prefix}blocks.{i}.mlp.out"] if block.mlp is not None else []
+        names += [f"{prefix}blocks.{i}.branch.out"] if getattr(block, "branch", None) is not None else []
+    return [*names, f"{prefix}final"]
+
+
+def _stream(spec: ModelSpec, name: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:
+    """The parts of the vector that enters the head, in the order of `Block.forward`."""
+    prefix = _prefix(spec, name)
+    embedded = here[f"{prefix}embed"]
+    parts = _Parts([], embedded.new_zeros((0, len(embedded)), dtype=torch.float64))
+    parts.add([f"{prefix}embed"], embedded[None])
+    for i, block in enumerate(stack.blocks):
+        at = f"{prefix}blocks.{i}"
+        _add_attention(parts, block.attn, block.attn_norm.out, here[f"{at}.attn.z"], f"{at}.attn")
+        if isinstance(block, ParallelBlock):
+            parts.add([f"{at}.mlp"], here[f"{at}.mlp.out"][None])
+            continue
+        assert isinstance(block, Block)
+        parts.through(block.attn_norm.post, f"{at}.attn_norm.post")
+        if block.cross is not None:
+            _add_attention(parts, block.cross, block.cross_norm.out, here[f"{at}.cross.z"], f"{at}.cross")
+            parts.through(block.cross_norm.post, f"{at}.cross_norm.post")
+        if block.mlp is not None:
+            parts.add([f"{at}.mlp"], here[f"{at}.mlp.out"][None])
+            parts.through(block.mlp_norm.post, f"{at}.mlp_norm.post")
+        if block.branch is not None:
+            parts.add([f"{at}.branch"], here[f"{at}.branch.out"][None])
+            parts.through(block.branch.norm, f"{at}.branch.norm")
+    parts.through(stack.final_norm, f"{prefix}final_norm")
+    return parts
+
+
+def _add_attention(parts: _Parts, attn: Attention, out_norm: object, z: Tensor, name: str) -> None:
+    """Each head's part `W_o[:, h] z[h]` of [H, Kv], and the bias, through the norm of the sublayer's output."""
+    by_head = per_head(attn, z[None])[:, 0]
+    own = _Parts([], by_head.new_zeros((0, by_head.shape[-1])))
+    own.add([f"{name} head {h}" for h in range(len(by_head))], by_head)
+    if attn.out.bias is not None:
+        own.add([f"{name}.out bias"], attn.out.bias[None])
+    own.through(out_norm, f"{name}_norm.out")
+    parts.add(own.names, own.vectors)
+
+
+def per_head(attn: Attention, z: Tensor) -> Tensor:
+    """`W_o[:, h] z[:, h]`: [T, H, Kv] -> [H, T, D] in fp64, what each head would add without the bias."""
+    weight = weights.dense(attn.out.weight).double()  # [D, H * Kv]
+    by_head = weight.view(len(weight), z.shape[1], z.shape[2])
+    return torch.einsum("dhk,thk->htd", by_head, z.double())
+
+
+def _direction(model: ProbedModel, ids: Sequence[int]) -> tuple[Tensor, float]:
+    """The row of the unembedding [D] and the bias of an answer, or the differences of two."""
+    head = model.module.head
+    assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
+    rows = [weights.rows(head.proj.weight, i, i + 1)[0].double() for i in ids]
+    bias = [0.0 if head.proj.bias is None else float(head.proj.bias[i]) for i in ids]
+    return (rows[0], bias[0]) if len(ids) == 1 else (rows[0] - rows[1], bias[0] - bias[1])
+
+
+def _head(model: ProbedModel, parts: _Parts, direction: tuple[Tensor, float]) -> None:
+    """From the parts of the vector that enters the head to their contributions to the logit."""
+    head, (row, bias) = model.module.head, direction
+    if isinstance(head, nn_heads.LMHead):
+        parts.vectors = parts.vectors * (1.0 if head.spec.scale is None else head.spec.scale)
+    elif isinstance(head, nn_heads.MaskedLMHead):
+        transform = head.transform
+        parts.vectors = parts.vectors @ weights.dense(transform.dense.weight).double().T
+        if transform.dense.bias is not None:
+            parts.add(["head.transform bias"], transform.dense.bias[None])
+        total = parts.total
+        gain = ops.ACTIVATIONS[transform.spec.act](total) / torch.where(total == 0, torch.ones_like(total), total)
+        parts.vectors = parts.vectors * gain
+        parts.through(transform.norm, "head.transform.norm")
+    parts.numbers = (parts.vectors @ row).tolist()
+    if bias:
+        parts.names.append("head bias")
+        parts.numbers.append(bias)
+
+
+def _capless(model: ProbedModel, final: Tensor) -> Tensor:
+    """The model's logits [V] of a vector that enters its head, before a softcap."""
+    head = model.module.head
+    if isinstance(head, nn_heads.LMHead):
+        return head.proj((final if head.spec.scale is None else final * head.spec.scale)[None])[0].float()
+    assert isinstance(head, nn_heads.MaskedLMHead)
+    return head.proj(head.transform(final[None]))[0].float()

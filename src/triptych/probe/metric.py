@@ -1,0 +1,129 @@
+"""What a run is measured by: one number from the logits [V] at one position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError, shown
+from triptych.probe.prompts import EditedRun, ProbedModel, chunks, forward, index_below, name_tokens
+from triptych.probe.sites import sites
+
+MetricName = Literal["logit-difference", "logit", "probability", "log-probability", "kl"]
+Answer = str | int
+MetricFunction = Callable[[Tensor], Tensor]  # [R, V] logits in fp32 -> [R]
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A number for each row of logits.
+
+    logit-difference   logits[answer] - logits[other]
+    logit              logits[answer]
+    probability        softmax(logits)[answer]
+    log-probability    log_softmax(logits)[answer]
+    kl                 KL(p || softmax(logits)), in nats, where p is the distribution of the unchanged (clean) run
+    """
+
+    name: str
+    tokens: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    function: MetricFunction | None = None
+    reference: Tensor | None = None  # [V], the log-probabilities that kl compares with
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """[R, V] -> [R]."""
+        if self.function is not None:
+            values = self.function(logits)
+            if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
+                gave = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise InputError(
+                    f"the metric gave {gave} for logits {list(logits.shape)}; it must give one number a row"
+                )
+            return values
+        if self.name == "logit-difference":
+            return logits[:, self.tokens[0]] - logits[:, self.tokens[1]]
+        if self.name == "logit":
+            return logits[:, self.tokens[0]]
+        log_p = logits.log_softmax(-1)
+        if self.name == "kl":
+            assert self.reference is not None
+            return torch.nn.functional.kl_div(
+                log_p, self.reference.expand_as(log_p), reduction="none", log_target=True
+            ).sum(-1)
+        chosen = log_p[:, self.tokens[0]]
+        return chosen if self.name == "log-probability" else chosen.exp()
+
+    def beside(self, logits: Tensor) -> Metric:
+        """The metric with the unchanged run's logits [1, V] to compare with; itself where it compares with none."""
+        return replace(self, reference=logits[0].log_softmax(-1)) if self.name == "kl" else self
+
+    def __str__(self) -> str:
+        return self.name + (f" ({' - '.join(self.names)})" if self.names else "")
+
+
+def measured(model: ProbedModel, runs: Sequence[EditedRun], metric: Metric, batch_tokens: int) -> tuple[Tensor, Tensor]:
+    """The metric of each run [R], and whether a change of it changed any value [R]; run in pieces of `batch_tokens`."""
+    values, fired = [torch.zeros(0)], []
+    for some in chunks(runs, batch_tokens):
+        result = forward(model, some)
+        values.append(metric(result.logits).float().cpu())
+        fired += result.fired
+    return torch.cat(values), torch.tensor(fired, dtype=torch.bool)
+
+
+def metric_of(
+    model: ProbedModel,
+    answer: Answer | Sequence[Answer] | None,
+    metric: MetricName | MetricFunction | None,
+) -> Metric:
+    """The metric of a call: by default the difference of two answers' logits, the log-probability of one, and kl
+    where there is no answer.
+
+    Raises InputError for a metric that there is not, an answer that is not one token or not in the vocabulary, and for
+    answers that the metric does not take.
+    """
+    tokens = tuple(token_id(model, one) for one in answers_of(answer))
+    names = tuple(name_tokens(model, tokens))
+    if callable(metric):
+        return Metric(getattr(metric, "__name__", "metric"), tokens, names, metric)
+    name = metric or {0: "kl", 1: "log-probability"}.get(len(tokens), "logit-difference")
+    if name not in get_args(MetricName):
+        raise InputError(f"metric {shown(name)} is not one of {', '.join(get_args(MetricName))}, nor a function")
+    needed = {"kl": 0, "logit-difference": 2}.get(name, 1)
+    if len(tokens) != needed:
+        wanted = ("no answer", "one answer", "two answers: the right one and another")[needed]
+        raise InputError(f"the metric {name} takes {wanted}; {len(tokens)} were given")
+    if len(set(tokens)) < len(tokens):
+        raise InputError(f"the two answers are the same token, {names[0]!r}; their difference is always 0")
+    return Metric(name, tokens, names)
+
+
+def answers_of(answer: Answer | Sequence[Answer] | None) -> Sequence[Answer]:
+    """The answers of a call: none, one, or those of a list."""
+    if answer is None:
+        return ()
+    return answer if isinstance(answer, Sequence) and not isinstance(answer, str) else (answer,)
+
+
+def token_id(model: ProbedModel, answer: Answer) -> int:
+    """The id of an answer.  Raises InputError where it is several tokens, or an id that the logits do not have."""
+    width = sites(model.spec)["logits"].width if model.spec.head is not None else 0
+    if isinstance(answer, str):
+        if model.tokenizer is None:
+            raise InputError(f"this model has no tokenizer; give the answer {answer!r} as a token id")
+        ids = model.tokenizer.encode(answer, special=False)
+        if len(ids) != 1:
+            pieces = ", ".join(map(repr, model.tokenizer.tokens(ids))) or "nothing"
+            spaced = len(model.tokenizer.encode(f" {answer}", special=False)) == 1
+            instead = f"it is one with a space before it, {f' {answer}'!r}" if spaced else "give another word, or an id"
+            raise InputError(f"the answer {shown(answer)} is {len(ids)} tokens ({pieces}); an answer is one: {instead}")
+        answer = ids[0]
+    token = index_below(width, answer)
+    if token is None:
+        raise InputError(f"the answer {shown(answer)} is not a token id from 0 to {width - 1}")
+    return token

@@ -1,0 +1,207 @@
+"""The cells of a patching grid: which sites, heads and positions are patched, and which clean position corresponds to
+each position of the corrupt prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError, ProbeError, shown
+from triptych.probe.prompts import (
+    Place,
+    ProbedModel,
+    Prompt,
+    check_list,
+    check_position,
+    index_below,
+    of_source,
+    token_names,
+)
+from triptych.probe.reads_and_edits import matrix
+from triptych.probe.sites import Site, match, sites
+
+Pairs = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The names of a grid's rows and columns, and for each cell that exists its site and place."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    places: dict[tuple[int, int], tuple[Site, Place]]
+
+    def empty(self) -> tuple[Tensor, Tensor]:
+        """Values [R, C] of NaN, and where patching fired [R, C]."""
+        shape = len(self.rows), len(self.columns)
+        return torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Which clean position corresponds to each corrupt position, of the texts and of the targets."""
+
+    model: ProbedModel
+    intact: Prompt
+    broken: Prompt
+    text: dict[int, int]
+    target: dict[int, int]
+
+    @staticmethod
+    def of(
+        model: ProbedModel,
+        intact: Prompt,
+        broken: Prompt,
+        wanted: Sequence[Site],
+        align: Pairs | None,
+        target_align: Pairs | None,
+    ) -> Alignment:
+        needed = {of_source(one, model.spec) for one in wanted}
+        maps = []
+        for number, (pairs, what) in enumerate(((align, "align"), (target_align, "target_align"))):
+            lengths = intact.lengths[number], broken.lengths[number]
+            if pairs is None and lengths[0] != lengths[1] and (number == 0) in needed:
+                kind = ("texts", "targets")[number]
+                raise InputError(
+                    f"the clean and the corrupt {kind} have {lengths[0]} and {lengths[1]} tokens; state "
+                    f"which positions correspond, {what}=[(clean, corrupt), ...]"
+                )
+            maps.append(_pairs(pairs, lengths, what))
+        over_keys = next((one.name for one in wanted if one.per_key), None)
+        if over_keys is not None and (align, target_align) != (None, None):
+            raise ProbeError(f"{over_keys} is over keys too, which have no alignment; choose another site")
+        if over_keys is not None and intact.lengths != broken.lengths:
+            raise ProbeError(f"{over_keys} is over keys too; the prompts must have the same numbers of tokens")
+        return Alignment(model, intact, broken, *maps)
+
+    def clean(self, at: int, *, source: bool) -> int:
+        """The clean position of a corrupt one.  Raises InputError where it has none."""
+        pairs = self.text if source else self.target
+        check_position(at, self.broken.lengths[0 if source else 1], "at")
+        if at not in pairs:
+            raise InputError(f"at={at} has no clean position; add it to the alignment")
+        return pairs[at]
+
+    def of_site(self, site: Site) -> dict[int, int]:
+        return self.text if of_source(site, self.model.spec) else self.target
+
+    def moved(self, value: Tensor, site: Site) -> Tensor:
+        """The clean value of a site at the corrupt prompt's positions; 0 at those that correspond to none."""
+        if matrix(site.name):
+            return value
+        pairs = self.of_site(site)
+        out = value.new_zeros((self.broken.length(site, self.model.spec), *value.shape[1:]))
+        out[list(pairs)] = value[list(pairs.values())]
+        return out
+
+
+def _pairs(pairs: Pairs | None, lengths: tuple[int, int], what: str) -> dict[int, int]:
+    if pairs is None:
+        return {i: i for i in range(min(lengths))}
+    check_list(pairs, what)
+    out: dict[int, int] = {}
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise InputError(f"{what}: {shown(pair)} is not a pair (clean position, corrupt position)")
+        clean = check_position(pair[0], lengths[0], f"{what}, clean position")
+        corrupt = check_position(pair[1], lengths[1], f"{what}, corrupt position")
+        if corrupt in out:
+            raise InputError(f"{what}: corrupt position {corrupt} is given twice")
+        out[corrupt] = clean
+    return out
+
+
+def patched_sites(model: ProbedModel, site: str | Sequence[str] | None, *, heads: bool) -> list[Site]:
+    """The sites that are patched.  Raises ProbeError for those that are not there, and for the logits."""
+    known = sites(model.spec)
+    if site is None:
+        site = "*.z" if heads else "*resid_pre"
+    patterns = [site] if isinstance(site, str) else site
+    check_list(patterns, "site")
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise InputError(f"site={shown(site)} must be a name, a glob or a list of these")
+    names = [one.name for pattern in patterns for one in match(pattern, model.spec, known)]
+    if "logits" in patterns:
+        raise ProbeError("logits are what is measured; patch a site before them")
+    wanted = [known[name] for name in known if name in set(names) and name != "logits"]
+    without = next((one.name for one in wanted if one.heads is None), None)
+    if heads and without is not None:
+        raise ProbeError(f"{without} has no heads; leave heads= out, or choose a site like *.z")
+    return wanted
+
+
+def cells_of(
+    model: ProbedModel,
+    wanted: Sequence[Site],
+    heads: bool | Sequence[int],
+    positions: Literal["all"] | Sequence[int] | None,
+    broken: Prompt,
+    pairs: Alignment,
+) -> Cells:
+    """Rows are sites; columns positions, or heads where all positions are patched at once; with both, each head of a
+    site has a row."""
+    chosen = {one.name: _heads_of(one, heads) for one in wanted}
+    places: dict[tuple[int, int], tuple[Site, Place]] = {}
+    if positions is None:
+        columns = sorted({head for of in chosen.values() for head in of if head is not None})
+        for r, one in enumerate(wanted):
+            for head in chosen[one.name]:
+                c = 0 if head is None else columns.index(head)
+                places[r, c] = one, Place(tuple(pairs.of_site(one)), None if head is None else (head,))
+        names = tuple(f"head {head}" for head in columns) or ("all positions",)
+        return Cells(tuple(one.name for one in wanted), names, places)
+    columns_at = _columns(model, wanted, positions, broken, pairs)
+    rows = [(one, head) for one in wanted for head in chosen[one.name]]
+    for r, (one, head) in enumerate(rows):
+        for c, (source, position) in enumerate(columns_at):
+            if source == of_source(one, model.spec):
+                places[r, c] = one, Place((position,), None if head is None else (head,))
+    named = {source: token_names(model, broken, source) for source in {source for source, _ in columns_at}}
+    marks = {True: "text ", False: "target "} if len(named) > 1 else dict.fromkeys((True, False), "")
+    return Cells(
+        tuple(one.name if head is None else f"{one.name} head {head}" for one, head in rows),
+        tuple(f"{marks[source]}{position} {named[source][position]}" for source, position in columns_at),
+        places,
+    )
+
+
+def _columns(
+    model: ProbedModel,
+    wanted: Sequence[Site],
+    positions: Literal["all"] | Sequence[int],
+    broken: Prompt,
+    pairs: Alignment,
+) -> list[tuple[bool, int]]:
+    """Whether a column is a position of the text (or of the target), and which."""
+    of = sorted({of_source(one, model.spec) for one in wanted}, reverse=True)
+    if isinstance(positions, str):
+        if positions != "all":
+            raise InputError(f"positions={shown(positions)} must be 'all', a list of positions, or None")
+        return [(source, i) for source in of for i in sorted(pairs.text if source else pairs.target)]
+    if len(of) > 1:
+        raise InputError("positions of which row? the sites are of texts and of targets; choose sites of one stack")
+    check_list(positions, "positions")
+    source = of[0]
+    chosen = [check_position(position, broken.lengths[0 if source else 1], "positions") for position in positions]
+    for position in chosen:
+        if position not in (pairs.text if source else pairs.target):
+            raise InputError(f"position {position} has no clean position; add it to the alignment")
+    return [(source, position) for position in chosen]
+
+
+def _heads_of(site: Site, heads: bool | Sequence[int]) -> list[int | None]:
+    if heads is False:
+        return [None]
+    count = site.heads or 1
+    if heads is True:
+        return list(range(count))
+    check_list(heads, "heads")
+    chosen = [index_below(count, head) for head in heads]
+    if None in chosen:
+        raise ProbeError(f"{site.name} has heads 0..{count - 1}, not {shown(heads[chosen.index(None)])}")
+    return chosen

@@ -1,0 +1,282 @@
+"""Prompts as the interventions and lenses read them, and the edited runs of a prompt as rows of one flat batch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.attention import Rows
+from triptych.errors import InputError, ProbeError, shown
+from triptych.nn import Row
+from triptych.probe.reads_and_edits import Edit, Plan, Reads, Where, matrix
+from triptych.probe.session import Session
+from triptych.probe.sites import Site
+from triptych.probe.trace import Trace
+from triptych.spec import ClassHeadSpec, PoolingSpec
+from triptych.spec.model import ModelSpec
+from triptych.text import Tokenizer
+
+BATCH_TOKENS = 4096  # tokens of one forward over many runs
+Change = Callable[[Tensor], Tensor]  # what one row has at a site, [T, ...] or [H, T, S], to what it goes on with
+PromptInput = Any  # a text, a rendered prompt, token ids; frames or pixels where the model reads these
+
+
+@runtime_checkable
+class ProbedModel(Protocol):
+    """What the analyses need of a `triptych.Model`."""
+
+    module: nn.Transformer
+    tokenizer: Tokenizer | None
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    def ids(self, texts: Any, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]: ...
+    def source(self, rows: Any, mask: Tensor | None = None) -> Sequence[Row]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """One row: what the model reads, and beside an encoder the ids that its decoder reads."""
+
+    source: Row
+    target: list[int] | None
+    lengths: tuple[int, int]  # positions of the source and of the target (0 without one)
+
+    def length(self, site: Site, spec: ModelSpec) -> int:
+        """How many positions the row has at a site."""
+        return self.lengths[0 if of_source(site, spec) else 1]
+
+    @property
+    def decoded(self) -> int:
+        """How many positions the logits have."""
+        return self.lengths[1] or self.lengths[0]
+
+    def ids(self, source: bool) -> list[int] | None:
+        """The token ids of the source or the target; None for frames and pixels."""
+        row = self.source if source else self.target
+        return None if row is None or isinstance(row, Tensor) else list(row)
+
+
+def same_prompts(a: Prompt, b: Prompt) -> bool:
+    """Whether both hold the same ids, frames or pixels."""
+    if isinstance(a.source, Tensor) and isinstance(b.source, Tensor):
+        return a.source.shape == b.source.shape and torch.equal(a.source, b.source) and a.target == b.target
+    return a.ids(True) == b.ids(True) and a.target == b.target
+
+
+def of_source(site: Site, spec: ModelSpec) -> bool:
+    """Whether the positions of a site are those of the row the model reads first."""
+    return spec.layout != "encoder-decoder" or site.name.startswith("encoder.") or site.of_source
+
+
+def prompt_of(model: ProbedModel, text: PromptInput, target: PromptInput = None) -> Prompt:
+    """The prompt of one text (or ids, frames, pixels).  `target` is what the decoder beside an encoder reads: a text,
+    which is put after the start token, or all its ids; the start token alone by default.
+
+    Raises InputError for a row that is empty, longer than the context, or that the model cannot read.
+    """
+    spec, both = model.spec, model.spec.layout == "encoder-decoder"
+    if target is not None and not both:
+        raise InputError(f"a target is for encoder-decoders; this is a {spec.layout}")
+    (source,) = model.source([text])
+    length = model.module.length(source)
+    ids = _target_ids(model, target) if both else None
+    limits = [(length, spec.source_context if spec.encoder is not None else spec.context, "text")]
+    limits += [(len(ids), spec.context, "target")] if ids is not None else []
+    for count, limit, what in limits:
+        if count == 0:
+            raise InputError(f"the {what} is empty; give at least one token")
+        if limit is not None and count > limit:
+            raise InputError(f"the {what} has {count} tokens and the model reads {limit}; shorten it")
+    return Prompt(source, ids, (length, 0 if ids is None else len(ids)))
+
+
+def _target_ids(model: ProbedModel, target: PromptInput) -> list[int]:
+    start = model.spec.ids.start
+    if not isinstance(target, str) and target is not None:
+        return model.ids([target], target=True)[0]
+    if start is None:
+        raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
+    if target is None:
+        return [start]
+    if model.tokenizer is None:
+        raise InputError("this model has no tokenizer; give the target as token ids")
+    return model.ids([[start, *model.tokenizer.encode(target, special=False)]], target=True)[0]
+
+
+def measured_at(model: ProbedModel, prompt: Prompt, at: int | None, what: str = "at") -> int | None:
+    """The position whose logits are measured: `at`, else the last one of a decoder and the mask of an encoder.  None
+    where a head gives one vector a row.
+
+    Raises InputError for a position out of range, and for an encoder's row that does not have exactly one mask.
+    """
+    head = model.spec.head
+    if head is None or isinstance(head, PoolingSpec):
+        raise InputError(
+            f"this {model.spec.family} model has no head that gives logits, so there is nothing to measure"
+        )
+    if isinstance(head, ClassHeadSpec):
+        return None
+    if at is not None:
+        return check_position(at, prompt.decoded, what)
+    if model.spec.layout != "encoder":
+        return prompt.decoded - 1
+    mask = None if model.tokenizer is None else model.tokenizer.mask_id
+    places = [i for i, token in enumerate(prompt.ids(True) or ()) if token == mask]
+    if len(places) != 1:
+        raise InputError(f"the text has {len(places)} mask tokens; give {what}=, the position that is measured")
+    return places[0]
+
+
+def check_position(at: object, length: int, what: str) -> int:
+    """`at` as a position of a row of so many tokens.  Raises InputError for anything else."""
+    position = index_below(length, at)
+    if position is None:
+        raise InputError(f"{what}={shown(at)}: the row has positions 0 to {length - 1}, counted from its first token")
+    return position
+
+
+def index_below(count: int, value: object) -> int | None:
+    """`value` as an integer from 0 to `count` - 1, NumPy's included; None for anything else."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return number if 0 <= number < count else None
+
+
+def check_list(values: object, what: str) -> None:
+    """Raise InputError for anything but a list with something in it."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+        raise InputError(f"{what}={shown(values)} must be a list of at least one")
+
+
+def token_names(model: ProbedModel, prompt: Prompt, source: bool) -> list[str]:
+    """A name for each position of the source or of the target."""
+    ids = prompt.ids(source)
+    if ids is None:
+        return [str(i) for i in range(prompt.lengths[0])]
+    return name_tokens(model, ids)
+
+
+def name_tokens(model: ProbedModel, ids: Sequence[int]) -> list[str]:
+    return [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
+
+
+# ---------------------------------------------------------------- edited runs
+
+
+@dataclass(frozen=True, eq=False)
+class EditedRun:
+    """One forward of a prompt with changes at sites of its own; `at` is the position whose logits are wanted."""
+
+    prompt: Prompt
+    at: int | None
+    changes: Mapping[str, Change] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Forwarded:
+    """What some runs gave: logits [R, V] at their positions, what was read, and whether a change of a run changed any
+    value [R]."""
+
+    logits: Tensor
+    trace: Trace
+    fired: list[bool]
+
+
+def chunks(runs: Sequence[EditedRun], batch_tokens: int = BATCH_TOKENS) -> Iterator[Sequence[EditedRun]]:
+    """The runs in pieces of at most `batch_tokens` tokens, one run at least."""
+    if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int) or batch_tokens < 1:
+        raise InputError(f"batch_tokens={shown(batch_tokens)} must be an integer of at least 1")
+    first, tokens = 0, 0
+    for i, run in enumerate(runs):
+        size = sum(run.prompt.lengths)
+        if i > first and tokens + size > batch_tokens:
+            yield runs[first:i]
+            first, tokens = i, 0
+        tokens += size
+    if first < len(runs):
+        yield runs[first:]
+
+
+def forward(model: ProbedModel, runs: Sequence[EditedRun], read: Reads = ()) -> Forwarded:
+    """All runs as the rows of one flat batch, each row with its own changes.
+
+    A graph is kept only where a read wants gradients.  The logits are computed at the wanted positions alone.
+    """
+    module, spec = model.module, model.spec
+    by_site: dict[str, dict[int, Change]] = {}
+    for row, run in enumerate(runs):
+        for site, change in run.changes.items():
+            by_site.setdefault(site, {})[row] = change
+    fired = [False] * len(runs)
+    edits = [Edit(site, _ByRow(changes, fired), items=list(changes)) for site, changes in by_site.items()]
+    plan = Plan.of(spec, read, edits)
+    session = Session(plan, allow_null=True)
+    inputs, rows = module.flat([run.prompt.source for run in runs])
+    source = None
+    if spec.layout == "encoder-decoder":
+        source = (inputs, rows)
+        inputs, rows = nn.flat([run.prompt.target or [] for run in runs], module.device)
+    with torch.set_grad_enabled(plan.wants_grad):
+        hidden = module(nn.Batch(inputs=inputs, rows=rows, source=source, taps=session.taps))
+        if any(run.at is None for run in runs):  # a head that pools each row
+            logits = module.unembed(hidden, rows)
+        else:
+            places = [start + (run.at or 0) for start, run in zip(rows.starts, runs, strict=True)]
+            logits = module.unembed(hidden[places], Rows((1,) * len(runs)))
+    return Forwarded(logits.float(), session.close(), fired)
+
+
+class _ByRow:
+    """The function of one edit: each row's own change, noting which of them changed something."""
+
+    def __init__(self, changes: Mapping[int, Change], fired: list[bool]) -> None:
+        self.changes, self.fired = changes, fired
+
+    def __call__(self, value: Tensor, where: Where) -> Tensor:
+        new = self.changes[where.item](value)
+        if not torch.equal(new, value):
+            self.fired[where.item] = True
+        return new
+
+
+@dataclass(frozen=True)
+class Place:
+    """Part of what a row has at a site: some positions, heads and units of the last dimension; None is all."""
+
+    positions: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    units: tuple[int, ...] | None = None
+
+    def mask(self, site: str, value: Tensor) -> Tensor:
+        """Booleans that broadcast to `value`, [T, ...] or [H, T, S]: true where the place is."""
+        over_keys = matrix(site)
+        chosen = torch.ones((1,) * value.dim(), dtype=torch.bool, device=value.device)
+        axes = ((1 if over_keys else 0, self.positions), (0 if over_keys else 1, self.heads), (-1, self.units))
+        for axis, indices in axes:
+            if indices is not None:
+                along = torch.zeros(value.shape[axis], dtype=torch.bool, device=value.device)
+                along[list(indices)] = True
+                shape = [1] * value.dim()
+                shape[axis] = -1
+                chosen = chosen & along.view(shape)
+        return chosen
+
+    def put(self, site: str, new: Tensor | float) -> Change:
+        """The change that puts `new`, which broadcasts to the value, at this place."""
+
+        def change(value: Tensor) -> Tensor:
+            there = torch.as_tensor(new, dtype=value.dtype, device=value.device)
+            if there.dim() and there.shape[-1] not in (1, value.shape[-1]):
+                raise ProbeError(f"{site}: a value of shape {list(there.shape)} does not fit {list(value.shape)}")
+            return torch.where(self.mask(site, value), there, value)
+
+        return change

@@ -1,0 +1,403 @@
+"""Patching and ablation find the parts of circuits written by hand, and nothing else; every family can be ablated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import circuits_by_hand as planted
+import cli_models
+import references
+import tiny
+from circuits_by_hand import CLEAN, CORRUPT, A, B, C
+from parity import TARGETS, headless, ours, rows_of
+from triptych import nn
+from triptych.errors import InputError, ProbeError
+from triptych.model import Model, load
+from triptych.probe import Ablations, PatchGrid, put
+from triptych.probe.prompts import Place
+from triptych.spec import ClassHeadSpec, MoESpec, PoolingSpec
+
+MODELS: dict[str, Callable[[], nn.Transformer]] = {
+    "decoder": lambda: tiny.decoder("rope", "window"),
+    "additive": lambda: tiny.decoder("rope", mechanism="additive"),
+    "alibi": lambda: tiny.decoder("alibi"),
+    "mixture": tiny.mixture,
+    "encoder": tiny.encoder,
+    "encoder-decoder": tiny.encoder_decoder,
+}
+FAMILIES = {kind: name for name, (kind, *_) in reversed(references.VARIANTS.items())}  # the first variant of each
+ANSWER = (7, 8)
+
+
+def options(model: Model) -> dict[str, Any]:
+    """What a model needs to be measured: an encoder without a mask says where."""
+    return {"at": 2} if model.spec.layout == "encoder" else {}
+
+
+# ---------------------------------------------------------------- a circuit written by hand
+
+
+def cell(grid: PatchGrid, row: str, column: int) -> float:
+    return float(grid.restored[grid.rows.index(row), column])
+
+
+def test_patching_one_head_at_one_position_restores_the_answer_and_no_other_does_anything() -> None:
+    model = planted.induction()
+    grid = model.patch(CLEAN, CORRUPT, answer=(B, C), heads=True)
+    expected = torch.zeros_like(grid.values)
+    expected[grid.rows.index("blocks.0.attn.z head 0"), 2] = 1  # reads A before B
+    expected[grid.rows.index("blocks.1.attn.z head 1"), 4] = 1  # copies B to the end
+    assert torch.allclose(grid.restored, expected, atol=1e-5)
+    assert grid.clean == pytest.approx(10, abs=1e-4)
+    assert grid.corrupt == pytest.approx(0, abs=1e-4)
+    assert grid.fired[grid.rows.index("blocks.0.attn.z head 0")].tolist() == [False, False, True, False, False]
+
+
+def test_a_circuit_with_another_weight_is_not_restored() -> None:
+    """The control of the test above: without the head's output weights the same patch does nothing."""
+    model = planted.induction()
+    with torch.no_grad():
+        dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"].mul_(0.5)
+    grid = model.patch(CLEAN, CORRUPT, answer=(B, C), heads=True, metric="logit-difference")
+    assert grid.clean == pytest.approx(5, abs=1e-4)
+    with torch.no_grad():
+        dict(model.module.named_parameters())["decoder.blocks.0.attn.out.weight"].zero_()
+    grid = model.patch(CLEAN, CORRUPT, answer=(B, C), heads=True)
+    assert grid.values.abs().max() < 1e-4
+
+
+def test_the_grid_of_the_residual_stream_follows_the_answer_from_its_token_to_the_end() -> None:
+    grid = planted.induction().patch(CLEAN, CORRUPT, answer=(B, C))
+    assert grid.rows == ("blocks.0.resid_pre", "blocks.1.resid_pre")
+    assert torch.allclose(grid.restored, torch.tensor([[0, 1, 0, 0, 0], [0, 0, 1, 0, 0.0]]), atol=1e-5)
+
+
+def test_ablation_finds_the_two_heads_of_the_circuit() -> None:
+    model = planted.induction()
+    ablated = model.ablate([CLEAN], answer=(B, C), how="zero")
+    assert {name for name, effect in ablated.largest(6) if abs(effect) > 1e-3} == {
+        "blocks.0.attn.z head 0", "blocks.1.attn.z head 1"
+    }  # fmt: skip
+    resampled = model.ablate([CLEAN], answer=(B, C), how="resample", reference=[CORRUPT])
+    assert {name for name, effect in resampled.largest(6) if abs(effect) > 1e-3} == {
+        "blocks.0.attn.z head 0", "blocks.1.attn.z head 1"
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- against edits by hand
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_grid_is_the_same_as_patching_by_hand(name: str) -> None:
+    """One run a cell with `put` on the values of a trace, beside the flat batch of all runs."""
+    model, clean, corrupt = Model(MODELS[name]()), [3, 4, 5, 6], [3, 9, 5, 6]
+    both = model.spec.layout == "encoder-decoder"
+    site = "decoder.blocks.1.cross.v" if both else "blocks.1.attn.v"
+    target = [[0]] if both else None
+    grid = model.patch(clean, corrupt, answer=ANSWER, site=site, heads=True, batch_tokens=9, **options(model))
+    values = model.trace([clean], target, read=[site])[site][0]
+    at = 0 if both else options(model).get("at", 3)
+    for r, row in enumerate(grid.rows):
+        head = int(row.split()[-1])
+        for position in range(4):
+            edit = put(site, values[position, head], at=position, heads=head)
+            logits = model.logits([corrupt], target, edit=[edit], allow_null=True)[0][at]
+            assert float(grid.values[r, position]) == pytest.approx(float(logits[7] - logits[8]), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_patching_all_that_enters_a_stack_is_the_clean_run(name: str) -> None:
+    model = Model(MODELS[name]())
+    site = "encoder.embed" if model.spec.layout == "encoder-decoder" else "embed"
+    how = {"answer": ANSWER, "site": site, "positions": None, **options(model)}
+    grid = model.patch([3, 4, 5, 6], [3, 9, 5, 2], **how)
+    assert float(grid.restored) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(("metric", "answer"), [("kl", None), ("probability", 7), ("log-probability", 7), ("logit", 7)])
+def test_metrics(metric: str, answer: int | None) -> None:
+    model = Model(tiny.decoder())
+    clean, corrupt = (model.logits([row])[0][-1].double() for row in ([3, 4, 5], [3, 9, 5]))
+    grid = model.patch([3, 4, 5], [3, 9, 5], answer=answer, metric=metric)
+    log_p, log_q = clean.log_softmax(-1), corrupt.log_softmax(-1)
+    expected = {
+        "kl": (0.0, float((log_p.exp() * (log_p - log_q)).sum())),
+        "probability": (float(log_p.exp()[7]), float(log_q.exp()[7])),
+        "log-probability": (float(log_p[7]), float(log_q[7])),
+        "logit": (float(clean[7]), float(corrupt[7])),
+    }[metric]
+    assert (grid.clean, grid.corrupt) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_metric_may_be_a_function() -> None:
+    model = Model(tiny.decoder())
+    grid = model.patch([3, 4, 5], [3, 9, 5], answer=ANSWER)
+    own = model.patch([3, 4, 5], [3, 9, 5], metric=lambda logits: logits[:, 7] - logits[:, 8])
+    assert torch.equal(own.values, grid.values)
+    with pytest.raises(InputError, match="one number a row"):
+        model.patch([3, 4, 5], [3, 9, 5], metric=lambda logits: logits.sum())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_mean_and_resampled_heads_are_those_of_a_trace(name: str) -> None:
+    model, text, other = Model(MODELS[name]()), [3, 4, 5, 6], [9, 8, 7, 1, 2]
+    both = model.spec.layout == "encoder-decoder"
+    site, target = ("decoder.blocks.1.cross.z" if both else "blocks.1.attn.z"), ([[0]] if both else None)
+    z = model.trace([other], target, read=[site])[site][0]
+    at = 0 if both else options(model).get("at", 3)
+    plain = model.logits([text], target)[0][at].log_softmax(-1)
+    for how, value in (("mean", z.mean(0)), ("resample", z[: 1 if both else 4])):
+        ablated = model.ablate([text], how=how, within=site, heads=[2], reference=[other], **options(model))
+        new = value[2] if how == "mean" else value[:, 2:3]
+        changed = model.logits([text], target, edit=[put(site, new, heads=[2])])[0][at].log_softmax(-1)
+        assert float(ablated.values) == pytest.approx(float((plain.exp() * (plain - changed)).sum()), abs=1e-5)
+
+
+def test_a_block_without_what_it_adds_passes_its_input_on() -> None:
+    model = Model(tiny.decoder())
+    stream = model.trace([[3, 4, 5]], read=["blocks.1.resid_pre"])["blocks.1.resid_pre"][0]
+    skipped = model.logits([[3, 4, 5]], edit=[put("blocks.1.resid_post", stream)])[0][-1].log_softmax(-1)
+    plain = model.logits([[3, 4, 5]])[0][-1].log_softmax(-1)
+    ablated = model.ablate([[3, 4, 5]], "blocks", within="blocks.1.*")
+    assert float(ablated.values) == pytest.approx(float((plain.exp() * (plain - skipped)).sum()), abs=1e-5)
+
+
+def test_chunks_change_nothing_but_the_last_bits() -> None:
+    model = Model(tiny.decoder())
+    whole = model.patch([3, 4, 5, 6], [3, 9, 5, 6], answer=ANSWER, heads=True)
+    cut = model.patch([3, 4, 5, 6], [3, 9, 5, 6], answer=ANSWER, heads=True, batch_tokens=1)
+    assert torch.allclose(whole.values, cut.values, atol=1e-5)
+
+
+# ---------------------------------------------------------------- prompts of other lengths
+
+
+def test_positions_that_correspond_are_stated() -> None:
+    model, clean, corrupt = planted.induction(), [*CLEAN[:4], A], [planted.START, B, planted.X, B, C, A]
+    with pytest.raises(InputError, match=r"have 5 and 6 tokens; state which positions correspond, align="):
+        model.patch(clean, corrupt, answer=(B, C))
+    grid = model.patch(clean, corrupt, answer=(B, C), heads=True, align=[(0, 0), (1, 2), (2, 3), (3, 4), (4, 5)])
+    assert [int(column.split()[0]) for column in grid.columns] == [0, 2, 3, 4, 5]
+    assert cell(grid, "blocks.1.attn.z head 1", 4) == pytest.approx(1, abs=1e-5)
+    assert cell(grid, "blocks.0.attn.z head 1", 2) == pytest.approx(0, abs=1e-5)
+
+
+# ---------------------------------------------------------------- one backward pass
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_estimate_patching_where_the_model_is_nearly_linear(name: str) -> None:
+    """Between prompts whose embeddings differ by little, first order is what patching gives; by much, it is not."""
+    model = Model(MODELS[name]())
+    stack = "encoder" if model.spec.encoder is not None else "decoder"
+    table = dict(model.module.named_parameters())[f"{stack}.embed.tokens.weight"]
+
+    def apart(step: float) -> float:
+        """The largest error of an estimate, as a share of the largest effect."""
+        with torch.no_grad():
+            table[9] = table[4] + step * table[9]
+        how = {"answer": ANSWER, "site": ["*.z", "*resid_pre", "*mlp.out"], **options(model)}
+        real = model.patch([3, 4, 5, 6], [3, 9, 5, 6], **how)
+        estimated = model.patch([3, 4, 5, 6], [3, 9, 5, 6], gradient=True, **how)
+        assert estimated.estimated
+        assert torch.equal(real.values.isnan(), estimated.values.isnan())
+        effect = (real.values - real.corrupt).abs().nan_to_num().max()
+        return float((real.values - estimated.values).abs().nan_to_num().max() / effect)
+
+    with torch.no_grad():
+        kept = table.clone()
+    far = apart(1.0)
+    with torch.no_grad():
+        table.copy_(kept)
+    assert apart(1e-3) < 0.05
+    assert far > 0.1
+
+
+# ---------------------------------------------------------------- every family
+
+
+def family_options(model: Model) -> dict[str, Any]:
+    target = TARGETS[1] if model.spec.layout == "encoder-decoder" else None
+    pooled = isinstance(model.spec.head, ClassHeadSpec)
+    return {"target": target} | ({} if pooled else {"at": 1})
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", FAMILIES.values())
+def test_every_standard_ablation_changes_the_logits_in_every_family(name: str) -> None:
+    """No site that the standard ablations replace is dead, in any layer of any family."""
+    model = ours(name)
+    if headless(model):
+        pytest.skip("it has no logits")
+    rows, how = rows_of(model), family_options(model)
+    parts = ["heads", "attention", "mlp", "blocks"]
+    if not any(isinstance(block.mlp, MoESpec) for stack in model.spec.stacks.values() for block in stack.blocks):
+        parts.append("neurons")
+    score = {"metric": lambda logits: logits.double().pow(2).sum(-1)}  # a function of all logits, of one score too
+    for part in parts:
+        units = {"units": [0, 2]} if part == "neurons" else {}
+        ablated = model.ablate([rows[0]], part, **how, **score, **units)
+        moved = (ablated.values - ablated.before).abs()[:, 0] > 1e-6 * ablated.before.abs()
+        dead = [unit.name for unit, alive in zip(ablated.units, moved.tolist(), strict=True) if not alive]
+        relu = part == "neurons"  # a neuron may be off
+        assert not dead or relu, f"{part}: {dead}"
+        assert len(dead) < len(ablated.units), part
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.fixture(scope="module")
+def words() -> Model:
+    return load(cli_models.checkpoint("decoder"))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"answer": (" longer", 3)}, InputError, r"is 7 tokens .*an answer is one"),
+        ({"answer": (3, 3)}, InputError, "same token"),
+        ({"answer": (3, 4, 5)}, InputError, "takes two answers"),
+        ({"answer": (3, 100000)}, InputError, "not a token id from 0 to"),
+        ({"answer": None, "metric": "logit"}, InputError, "takes one answer; 0 were given"),
+        ({"metric": "accuracy"}, InputError, "metric 'accuracy' is not one of"),
+        ({"corrupt": "abc"}, InputError, "are the same"),
+        ({"corrupt": "abcd"}, InputError, "tokens; state which positions correspond"),
+        ({"corrupt": ""}, InputError, "at least one token"),
+        ({"at": 99}, InputError, "the row has positions 0 to"),
+        ({"at": -1}, InputError, "the row has positions 0 to"),
+        ({"positions": [99]}, InputError, "the row has positions 0 to"),
+        ({"positions": []}, InputError, "must be a list of at least one"),
+        ({"positions": "some"}, InputError, "must be 'all'"),
+        ({"align": [(0, 99)]}, InputError, "corrupt position"),
+        ({"align": [(0,)]}, InputError, "not a pair"),
+        ({"align": [(0, 0), (1, 0)]}, InputError, "given twice"),
+        ({"align": []}, InputError, "align=.* at least one"),
+        ({"site": "blocks.1.attn.zz"}, ProbeError, "did you mean 'blocks.1.attn.z'"),
+        ({"site": "blocks.9.attn.z"}, ProbeError, "its blocks are 0 to 2"),
+        ({"site": "logits"}, ProbeError, "logits are what is measured"),
+        ({"site": "blocks.*.attn.scores", "align": [(0, 0)]}, ProbeError, "over keys too"),
+        ({"site": "*.mlp.out", "heads": True}, ProbeError, "has no heads"),
+        ({"heads": [6]}, ProbeError, r"has heads 0\.\.5, not 6"),
+        ({"heads": 3}, InputError, "heads=3 must be a list"),
+        ({"heads": ["a"]}, ProbeError, r"has heads 0\.\.5, not 'a'"),
+        ({"site": []}, InputError, "site=.* at least one"),
+        ({"site": 3}, InputError, "site=3 must be a list"),
+        ({"answer": 1.5}, InputError, "the answer 1.5 is not a token id"),
+        ({"positions": 2}, InputError, "positions=2 must be a list"),
+        ({"positions": [1.5]}, InputError, "the row has positions"),
+        ({"align": "0:0"}, InputError, "must be a list"),
+        ({"heads": []}, InputError, "heads=.* at least one"),
+        ({"positions": [0], "site": "embed"}, ProbeError, "nothing was changed"),
+        ({"max_bytes": 10}, ProbeError, "over max_bytes=10"),
+        ({"batch_tokens": 0}, InputError, "at least 1"),
+        ({"target": "x"}, InputError, "a target is for encoder-decoders"),
+    ],
+)
+def test_what_cannot_be_patched_is_one_line(
+    words: Model, unchecked: None, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    options: dict[str, Any] = {"clean": "abc", "corrupt": "axc", "answer": ("a", "b")} | change
+    with pytest.raises(error, match=message) as raised:
+        words.patch(options.pop("clean"), options.pop("corrupt"), **options)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"texts": "abc"}, InputError, "list of at least one"),
+        ({"texts": []}, InputError, "list of at least one"),
+        ({"reference": []}, InputError, "reference=.* list of at least one"),
+        ({"within": 3}, InputError, "must be a glob"),
+        ({"at": 3}, InputError, "the row has positions 0 to 2"),
+        ({"part": "layers"}, InputError, "parts are heads, attention"),
+        ({"how": "noise"}, InputError, "replacements zero, mean, resample"),
+        ({"how": "resample"}, InputError, "nothing to resample from"),
+        ({"within": "blocks.7.*"}, ProbeError, "its blocks are 0 to 2"),
+        ({"within": "blocks.1.mlp.*"}, ProbeError, "leaves no heads"),
+        ({"heads": [6]}, ProbeError, r"has heads 0\.\.5, not 6"),
+        ({"heads": []}, InputError, "at least one"),
+        ({"units": [1]}, InputError, "is for the ablation of neurons"),
+        ({"part": "neurons", "units": [37]}, ProbeError, r"has neurons 0\.\.36, not 37"),
+        ({"part": "neurons", "max_runs": 5}, InputError, "111 units and 1 texts are 111 runs, over max_runs=5"),
+        ({"positions": [3]}, InputError, "the row has positions 0 to 2"),
+        ({"part": "positions", "positions": []}, InputError, "at least one"),
+        ({"part": "positions", "positions": [3]}, InputError, "the row has positions 0 to 2"),
+        ({"answer": "ab"}, InputError, "an answer is one"),
+    ],
+)
+def test_what_cannot_be_ablated_is_one_line(
+    words: Model, unchecked: None, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    options: dict[str, Any] = {"texts": ["abc"], "part": "heads"} | change
+    with pytest.raises(error, match=message) as raised:
+        words.ablate(options.pop("texts"), options.pop("part"), **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_without_logits_or_experts_without_neurons_are_refused() -> None:
+    with pytest.raises(ProbeError, match="mixtures of experts"):
+        Model(tiny.mixture()).ablate([[3, 4]], "neurons")
+    pooled = next(name for name in FAMILIES.values() if isinstance(ours("bert-pooler").spec.head, PoolingSpec))
+    assert pooled
+    with pytest.raises(InputError, match="no head that gives logits"):
+        ours("bert-pooler").ablate([[3, 4]])
+    with pytest.raises(InputError, match="0 mask tokens; give at="):
+        Model(tiny.encoder()).patch([3, 4], [3, 5], answer=ANSWER)
+
+
+def test_an_ablation_that_changes_nothing_is_an_error_or_named() -> None:
+    model = Model(tiny.encoder_decoder())
+    ablated = model.ablate([[3, 4]], "positions", how="mean")
+    assert ablated.unchanged == ("decoder.embed position 0",)  # one token is its own mean
+    with pytest.raises(ProbeError, match="no ablation changed a value"):
+        model.ablate([[3, 4]], "positions", how="mean", within="decoder.*")
+
+
+def test_results_are_printed_and_plain_data() -> None:
+    model = Model(tiny.encoder_decoder())
+    grid = model.patch([3, 4, 5], [3, 9, 5], answer=ANSWER)
+    assert str(grid).splitlines()[0].startswith("logit-difference (7 - 8): clean")
+    assert len(str(grid).splitlines()) == 2 + len(grid.rows)
+    data = grid.to_dict()
+    assert data["values"][0][-1] is None  # type: ignore[index]
+    assert math.isfinite(grid.best(1)[0][2])
+    ablated = model.ablate([[3, 4]], "mlp")
+    assert isinstance(ablated, Ablations)
+    assert len(ablated.to_dict()["effect"]) == 4  # type: ignore[arg-type]
+    assert "zero ablation" in str(ablated)
+
+
+def test_a_place_is_the_product_of_its_axes() -> None:
+    value = torch.zeros(4, 3, 2)
+    changed = Place((1, 2), (0,), (1,)).put("blocks.0.attn.z", 1.0)(value)
+    assert changed.nonzero().tolist() == [[1, 0, 1], [2, 0, 1]]
+    scores = Place((1,), (2,)).put("blocks.0.attn.scores", 1.0)(torch.zeros(3, 4, 5))
+    assert scores.nonzero().tolist() == [[2, 1, i] for i in range(5)]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", FAMILIES.values())
+def test_every_family_is_patched_by_runs_and_by_a_gradient(name: str) -> None:
+    """All that enters the first stack is the clean run; a gradient gives finite estimates at the sites of a block."""
+    model = ours(name)
+    if headless(model):
+        pytest.skip("it has no logits")
+    rows, how = rows_of(model), family_options(model)
+    clean = rows[0]
+    corrupt = clean.flip(0) if isinstance(clean, torch.Tensor) else [12, *clean[1:]]
+    stack = "encoder." if model.spec.layout == "encoder-decoder" else ""
+    score: Any = {"metric": lambda logits: logits.pow(2).sum(-1)}
+    grid = model.patch(clean, corrupt, site=f"{stack}embed", positions=None, **how, **score)
+    assert grid.clean != pytest.approx(grid.corrupt, rel=1e-6)
+    assert float(grid.values) == pytest.approx(grid.clean, rel=1e-3)
+    sites = [f"{stack}blocks.1.{leaf}" for leaf in ("resid_pre", "attn.q", "attn.v", "attn.z", "attn.out", "mlp.out")]
+    estimate = model.patch(clean, corrupt, site=sites, positions=None, gradient=True, **how, **score)
+    assert bool(estimate.values.isfinite().all())
+    assert bool((estimate.values != estimate.corrupt).any())

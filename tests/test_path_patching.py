@@ -1,0 +1,204 @@
+"""Path patching finds the composition of a circuit written by hand and no other; steering reaches every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import circuits_by_hand as planted
+import cli_models
+import tiny
+from circuits_by_hand import CLEAN, COPIER, CORRUPT, FIRST, PREVIOUS, B, C
+from triptych.errors import InputError, ProbeError
+from triptych.model import Model, load
+from triptych.probe import Edit, Where, put
+
+SENDERS = [(0, head) for head in range(3)]
+RECEIVERS = [(1, head) for head in range(3)]
+
+
+# ---------------------------------------------------------------- paths of a circuit written by hand
+
+
+@pytest.mark.parametrize("into", ["q", "k", "v"])
+def test_the_planted_composition_is_found_and_no_other(into: str) -> None:
+    """The head that reads the token before tells the copying head through its keys, and nothing else is told."""
+    grid = planted.induction().path_patch(CLEAN, CORRUPT, SENDERS, RECEIVERS, into=into, answer=(B, C))
+    expected = torch.zeros(3, 3)
+    if into == "k":
+        expected[PREVIOUS[1], COPIER[1]] = 1
+    assert torch.allclose(grid.restored, expected, atol=1e-5)
+    assert grid.rows[FIRST[1]] == "blocks.0.attn head 1"
+    assert grid.columns[1] == f"blocks.1.attn head 1.{into}"
+
+
+def test_only_the_last_head_of_the_circuit_reaches_the_logits_directly() -> None:
+    """The first head's whole effect passes through the second: its direct path gives nothing."""
+    model = planted.induction()
+    grid = model.path_patch(CLEAN, CORRUPT, [PREVIOUS, FIRST, COPIER], "logits", answer=(B, C))
+    assert torch.allclose(grid.restored, torch.tensor([[0.0], [0.0], [1.0]]), atol=1e-5)
+
+
+def test_without_freezing_the_other_heads_the_first_would_reach_the_logits() -> None:
+    """The control of the test above: patching the same head with everything free restores the answer."""
+    grid = planted.induction().patch(CLEAN, CORRUPT, answer=(B, C), heads=[0], site="blocks.0.attn.z", positions=None)
+    assert float(grid.restored) == pytest.approx(1, abs=1e-5)
+
+
+# ---------------------------------------------------------------- against edits by hand
+
+
+def by_hand(model: Model, sender: tuple[int, int], receiver: tuple[int, int], into: str, frozen: bool) -> Tensor:
+    """The logits of run 3, from two traces and two forwards with edits of whole values."""
+    clean, corrupt = [3, 4, 5, 6], [3, 9, 5, 6]
+    leaves = ["attn.z"] + (["mlp.out"] if frozen else [])
+    names = [f"blocks.{block}.{leaf}" for block in range(len(model.spec.stacks["decoder"].blocks)) for leaf in leaves]
+    ours, other = model.trace([clean], read=names), model.trace([corrupt], read=names)
+    held = {name: other[name][0].clone() for name in names}
+    own = f"blocks.{sender[0]}.attn.z"
+    held[own][:, sender[1]] = ours[own][0][:, sender[1]]
+    site = f"blocks.{receiver[0]}.attn.{into}"
+    told = model.trace([corrupt], read=[site], edit=[put(n, v) for n, v in held.items()], allow_null=True)[site][0]
+    head = receiver[1] if into == "q" else receiver[1] * tiny.G // tiny.H
+    return model.logits([corrupt], edit=[put(site, told[:, head : head + 1], heads=[head])], allow_null=True)[0][-1]
+
+
+@pytest.mark.parametrize("into", ["q", "k", "v"])
+@pytest.mark.parametrize("mlps", ["recomputed", "frozen"])
+def test_paths_under_grouped_heads_and_mlps(into: str, mlps: str) -> None:
+    model = Model(tiny.decoder(blocks=3))
+    grid = model.path_patch(
+        [3, 4, 5, 6], [3, 9, 5, 6], [(0, 2)], [(2, 5), (1, 0)], into=into, answer=(7, 8), mlps=mlps, batch_tokens=5
+    )
+    for column, receiver in enumerate([(2, 5), (1, 0)]):
+        logits = by_hand(model, (0, 2), receiver, into, mlps == "frozen")
+        assert float(grid.values[0, column]) == pytest.approx(float(logits[7] - logits[8]), abs=1e-4)
+    assert bool(grid.fired.all())
+
+
+def test_the_encoder_reaches_the_decoder_through_keys_and_values_of_cross_attention() -> None:
+    model = Model(tiny.encoder_decoder())
+    how: dict[str, Any] = {"answer": (7, 8)}
+    cross = ("decoder.blocks.1.cross", 2)
+    for into in ("k", "v"):
+        grid = model.path_patch([3, 4, 5], [3, 9, 5], [("encoder.blocks.0.attn", 1)], [cross], into=into, **how)
+        assert abs(float(grid.values - grid.corrupt)) > 1e-6
+    with pytest.raises(ProbeError, match="no direct path leads"):
+        model.path_patch([3, 4], [3, 9], [("encoder.blocks.0.attn", 1)], [("decoder.blocks.0.attn", 0)], **how)
+    with pytest.raises(ProbeError, match="it reads the encoder"):
+        model.path_patch([3, 4], [3, 9], [("decoder.blocks.0.attn", 1)], [cross], into="v", **how)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"receivers": [(0, 1)]}, ProbeError, "it is not after it"),
+        ({"senders": [(7, 1)]}, ProbeError, "no attention 'blocks.7.attn'"),
+        ({"senders": [(0, 9)]}, ProbeError, r"heads 0\.\.5, not 9"),
+        ({"senders": []}, InputError, "at least one"),
+        ({"senders": [3]}, InputError, "3 is not a head"),
+        ({"receivers": "final"}, InputError, "must be a list of heads"),
+        ({"into": "o"}, InputError, "into is q, k or v"),
+        ({"mlps": "some"}, InputError, "mlps recomputed or frozen"),
+        ({"corrupt": [3, 4]}, InputError, "are the same"),
+        ({"corrupt": [3, 4, 5]}, InputError, "has 2 tokens and the corrupt one 3"),
+        ({"answer": (7, 7)}, InputError, "same token"),
+    ],
+)
+def test_paths_that_cannot_be_patched_are_one_line(
+    unchecked: None, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    options: dict[str, Any] = {"senders": [(0, 1)], "receivers": [(1, 1)], "corrupt": [3, 9], "answer": (7, 8)} | change
+    with pytest.raises(error, match=message) as raised:
+        Model(tiny.decoder()).path_patch([3, 4], options.pop("corrupt"), **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_heads_of_two_stacks_are_named() -> None:
+    with pytest.raises(InputError, match="in which stack"):
+        Model(tiny.encoder_decoder()).path_patch([3, 4], [3, 9], [(0, 1)], "logits", answer=(7, 8))
+
+
+# ---------------------------------------------------------------- steering
+
+
+@pytest.fixture(scope="module")
+def words() -> Model:
+    return load(cli_models.checkpoint("decoder"))
+
+
+def counted(edit: Edit) -> tuple[Edit, list[int]]:
+    """The edit, and the positions it was called at."""
+    seen: list[int] = []
+
+    def fn(value: Tensor, where: Any) -> Tensor:
+        seen.extend(where.positions)
+        return edit.fn(value, where)
+
+    return Edit(edit.site, fn, edit.items, edit.at, edit.heads), seen
+
+
+def test_a_vector_is_added_in_every_token_of_a_generation(words: Model) -> None:
+    edit = words.steer("good", "evil", site="blocks.1.resid_post", scale=8.0)
+    steered, seen = counted(edit)
+    (out,) = words.generate(["abc"], max_new_tokens=6, edit=steered)
+    prompt = len(words.ids(["abc"])[0])
+    assert seen == list(range(prompt + len(out.ids) - 1))  # the last token is chosen and not read
+    assert out.ids != words.generate(["abc"], max_new_tokens=6)[0].ids
+
+
+def test_steering_with_a_cache_is_steering_the_whole_text(words: Model) -> None:
+    edit = words.steer("good", "evil", site="blocks.1.resid_post", scale=8.0, over="mean")
+    (out,) = words.generate(["abc"], max_new_tokens=6, edit=edit, read=["logits"])
+    whole = words.logits([[*words.ids(["abc"])[0], *out.ids[:-1]]], edit=edit)[0]
+    assert out.trace is not None
+    assert torch.allclose(out.trace["logits"][0], whole[-len(out.ids) :], atol=1e-4)
+
+
+def test_the_vector_is_the_difference_of_the_last_tokens(words: Model) -> None:
+    site = "blocks.1.resid_post"
+    first, second = (words.trace([text], read=[site])[site][0] for text in ("good", "evil"))
+    for over, expected in (("last", first[-1] - second[-1]), ("mean", first.mean(0) - second.mean(0))):
+        edit = words.steer("good", "evil", site=site, scale=2.0, over=over)
+        value = torch.zeros(1, len(expected))
+        assert torch.allclose(edit.fn(value, Where(site, 0, (0,)))[0], 2 * expected, atol=1e-5)
+    given = words.steer(site=site, vector=first[-1])
+    assert torch.equal(given.fn(torch.zeros_like(first), Where(site, 0, (0, 1))), first[-1].expand_as(first))
+
+
+def test_a_steered_generation_runs_the_modules(words: Model) -> None:
+    engine = words.engine()
+    edit = words.steer("good", "evil", site="blocks.1.resid_post")
+    assert "".join(words.stream("abc", max_new_tokens=4, edit=edit, engine=engine))
+    assert engine.why_modules == "the rows are probed"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"site": "blocks.1.resid"}, ProbeError, "did you mean"),
+        ({"site": "blocks.*.resid_post"}, ProbeError, "names 3 sites"),
+        ({"site": "blocks.1.attn.z"}, ProbeError, "choose resid_post"),
+        ({"site": "logits"}, ProbeError, "choose resid_post"),
+        ({"scale": float("nan")}, InputError, "finite number other than 0"),
+        ({"site": 3}, InputError, "name of one site"),
+        ({"positive": None, "negative": None, "vector": [1.0]}, InputError, "vector a tensor"),
+        ({"scale": 0}, InputError, "finite number other than 0"),
+        ({"negative": None}, InputError, "give two prompts"),
+        ({"vector": torch.ones(24)}, InputError, "give two prompts"),
+        ({"positive": None, "negative": None, "vector": torch.ones(5)}, ProbeError, r"is \[5\]; at .* 24 finite"),
+        ({"positive": None, "negative": None, "vector": torch.full((24,), float("nan"))}, ProbeError, "24 finite"),
+        ({"negative": "good"}, InputError, "prompts are the same"),
+        ({"over": "first"}, InputError, "'last' or 'mean'"),
+    ],
+)
+def test_what_cannot_steer_is_one_line(
+    words: Model, unchecked: None, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    options: dict[str, Any] = {"positive": "good", "negative": "evil", "site": "blocks.1.resid_post"} | change
+    with pytest.raises(error, match=message) as raised:
+        words.steer(options.pop("positive"), options.pop("negative"), **options)
+    assert "\n" not in str(raised.value)
