@@ -24,6 +24,17 @@ function half(bits) {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
+// One row of a matrix as fp32 numbers; `from` is a multiple of 32.
+function expandRow(codes, from, scales, columns, line) {
+  for (let c = 0; c < columns; c++) line[c] = codes[from + c] * scales[(from + c) >> 5];
+}
+
+function oneDot(line, x, from, columns) {
+  let sum = 0;
+  for (let i = 0; i < columns; i++) sum += line[i] * x[from + i];
+  return sum;
+}
+
 // One row of a matrix against four vectors that follow each other in `x` from `first` on.
 function fourDots(line, x, first, columns, out, to, rows) {
   const second = first + columns;
@@ -65,14 +76,10 @@ class PlainKernel {
     const scales = new Float32Array(this.buffer, matrix.scales, (rows * stride) / GROUP);
     const line = new Float32Array(stride);
     for (let r = 0; r < rows; r++) {
-      for (let c = 0; c < columns; c++) line[c] = codes[r * stride + c] * scales[(r * stride + c) >> 5];
+      expandRow(codes, r * stride, scales, columns, line);
       let t = 0;
       for (; t + 4 <= n; t += 4) fourDots(line, x, t * columns, columns, out, t * rows + r, rows);
-      for (; t < n; t++) {
-        let sum = 0;
-        for (let at = 0; at < columns; at++) sum += line[at] * x[t * columns + at];
-        out[t * rows + r] = sum;
-      }
+      for (; t < n; t++) out[t * rows + r] = oneDot(line, x, t * columns, columns);
     }
     return out;
   }

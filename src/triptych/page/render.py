@@ -22,13 +22,17 @@ from triptych.errors import CheckpointError, TriptychError
 
 from .sections import Chapter, Section, section_data
 
-SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js", "start.js")
+SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js")
+INTERPRETER = ("live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_model.js")
+LIVE_SCRIPTS = (*INTERPRETER, "live_tokenizer.js", "live_parts.js", "live_predictions.js", "live_view.js")
+"""What a page with a live section has besides."""
 
 
 def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
-    style = _asset("page.css")
-    script = "\n".join(map(_asset, SCRIPTS))
+    live = any(_has_live(section) for section in sections)
+    style = _asset("page.css") + (_asset("live.css") if live else "")
+    script = "\n".join(map(_asset, (*SCRIPTS, *(LIVE_SCRIPTS if live else ()), "start.js")))
     data = {
         "title": title,
         "subtitle": subtitle,
@@ -41,7 +45,7 @@ def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str =
         data=data,
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script),
+        policy=_policy(style, script, live),
     )
 
 
@@ -79,9 +83,16 @@ def _template() -> jinja2.Template:
     return environment.from_string(_asset("page.html"))
 
 
-def _policy(style: str, script: str) -> str:
+def _has_live(section: Section | Chapter) -> bool:
+    return section.kind == "live" or (isinstance(section, Chapter) and any(map(_has_live, section.sections)))
+
+
+def _policy(style: str, script: str, live: bool) -> str:
+    """What the page may load and run: its own style and script.  `wasm-unsafe-eval` lets that script compile
+    WebAssembly, which cannot reach anything the script does not hand to it; it allows no eval of text."""
+    wasm = " 'wasm-unsafe-eval'" if live else ""
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:;"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{wasm}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
 
