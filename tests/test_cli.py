@@ -36,6 +36,7 @@ COMMANDS = [
     "explain",
     "lab",
     "inspect",
+    "page",
     "check",
     "count",
     "bench",

@@ -20,6 +20,7 @@ from triptych.cli.fill import fill
 from triptych.cli.generate import generate
 from triptych.cli.inspect import inspect
 from triptych.cli.lab import lab
+from triptych.cli.page import page
 from triptych.cli.quickstart import quickstart
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe
@@ -52,7 +53,7 @@ def _root(
 GROUPS = {
     "Train": (quickstart, train),
     "Run": (generate, chat, fill, encode, classify, transcribe, convert),
-    "Inspect": (explain, lab, inspect, check, count, bench, doctor),
+    "Inspect": (explain, lab, inspect, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():
     for _command in _commands:

@@ -15,10 +15,11 @@ from triptych.spec import FramesSpec
 from triptych.spec.part import part_name
 
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
+FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with
 NOTES = {
-    "decoder": "Type, and the bars show which token the model expects next; let it write, or cut parts out and compare.",
+    "decoder": "Type, and the bars show the model's next token. Let it write, or cut parts out and compare.",
     "encoder": "Type, press a token to mask it, and see what the model fills in; cut parts out and compare.",
-    "encoder-decoder": "Type a source, let the model write the target, and see which source tokens each of them reads.",
+    "encoder-decoder": "Type a source, let the model write the target, and see which source tokens each one reads.",
 }
 
 
@@ -33,10 +34,11 @@ def live_section(model: Model, text: str | None = None) -> LiveSection:
         raise InputError("a page needs the model's tokenizer, and this checkpoint has none; add its tokenizer.json")
     tokenizer, spec = tokenizer_data(model.tokenizer), model.spec
     exported = export(model)
+    first = _first_text(model) if text is None else text
     stops = {*spec.ids.eos, *model.tokenizer.stop_ids}
     content: dict[str, Any] = {
         "layout": spec.layout, "head": None if spec.head is None else part_name(spec.head),
-        "labels": _labels(model), "text": _first_text(model) if text is None else text, "limit": exported.limit,
+        "labels": _labels(model), "text": first, "target": _target(model, first), "limit": exported.limit,
         "ids": {"mask": model.tokenizer.mask_id, "start": spec.ids.start, "stop": sorted(stops)},
         "tokenizer": tokenizer, "program": exported.program, "tables": exported.tables, "tensors": exported.tensors,
         "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
@@ -66,6 +68,13 @@ def _first_text(model: Model) -> str:
     if model.spec.layout != "encoder" or mask is None:
         return TEXTS.get(model.spec.layout, TEXTS["decoder"])
     return f"The king is {mask} , long live the king !"
+
+
+def _target(model: Model, source: str) -> str:
+    """What an encoder-decoder writes for `source`, so that the page opens with an alignment; else nothing."""
+    if model.spec.layout != "encoder-decoder" or not source:
+        return ""
+    return model.generate([source], max_new_tokens=FIRST_TOKENS)[0].text
 
 
 def _labels(model: Model) -> list[str]:

@@ -33,11 +33,12 @@ MAX_PARAMETERS = 15_000_000
 MAX_TOKENS = 512  # of a text in the page
 BYTES_PER_PARAMETER = (1 + 2 / GROUP) * 4 / 3  # a code and its share of a scale, in base64
 
-OPERATIONS = frozenset(
-    "add alibi_bias attend cast conv1d disentangled_bias embedding experts extend gelu l2_normalize layer_norm linear"
-    " merge_heads multiply patches pool reached_row reached_table relu rms_norm rotate rotation_cos rotation_sin scale"
-    " shift silu sinusoids site softcap split_heads t5_bias tanh".split()
-)
+OPERATIONS = frozenset((
+    "add", "alibi_bias", "attend", "cast", "conv1d", "disentangled_bias", "embedding", "experts", "extend", "gelu",
+    "l2_normalize", "layer_norm", "linear", "merge_heads", "multiply", "patches", "pool", "reached_row",
+    "reached_table", "relu", "rms_norm", "rotate", "rotation_cos", "rotation_sin", "scale", "shift", "silu",
+    "sinusoids", "site", "softcap", "split_heads", "t5_bias", "tanh",
+))  # fmt: skip
 """What the page's interpreter has a function for; a test compares it with the functions."""
 
 MASKS = frozenset(("Full", "Causal", "Window", "Prefix", "SameDocument", "BlockSparse", "And", "Or"))
@@ -186,10 +187,10 @@ def _uses(program: Program) -> Iterator[tuple[str, bool]]:
         for step in steps:
             for key, name in step.weights.items():
                 yield name, key == "weight" and step.op in ("linear", "embedding")
-            expert = step.attributes.get("expert")
-            for number in range(step.attributes["count"] if expert else 0):
-                for name, matrix in within(expert.instructions):
-                    yield name.replace(".experts.0.", f".experts.{number}."), matrix
+            if step.op == "experts":
+                own = list(within(step.attributes["expert"].instructions))
+                for number in range(step.attributes["count"]):
+                    yield from ((name.replace(".experts.0.", f".experts.{number}."), matrix) for name, matrix in own)
 
     for entry in program.entries.values():
         yield from within(entry.instructions)
@@ -205,6 +206,8 @@ def _packed(
             raise InputError(f"{name} is read as a matrix and otherwise, which a page cannot do")
     tensors, pieces, weights, offset = dict[str, Json](), list[bytes](), dict[str, Tensor](), 0
     for name, matrix in matrices.items():
+        if not bool(parameters[name].isfinite().all()):
+            raise InputError(f"{name}: it has numbers that are not finite, and a page does not carry those")
         piece, weights[name] = _int8(parameters[name]) if matrix else _fp32(parameters[name])
         tensors[name] = {
             "kind": "int8" if matrix else "fp32", "shape": list(parameters[name].shape), "offset": offset

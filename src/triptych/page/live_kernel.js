@@ -1,7 +1,7 @@
 // Weights in memory, and the product of vectors with a matrix of int8 codes that have a scale for every 32 columns.
 //
 // The memory is that of the WebAssembly module of live_linear.wat, or, where there is none, an ordinary buffer that
-// plain JavaScript reads.  Both hold the same bytes: all weights, then a scratch area that grows with the texts.
+// plain JavaScript reads.  Both hold the same bytes: all matrices, then a scratch area that grows with the texts.
 
 const GROUP = 32; // columns that share a scale
 const aligned = (bytes) => Math.ceil(bytes / 16) * 16;
@@ -141,7 +141,7 @@ class Weights {
     const places = Object.entries(tensors).map(([name, { kind, shape }]) => {
       const count = kind === "int8" ? shape[0] * padded(shape[1]) : shape.reduce((a, b) => a * b, 1);
       const place = { name, count, at: bytes };
-      bytes += kind === "int8" ? aligned(count) + aligned((count / GROUP) * 4) : aligned(count * 4);
+      if (kind === "int8") bytes += aligned(count) + aligned((count / GROUP) * 4);
       return place;
     });
     this.kernel = makeKernel(bytes, plain);
@@ -151,10 +151,8 @@ class Weights {
 
   load({ kind, shape, offset }, count, at, raw) {
     const stored = (from, length) => raw.slice(offset + from, offset + from + length).buffer;
-    if (kind === "fp32") {
-      new Uint8Array(this.kernel.buffer, at, count * 4).set(new Uint8Array(stored(0, count * 4)));
-      return { shape, at, count };
-    }
+    // fp32 numbers are few, and stay outside the kernel's memory: a view of that is detached when the memory grows.
+    if (kind === "fp32") return { shape, data: new Float32Array(stored(0, count * 4)) };
     new Uint8Array(this.kernel.buffer, at, count).set(raw.subarray(offset, offset + count));
     const [scales, halves] = [at + aligned(count), new Uint16Array(stored(count, (count / GROUP) * 2))];
     new Float32Array(this.kernel.buffer, scales, halves.length).set(Float32Array.from(halves, half));
@@ -169,8 +167,7 @@ class Weights {
 
   // fp32 numbers as a value of a program.
   numbers(name) {
-    const { shape, at, count } = this.entry(name);
-    return { shape, data: new Float32Array(this.kernel.buffer, at, count) };
+    return this.entry(name);
   }
 
   // One row of a matrix, in `into` from `place` on.

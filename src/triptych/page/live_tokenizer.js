@@ -1,5 +1,5 @@
 // The tokenizer of the page: `Tokenizer.from(data)`, then encode(text), decode(ids) and pieces(ids).
-// Kinds: single characters, and whole words in lower case without accents.
+// Kinds: single characters, whole words in lower case without accents, and the bytes of UTF-8, whose ids they are.
 
 class Tokenizer {
   static from(data) {
@@ -19,7 +19,9 @@ class Tokenizer {
     for (let rest = text; rest; ) {
       const found = this.added.map(([token, id]) => ({ token, id, at: rest.indexOf(token) })).filter(({ at }) => at >= 0);
       const next = found.sort((a, b) => a.at - b.at || b.token.length - a.token.length)[0];
-      for (const word of this.words(next ? rest.slice(0, next.at) : rest)) ids.push(this.vocab.get(word) ?? this.data.unknown);
+      const part = next ? rest.slice(0, next.at) : rest;
+      if (this.data.kind === "bytes") ids.push(...new TextEncoder().encode(part));
+      else for (const word of this.words(part)) ids.push(this.vocab.get(word) ?? this.data.unknown);
       if (next) ids.push(next.id);
       rest = next ? rest.slice(next.at + next.token.length) : "";
     }
@@ -33,6 +35,7 @@ class Tokenizer {
   }
 
   decode(ids) {
+    if (this.data.kind === "bytes") return new TextDecoder().decode(Uint8Array.from(ids.filter((id) => id < 256)));
     const words = ids.filter((id) => !this.special.has(id)).map((id) => this.texts[id] ?? "");
     return words.join(this.data.kind === "characters" ? "" : " ");
   }

@@ -1,6 +1,6 @@
 """The tokenizer of a page: what `Tokenizer.from(data)` of the page's scripts is made from.
 
-Kinds: characters and words, which new models of the quickstart have.
+Kinds: characters, words and bytes, which new models have.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from triptych.errors import InputError
 from triptych.text import Tokenizer
+from triptych.text.token_names import BYTE_OF
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -21,11 +22,13 @@ def tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
     model, split = backend["model"], backend.get("pre_tokenizer") or {}
     if model["type"] == "BPE" and not model["merges"] and split.get("type") == "Split":
         kind = "characters"
+    elif model["type"] == "BPE" and model["vocab"] == BYTE_OF and split.get("type") == "ByteLevel":
+        kind = "bytes"
     elif model["type"] == "WordLevel" and split.get("type") == "BertPreTokenizer":
         kind = "words"
     else:
         raise InputError(
-            f"a page has no tokenizer of this kind ({model['type']}); it has those of characters and of words"
+            f"a page has no tokenizer of this kind ({model['type']}); it has those of characters, words and bytes"
         )
     added = {token["content"]: token["id"] for token in backend["added_tokens"]}
     around = tokenizer.encode("")

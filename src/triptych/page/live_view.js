@@ -37,7 +37,7 @@ class LiveView {
       return { input, node: el("label", { class: "field" }, el("span", {}, label), input) };
     };
     this.source = field(this.both ? "Source" : "Text", this.section.text);
-    this.target = this.both ? field("Target", "") : null;
+    this.target = this.both ? field("Target", this.section.target) : null;
     this.strips = el("div", { class: "strips" });
     this.warning = el("p", { class: "quiet", role: "status" });
     this.board = new Board(this.parts, () => this.update());

@@ -58,14 +58,26 @@ def write(path: str | os.PathLike[str], html: str) -> None:
     from triptych.checkpoints import atomic_write, recover  # imports torch
 
     path = Path(path)
+    check_place(path)
     try:
-        if not path.parent.is_dir():
-            raise CheckpointError(f"{path.parent}: No such directory")
         recover(path)
         # A token that ends inside a character may hold half a surrogate pair, which UTF-8 cannot encode.
         atomic_write(path, html.encode("utf-8", errors="replace"))
     except CheckpointError as error:
         raise TriptychError(f"cannot write the page {path}: {error}; choose another place for it") from error
+
+
+def check_place(path: Path) -> None:
+    """Raise TriptychError where a page cannot be written to `path`, as far as that is known before it is made."""
+    problem = None
+    if not path.parent.is_dir():
+        problem = f"{path.parent}: No such directory"
+    elif path.is_dir():
+        problem = "it is a directory"
+    elif not os.access(path.parent, os.W_OK):
+        problem = f"{path.parent}: Permission denied"
+    if problem is not None:
+        raise TriptychError(f"cannot write the page {path}: {problem}; choose another place for it")
 
 
 @cache
