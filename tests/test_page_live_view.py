@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import parity
 from browser import CHROMIUM, Browser, Tab
 from live_pages import in_python
 from test_page import NASTY, Reader
@@ -261,4 +262,21 @@ def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(browser: Browser, p
         'document.querySelector("[role=status]").textContent'
     )
     typed(tab, "")
+    assert tab.console() == []
+
+
+OTHERS = ("gpt2-base", "bert-classes", "bert-tokens", "bert-spans", "bart-classes", "electra", "mixtral", "t5-encoder")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_head_has_a_page(name: str, browser: Browser, tmp_path: Path) -> None:
+    """Models without a head over words, mixtures, encoders: the page opens, and a part can be cut."""
+    model = Model(parity.ours(name).module, character_tokenizer("She sat by the river bank"))
+    write(tmp_path / "page.html", live_page(model, name))
+    tab = opened(browser, tmp_path / "page.html")
+    assert tab.evaluate('document.querySelectorAll(".gallery button").length') > 0
+    tab.evaluate("""document.querySelector('.board .rows button[aria-label*="head 1"]').click()""")
+    tab.evaluate("""document.querySelector('.board .rows button[aria-label$="MLP"]').click()""")
+    assert tab.evaluate(f"{VIEW}.board.cuts.size") == 2
+    assert tab.evaluate('[...document.querySelectorAll(".desk .quiet")].at(-1).textContent').endswith("SIMD.")
     assert tab.console() == []

@@ -17,7 +17,7 @@ from triptych.spec.part import part_name
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
 FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with
 NOTES = {
-    "decoder": "Type, and the bars show the model's next token. Let it write, or cut parts out and compare.",
+    "decoder": "Type, and the bars show the likeliest next tokens. Let it write, or cut parts out and compare.",
     "encoder": "Type, press a token to mask it, and see what the model fills in; cut parts out and compare.",
     "encoder-decoder": "Type a source, let the model write the target, and see which source tokens each one reads.",
 }

@@ -17,7 +17,8 @@ class LiveView {
     this.tokenizer = Tokenizer.from(section.tokenizer);
     this.parts = partsOf(section);
     this.both = section.layout === "encoder-decoder";
-    this.generates = section.layout !== "encoder";
+    this.decodes = section.layout !== "encoder";
+    this.generates = this.decodes && section.head === "LMHead";
     this.masked = new Set(); // positions that the reader masked, of an encoder's text
     this.before = { key: null, logits: [] }; // the whole model's logits of the same tokens
     this.seed = 0;
@@ -72,7 +73,7 @@ class LiveView {
     this.off = { mask: false, scale: false };
     const mask = one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
     const scale = one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
-    return el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...(this.generates ? [mask] : []), scale);
+    return el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...(this.decodes ? [mask] : []), scale);
   }
 
   // What a model that generates has besides.
@@ -106,8 +107,8 @@ class LiveView {
   cut(ids, what) {
     const { limit } = this.section;
     if (ids.length <= limit) return ids;
-    this.warning.textContent = `The ${what} has ${ids.length} tokens; this page computes ${limit}, ${this.both ? "the first" : "the last"}.`;
-    return this.both || !this.generates ? ids.slice(0, limit) : ids.slice(-limit);
+    this.warning.textContent = `The ${what} has ${ids.length} tokens; this page computes ${limit}, ${this.both || !this.decodes ? "the first" : "the last"}.`;
+    return this.both || !this.decodes ? ids.slice(0, limit) : ids.slice(-limit);
   }
 
   read() {
@@ -141,17 +142,18 @@ class LiveView {
       keep(encoded.run);
       memory = encoded.memory;
     }
-    const { run, hidden } = this.generates ? this.model.decode(ids, how, memory) : this.model.encode(ids, how);
+    const { run, hidden } = this.decodes ? this.model.decode(ids, how, memory) : this.model.encode(ids, how);
     keep(run);
-    const rows = this.rowsOf(ids);
-    const logits = this.model.logits(hidden, this.section.head === "ClassHead" ? null : rows);
+    const whole = this.section.head === "ClassHead"; // its head reads all vectors and gives one row
+    const rows = whole ? [0] : this.rowsOf(ids);
+    const logits = this.model.logits(hidden, whole ? null : rows);
     const width = last(logits);
     return { patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
   }
 
   // The positions whose predictions are shown: the last of a text that goes on, the masks, or the first.
   rowsOf(ids) {
-    if (this.generates) return [ids.length - 1];
+    if (this.decodes) return [ids.length - 1];
     const masks = ids.map((id, at) => (id === this.section.ids.mask ? at : -1)).filter((at) => at >= 0);
     return masks.length ? masks.slice(0, 4) : [0];
   }
@@ -190,7 +192,7 @@ class LiveView {
       return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
     };
     const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
-    const masks = !this.generates && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
+    const masks = !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
     this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, masks));
     if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
   }
@@ -292,7 +294,7 @@ class LiveView {
     let next = ids;
     while (this.running && fresh.length < count && cache.length < this.section.limit) {
       const { hidden } = this.model.decode(next, how, memory, cache);
-      const [logits] = [this.model.logits(hidden, [hidden.shape[0] - 1])];
+      const logits = this.model.logits(hidden, [hidden.shape[0] - 1]);
       this.cachePicture.show(cache.length, next.length, this.section.limit);
       const chances = probabilities([...logits.data], Number(this.temperature.input.value));
       const id = choose(chances, Number(this.top.input.value), uniform(this.seed, cache.length));
