@@ -38,6 +38,7 @@ COMMANDS = [
     "explain",
     "lab",
     "inspect",
+    "page",
     "check",
     "count",
     "bench",

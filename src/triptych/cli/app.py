@@ -22,6 +22,7 @@ from triptych.cli.inspect import inspect
 from triptych.cli.lab import lab
 from triptych.cli.lens import lens
 from triptych.cli.patch import patch
+from triptych.cli.page import page
 from triptych.cli.quickstart import quickstart
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe
@@ -54,7 +55,7 @@ def _root(
 GROUPS = {
     "Train": (quickstart, train),
     "Run": (generate, chat, fill, encode, classify, transcribe, convert),
-    "Inspect": (explain, lab, inspect, lens, patch, check, count, bench, doctor),
+    "Inspect": (explain, lab, inspect, lens, patch, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():
     for _command in _commands:

@@ -6,6 +6,7 @@ interactive, a function in `mounts` of a `.js` file.  A new kind of section need
 
 from __future__ import annotations
 
+from .live_section import LiveSection
 from .render import render, write
 from .sections import (
     AttentionMap,
@@ -33,6 +34,7 @@ __all__ = [
     "Curve",
     "Facts",
     "Grid",
+    "LiveSection",
     "Prose",
     "Sample",
     "Samples",

@@ -30,11 +30,22 @@ class Gallery {
     this.thumbs = heads.map((head, index) => {
       const canvas = el("canvas", { "aria-hidden": "true" });
       const label = `layer ${head.layer}, head ${head.head}`;
-      const thumb = el("button", { type: "button", title: label, "aria-label": label, onclick: () => this.open(head) }, canvas);
+      const thumb = el("button", { type: "button", title: label, "aria-label": label }, canvas);
+      thumb.onclick = () => this.open(head);
       thumb.style.gridColumn = columns.indexOf(head.head) + 2;
       if (index === 0 || heads[index - 1].layer !== head.layer) this.node.append(el("span", { class: "layer" }, String(head.layer)));
       this.node.append(thumb);
       return { head, canvas, thumb };
+    });
+    this.paint();
+  }
+
+  // Other weights of the heads that are shown.
+  update(heads) {
+    heads.forEach((head, index) => {
+      const one = this.thumbs[index];
+      one.head = head;
+      one.thumb.onclick = () => this.open(head);
     });
     this.paint();
   }
@@ -192,11 +203,11 @@ class AttentionView {
     this.place = place;
     this.shade = "head";
     this.cell = null;
-    this.heads = {}; // stack -> its heads, unpacked when first shown
+    this.heads = section.heads ?? {}; // stack -> its heads; those of a trace are unpacked when first shown
     this.gallery = new Gallery((head) => this.open(head));
     this.plot = new Plot((t, s) => this.choose(t, s, false));
     this.reading = new Reading();
-    this.stacks = [...new Set(section.maps.map((map) => map.stack))];
+    this.stacks = section.heads ? Object.keys(section.heads) : [...new Set(section.maps.map((map) => map.stack))];
     place.append(this.build());
     this.keyboard();
     repaints.push(() => this.repaint());
@@ -222,7 +233,7 @@ class AttentionView {
     const large = el("div", { class: "large" }, this.title, this.readout, controls, this.plot.ruler,
       el("div", { class: "map" }, this.plot.node, this.reading.node),
       el("div", { class: "scale" }, el("span", {}, "0"), this.bar, this.top),
-      el("p", { class: "quiet" }, `Point, tap or use the arrow keys to read a weight; [ and ] change the head. Weights are kept in steps of 1/${this.section.steps}.`));
+      el("p", { class: "quiet" }, `Point, tap or use the arrow keys to read a weight; [ and ] change the head.${this.section.heads ? "" : ` Weights are kept in steps of 1/${this.section.steps}.`}`));
     this.status = el("p", { class: "quiet", role: "status" });
     this.content = el("div", { class: "heads-and-map", hidden: "" }, this.gallery.node, large);
     const chooser = stacks.length > 1 ? [choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack))] : [];
@@ -244,6 +255,17 @@ class AttentionView {
       return map.heads.map((_, index) => new Head(map, index, values, tokens, steps));
     }));
     return heads.flat().sort((a, b) => a.layer - b.layer || a.head - b.head);
+  }
+
+  // The same heads on another text, or changed: what was chosen stays chosen where it can.
+  update(heads) {
+    const sizes = (head) => `${head.queries.length} ${head.keys.length}`;
+    const before = this.head;
+    this.heads = heads;
+    this.gallery.update(heads[this.stack]);
+    const head = heads[this.stack].find((one) => one.layer === before.layer && one.head === before.head);
+    if (sizes(head) !== sizes(before)) this.chosen = null;
+    this.open(head);
   }
 
   async pick(stack) {

@@ -84,7 +84,7 @@ class Head {
     const [rows, columns] = [this.queries.length, this.keys.length];
     const each = Math.ceil(Math.max(rows, columns) / side);
     const width = Math.ceil(columns / each);
-    const small = new Uint16Array(width * Math.ceil(rows / each));
+    const small = new this.values.constructor(width * Math.ceil(rows / each));
     for (let t = 0, i = 0; t < rows; t++) {
       const start = Math.floor(t / each) * width;
       for (let s = 0; s < columns; s++, i++) {

@@ -22,13 +22,17 @@ from triptych.errors import CheckpointError, TriptychError
 
 from .sections import Chapter, Section, section_data
 
-SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js", "start.js")
+SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js")
+INTERPRETER = ("live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_model.js")
+LIVE_SCRIPTS = (*INTERPRETER, "live_tokenizer.js", "live_parts.js", "live_predictions.js", "live_view.js")
+"""What a page with a live section has besides."""
 
 
 def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
-    style = _asset("page.css")
-    script = "\n".join(map(_asset, SCRIPTS))
+    live = any(_has_live(section) for section in sections)
+    style = _asset("page.css") + (_asset("live.css") if live else "")
+    script = "\n".join(map(_asset, (*SCRIPTS, *(LIVE_SCRIPTS if live else ()), "start.js")))
     data = {
         "title": title,
         "subtitle": subtitle,
@@ -41,7 +45,7 @@ def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str =
         data=data,
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script),
+        policy=_policy(style, script, live),
     )
 
 
@@ -54,14 +58,26 @@ def write(path: str | os.PathLike[str], html: str) -> None:
     from triptych.checkpoints import atomic_write, recover  # imports torch
 
     path = Path(path)
+    check_place(path)
     try:
-        if not path.parent.is_dir():
-            raise CheckpointError(f"{path.parent}: No such directory")
         recover(path)
         # A token that ends inside a character may hold half a surrogate pair, which UTF-8 cannot encode.
         atomic_write(path, html.encode("utf-8", errors="replace"))
     except CheckpointError as error:
         raise TriptychError(f"cannot write the page {path}: {error}; choose another place for it") from error
+
+
+def check_place(path: Path) -> None:
+    """Raise TriptychError where a page cannot be written to `path`, as far as that is known before it is made."""
+    problem = None
+    if not path.parent.is_dir():
+        problem = f"{path.parent}: No such directory"
+    elif path.is_dir():
+        problem = "it is a directory"
+    elif not os.access(path.parent, os.W_OK):
+        problem = f"{path.parent}: Permission denied"
+    if problem is not None:
+        raise TriptychError(f"cannot write the page {path}: {problem}; choose another place for it")
 
 
 @cache
@@ -79,9 +95,16 @@ def _template() -> jinja2.Template:
     return environment.from_string(_asset("page.html"))
 
 
-def _policy(style: str, script: str) -> str:
+def _has_live(section: Section | Chapter) -> bool:
+    return section.kind == "live" or (isinstance(section, Chapter) and any(map(_has_live, section.sections)))
+
+
+def _policy(style: str, script: str, live: bool) -> str:
+    """What the page may load and run: its own style and script.  `wasm-unsafe-eval` lets that script compile
+    WebAssembly, which cannot reach anything the script does not hand to it; it allows no eval of text."""
+    wasm = " 'wasm-unsafe-eval'" if live else ""
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:;"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{wasm}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from triptych.errors import InputError
 
+from .live_section import LiveSection
 from .pack import MAX_BYTES, STEPS, pack, packed_bytes
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -322,7 +323,7 @@ class VerdictSection:
         }
 
 
-Section = Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps
+Section = Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps | LiveSection
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,83 @@
+"""One offline HTML file that runs a model: `live_page(model, name)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.page.live_export import check_size, export
+from triptych.page.live_section import LiveSection
+from triptych.page.live_tokenizer import tokenizer_data
+from triptych.page.render import render
+from triptych.page.sections import Facts
+from triptych.spec import FramesSpec
+from triptych.spec.part import part_name
+
+TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
+FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with
+NOTES = {
+    "decoder": "Type, and the bars show the likeliest next tokens. Let it write, or cut parts out and compare.",
+    "encoder": "Type, press a token to mask it, and see what the model fills in; cut parts out and compare.",
+    "encoder-decoder": "Type a source, let the model write the target, and see which source tokens each one reads.",
+}
+
+
+def live_section(model: Model, text: str | None = None) -> LiveSection:
+    """The section that runs `model`, in int8 with fp32 activations; it begins with `text`.
+
+    Raises InputError for a model without a tokenizer, one that reads no text, and as `live_export.export`.
+    """
+    check_size(model.spec)
+    model.check_words("a page")
+    if model.tokenizer is None:
+        raise InputError("a page needs the model's tokenizer, and this checkpoint has none; add its tokenizer.json")
+    tokenizer, spec = tokenizer_data(model.tokenizer), model.spec
+    exported = export(model)
+    first = _first_text(model) if text is None else text
+    stops = {*spec.ids.eos, *model.tokenizer.stop_ids}
+    content: dict[str, Any] = {
+        "layout": spec.layout, "head": None if spec.head is None else part_name(spec.head),
+        "labels": _labels(model), "text": first, "target": _target(model, first), "limit": exported.limit,
+        "ids": {"mask": model.tokenizer.mask_id, "start": spec.ids.start, "stop": sorted(stops)},
+        "tokenizer": tokenizer, "program": exported.program, "tables": exported.tables, "tensors": exported.tensors,
+        "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
+        "weights": exported.base64(),
+    }  # fmt: skip
+    return LiveSection("Run the model", NOTES[spec.layout], content)
+
+
+def live_page(model: Model, name: str, text: str | None = None) -> str:
+    """The whole page.  Raises InputError as `live_section`."""
+    section = live_section(model, text)
+    parameters = sum(p.numel() for p in model.module.parameters())
+    facts = Facts(
+        "The model",
+        [
+            ("Model", f"{model.spec.family}, {model.spec.layout}"),
+            ("Parameters", f"{parameters:,}"),
+            ("Weights", "int8 matrices, a scale for every 32 columns; all else in fp32"),
+            ("Longest text", f"{section.content['limit']} tokens"),
+        ],
+    )
+    return render(name, [section, facts], subtitle="A model that runs in this page")
+
+
+def _first_text(model: Model) -> str:
+    mask = None if model.tokenizer is None else model.tokenizer.specials.mask
+    if model.spec.layout != "encoder" or mask is None:
+        return TEXTS.get(model.spec.layout, TEXTS["decoder"])
+    return f"The king is {mask} , long live the king !"
+
+
+def _target(model: Model, source: str) -> str:
+    """What an encoder-decoder writes for `source`, so that the page opens with an alignment; else nothing."""
+    if model.spec.layout != "encoder-decoder" or not source:
+        return ""
+    return model.generate([source], max_new_tokens=FIRST_TOKENS)[0].text
+
+
+def _labels(model: Model) -> list[str]:
+    """Names of the classes, by number; empty where the config has none."""
+    names = (model.hf or {}).get("id2label")
+    return [str(name) for _, name in sorted(names.items(), key=lambda item: int(item[0]))] if names else []

@@ -1,0 +1,231 @@
+"""A model as a page runs it: its program with the tables that depend on positions, and its weights in int8.
+
+The page's interpreter (`live_*.js`) reads exactly what `export` gives.  `LiveExport.weights` are the same int8 matrices
+as fp32 tensors: run by the torch interpreter of programs, they are the oracle of the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.attention.position_biases import alibi_slopes, distance_row, t5_bucket
+from triptych.attention.rope import attention_factor, inverse_frequencies
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.nn.weights import dense
+from triptych.program import Entry, Instruction, Program, lower
+from triptych.program.changes import Structure
+from triptych.quantize import quantize
+from triptych.quantize.layouts import GROUP
+from triptych.spec import ModelSpec, to_json
+from triptych.spec.masks import Mask
+from triptych.spec.positions import LongRope, RopeSpec
+
+MAX_PARAMETERS = 15_000_000
+MAX_TOKENS = 512  # of a text in the page
+BYTES_PER_PARAMETER = (1 + 2 / GROUP) * 4 / 3  # a code and its share of a scale, in base64
+
+OPERATIONS = frozenset((
+    "add", "alibi_bias", "attend", "cast", "conv1d", "disentangled_bias", "embedding", "experts", "extend", "gelu",
+    "l2_normalize", "layer_norm", "linear", "merge_heads", "multiply", "patches", "pool", "reached_row",
+    "reached_table", "relu", "rms_norm", "rotate", "rotation_cos", "rotation_sin", "scale", "shift", "silu",
+    "sinusoids", "site", "softcap", "split_heads", "t5_bias", "tanh",
+))  # fmt: skip
+"""What the page's interpreter has a function for; a test compares it with the functions."""
+
+MASKS = frozenset(("Full", "Causal", "Window", "Prefix", "SameDocument", "BlockSparse", "And", "Or"))
+"""The masks that it knows."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LiveExport:
+    """A program and its weights as the page reads them.
+
+    program   the `Program.to_json` of the model in fp32, with numbers in the place of rotations and distances.
+    tables    integers by distance, from -reach to reach, which operations name by their place in this list.
+    tensors   weight -> kind (`int8`, `fp32`), shape, and where its bytes begin.
+    data      the bytes: codes `[rows, padded columns]`, then fp16 scales `[rows, padded columns / 32]`; or fp32.
+    weights   the same weights as fp32 tensors.
+    lowered   the program that `weights` belong to.
+    limit     the most tokens of a text.
+    """
+
+    program: Json
+    tables: list[list[int]]
+    tensors: dict[str, Json]
+    data: bytes
+    weights: dict[str, Tensor]
+    lowered: Program
+    limit: int
+
+    def base64(self) -> str:
+        return base64.b64encode(self.data).decode("ascii")
+
+
+def check_size(spec: ModelSpec) -> None:
+    """Raise InputError for a model with more parameters than a page carries, from its spec alone."""
+    parameters = sum(map(prod, spec.shapes().values()))
+    if parameters > MAX_PARAMETERS:
+        raise InputError(
+            f"a page that runs the model would carry {parameters:,} parameters, about "
+            f"{parameters * BYTES_PER_PARAMETER / 2**20:,.0f} MiB, and the most is {MAX_PARAMETERS:,} parameters; use "
+            "triptych inspect MODEL TEXT --save page.html, which keeps the attention on one text"
+        )
+
+
+def export(model: Model) -> LiveExport:
+    """The program and the int8 weights of a model.
+
+    Raises InputError for more than `MAX_PARAMETERS`, for hooks and replaced forwards, which a page cannot hold, and for
+    an operation, a mask or a part that its interpreter does not have, by name.
+    """
+    check_size(model.spec)
+    module = copy.deepcopy(model.module).eval().to(device="cpu", dtype=torch.float32)
+    if edited := Structure(module).refusal():
+        raise InputError(f"a page runs the model as it was trained, and {edited}; remove it first")
+    program = lower(module)
+    for name, reason in program.unlowered.items():
+        raise InputError(f"{name} cannot run in a page: {reason}")
+    limit = min(model.spec.context or MAX_TOKENS, MAX_TOKENS)
+    prepared = _Prepared(limit, program.weights, [])
+    entries = {name: prepared.entry(entry, name) for name, entry in program.entries.items()}
+    parameters = {name: dense(value.detach()) for name, value in module.named_parameters(remove_duplicate=False)}
+    tensors, data, weights = _packed(_uses(program), parameters)
+    return LiveExport({"entries": entries}, prepared.tables, tensors, data, weights, program, limit)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """Entries as JSON whose attributes need no arithmetic of Python's; `tables` are those they name."""
+
+    limit: int
+    shapes: Mapping[str, Sequence[int]]
+    tables: list[list[int]]
+
+    def entry(self, entry: Entry, where: str) -> Json:
+        steps = [self.step(step, where) for step in entry.instructions]
+        shapes = {name: list(info.shape) for name, info in entry.values.items()}
+        return {"inputs": list(entry.inputs), "instructions": steps, "outputs": list(entry.outputs), "shapes": shapes}
+
+    def step(self, step: Instruction, where: str) -> Json:
+        if step.op not in OPERATIONS:
+            raise InputError(f"{where}: a page has no operation {step.op!r}")
+        attributes: Json = {}
+        for key, value in step.attributes.items():
+            if isinstance(value, Mask):
+                _check_mask(value, where)
+            if isinstance(value, RopeSpec):
+                attributes[key] = _rotation(value)
+            elif isinstance(value, Entry):
+                attributes[key] = {"entry": self.entry(value, where)}
+            else:
+                attributes[key] = to_json(value)
+        if attributes.get("dtype", "float32") != "float32":
+            raise InputError(f"{where}: a page computes in fp32, and {step.op} asks for {attributes['dtype']}")
+        attributes |= self.positions(step)
+        return {
+            "op": step.op, "out": list(step.out), "inputs": step.inputs, "weights": step.weights,
+            "attributes": attributes,
+        }  # fmt: skip
+
+    def positions(self, step: Instruction) -> Json:
+        """What an operation reads of distances, computed here once: the interpreter has no logarithms of its own whose
+        last bit could choose another bucket."""
+        how, distance = step.attributes, torch.arange(-self.limit, self.limit + 1)
+        if step.op == "alibi_bias":
+            return {"slopes": alibi_slopes(how["heads"]).tolist()}
+        if step.op == "t5_bias":
+            buckets, *_ = self.shapes[step.weights["weight"]]
+            both_ways = {"max_distance": how["max_distance"], "bidirectional": how["bidirectional"]}
+            return {"buckets": self.table(t5_bucket(distance, buckets=buckets, **both_ways))}
+        if step.op in ("reached_table", "reached_row"):
+            rows = distance_row(distance, span=how["span"], max_distance=how.get("max_distance"))
+            return {"rows": self.table(rows)}
+        return {}
+
+    def table(self, numbers: Tensor) -> int:
+        """The place of these numbers among the tables; equal ones are kept once."""
+        table = numbers.tolist()
+        if table not in self.tables:
+            self.tables.append(table)
+        return self.tables.index(table)
+
+
+def _check_mask(mask: Mask, where: str) -> None:
+    name = type(mask).__name__
+    if name not in MASKS:
+        raise InputError(f"{where}: a page has no mask {name}")
+    for part in getattr(mask, "parts", ()):
+        _check_mask(part, where)
+
+
+def _rotation(spec: RopeSpec) -> Json:
+    """A rotation in numbers: radians per position of each pair, and what cosines and sines are multiplied by; for
+    LongRoPE also the frequencies of rows longer than `original`."""
+    rotation: Json = {"pairing": spec.pairing, "factor": attention_factor(spec)}
+    rotation["frequencies"] = inverse_frequencies(spec, 1).float().tolist()
+    if isinstance(spec.scaling, LongRope):
+        rotation["original"] = spec.scaling.original_length
+        rotation["long"] = inverse_frequencies(spec, spec.scaling.original_length + 1).float().tolist()
+    return rotation
+
+
+def _uses(program: Program) -> Iterator[tuple[str, bool]]:
+    """Every weight that is read, experts' own included, and whether as the matrix of a product or a lookup."""
+
+    def within(steps: Sequence[Instruction]) -> Iterator[tuple[str, bool]]:
+        for step in steps:
+            for key, name in step.weights.items():
+                yield name, key == "weight" and step.op in ("linear", "embedding")
+            if step.op == "experts":
+                own = list(within(step.attributes["expert"].instructions))
+                for number in range(step.attributes["count"]):
+                    yield from ((name.replace(".experts.0.", f".experts.{number}."), matrix) for name, matrix in own)
+
+    for entry in program.entries.values():
+        yield from within(entry.instructions)
+
+
+def _packed(
+    uses: Iterator[tuple[str, bool]], parameters: Mapping[str, Tensor]
+) -> tuple[dict[str, Json], bytes, dict[str, Tensor]]:
+    """The tensors' places, their bytes, and the numbers that these stand for."""
+    matrices = dict[str, bool]()
+    for name, matrix in uses:
+        if matrices.setdefault(name, matrix) != matrix:
+            raise InputError(f"{name} is read as a matrix and otherwise, which a page cannot do")
+    tensors, pieces, weights, offset = dict[str, Json](), list[bytes](), dict[str, Tensor](), 0
+    for name, matrix in matrices.items():
+        if not bool(parameters[name].isfinite().all()):
+            raise InputError(f"{name}: it has numbers that are not finite, and a page does not carry those")
+        piece, weights[name] = _int8(parameters[name]) if matrix else _fp32(parameters[name])
+        tensors[name] = {
+            "kind": "int8" if matrix else "fp32", "shape": list(parameters[name].shape), "offset": offset
+        }  # fmt: skip
+        pieces.append(piece)
+        offset += len(piece)
+    return tensors, b"".join(pieces), weights
+
+
+def _int8(weight: Tensor) -> tuple[bytes, Tensor]:
+    """The bytes of a matrix in our `int8`, and the numbers they stand for.  Columns beyond the last whole group of 32
+    share a scale among themselves."""
+    rows, columns = weight.shape
+    matrix = quantize(torch.nn.functional.pad(weight, (0, -columns % GROUP)), "int8")
+    packed = matrix.layout.unpack(matrix.data, matrix.columns)
+    codes, scales = packed.codes[:rows].to(torch.int8), packed.scales[:rows].half()
+    return codes.numpy().tobytes() + scales.numpy().tobytes(), packed.values()[:rows, :columns].contiguous()
+
+
+def _fp32(weight: Tensor) -> tuple[bytes, Tensor]:
+    return weight.contiguous().numpy().astype("<f4").tobytes(), weight

@@ -1,0 +1,186 @@
+// Weights in memory, and the product of vectors with a matrix of int8 codes that have a scale for every 32 columns.
+//
+// The memory is that of the WebAssembly module of live_linear.wat, or, where there is none, an ordinary buffer that
+// plain JavaScript reads.  Both hold the same bytes: all matrices, then a scratch area that grows with the texts.
+
+const GROUP = 32; // columns that share a scale
+const aligned = (bytes) => Math.ceil(bytes / 16) * 16;
+const padded = (columns) => Math.ceil(columns / GROUP) * GROUP;
+
+function bytesOf(base64, into) {
+  if (into.setFromBase64) {
+    into.setFromBase64(base64);
+    return into;
+  }
+  const text = atob(base64);
+  for (let i = 0; i < text.length; i++) into[i] = text.charCodeAt(i);
+  return into;
+}
+
+// A half-precision number from its 16 bits.
+function half(bits) {
+  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+// One row of a matrix as fp32 numbers; `from` is a multiple of 32.
+function expandRow(codes, from, scales, columns, line) {
+  for (let c = 0; c < columns; c++) line[c] = codes[from + c] * scales[(from + c) >> 5];
+}
+
+function oneDot(line, x, from, columns) {
+  let sum = 0;
+  for (let i = 0; i < columns; i++) sum += line[i] * x[from + i];
+  return sum;
+}
+
+// One row of a matrix against four vectors that follow each other in `x` from `first` on.
+function fourDots(line, x, first, columns, out, to, rows) {
+  const second = first + columns;
+  const third = second + columns;
+  const fourth = third + columns;
+  let a = 0;
+  let b = 0;
+  let c = 0;
+  let d = 0;
+  for (let i = 0; i < columns; i++) {
+    const w = line[i];
+    a += w * x[first + i];
+    b += w * x[second + i];
+    c += w * x[third + i];
+    d += w * x[fourth + i];
+  }
+  out[to] = a;
+  out[to + rows] = b;
+  out[to + 2 * rows] = c;
+  out[to + 3 * rows] = d;
+}
+
+class PlainKernel {
+  constructor(bytes) {
+    this.buffer = new ArrayBuffer(bytes);
+    this.name = "JavaScript";
+  }
+
+  // The scratch area is ordinary arrays here.
+  reserve() {
+    return 0;
+  }
+
+  // x [n, columns] -> [n, rows], without a bias.
+  multiply(x, n, matrix) {
+    const { rows, columns, stride } = matrix;
+    const out = new Float32Array(n * rows);
+    const codes = new Int8Array(this.buffer, matrix.codes, rows * stride);
+    const scales = new Float32Array(this.buffer, matrix.scales, (rows * stride) / GROUP);
+    const line = new Float32Array(stride);
+    for (let r = 0; r < rows; r++) {
+      expandRow(codes, r * stride, scales, columns, line);
+      let t = 0;
+      for (; t + 4 <= n; t += 4) fourDots(line, x, t * columns, columns, out, t * rows + r, rows);
+      for (; t < n; t++) out[t * rows + r] = oneDot(line, x, t * columns, columns);
+    }
+    return out;
+  }
+}
+
+class SimdKernel {
+  constructor(bytes, code) {
+    this.scratch = aligned(bytes);
+    this.memory = new WebAssembly.Memory({ initial: Math.ceil(bytes / 65536) + 1 });
+    const module = new WebAssembly.Module(code);
+    this.linear = new WebAssembly.Instance(module, { page: { memory: this.memory } }).exports.linear;
+    this.name = "WebAssembly SIMD";
+  }
+
+  get buffer() {
+    return this.memory.buffer;
+  }
+
+  // Where the scratch area begins, after it has room for `bytes`.  Growing detaches every older view of the memory.
+  reserve(bytes) {
+    const missing = this.scratch + bytes - this.memory.buffer.byteLength;
+    if (missing > 0) this.memory.grow(Math.ceil(missing / 65536));
+    return this.scratch;
+  }
+
+  multiply(x, n, matrix) {
+    const { rows, columns, stride } = matrix;
+    const line = this.reserve(4 * (stride + n * stride + n * rows));
+    const [vectors, out] = [line + 4 * stride, line + 4 * (stride + n * stride)];
+    const inside = new Float32Array(this.buffer, vectors, n * stride);
+    if (columns === stride) inside.set(x);
+    else {
+      inside.fill(0);
+      for (let t = 0; t < n; t++) inside.set(x.subarray(t * columns, (t + 1) * columns), t * stride);
+    }
+    this.linear(vectors, n, stride, matrix.codes, matrix.scales, rows, line, out);
+    return new Float32Array(this.buffer, out, n * rows).slice();
+  }
+}
+
+function makeKernel(bytes, plain) {
+  if (!plain && typeof WebAssembly === "object") {
+    try {
+      return new SimdKernel(bytes, bytesOf(LINEAR_WASM, new Uint8Array(LINEAR_WASM_BYTES)));
+    } catch {
+      // No SIMD, or a policy that refuses WebAssembly: the same numbers, more slowly.
+    }
+  }
+  return new PlainKernel(bytes);
+}
+
+// The weights of a model by name: `matrix` for those that stay int8, `numbers` for fp32 ones, each with its shape.
+// `tensors` tells where each lies in `base64`: codes [rows, padded columns] and then fp16 scales, or fp32 numbers.
+class Weights {
+  constructor(tensors, base64, plain = false) {
+    const raw = bytesOf(base64, new Uint8Array(Math.floor(base64.length / 4) * 3));
+    this.tensors = tensors;
+    let bytes = 0;
+    const places = Object.entries(tensors).map(([name, { kind, shape }]) => {
+      const count = kind === "int8" ? shape[0] * padded(shape[1]) : shape.reduce((a, b) => a * b, 1);
+      const place = { name, count, at: bytes };
+      if (kind === "int8") bytes += aligned(count) + aligned((count / GROUP) * 4);
+      return place;
+    });
+    this.kernel = makeKernel(bytes, plain);
+    this.entries = {};
+    for (const { name, count, at } of places) this.entries[name] = this.load(tensors[name], count, at, raw);
+  }
+
+  load({ kind, shape, offset }, count, at, raw) {
+    const stored = (from, length) => raw.slice(offset + from, offset + from + length).buffer;
+    // fp32 numbers are few, and stay outside the kernel's memory: a view of that is detached when the memory grows.
+    if (kind === "fp32") return { shape, data: new Float32Array(stored(0, count * 4)) };
+    new Uint8Array(this.kernel.buffer, at, count).set(raw.subarray(offset, offset + count));
+    const [scales, halves] = [at + aligned(count), new Uint16Array(stored(count, (count / GROUP) * 2))];
+    new Float32Array(this.kernel.buffer, scales, halves.length).set(Float32Array.from(halves, half));
+    return { shape, codes: at, scales, rows: shape[0], columns: shape[1], stride: padded(shape[1]) };
+  }
+
+  entry(name) {
+    const entry = this.entries[name];
+    if (!entry) throw new Error(`no weight ${name}`);
+    return entry;
+  }
+
+  // fp32 numbers as a value of a program.
+  numbers(name) {
+    return this.entry(name);
+  }
+
+  // One row of a matrix, in `into` from `place` on.
+  row(name, index, into, place) {
+    const { rows, columns, stride, codes, scales } = this.entry(name);
+    if (!(index >= 0 && index < rows)) throw new Error(`${name} has no row ${index}`);
+    const own = new Int8Array(this.kernel.buffer, codes + index * stride, columns);
+    const steps = new Float32Array(this.kernel.buffer, scales + (index * stride * 4) / GROUP, stride / GROUP);
+    for (let c = 0; c < columns; c++) into[place + c] = own[c] * steps[c >> 5];
+  }
+
+  // x [n, columns] times the rows of a matrix.
+  product(x, n, name) {
+    return this.kernel.multiply(x, n, this.entry(name));
+  }
+}

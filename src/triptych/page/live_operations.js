@@ -1,0 +1,229 @@
+// The operations of a program (`triptych.ops`), one function each: (step, call) -> value.
+//
+// A value is { shape, data }: a Float32Array, row after row.  `call` gives the inputs by argument name (`call.x`), the
+// weights by name, the attributes of the step, and the run.  One row of text runs at a time, so N is its length.
+
+const valueOf = (shape, data) => ({ shape, data });
+const last = (x) => x.shape[x.shape.length - 1];
+
+function mapped(x, act) {
+  const out = new Float32Array(x.data.length);
+  for (let i = 0; i < out.length; i++) out[i] = act(x.data[i]);
+  return valueOf(x.shape, out);
+}
+
+// The sum or the product of each pair; the smaller operand is repeated over the leading dimensions of the larger.
+function paired(x, y, product) {
+  const large = x.data.length >= y.data.length ? x : y;
+  const [a, b] = [large.data, (large === x ? y : x).data];
+  const out = new Float32Array(a.length);
+  for (let i = 0, j = 0; i < out.length; i++) {
+    out[i] = product ? a[i] * b[j] : a[i] + b[j];
+    if (++j === b.length) j = 0;
+  }
+  return valueOf(large.shape, out);
+}
+
+// The error function by Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7.
+function erf(x) {
+  const t = 1 / (1 + 0.3275911 * Math.abs(x));
+  const poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+  return Math.sign(x) * (1 - poly * Math.exp(-x * x));
+}
+const gelu = (x) => 0.5 * x * (1 + erf(x * Math.SQRT1_2));
+const geluTanh = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+
+// `act(vector, out)` of each vector along the last dimension, as subarrays.
+function eachVector(x, act) {
+  const width = last(x);
+  const out = new Float32Array(x.data.length);
+  for (let at = 0; at < out.length; at += width) act(x.data.subarray(at, at + width), out.subarray(at, at + width));
+  return valueOf(x.shape, out);
+}
+
+// cos or sin of one rotation [N, 1, width]; `signed` is the sine, negated in the first dimension of each pair.
+function angles({ spec, positions, length }, signed) {
+  const far = spec.long && length.data[0] > spec.original;
+  const frequencies = far ? spec.long : spec.frequencies;
+  const [half, n] = [frequencies.length, positions.data.length];
+  const out = new Float32Array(n * 2 * half);
+  for (let t = 0; t < n; t++) {
+    for (let i = 0; i < half; i++) {
+      const angle = Math.fround(positions.data[t] * Math.fround(frequencies[i]));
+      const value = (signed ? Math.sin(angle) : Math.cos(angle)) * spec.factor;
+      const [a, b] = spec.pairing === "half" ? [i, i + half] : [2 * i, 2 * i + 1];
+      out[t * 2 * half + a] = signed ? -value : value;
+      out[t * 2 * half + b] = value;
+    }
+  }
+  return valueOf([n, 1, 2 * half], out);
+}
+
+const operations = {
+  site: ({ x }) => x,
+  cast: ({ x }) => x, // the exporter refuses another dtype than float32
+  relu: ({ x }) => mapped(x, (value) => Math.max(value, 0)),
+  silu: ({ x }) => mapped(x, (value) => value / (1 + Math.exp(-value))),
+  tanh: ({ x }) => mapped(x, Math.tanh),
+  gelu: ({ x, approximate }) => mapped(x, approximate === "tanh" ? geluTanh : gelu),
+  softcap: ({ x, cap }) => mapped(x, (value) => cap * Math.tanh(value / cap)),
+  scale: ({ x, factor }) => mapped(x, (value) => value * factor),
+  shift: ({ x, offset }) => mapped(x, (value) => value + offset),
+  add: ({ x, y }) => paired(x, y, false),
+  multiply: ({ x, y }) => paired(x, y, true),
+  split_heads: ({ x, shape }) => valueOf([x.shape[0], last(x) / shape[2], shape[2]], x.data),
+  merge_heads: ({ x }) => valueOf([x.shape[0], x.shape[1] * x.shape[2]], x.data),
+
+  embedding({ ids, run, names }) {
+    const width = run.weights.entry(names.weight).columns;
+    const out = new Float32Array(ids.data.length * width);
+    ids.data.forEach((id, t) => run.weights.row(names.weight, id, out, t * width));
+    return valueOf([ids.data.length, width], out);
+  },
+
+  linear({ x, bias, run, names }) {
+    const { rows, columns } = run.weights.entry(names.weight);
+    const out = run.weights.product(x.data, x.data.length / columns, names.weight);
+    if (bias) for (let i = 0, j = 0; i < out.length; i++, j = j + 1 === rows ? 0 : j + 1) out[i] += bias.data[j];
+    return valueOf([...x.shape.slice(0, -1), rows], out);
+  },
+
+  layer_norm({ x, weight, bias, eps }) {
+    return eachVector(x, (vector, out) => {
+      let mean = 0;
+      let variance = 0;
+      for (const value of vector) mean += value;
+      mean /= vector.length;
+      for (const value of vector) variance += (value - mean) ** 2;
+      const factor = 1 / Math.sqrt(variance / vector.length + eps);
+      for (let i = 0; i < out.length; i++) {
+        out[i] = (vector[i] - mean) * factor * weight.data[i] + (bias ? bias.data[i] : 0);
+      }
+    });
+  },
+
+  rms_norm({ x, weight, offset, eps }) {
+    return eachVector(x, (vector, out) => {
+      let squares = 0;
+      for (const value of vector) squares += value * value;
+      const factor = 1 / Math.sqrt(squares / vector.length + (eps ?? 2 ** -23)); // torch's default is fp32's epsilon
+      for (let i = 0; i < out.length; i++) out[i] = vector[i] * factor * (weight.data[i] + (offset ?? 0));
+    });
+  },
+
+  l2_normalize({ x }) {
+    return eachVector(x, (vector, out) => {
+      let squares = 0;
+      for (const value of vector) squares += value * value;
+      const norm = Math.max(Math.sqrt(squares), 1e-12);
+      for (let i = 0; i < out.length; i++) out[i] = vector[i] / norm;
+    });
+  },
+
+  rotation_cos: (call) => angles(call, false),
+  rotation_sin: (call) => angles(call, true),
+
+  // The first dimensions of each head are turned, the rest pass.
+  rotate({ x, cos, sin, pairing }) {
+    const [n, heads, width] = x.shape;
+    const turned = last(cos);
+    const out = x.data.slice();
+    for (let t = 0; t < n; t++) {
+      for (let h = 0; h < heads; h++) {
+        const at = (t * heads + h) * width;
+        for (let i = 0; i < turned; i++) {
+          const partner = pairing === "half" ? (i + turned / 2) % turned : i ^ 1;
+          out[at + i] = x.data[at + i] * cos.data[t * turned + i] + x.data[at + partner] * sin.data[t * turned + i];
+        }
+      }
+    }
+    return valueOf(x.shape, out);
+  },
+
+  sinusoids({ positions, width, theta, layout }) {
+    const out = new Float32Array(positions.data.length * width);
+    positions.data.forEach((position, t) => {
+      for (let i = 0; i < width / 2; i++) {
+        const angle = Math.fround(position * Math.fround(theta ** ((-2 * i) / width)));
+        const [a, b] = layout === "interleaved" ? [2 * i, 2 * i + 1] : [i, i + width / 2];
+        out[t * width + a] = Math.sin(angle);
+        out[t * width + b] = Math.cos(angle);
+      }
+    });
+    return valueOf([positions.data.length, width], out);
+  },
+
+  // One row of [M, inputs], padded with zeros.
+  conv1d({ x, weight, bias, stride }) {
+    const [outputs, inputs, kernel] = weight.shape;
+    const padding = Math.floor(kernel / 2);
+    const n = Math.floor((x.shape[0] + 2 * padding - kernel) / stride) + 1;
+    const out = new Float32Array(n * outputs);
+    for (let t = 0; t < n; t++) {
+      for (let o = 0; o < outputs; o++) {
+        let sum = bias ? bias.data[o] : 0;
+        for (let j = 0; j < kernel; j++) {
+          const row = t * stride + j - padding;
+          if (row < 0 || row >= x.shape[0]) continue;
+          for (let i = 0; i < inputs; i++) sum += x.data[row * inputs + i] * weight.data[(o * inputs + i) * kernel + j];
+        }
+        out[t * outputs + o] = sum;
+      }
+    }
+    return valueOf([n, outputs], out);
+  },
+
+  patches({ x, first, weight, bias }) {
+    const [count, size, width] = [x.shape[0], x.shape[1], first.data.length];
+    const out = new Float32Array((count + 1) * width);
+    out.set(first.data);
+    for (let t = 0; t < count; t++) {
+      for (let o = 0; o < width; o++) {
+        let sum = bias.data[o];
+        for (let i = 0; i < size; i++) sum += x.data[t * size + i] * weight.data[o * size + i];
+        out[(t + 1) * width + o] = sum;
+      }
+    }
+    return valueOf([count + 1, width], out);
+  },
+
+  pool({ x, mode }) {
+    const [n, width] = x.shape;
+    if (mode !== "mean") return valueOf([1, width], x.data.slice(...(mode === "first" ? [0, width] : [(n - 1) * width])));
+    const out = new Float32Array(width);
+    for (let i = 0; i < x.data.length; i++) out[i % width] += x.data[i] / n;
+    return valueOf([1, width], out);
+  },
+
+  // Each token through the experts with the largest scores, weighted by the softmax of all scores.
+  experts({ x, scores, top_k: top, normalize, expert, run }) {
+    const [width, count] = [last(x), last(scores)];
+    const out = new Float32Array(x.data.length);
+    const chosen = Array.from({ length: count }, () => []);
+    for (let t = 0; t < x.shape[0]; t++) {
+      const weights = softmax(scores.data.slice(t * count, (t + 1) * count));
+      const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, top);
+      const sum = normalize ? best.reduce((total, e) => total + weights[e], 0) : 1;
+      for (const e of best) chosen[e].push([t, weights[e] / sum]);
+    }
+    chosen.forEach((tokens, number) => {
+      if (!tokens.length) return;
+      const rows = new Float32Array(tokens.length * width);
+      tokens.forEach(([t], i) => rows.set(x.data.subarray(t * width, (t + 1) * width), i * width));
+      const result = run.expert(expert.entry, number, valueOf([tokens.length, width], rows)).data;
+      tokens.forEach(([t, weight], i) => {
+        for (let j = 0; j < width; j++) out[t * width + j] += weight * result[i * width + j];
+      });
+    });
+    return valueOf(x.shape, out);
+  },
+};
+
+// In place, in double precision where it sums.
+function softmax(scores) {
+  let [largest, sum] = [-Infinity, 0];
+  for (const score of scores) largest = Math.max(largest, score);
+  for (let i = 0; i < scores.length; i++) sum += scores[i] = Math.exp(scores[i] - largest);
+  for (let i = 0; i < scores.length; i++) scores[i] /= sum;
+  return scores;
+}

@@ -1,0 +1,107 @@
+// What a model is made of, read from its program, and the board on which its parts are cut out and put back.
+
+// "blocks.2.attn", "decoder.blocks.0.cross" and "blocks.2.mlp" by stack and layer, in the order of the program.
+function partsOf(section) {
+  const parts = [];
+  for (const name of ["encode", "decode"]) {
+    const entry = section.program.entries[name];
+    for (const step of entry?.instructions ?? []) {
+      const mlp = step.op === "site" && step.out[0].endsWith(".mlp.out");
+      if (step.op !== "attend" && !mlp) continue;
+      const site = mlp ? step.out[0] : step.attributes.ports[0];
+      const part = site.slice(0, site.lastIndexOf("."));
+      const stack = name === "encode" ? "encoder" : part.endsWith(".cross") ? "cross" : "decoder";
+      const layer = Number(/blocks\.(\d+)\./.exec(part)[1]);
+      parts.push({ part, stack, layer, mlp, heads: mlp ? 1 : entry.shapes[step.out[0]][1], tower: name });
+    }
+  }
+  return parts;
+}
+
+// One row a layer: its heads, the heads of its cross-attention, its MLP.  Pressed parts are in; `changed` is called
+// after each press with the Set of those that are out, named as the interpreter's `cuts`.
+class Board {
+  constructor(parts, changed) {
+    this.changed = changed;
+    this.cuts = new Set();
+    this.keys = [];
+    const layers = new Map();
+    for (const one of parts) {
+      const key = `${one.tower} ${one.layer}`;
+      layers.set(key, [...(layers.get(key) ?? []), one]);
+    }
+    const both = new Set(parts.map((one) => one.tower)).size > 1;
+    const rows = [...layers.values()].map((ones) => this.row(ones, both));
+    this.reset = button("Put all back", "Undo every cut", () => this.clear());
+    this.node = el("div", { class: "board" },
+      el("div", { class: "rows", role: "group", "aria-label": "Parts of the model; press one to cut it out or put it back" }, ...rows),
+      this.reset);
+    this.node.querySelector(".rows").addEventListener("keydown", (event) => this.arrow(event));
+    this.mark();
+  }
+
+  row(ones, both) {
+    const { tower, layer } = ones[0];
+    const name = both ? `${tower === "encode" ? "encoder" : "decoder"} ${layer}` : `layer ${layer}`;
+    const groups = ones.map(({ part, mlp, stack, heads }) => {
+      const kind = mlp ? "MLP" : stack === "cross" ? "cross" : "heads";
+      const keys = Array.from({ length: heads }, (_, h) => this.key(mlp ? part : `${part}:${h}`, mlp ? "MLP" : String(h),
+        mlp ? `${name}, MLP` : `${name}, ${stack === "cross" ? "cross-attention" : "attention"} head ${h}`));
+      return el("span", { class: "group" }, ...(mlp ? [] : [el("small", {}, kind)]), ...keys);
+    });
+    return el("div", { class: "row" }, el("span", { class: "layer" }, name), ...groups);
+  }
+
+  key(cut, label, name) {
+    const one = button(label, "Cut out or put back", () => this.press(cut));
+    one.setAttribute("aria-label", name);
+    this.keys.push({ cut, one });
+    return one;
+  }
+
+  press(cut) {
+    if (!this.cuts.delete(cut)) this.cuts.add(cut);
+    this.mark();
+    this.changed();
+  }
+
+  clear() {
+    this.cuts.clear();
+    this.mark();
+    this.changed();
+  }
+
+  // The tab key reaches one part, arrow keys move among them.
+  mark() {
+    const at = Math.max(0, this.keys.findIndex(({ one }) => one === document.activeElement));
+    this.keys.forEach(({ cut, one }, index) => {
+      one.setAttribute("aria-pressed", !this.cuts.has(cut));
+      one.tabIndex = index === at ? 0 : -1;
+    });
+    this.reset.disabled = this.cuts.size === 0;
+  }
+
+  arrow(event) {
+    const at = this.keys.findIndex(({ one }) => one === event.target);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const to = this.keys[at + step];
+    if (at < 0 || !to) return;
+    event.preventDefault();
+    to.one.focus();
+    this.mark();
+  }
+}
+
+// The attention weights of a run as heads of the attention maps; cut heads are empty.
+function headsOf(parts, patterns, names) {
+  const heads = {};
+  for (const { part, stack, layer } of parts) {
+    const pattern = patterns.get(part);
+    if (!pattern) continue;
+    const [queries, keys] = stack === "cross" ? [names.decoder, names.encoder] : [names[stack], names[stack]];
+    const map = { stack, layer, heads: [...Array(pattern.heads).keys()], queries: 0, keys: 1 };
+    heads[stack] ??= [];
+    for (const h of map.heads) heads[stack].push(new Head(map, h, pattern.data, [queries, keys], 1));
+  }
+  return heads;
+}

@@ -1,0 +1,103 @@
+// From logits to probabilities, the bars that show them, and the choice of a token.
+
+// Probabilities of logits at a temperature; at 0 all of it is on the largest.
+function probabilities(logits, temperature = 1) {
+  const largest = logits.reduce((best, x) => Math.max(best, x), -Infinity);
+  if (temperature === 0) return Float64Array.from(logits, (x, i) => (i === logits.indexOf(largest) ? 1 : 0));
+  return softmax(Float64Array.from(logits, (x) => (x - largest) / temperature));
+}
+
+// The indices of the smallest set of tokens that has at least `top` of the probability, likeliest first.
+function nucleus(chances, top) {
+  const order = [...chances.keys()].sort((a, b) => chances[b] - chances[a]);
+  let sum = 0;
+  const count = order.findIndex((index) => (sum += chances[index]) >= top - 1e-12);
+  return order.slice(0, count < 0 ? order.length : count + 1);
+}
+
+// A number in [0, 1) that depends on the seed and the position alone.
+function uniform(seed, position) {
+  let x = Math.imul(seed + 1, 0x9e3779b1) ^ Math.imul(position + 1, 0x85ebca6b);
+  x = Math.imul(x ^ (x >>> 16), 0x7feb352d);
+  x = Math.imul(x ^ (x >>> 15), 0x846ca68b);
+  return ((x ^ (x >>> 16)) >>> 0) / 2 ** 32;
+}
+
+function choose(chances, top, number) {
+  const among = nucleus(chances, top);
+  let left = number * among.reduce((sum, index) => sum + chances[index], 0);
+  return among.find((index) => (left -= chances[index]) < 0) ?? among[0];
+}
+
+// How far `now` is from `before`, in nats: the Kullback-Leibler divergence of both.
+const divergence = (before, now) =>
+  before.reduce((sum, p, i) => sum + (p > 0 ? p * Math.log(p / Math.max(now[i], 1e-30)) : 0), 0);
+
+const percent = (p) => (p > 0 && p < 0.001 ? "<0.1%" : `${(100 * p).toFixed(1)}%`);
+
+// Bars for the likeliest of `names`; a mark on each shows where it was in the whole model.
+class Bars {
+  constructor(title, count, pick) {
+    Object.assign(this, { count, pick });
+    this.title = el("h4", {}, title);
+    this.list = el("ol", { class: "bars" });
+    this.node = el("div", { class: "prediction" }, this.title, this.list);
+    this.rows = [];
+  }
+
+  // `chances` of all tokens, `before` of the whole model or null, `kept` the indices that may be chosen or null.
+  show(chances, before, kept, nameOf) {
+    const order = nucleus(chances, 1).slice(0, this.count);
+    while (this.rows.length < order.length) this.add();
+    this.rows.forEach((row, place) => {
+      const index = order[place];
+      row.node.hidden = index === undefined;
+      if (row.node.hidden) return;
+      row.index = index;
+      row.name.replaceChildren(bdi(nameOf(index)));
+      row.bar.style.width = `${100 * chances[index]}%`;
+      row.ghost.hidden = !before;
+      if (before) row.ghost.style.left = `${100 * before[index]}%`;
+      row.number.textContent = percent(chances[index]);
+      row.node.classList.toggle("out", Boolean(kept) && !kept.includes(index));
+    });
+  }
+
+  add() {
+    const row = { name: el("span"), bar: el("i"), ghost: el("s", { title: "in the whole model" }), number: el("b") };
+    const inside = [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number];
+    row.node = el("li", {}, this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) }, ...inside) : el("div", {}, ...inside));
+    this.rows.push(row);
+    this.list.append(row.node);
+  }
+}
+
+// The cache while the model writes: a row for each layer, a column for each position.
+class CachePicture {
+  constructor(layers, numbers) {
+    Object.assign(this, { layers, numbers });
+    this.canvas = el("canvas", { class: "cache", "aria-hidden": "true" });
+    this.text = el("p", { class: "quiet", role: "status" });
+    this.node = el("div", { class: "kv", hidden: "" }, el("h4", {}, "KV cache"), this.canvas, this.text);
+  }
+
+  // `filled` positions, of which the last step computed `fresh`.
+  show(filled, fresh, capacity) {
+    this.node.hidden = false;
+    const columns = Math.min(capacity, Math.max(64, filled));
+    const first = Math.max(0, filled - columns);
+    this.canvas.width = columns;
+    this.canvas.height = this.layers;
+    const context = this.canvas.getContext("2d");
+    const colours = getComputedStyle(this.node);
+    const fill = (colour, from, to) => {
+      context.fillStyle = colours.getPropertyValue(colour);
+      context.fillRect(from - first, 0, to - from, this.layers);
+    };
+    fill(isDark() ? "--kept-dark" : "--kept-light", first, filled - fresh);
+    fill(isDark() ? "--fresh-dark" : "--fresh-light", Math.max(first, filled - fresh), filled);
+    const kib = (4 * this.numbers * filled) / 1024;
+    this.text.textContent = `${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and values of ` +
+      `${fresh} ${fresh === 1 ? "token" : "tokens"} and read those of ${filled - fresh} from the cache.`;
+  }
+}

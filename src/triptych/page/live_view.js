@@ -1,0 +1,317 @@
+// The section that runs a model: texts in, tokens, predictions, parts to cut, the model's own writing, attention.
+
+const MOST_NEW = 120; // tokens of one press of "Write"
+const slider = (name, attributes) => {
+  const value = el("output");
+  const input = el("input", { type: "range", "aria-label": name, ...attributes });
+  const tell = () => (value.textContent = Number(input.value).toFixed(2));
+  input.addEventListener("input", tell);
+  tell();
+  return { input, node: el("label", { class: "slider" }, name, input, value) };
+};
+
+class LiveView {
+  constructor(section, place) {
+    this.section = section;
+    this.model = new LiveModel(section);
+    this.tokenizer = Tokenizer.from(section.tokenizer);
+    this.parts = partsOf(section);
+    this.both = section.layout === "encoder-decoder";
+    this.decodes = section.layout !== "encoder";
+    this.generates = this.decodes && section.head === "LMHead";
+    this.masked = new Set(); // positions that the reader masked, of an encoder's text
+    this.before = { key: null, logits: [] }; // the whole model's logits of the same tokens
+    this.seed = 0;
+    this.cost = 0; // milliseconds that the last text took
+    this.build(place);
+    this.update();
+  }
+
+  build(place) {
+    const field = (label, value) => {
+      const input = el("textarea", { rows: 2, spellcheck: "false", autocapitalize: "off", dir: "auto" });
+      input.value = value;
+      input.addEventListener("input", () => {
+        this.masked.clear();
+        this.schedule();
+      });
+      return { input, node: el("label", { class: "field" }, el("span", {}, label), input) };
+    };
+    this.source = field(this.both ? "Source" : "Text", this.section.text);
+    this.target = this.both ? field("Target", this.section.target) : null;
+    this.strips = el("div", { class: "strips" });
+    this.warning = el("p", { class: "quiet", role: "status" });
+    this.board = new Board(this.parts, () => this.update());
+    this.bars = [];
+    this.predictions = el("div", { class: "predictions" });
+    this.effect = el("p", { class: "effect", "aria-live": "polite" });
+    this.speed = el("p", { class: "quiet" });
+    this.maps = el("div", { class: "maps" });
+    place.append(
+      el("div", { class: "desk" },
+        el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning, ...this.writing()),
+        el("div", {}, this.predictions, this.effect, this.speed)),
+      el("h3", {}, "Parts"),
+      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, and a line on each bar marks the whole model."),
+      this.board.node,
+      this.switches(),
+      el("h3", {}, "Attention"),
+      this.maps);
+  }
+
+  // Whether scores are masked and scaled; pressed is as the model was trained.
+  switches() {
+    const one = (label, key, hint) => {
+      const toggle = button(label, hint, () => {
+        this.off[key] = !this.off[key];
+        toggle.setAttribute("aria-pressed", !this.off[key]);
+        this.update();
+      });
+      toggle.setAttribute("aria-pressed", "true");
+      return toggle;
+    };
+    this.off = { mask: false, scale: false };
+    const mask = one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
+    const scale = one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
+    return el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...(this.decodes ? [mask] : []), scale);
+  }
+
+  // What a model that generates has besides.
+  writing() {
+    if (!this.generates) return [];
+    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 });
+    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 });
+    for (const { input } of [this.temperature, this.top]) input.addEventListener("input", () => this.schedule());
+    this.write = button("Write", "Let the model continue, one token at a time", () => this.toggle());
+    this.step = button("One token", "Append one token", () => this.generate(1));
+    const tower = this.parts.filter((one) => one.stack === "decoder");
+    this.cachePicture = new CachePicture(tower.filter((one) => !one.mlp).length, this.numbersPerPosition());
+    return [el("div", { class: "writing" }, this.write, this.step, this.temperature.node, this.top.node), this.cachePicture.node];
+  }
+
+  numbersPerPosition() {
+    const { instructions, shapes } = this.section.program.entries.decode;
+    const kept = instructions.filter((step) => step.op === "extend").map((step) => shapes[step.out[0]]);
+    return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
+  }
+
+  // Soon: at once where the last text was fast, else when the reader pauses.
+  schedule() {
+    clearTimeout(this.soon);
+    this.soon = setTimeout(() => this.update(), this.cost > 60 ? 150 : 0);
+  }
+
+  // ---------------------------------------------------------------- from texts to tokens
+
+  // At most as many tokens as the page computes: the last of a text that goes on, else the first.
+  cut(ids, what) {
+    const { limit } = this.section;
+    if (ids.length <= limit) return ids;
+    this.warning.textContent = `The ${what} has ${ids.length} tokens; this page computes ${limit}, ${this.both || !this.decodes ? "the first" : "the last"}.`;
+    return this.both || !this.decodes ? ids.slice(0, limit) : ids.slice(-limit);
+  }
+
+  read() {
+    this.warning.textContent = "";
+    const ids = this.cut(this.tokenizer.encode(this.source.input.value), this.both ? "source" : "text");
+    if (!this.both) return { ids: ids.map((id, at) => (this.masked.has(at) ? this.section.ids.mask : id)) };
+    const { start, stop } = this.section.ids;
+    const written = this.target.input.value ? this.tokenizer.encode(this.target.input.value) : [];
+    while (stop.includes(written.at(-1))) written.pop(); // the target goes on
+    return { source: ids, ids: this.cut([start, ...written], "target") };
+  }
+
+  // ---------------------------------------------------------------- from tokens to what is shown
+
+  how(changed = true) {
+    const how = { patterns: true };
+    return changed ? { ...how, cuts: this.board.cuts, mask: !this.off.mask, scale: !this.off.scale } : how;
+  }
+
+  get changed() {
+    return this.board.cuts.size > 0 || this.off.mask || this.off.scale;
+  }
+
+  // The attention of all stacks and the logits of the rows that are shown.
+  compute({ source, ids }, how) {
+    const patterns = new Map();
+    const keep = (run) => run.patterns.forEach((value, part) => patterns.set(part, value));
+    let memory = {};
+    if (source) {
+      const encoded = this.model.encode(source, how);
+      keep(encoded.run);
+      memory = encoded.memory;
+    }
+    const { run, hidden } = this.decodes ? this.model.decode(ids, how, memory) : this.model.encode(ids, how);
+    keep(run);
+    const whole = this.section.head === "ClassHead"; // its head reads all vectors and gives one row
+    const rows = whole ? [0] : this.rowsOf(ids);
+    const logits = this.model.logits(hidden, whole ? null : rows);
+    const width = last(logits);
+    return { patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
+  }
+
+  // The positions whose predictions are shown: the last of a text that goes on, the masks, or the first.
+  rowsOf(ids) {
+    if (this.decodes) return [ids.length - 1];
+    const masks = ids.map((id, at) => (id === this.section.ids.mask ? at : -1)).filter((at) => at >= 0);
+    return masks.length ? masks.slice(0, 4) : [0];
+  }
+
+  update() {
+    clearTimeout(this.soon);
+    const began = performance.now();
+    const tokens = this.read();
+    if (!tokens.ids.length || tokens.source?.length === 0) {
+      this.warning.textContent = "There are no tokens yet; type something.";
+      return;
+    }
+    const now = this.compute(tokens, this.how());
+    const key = JSON.stringify(tokens);
+    if (!this.changed) this.before = { key, logits: now.logits };
+    else if (this.before.key !== key) this.before = { key, logits: this.compute(tokens, { patterns: false }).logits };
+    this.showTokens(tokens);
+    this.showPredictions(tokens, now);
+    this.showAttention(tokens, now.patterns);
+    this.cost = performance.now() - began;
+    const count = tokens.ids.length + (tokens.source?.length ?? 0);
+    this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${this.model.weights.kernel.name}.`;
+  }
+
+  showTokens({ source, ids }) {
+    const strip = (label, list, mask) => {
+      const chips = this.tokenizer.pieces(list).map((piece, at) => {
+        const inside = [bdi(piece), el("sub", {}, String(list[at]))];
+        if (!mask) return el("span", { class: "chip" }, ...inside);
+        const chip = button("", "Mask this token, or show it again", () => this.maskToken(at));
+        chip.setAttribute("aria-pressed", this.masked.has(at));
+        chip.classList.add("chip");
+        chip.append(...inside);
+        return chip;
+      });
+      return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
+    };
+    const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
+    const masks = !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
+    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, masks));
+    if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
+  }
+
+  maskToken(at) {
+    if (!this.masked.delete(at)) this.masked.add(at);
+    this.update();
+  }
+
+  // ---------------------------------------------------------------- predictions
+
+  nameOf(index) {
+    const { head, labels } = this.section;
+    return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0] : labels[index] ?? `class ${index}`;
+  }
+
+  showPredictions({ ids }, { rows, logits }) {
+    const known = ["LMHead", "MaskedLMHead", "ClassHead", "TokenHead"].includes(this.section.head);
+    const count = known ? rows.length : 0;
+    while (this.bars.length < count) {
+      this.bars.push(new Bars("", this.generates ? 10 : 6, this.generates ? (id) => this.append(id) : null));
+      this.predictions.append(this.bars.at(-1).node);
+    }
+    this.bars.forEach((bars, i) => (bars.node.hidden = i >= count));
+    const temperature = this.generates ? Number(this.temperature.input.value) : 1;
+    const pairs = rows.slice(0, count).map((row, i) => {
+      const now = probabilities([...logits[i]], temperature);
+      const before = this.changed ? probabilities([...this.before.logits[i]], temperature) : null;
+      const kept = this.generates ? nucleus(now, Number(this.top.input.value)) : null;
+      this.bars[i].title.textContent = this.heading(ids, row);
+      this.bars[i].show(now, before, kept, (index) => this.nameOf(index));
+      return [before, now];
+    });
+    this.effect.textContent = this.changed && pairs.length ? this.effectOf(pairs[0]) : "";
+  }
+
+  heading(ids, row) {
+    if (this.generates) return "Next token";
+    if (this.section.head === "ClassHead") return "Label";
+    return `Token ${row}${ids[row] === this.section.ids.mask ? ", masked" : ""}`;
+  }
+
+  effectOf([before, now]) {
+    const was = nucleus(before, 1)[0];
+    const is = nucleus(now, 1)[0];
+    const name = (index) => `“${shown(this.nameOf(index))}”`;
+    const first = was === is ? `${name(is)} stays likeliest: ${percent(before[is])} → ${percent(now[is])}.`
+      : `${name(is)} is now likeliest (${percent(now[is])}), before it was ${name(was)} (${percent(before[was])}).`;
+    return `${first} The prediction moved by ${divergence(before, now).toFixed(3)} nats (KL divergence).`;
+  }
+
+  showAttention(tokens, patterns) {
+    const pieces = (ids) => ids && this.tokenizer.pieces(ids);
+    const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) } : { [this.section.layout]: pieces(tokens.ids) };
+    const heads = headsOf(this.parts, patterns, names);
+    const order = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
+    const sorted = Object.fromEntries(order.map((stack) => [stack, heads[stack]]));
+    if (this.attention) this.attention.update(sorted);
+    else if (order.length) this.attention = new AttentionView({ heads: sorted, steps: 1 }, this.maps);
+  }
+
+  // ---------------------------------------------------------------- writing
+
+  toggle() {
+    if (this.running) this.running = false;
+    else {
+      this.seed += 1;
+      this.generate(MOST_NEW);
+    }
+  }
+
+  get field() {
+    return this.both ? this.target.input : this.source.input;
+  }
+
+  // The chosen token behind the text, as if it had been typed.
+  append(id) {
+    const { ids } = this.read();
+    if (this.section.ids.stop.includes(id)) return;
+    this.extend(ids, [id], this.field.value);
+    this.update();
+  }
+
+  // The text with the tokens `fresh` behind those of `ids`.
+  extend(ids, fresh, text) {
+    const own = this.both ? ids.slice(1) : ids;
+    this.field.value = text + this.tokenizer.decode([...own, ...fresh]).slice(this.tokenizer.decode(own).length);
+  }
+
+  // Up to `count` tokens: the text once through the cache, then one token a step.
+  async generate(count) {
+    const { source, ids } = this.read();
+    if (this.running || !ids.length || ids.length >= this.section.limit) return;
+    this.running = true;
+    this.write.textContent = "Stop";
+    const how = { ...this.how(), patterns: false };
+    const memory = source ? this.model.encode(source, how).memory : {};
+    const [cache, text, fresh] = [new Cache(this.section.limit), this.field.value, []];
+    let next = ids;
+    while (this.running && fresh.length < count && cache.length < this.section.limit) {
+      const { hidden } = this.model.decode(next, how, memory, cache);
+      const logits = this.model.logits(hidden, [hidden.shape[0] - 1]);
+      this.cachePicture.show(cache.length, next.length, this.section.limit);
+      const chances = probabilities([...logits.data], Number(this.temperature.input.value));
+      const id = choose(chances, Number(this.top.input.value), uniform(this.seed, cache.length));
+      this.bars[0]?.show(chances, null, nucleus(chances, Number(this.top.input.value)), (index) => this.nameOf(index));
+      if (this.section.ids.stop.includes(id)) break;
+      fresh.push(id);
+      this.extend(ids, fresh, text);
+      next = [id];
+      await new Promise((done) => requestAnimationFrame(done));
+    }
+    this.running = false;
+    this.write.textContent = "Write";
+    this.update();
+  }
+}
+
+// `section.live` on the element is the view, for readers who look further in the console.
+mounts.live = (section, place) => {
+  place.live = new LiveView(section, place);
+};

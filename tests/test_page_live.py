@@ -1,0 +1,148 @@
+"""The page's interpreter in a real browser computes what Python computes on the same int8 weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import parity
+import references
+import tiny
+from browser import CHROMIUM, Browser, Tab
+from live_pages import in_browser, in_python, interpreter_page, without
+from test_program import MODULES
+from triptych.model import Model
+from triptych.page.live_export import MASKS, OPERATIONS, export
+
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
+WITHIN = 1e-3
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    folder = tmp_path_factory.mktemp("live")
+    with Browser(folder / "profile") as browser:
+        yield browser.open(interpreter_page(folder / "interpreter.html"))
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    assert a.numel() == b.numel()
+    return float((a.flatten() - b.flatten()).abs().max())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_part_computes_what_python_computes(name: str, tab: Tab) -> None:
+    """With WebAssembly, in plain JavaScript, and, where there is a decoder, through the cache."""
+    model = Model(MODULES[name]())
+    target = parity.TARGETS[1] if model.spec.layout == "encoder-decoder" else None
+    exported = export(model)
+    expected = in_python(model, exported, parity.ROWS[0], target)
+    wasm = in_browser(tab, model, exported, parity.ROWS[0], target)
+    plain = in_browser(tab, model, exported, parity.ROWS[0], target, plain=True)
+    assert apart(wasm, expected) <= WITHIN
+    assert apart(wasm, plain) <= 1e-5 * max(1.0, float(expected.abs().max()))
+    if model.spec.decoder is not None:
+        cached = in_browser(tab, model, exported, parity.ROWS[0], target, cached=True)
+        assert apart(cached, expected) <= WITHIN
+
+
+@pytest.mark.parametrize("name", references.NAMES)
+def test_every_family_computes_what_python_computes(name: str, tab: Tab) -> None:
+    model = parity.ours(name)
+    exported = export(model)
+    targets = parity.targets_of(model)
+    target = None if targets is None else targets[1]
+    row = parity.rows_of(model)[0]
+    expected = in_python(model, exported, row, target)
+    assert apart(in_browser(tab, model, exported, row, target), expected) <= WITHIN
+
+
+def _no_head(h: int) -> Callable[[Tensor], Tensor]:
+    def edit(z: Tensor) -> Tensor:
+        z = z.clone()
+        z[:, h] = 0
+        return z
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("cuts", "site", "edit"),
+    [
+        (["decoder.blocks.1.attn:3"], "decoder.blocks.1.attn.z", _no_head(3)),
+        (["decoder.blocks.0.cross:5"], "decoder.blocks.0.cross.z", _no_head(5)),
+        (["encoder.blocks.1.attn:0"], "encoder.blocks.1.attn.z", _no_head(0)),
+        (["decoder.blocks.1.mlp"], "decoder.blocks.1.mlp.out", torch.zeros_like),
+        (["encoder.blocks.0.mlp"], "encoder.blocks.0.mlp.out", torch.zeros_like),
+    ],
+)
+def test_a_part_that_is_cut_adds_nothing(
+    cuts: list[str], site: str, edit: Callable[[Tensor], Tensor], tab: Tab
+) -> None:
+    model = Model(tiny.encoder_decoder())
+    exported = export(model)
+    row, target = parity.ROWS[0], parity.TARGETS[1]
+    whole = in_python(model, exported, row, target)
+    expected = in_python(model, exported, row, target, edits={site: edit})
+    assert apart(whole, expected) > 0.05
+    assert apart(in_browser(tab, model, exported, row, target, how={"cuts": cuts}), expected) <= WITHIN
+
+
+@pytest.mark.parametrize("name", ["rope", "window"])
+@pytest.mark.parametrize("switch", ["mask", "scale"])
+def test_the_mask_and_the_scale_can_be_switched_off(name: str, switch: str, tab: Tab) -> None:
+    model = Model(MODULES[name]())
+    exported = export(model)
+    changed = without(exported.lowered, **{switch: True})
+    whole = in_python(model, exported, parity.ROWS[0])
+    expected = in_python(model, exported, parity.ROWS[0], program=changed)
+    assert apart(whole, expected) > 0.05
+    assert apart(in_browser(tab, model, exported, parity.ROWS[0], how={switch: False}), expected) <= WITHIN
+
+
+def test_a_wrong_weight_shows(tab: Tab) -> None:
+    """The comparison above is not blind: one code of one matrix, other than Python's, is beyond the tolerance."""
+    model = Model(tiny.decoder())
+    exported = export(model)
+    expected = in_python(model, exported, parity.ROWS[0])
+    place = exported.tensors["decoder.blocks.0.attn.v.weight"]["offset"]
+    data = bytearray(exported.data)
+    data[place] ^= 0x40
+    object.__setattr__(exported, "data", bytes(data))
+    assert apart(in_browser(tab, model, exported, parity.ROWS[0]), expected) > WITHIN
+
+
+def test_what_the_exporter_lets_through_is_what_the_interpreter_has(tab: Tab) -> None:
+    assert set(tab.evaluate("Object.keys(operations)")) == OPERATIONS
+    assert set(tab.evaluate("Object.keys(masks)")) == MASKS
+
+
+def test_a_cache_that_is_full_says_so(tab: Tab) -> None:
+    made = "new Cache(2).extend(0, 'k', { shape: [3, 1, 1], data: new Float32Array(3) })"
+    assert "holds 2 tokens" in tab.evaluate(
+        f"(() => {{ try {{ {made}; }} catch (error) {{ return error.message; }} }})()"
+    )
+
+
+def test_halves_are_read_as_numpy_reads_them(tab: Tab) -> None:
+    bits = torch.arange(0, 0x7C00, 7, dtype=torch.int16)
+    expected = bits.view(torch.float16).double()
+    assert tab.evaluate(f"{json.dumps(bits.tolist())}.map(half)") == expected.tolist()
+
+
+@pytest.mark.weights
+def test_the_webassembly_is_assembled_from_its_source(tmp_path: Path) -> None:
+    """By the assembler of a package of PyPI, in a process of its own; tools/assemble.py writes the file anew."""
+    command = [sys.executable, str(ROOT / "tools" / "assemble.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    if "could not get" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stdout + done.stderr

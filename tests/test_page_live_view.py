@@ -1,0 +1,282 @@
+"""The page that runs a model, as a reader uses it: typing, cutting, writing, the keyboard; and nothing leaves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import parity
+from browser import CHROMIUM, Browser, Tab
+from live_pages import in_python
+from test_page import NASTY, Reader
+from triptych.model import Model, create
+from triptych.page import write
+from triptych.page.live import live_page
+from triptych.page.live_export import export
+from triptych.text import character_tokenizer, word_tokenizer
+from triptych.text.specials import SEQ2SEQ
+from triptych.train import read_recipe
+
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
+TEXT = "She sat by the river bank, and the king is long live! I loue haue heauen giuen\n"
+VIEW = 'document.querySelector("section.live").live'
+
+
+@cache
+def quickstart(panel: str) -> Model:
+    """An untrained model of a panel's shape, its weights made larger so that its predictions are not even."""
+    made = {"decoder": character_tokenizer(TEXT), "encoder": word_tokenizer([TEXT], 2000)}
+    tokenizer = made.get(panel) or character_tokenizer(TEXT, SEQ2SEQ)
+    ids = {
+        "decoder_start_token_id": tokenizer.pad_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    config = read_recipe(panel).model | {"vocab_size": tokenizer.vocab_size}
+    torch.manual_seed(0)
+    model = create(config | (ids if panel == "encoder-decoder" else {}), tokenizer)
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            if parameter.dim() == 2 and panel != "encoder-decoder":
+                parameter.mul_(3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    made = {panel: folder / f"{panel}.html" for panel in ("decoder", "encoder", "encoder-decoder")}
+    for panel, path in made.items():
+        write(path, live_page(quickstart(panel), panel))
+    return made
+
+
+def opened(browser: Browser, page: Path, **options: Any) -> Tab:
+    return browser.open(page, **options).wait()
+
+
+def press(tab: Tab, key: str, code: int = 0) -> None:
+    text = {"Enter": "\r", " ": " "}.get(key, "")
+    for kind in ("keyDown", "keyUp"):
+        tab.call(
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key=key,
+            windowsVirtualKeyCode=code,
+            text=text if kind == "keyDown" else "",
+        )
+
+
+def typed(tab: Tab, text: str, field: int = 0) -> None:
+    """As if a reader replaced the text of a field."""
+    area = f'document.querySelectorAll("textarea")[{field}]'
+    tab.evaluate(f"({area}.value = {json.dumps(text)}, {area}.dispatchEvent(new Event('input')))")
+    tab.evaluate(f"{VIEW}.update()")
+
+
+def bars(tab: Tab) -> list[tuple[str, str]]:
+    shown = '[...document.querySelectorAll(".bars li")].filter((one) => one.checkVisibility())'
+    texts = '[one.querySelector("bdi").title, one.querySelector("b").textContent]'
+    return [tuple(one) for one in tab.evaluate(f"{shown}.map((one) => {texts})")]
+
+
+@pytest.mark.parametrize("panel", ["decoder", "encoder", "encoder-decoder"])
+def test_the_three_quickstart_models_compute_what_python_computes(
+    panel: str, browser: Browser, pages: dict[str, Path]
+) -> None:
+    model, tab = quickstart(panel), opened(browser, pages[panel])
+    tokens = tab.evaluate(f"{VIEW}.read()")
+    text = tab.evaluate('document.querySelector("textarea").value')
+    assert model.tokenizer is not None
+    assert (tokens.get("source") or tokens["ids"]) == model.ids([text])[0]
+    target = tokens["ids"] if "source" in tokens else None
+    expected = in_python(model, export(model), model.ids([text])[0], target)
+    rows = tab.evaluate(f"{VIEW}.rowsOf({json.dumps(tokens['ids'])})")
+    found = tab.evaluate(f"{VIEW}.compute({json.dumps(tokens)}, {{}}).logits.map((row) => [...row])")
+    assert float((torch.tensor(found) - expected[rows]).abs().max()) <= 1e-3
+    assert pages[panel].stat().st_size < 3_000_000
+    assert tab.console() == []
+
+
+def test_the_bars_are_the_model_s_and_move_while_typing(browser: Browser, pages: dict[str, Path]) -> None:
+    model, tab = quickstart("decoder"), opened(browser, pages["decoder"])
+    before = bars(tab)
+    typed(tab, "She sat by the rive")
+    after = bars(tab)
+    assert before != after
+    logits = in_python(model, export(model), model.ids(["She sat by the rive"])[0])[-1]
+    chances = (logits.double() / 0.8).softmax(-1)
+    assert model.tokenizer is not None
+    assert after[0] == (model.tokenizer.decode([int(chances.argmax())]), f"{100 * float(chances.max()):.1f}%")
+
+
+def test_a_cut_is_shown_beside_the_whole_model_and_can_be_undone(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["decoder"])
+    whole = bars(tab)
+    assert tab.evaluate('document.querySelector(".effect").textContent') == ""
+    tab.evaluate("""document.querySelector('.board [aria-label="layer 0, MLP"]').click()""")
+    assert bars(tab) != whole
+    assert "KL divergence" in tab.evaluate('document.querySelector(".effect").textContent')
+    assert tab.evaluate('[...document.querySelectorAll(".track s")].some((one) => !one.hidden)')
+    tab.evaluate("""[...document.querySelectorAll(".board button")].at(-1).click()""")
+    assert bars(tab) == whole
+    assert tab.evaluate('document.querySelector(".effect").textContent') == ""
+    for name in ("Mask", "1/√d"):
+        switch = f'[...document.querySelectorAll(".switches button")].find((one) => one.textContent === "{name}")'
+        tab.evaluate(f"{switch}.click()")
+        assert "KL divergence" in tab.evaluate('document.querySelector(".effect").textContent')
+        tab.evaluate(f"{switch}.click()")
+        assert bars(tab) == whole
+    assert tab.console() == []
+
+
+def test_it_writes_what_one_full_forward_each_would(browser: Browser, pages: dict[str, Path]) -> None:
+    """At temperature 0 the page's text is that of the greedy choice of Python on the same weights."""
+    model, tab = quickstart("decoder"), opened(browser, pages["decoder"])
+    tab.evaluate('(document.querySelector("input[type=range]").value = 0)')
+    tab.evaluate(f"{VIEW}.generate(12)")
+    ids = model.ids([TEXT[:25]])[0]
+    exported = export(model)
+    assert model.tokenizer is not None
+    for _ in range(12):
+        chosen = int(in_python(model, exported, ids)[-1].argmax())
+        if chosen in model.tokenizer.stop_ids:
+            break
+        ids = [*ids, chosen]
+    assert tab.evaluate('document.querySelector("textarea").value') == model.tokenizer.decode(ids)
+    status = tab.evaluate('document.querySelector(".kv p").textContent')
+    assert status.startswith(f"{len(ids) - 1} of 512 positions")
+    assert "keys and values of 1 token " in status
+    tab.evaluate(f"{VIEW}.toggle()")  # "Write", then "Stop"
+    tab.wait(f"{VIEW}.running").evaluate(f"{VIEW}.toggle()")
+    tab.wait(f"!{VIEW}.running")
+    assert tab.console() == []
+
+
+def test_an_encoder_fills_the_tokens_that_are_masked(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["encoder"])
+    shown = '[...document.querySelectorAll(".prediction")].filter((one) => one.checkVisibility())'
+    titles = f'{shown}.map((one) => one.querySelector("h4").textContent)'
+    assert tab.evaluate(titles) == ["Token 4, masked"]
+    tab.evaluate('document.querySelectorAll("button.chip")[2].click()')
+    assert tab.evaluate(titles) == ["Token 2, masked", "Token 4, masked"]
+    assert tab.evaluate('document.querySelectorAll("button.chip")[2].title')
+    tab.evaluate('document.querySelectorAll("button.chip")[2].click()')
+    assert tab.evaluate(titles) == ["Token 4, masked"]
+    assert tab.console() == []
+
+
+def test_an_encoder_decoder_shows_its_alignment(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["encoder-decoder"])
+    typed(tab, "I haue", 1)
+    assert tab.evaluate('document.querySelector(".large h3").textContent').startswith("Alignment")
+    rows = tab.evaluate("[...document.querySelectorAll('.side bdi')].map((one) => one.title)")
+    assert rows[1:] == list("I haue")
+    columns = tab.evaluate("[...document.querySelectorAll('.top bdi')].map((one) => one.title)")
+    assert columns == [*"I loue", "</s>"]
+    assert tab.console() == []
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_any_text_is_text(text: str, browser: Browser, tmp_path: Path) -> None:
+    """In the file and typed: no element and no script comes of it, and nothing is asked for."""
+    write(tmp_path / "page.html", live_page(quickstart("decoder"), text, text[:200]))
+    tab = opened(browser, tmp_path / "page.html")
+    typed(tab, text[:200])
+    reader = Reader(tab.html())
+    assert "img" not in [tag for tag, _ in reader.tags]
+    assert len(reader.inside("script")) == 2
+    assert (
+        tab.evaluate('performance.getEntriesByType("resource").filter((one) => !one.name.startsWith("data:")).length')
+        == 0
+    )
+    assert tab.console() == []
+
+
+def test_a_page_cannot_ask_for_anything_and_evaluates_no_text(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["decoder"])
+    refused = "fetch('https://127.0.0.1:9/').then(() => 'sent', () => 'refused')"
+    assert tab.evaluate(refused) == "refused"
+    made = tab.call("Runtime.evaluate", expression="new Function('return 1')()", allowUnsafeEvalBlockedByCSP=False)
+    assert "EvalError" in made["exceptionDetails"]["exception"]["description"]
+    policy = tab.evaluate('document.querySelector("meta[http-equiv]").content')
+    assert "default-src 'none'" in policy
+    assert "'unsafe-eval'" not in policy
+    assert any("Content Security Policy" in line for line in tab.console())
+
+
+def test_the_keyboard_alone_reaches_everything(browser: Browser, pages: dict[str, Path]) -> None:
+    """Tab to the board, an arrow to its second head, a space to cut it; the focus stays."""
+    tab = opened(browser, pages["decoder"])
+    label = 'document.activeElement.getAttribute("aria-label") ?? document.activeElement.textContent'
+    reached = []
+    for _ in range(40):
+        press(tab, "Tab", 9)
+        reached.append(tab.evaluate(label))
+        if str(reached[-1]).startswith("layer 0, attention"):
+            break
+    assert {"Write", "One token", "Temperature", "Top-p"} <= set(reached)
+    press(tab, "ArrowRight", 39)
+    assert tab.evaluate(label) == "layer 0, attention head 1"
+    press(tab, " ", 32)
+    assert tab.evaluate(f"[...{VIEW}.board.cuts]") == ["blocks.0.attn:1"]
+    assert tab.evaluate(label) == "layer 0, attention head 1"
+    press(tab, "Tab", 9)
+    assert tab.evaluate("document.activeElement.textContent") == "Put all back"
+
+
+@pytest.mark.parametrize("panel", ["decoder", "encoder", "encoder-decoder"])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_nothing_is_wider_than_the_page(
+    panel: str, width: int, dark: bool, browser: Browser, pages: dict[str, Path]
+) -> None:
+    tab = opened(browser, pages[panel], width=width, dark=dark)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.console() == []
+
+
+def test_without_webassembly_the_page_runs_in_javascript(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["decoder"])
+    plain = opened(browser, pages["decoder"], before="delete window.WebAssembly;")
+    assert plain.evaluate(f"{VIEW}.model.weights.kernel.name") == "JavaScript"
+    assert bars(plain) == bars(tab)
+    assert plain.console() == []
+
+
+def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["encoder"])
+    typed(tab, "king " * 300)
+    assert "has 302 tokens; this page computes 128" in tab.evaluate(
+        'document.querySelector("[role=status]").textContent'
+    )
+    typed(tab, "")
+    assert tab.console() == []
+
+
+OTHERS = ("gpt2-base", "bert-classes", "bert-tokens", "bert-spans", "bart-classes", "electra", "mixtral", "t5-encoder")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_head_has_a_page(name: str, browser: Browser, tmp_path: Path) -> None:
+    """Models without a head over words, mixtures, encoders: the page opens, and a part can be cut."""
+    model = Model(parity.ours(name).module, character_tokenizer("She sat by the river bank"))
+    write(tmp_path / "page.html", live_page(model, name))
+    tab = opened(browser, tmp_path / "page.html")
+    assert tab.evaluate('document.querySelectorAll(".gallery button").length') > 0
+    tab.evaluate("""document.querySelector('.board .rows button[aria-label*="head 1"]').click()""")
+    tab.evaluate("""document.querySelector('.board .rows button[aria-label$="MLP"]').click()""")
+    assert tab.evaluate(f"{VIEW}.board.cuts.size") == 2
+    assert tab.evaluate('[...document.querySelectorAll(".desk .quiet")].at(-1).textContent').endswith("SIMD.")
+    assert tab.console() == []
