@@ -142,7 +142,11 @@ Chunk = Annotated[
 ]
 Matmul = Annotated[
     Products,
-    typer.Option("--matmul", help="Multiply in bf16, as the weights are stored, or in the better for this machine."),
+    typer.Option(
+        "--matmul",
+        metavar="HOW",
+        help="Multiply in bf16, as weights are stored (stored), or in the better here (auto).",
+    ),
 ]
 Draft = Annotated[
     str | None,
