@@ -87,7 +87,7 @@ static void product_bf16(int rows, int columns, int count, int rounded)
     for (int i = 0; i < rows; i++) bias[i] = (float)i;
     for (int i = 0; i < count * rows; i++) more[i] = (float)i;
     for (int m = 0; m < count; m++) round_bf16(in + m * padded, x, columns);
-    struct bf16_product it = {(const uint16_t *)weights, rows, columns, count, rounded, 0, rounded, in,
+    struct bf16_product it = {(const uint16_t *)weights, NULL, rows, columns, count, rounded, 0, rounded, in,
                               count % 2 ? bias : NULL, count % 2 ? NULL : more, y};
     multiply_bf16(&it, 0, pairs);
     release(weights, bytes);
@@ -95,6 +95,23 @@ static void product_bf16(int rows, int columns, int count, int rounded)
     release(x, x_bytes);
     release(bias, bias_bytes);
     release(more, more_bytes);
+    release(in, in_bytes);
+}
+
+/* The same with packed weights, unpacked while they are multiplied. */
+static void product_unpacked(int layout, int rows, int columns, int count)
+{
+    size_t bytes = matrix_bytes(layout, rows, columns) - LACKING, y_bytes = sizeof(float) * (size_t)(count * rows);
+    size_t in_bytes = (size_t)(count * columns) * sizeof(uint16_t);
+    char *data = reserve(bytes), *y = reserve(y_bytes);
+    uint16_t *in = reserve(in_bytes);
+    for (size_t i = 0; i < bytes; i++) data[i] = (char)(i * 37 % 61);
+    for (int i = 0; i < count * columns; i++) in[i] = (uint16_t)(0x3f80 + i % 64);
+    struct matrix w = {layout, rows, columns, 0, data};
+    struct bf16_product it = {.packed = &w, .rows = rows, .columns = columns, .count = count, .x = in, .y = y};
+    multiply_bf16(&it, 0, pairs_in(rows));
+    release(data, bytes);
+    release(y, y_bytes);
     release(in, in_bytes);
 }
 
@@ -131,6 +148,10 @@ int main(void)
     for (int isa = 1; isa < 3 && select_bf16(isa) == isa; isa++)
         for (int r = 0; r < 5; r++)
             for (int c = 0; c < 9; c++, products++) product_bf16(rows[r], c * 60 + 7, many[c], c % 2);
+    for (int isa = 1; isa < 3 && select_bf16(isa) == isa; isa++)
+        for (int layout = LAYOUT_U4; layout <= LAYOUT_S8X16; layout++)
+            for (int c = 0; c < 9; c++, products++)
+                product_unpacked(layout, rows[c % 5], (layout == LAYOUT_S8X16 ? 256 : 32) * (c % 5 * 7 + 1), many[c]);
     printf("%d\n", products);
     return 0;
 }

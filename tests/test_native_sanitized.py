@@ -34,6 +34,7 @@ from native_models import LLAMA, Run, llama
 from triptych.attention import Rows
 from triptych.model import create
 from triptych.program import native_executor
+from triptych.program.native_executor import NativeStep
 from triptych.program.native_encoder import NativeEncoder
 from triptych.quantize import kernel_matrix
 
@@ -45,6 +46,15 @@ if sys.argv[2] == "broken":  # the control: an arena and scratch memory that are
         plan = plan_of(*arguments)
         return replace(plan, arena=plan.arena // 2, scratch=16)
     native_executor.plan_of = small
+
+@torch.inference_mode()
+def prompts(module, lengths, generated):
+    step = NativeStep(module, module.decoder.cache(3), matrix_of=kernel_matrix, bf16=True)
+    for past in ((0, 0, 0), lengths):
+        rows = Rows(lengths, past)
+        of_prompts = [max(length - generated, 0) for length in lengths]
+        assert step.logits([5] * rows.total, rows, range(rows.total), of_prompts) is not None, step.why_modules
+
 
 MODELS = {
     "window": lambda: tiny.decoder(mask="window"), "alibi": lambda: tiny.decoder("alibi", "window"),
@@ -58,7 +68,12 @@ for isa in loader.ISAS:
         long = 90 if name in ("llama", "wide") else 40  # into a second tile of keys where the context allows
         Run(make(), native_sources=True).both(((7, 1, 3), (1, 1, 1), (1, 5, 2), (1, 0, 1), (long, 1, 30), (1, 1, 1)))
     for form in ("int8", "int4"):
-        Run(triptych.load(sys.argv[3], quantize=form).module).both()
+        module = triptych.load(sys.argv[3], quantize=form).module
+        Run(module).both()
+        for kernels in loader.BF16_ISAS[1:]:
+            if found[0].use_bf16(kernels) == kernels:
+                prompts(module, (300, 1, 33), 2)
+                prompts(module, (2, 17, 1), 0)
     encoder = NativeEncoder(tiny.encoder(), matrix_of=kernel_matrix, dense=True)
     rows = Rows((7, 1, 40, 3))
     with torch.inference_mode():

@@ -36,9 +36,9 @@ from triptych.quantize import kernel_matrix, packed_weight, repack
 pytestmark = needs_native
 
 
-def packed(name: str = "Q8_0") -> nn.Transformer:
+def packed(name: str = "Q8_0", **changes: Any) -> nn.Transformer:
     """A model whose matrices are packed."""
-    module, form = llama(), block_format(name)
+    module, form = llama(**changes), block_format(name)
     for part in module.modules():
         weight = getattr(part, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2:

@@ -169,6 +169,7 @@ class Model(metaclass=NamesOfOthers):
         max_rows: int = running.MAX_ROWS,
         draft: Model | str | None = None,
         draft_tokens: int = 4,
+        matmul: tasks.Matmul = "auto",
         on_token: Callable[[int, int], None] | None = None,
         on_progress: running.OnProgress | None = None,
     ) -> list[running.Generation]:
@@ -183,7 +184,9 @@ class Model(metaclass=NamesOfOthers):
 
         At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
         up to `draft_tokens` tokens that one step then verifies: a smaller model of the same vocabulary, or "ngram",
-        which looks for the newest ids earlier in the text.  Neither changes what is written.
+        which looks for the newest ids earlier in the text.  Neither changes what is written.  `matmul` is what the
+        tokens of prompts are multiplied with packed weights in: "bf16"; "stored", by integers, as generated tokens are;
+        "auto", bf16 on a processor with AMX.
 
         Raises InputError for an empty or over-long prompt, for one whose cache does not fit the memory, for settings
         out of range and for those that do not go together, before anything runs; ProbeError for reads of more than
@@ -216,12 +219,12 @@ class Model(metaclass=NamesOfOthers):
             return running.search(
                 running.Engine(
                     self.module, decode=self._decode(stop), chunk=running.BUDGET if chunk is None else chunk,
-                    executor=self.executor,
+                    executor=self.executor, matmul=matmul,
                 ),
                 requests, self.tokenizer, beams=beams, length_penalty=length_penalty,
                 max_rows=integer("max_rows", max_rows, 1), on_token=on_token, on_progress=on_progress,
             )  # fmt: skip
-        engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens)
+        engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul)
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
 
@@ -275,15 +278,16 @@ class Model(metaclass=NamesOfOthers):
         stop: str | Sequence[str] = (),
         draft: Model | str | None = None,
         draft_tokens: int = 4,
+        matmul: tasks.Matmul = "auto",
     ) -> running.Engine:
         """An engine for one text after another (`stream`, `chat`): it keeps what it computed, and a prompt that begins
         like an earlier one is computed from where they differ.  Options as in `generate`.
 
-        Raises InputError for a draft that cannot be used.
+        Raises InputError for a draft and a `matmul` that cannot be used.
         """
         return running.Engine(
             self.module, decode=self._decode(stop), chunk=chunk, budget=running.BUDGET, executor=self.executor,
-            reuse=True, speculation=tasks.speculation(self, draft, draft_tokens),
+            matmul=matmul, reuse=True, speculation=tasks.speculation(self, draft, draft_tokens),
         )  # fmt: skip
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:

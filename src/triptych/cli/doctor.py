@@ -33,7 +33,8 @@ def doctor(as_json: options.Json = False) -> None:
     facts, cache = machine.look(), fetch.cache_directory()
     library = native.library()
     costs = "packed weights are dequantized, which takes more memory and time"
-    kernels = f"{library.isa} code" if library else f"{native.why_not()}; {costs}"
+    in_bf16 = f"; {library.bf16} for products in bf16" if library and library.bf16 else ""
+    kernels = f"{library.isa} code{in_bf16}" if library else f"{native.why_not()}; {costs}"
     packages = sorted(path.name for path in (cache / "packages").glob("*-*") if path.is_dir())
     extras = {name: installed(name) for name in EXTRAS}
     if as_json:

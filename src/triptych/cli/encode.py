@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,14 +15,6 @@ from triptych.cli.loading import load_model, read_texts
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-class Products(StrEnum):
-    """The choices of --matmul (`triptych.program.native_encoder.Matmul`)."""
-
-    AUTO = "auto"
-    BF16 = "bf16"
-    STORED = "stored"
 
 
 FORMATS = (".npy", ".safetensors")
@@ -43,12 +34,7 @@ def encode(
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1.")
     ] = None,
-    matmul: Annotated[
-        Products,
-        typer.Option(
-            "--matmul", help="Multiply in bf16, as the weights are stored, or in the better for this machine."
-        ),
-    ] = Products.AUTO,
+    matmul: options.Matmul = options.Products.AUTO,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the vectors to a .npy or .safetensors file.")
     ] = None,

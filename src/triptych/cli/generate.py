@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 
@@ -28,6 +28,7 @@ class DraftSettings(TypedDict):
     chunk: int | None
     draft: Model | str | None
     draft_tokens: int
+    matmul: Literal["auto", "bf16", "stored"]
 
 
 @options.opens
@@ -57,6 +58,7 @@ def generate(
     chunk: options.Chunk = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
+    matmul: options.Matmul = options.Products.AUTO,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
@@ -74,11 +76,16 @@ def generate(
         "stop": tuple(stop or ()),
         "decoder_prefix": decoder_prefix,
     }
+    from triptych.tasks import note_on_prompts
+
     drafts: DraftSettings = {
         "chunk": chunk,
         "draft": load_draft(checkpoint, draft),
         "draft_tokens": draft_tokens,
+        "matmul": matmul.value,
     }
+    if model.executor == "auto" and (note := note_on_prompts(model.module, matmul.value)):
+        screen.note(note)
     if len(texts) == 1 and not beams and not as_json:
         _stream(model, texts[0], settings, drafts)
     else:

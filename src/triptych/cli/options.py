@@ -31,6 +31,14 @@ class PackedForm(StrEnum):
     none = "none"
 
 
+class Products(StrEnum):
+    """The choices of --matmul (`triptych.program.native_encoder.Matmul`)."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    STORED = "stored"
+
+
 def finite(value: float | None) -> float | None:
     """The callback of every option that takes a number with a fraction: NaN passes the limits that the parser checks,
     and infinity most of them."""
@@ -131,6 +139,14 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="
 Chunk = Annotated[
     int | None,
     typer.Option("--chunk", metavar="N", min=1, help="Process prompts N tokens at a time.", show_default=False),
+]
+Matmul = Annotated[
+    Products,
+    typer.Option(
+        "--matmul",
+        metavar="HOW",
+        help="Multiply in bf16, as weights are stored (stored), or in the better here (auto).",
+    ),
 ]
 Draft = Annotated[
     str | None,

@@ -28,6 +28,7 @@ from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.stops import StopDetector
 from triptych.nn import Transformer
 from triptych.probe import Session
+from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
 
 Decode = Callable[[Sequence[int]], str]
@@ -43,15 +44,18 @@ class Engine:
     executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere);
                   "modules": always the modules; "static": steps of one token per row in fixed shapes, as CUDA graphs on
                   a GPU; "compiled": the same through `torch.compile`.
+    matmul        what the tokens of prompts are multiplied with packed weights in: "bf16"; "stored", by integers, as
+                  generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in any step.
     reuse         prompts that begin alike are computed once (see `Prefixes`).
     speculation   guesses several next tokens, which one forward verifies.
 
-    Raises InputError for a model that cannot generate, and for another executor.
+    Raises InputError for a model that cannot generate, for another executor or `matmul`, and where products in bf16
+    were asked for and cannot be had.
     """
 
     def __init__(
         self, module: Transformer, *, decode: Decode | None = None, chunk: int | None = None,
-        budget: int | None = None, executor: Executor = "auto", reuse: bool = False,
+        budget: int | None = None, executor: Executor = "auto", matmul: Matmul = "auto", reuse: bool = False,
         speculation: Speculation | None = None,
     ) -> None:  # fmt: skip
         if module.decoder is None:
@@ -60,7 +64,9 @@ class Engine:
             raise InputError(f"this {module.spec.family} model has no head, so it cannot generate")
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
-        self.module, self.decode, self.executor, self.reuse = module, decode, executor, reuse
+        if matmul == "bf16" and executor != "auto":
+            raise InputError(f"matmul='bf16' needs the native executor, and executor={executor!r} was asked for")
+        self.module, self.decode, self.executor, self.reuse, self.matmul = module, decode, executor, reuse, matmul
         self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
         self.speculation = speculation
@@ -83,7 +89,7 @@ class Engine:
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
         self.rows: list[LiveRow] = []
-        self.forward = Forward(self.module, self.chunk, self.executor)
+        self.forward = Forward(self.module, self.chunk, self.executor, self.matmul)
         reused = 0 if self.prefixes is None else self.prefixes.reused
         self.prefixes = Prefixes(self.forward, reused) if self.reuse and self.module.encoder is None else None
         self._reading = False  # whether a row has more to run than one token and its draft

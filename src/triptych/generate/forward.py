@@ -15,8 +15,8 @@ from triptych.attention.mask_lowering import implies_causal
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Taps, Transformer
 from triptych.probe import Session
-from triptych.program.native_encoder import NativeEncoder
-from triptych.program.native_executor import NativeStep
+from triptych.program.native_encoder import Matmul, NativeEncoder
+from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.static_executor import StaticStep, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
@@ -30,7 +30,9 @@ class StepExecutor(Protocol):
 
     why_modules: str | None
 
-    def logits(self, ids: Sequence[int], rows: Rows, chosen: Sequence[int]) -> Tensor | None: ...
+    def logits(
+        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
+    ) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +58,13 @@ class Forward:
     in_pieces     whether a prompt may be read in pieces: every token sees earlier ones alone.
     switch        the length beyond which LongRoPE has other factors for the whole row.
     executor      what computes a forward where it can, as `Engine` says.
+    matmul        what tokens of prompts are multiplied with packed weights in, as `Engine` says.
+    by_role       whether this differs from what generated tokens are multiplied in.
     why_modules   why the modules computed the last forward; None where the executor did.
     running       the rows of a forward that has begun: after an exception their slots hold part of a step.
     """
 
-    def __init__(self, module: Transformer, chunk: int, executor: Executor) -> None:
+    def __init__(self, module: Transformer, chunk: int, executor: Executor, matmul: Matmul = "auto") -> None:
         assert module.decoder is not None
         assert module.spec.decoder is not None
         self.module = module
@@ -69,8 +73,9 @@ class Forward:
         self.executor: StepExecutor | None = None
         self.sources: NativeEncoder | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"
+        self.by_role = prompts_in_bf16(module, matmul) and executor == "auto"
         if executor == "auto":
-            self.executor = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix)
+            self.executor = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix, bf16=self.by_role)
         elif executor != "modules":
             compiler = compiled if executor == "compiled" else None
             self.executor = StaticStep(module, self.cache, self.cross, compiler=compiler)
@@ -94,7 +99,7 @@ class Forward:
         Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.
         """
         ids: list[int] = []
-        lengths, past, slots = [], [], []
+        lengths, past, slots, prompts = [], [], [], []
         wanted: list[int] = []
         due: list[LiveRow] = []
         places: list[int] = []
@@ -113,6 +118,7 @@ class Forward:
             past.append(done)
             lengths.append(len(piece))
             slots.append(row.slot)
+            prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
         where = own = Rows(tuple(lengths), tuple(past), tuple(slots))
         self.running = rows
         logits: Tensor | None = None
@@ -122,7 +128,7 @@ class Forward:
         elif self.executor is not None:
             encoded = rows[0].source is None or self._read_sources(rows)
             if encoded:
-                logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted)
+                logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted, prompts)
                 self.why_modules = self.executor.why_modules
         if logits is None:
             taps = NO_TAPS if session is None else _taps(session, rows)

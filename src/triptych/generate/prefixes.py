@@ -3,6 +3,9 @@
 Keys and values of a position depend on the ids up to it, on the weights and on what changes a forward (hooks, edits,
 training mode, LongRoPE's factors).  Rows with a probe and rows beside an encoder neither give nor take.  Any change of
 the weights or of the modules ends the reuse of everything computed before.
+
+Where tokens of prompts are multiplied in another form than generated ones (`Forward.by_role`), only tokens that were
+computed as parts of prompts are taken over: as in a prompt that is computed anew, so that no text depends on reuse.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ class ModelState:
 class Prefixes:
     """What the slots of an engine's cache hold, of rows that run and of rows that have left.
 
-    kept     the ids that each slot of a row that has left still holds, least recently used first.  These slots are
-             given up as soon as rows need them, so that keeping them takes no memory of its own.
+    kept     the ids that each slot of a row that has left still holds for others, least recently used first.  These
+             slots are given up as soon as rows need them, so that keeping them takes no memory of its own.
     reused   ids that were taken over instead of computed, since the engine was made.
     """
 
@@ -65,10 +68,16 @@ class Prefixes:
 
     def keep(self, row: LiveRow) -> bool:
         """Keep the slot of a row that leaves; False where nobody could use it."""
-        usable = self._serves(row) and row.cached == self.cache.lengths[row.slot] >= LEAST
+        held = self._held(row)
+        usable = self._serves(row) and row.cached == self.cache.lengths[row.slot] and len(held) >= LEAST
         if usable:
-            self.kept[row.slot] = row.ids[: row.cached]
+            self.kept[row.slot] = held
         return usable
+
+    def _held(self, row: LiveRow, upto: int | None = None) -> list[int]:
+        """The ids of a row that others may take over once the first `upto` are computed, by default those that are."""
+        count = row.cached if upto is None else upto
+        return row.ids[: min(count, len(row.request.prompt)) if self.forward.by_role else count]
 
     def slot(self, row: LiveRow, running: Iterable[LiveRow]) -> int:
         """A slot for a new row: one whose ids the row continues, a free one, or a kept one that is given up.
@@ -99,10 +108,10 @@ class Prefixes:
         if not self._takes(row):
             return True
         others = [one for one in running if one is not row and self._serves(one)]
-        live = {one.slot: one.ids[: one.cached] for one in others if one.cached >= LEAST}
+        live = {one.slot: self._held(one) for one in others if one.cached >= LEAST}
         slot, length = self._best(row, [*live.items(), *self.kept.items()])
         ahead = [one for one in running[: running.index(row)] if one in others and one.cached < len(one.ids) - 1]
-        if any(common(one.ids, row.ids) >= max(length, one.cached) + LEAST for one in ahead):
+        if any(common(self._held(one, len(one.ids)), row.ids) >= max(length, one.cached) + LEAST for one in ahead):
             return False
         if length >= LEAST:
             self.check(running)
@@ -136,7 +145,7 @@ class Prefixes:
         best = -1, 0
         for slot, ids in held:
             length = min(common(ids, row.ids), len(row.ids) - 1)
-            if length > best[1] and self._usable(slot, length, len(ids), len(row.ids)):
+            if length > best[1] and self._usable(slot, length, self.cache.lengths[slot], len(row.ids)):
                 best = slot, length
         return best
 

@@ -51,7 +51,8 @@ class Ours(Side):
         packed = {p.format.layout.name for p in _packed(model) if isinstance(p.format, BandFormat)}
         plain = next((name for name, dtype in DTYPES.items() if dtype == model.module.dtype), str(model.module.dtype))
         form = "+".join([*sorted(packed), plain]) if packed else plain
-        return f"{form}, products in bf16" if self._note() else form
+        encoder = model.spec.layout == "encoder"
+        return f"{form}, {'products' if encoder else 'those of prompts'} in bf16" if self._note() else form
 
     def load(self) -> None:
         options, self.model, self.engine, self.encoder = self.options, None, None, None
@@ -70,7 +71,8 @@ class Ours(Side):
 
     def start(self, rows: Sequence[Ids], new: int) -> None:
         if self.options.executor in ("auto", "modules"):
-            self.engine = Engine(self._model().module, executor=self.options.executor)
+            options = self.options
+            self.engine = Engine(self._model().module, executor=options.executor, matmul=options.matmul)
         assert self.engine is not None
         self.engine.free(self.engine.rows)
         # One token more than is asked for: no row ends, and gives its slot back, while the clock runs.
@@ -104,7 +106,7 @@ class Ours(Side):
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:
         model = self._model()
-        engine = Engine(model.module, executor=model.executor)
+        engine = Engine(model.module, executor=model.executor, matmul=self.options.matmul)
         start = model.spec.ids.start
         if start is None:
             raise InputError(f"{self.options.model} names no start token for its decoder")
@@ -138,9 +140,12 @@ class Ours(Side):
         return facts | {"step": costs.step, "cache_bytes": costs.cache_bytes, "why_modules": self._why_modules()}
 
     def _note(self) -> str | None:
-        """That an encoder multiplies in another form than its weights have."""
-        module = self._model().module
-        return tasks.note_on_products(module, self.options.matmul) if module.spec.layout == "encoder" else None
+        """That an encoder multiplies in another form than its weights have, or a decoder the tokens of prompts."""
+        module, matmul = self._model().module, self.options.matmul
+        if module.spec.layout == "encoder":
+            return tasks.note_on_products(module, matmul)
+        native = self.options.executor == "auto" and module.decoder is not None
+        return tasks.note_on_prompts(module, matmul) if native else None
 
     def _why_modules(self) -> str | None:
         """Why the last steps were not native ones, as the engine says."""

@@ -68,7 +68,7 @@ def bench(
     dtype       of our weights: fp32, bf16 or fp16; None takes the stored one.
     quantize    int8 or int4 packs our weights, "file" keeps the packed types of a GGUF file.
     executor    what computes our steps, as `generate.Engine` says.
-    matmul      what our encoder multiplies in (`Model.encode`).
+    matmul      what our encoder multiplies in, or our prompts are (`Model.encode`, `Model.generate`).
     peer_dtype  of the peers' weights; None takes ours.
     apart       every side runs in a process of its own; False runs all of them in this one, where they disturb each
                 other.

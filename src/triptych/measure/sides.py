@@ -31,7 +31,7 @@ class Options:
     dtype      fp32, bf16 or int8; None takes what the file has.
     quantize   of ours: int8 or int4, or "file", the packed types of the file.
     executor   of ours: what computes the steps, as `generate.Engine` says.
-    matmul     of ours: what an encoder multiplies in (`Model.encode`).
+    matmul     of ours: what an encoder, or prompts, are multiplied in (`Model.encode`, `Model.generate`).
     layout     that of the model, and `sound` whether it reads sound.
     """
 

@@ -54,6 +54,14 @@ struct attend_kernels {
 };
 
 extern const struct attend_kernels portable_attend;
+
+/* The same with products in bf16 (step_attend_bf16.c), for keys and values of at most WIDEST_BF16 numbers. */
+#define WIDEST_BF16 256
+void bf16_scores(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
+                 int32_t width);
+void bf16_values(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
+                 int32_t width);
+
 #if X86_KERNELS
 extern const struct attend_kernels avx2_attend, avx512_attend;
 #endif

@@ -116,6 +116,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "multiply": (None, (matrix, vectors, *output, c_int32, c_int32)),
         "multiply_parallel": (None, (matrix, vectors, *output, c_int32)),
         "unpack_row": (None, (matrix, c_int64, c_void_p)),
+        "unpack_tiles": (None, (matrix, c_int32, c_int32, c_int32, c_void_p)),
         "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
         "select_kernels": (c_int, (c_int,)),
         "select_bf16": (c_int, (c_int,)),

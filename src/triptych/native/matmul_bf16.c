@@ -7,7 +7,9 @@
 
 #include "matmul_bf16.h"
 
-#if defined(__x86_64__) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#include "tiles.h"
+
+#if HAS_TILES
 
 /* Unlike the packed products these have no definition to be equal to bit by bit, so products and sums are fused. */
 #ifdef __clang__
@@ -16,42 +18,28 @@
 #pragma GCC optimize("fp-contract=fast")
 #endif
 
-#include <immintrin.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "functions.h"
+#include "kernels.h"
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")))
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")))
-#define TILE_NUMBERS (BAND * PAIR) /* of one tile of weights */
 #define RANGE 12                   /* tiles of columns in a range: two bands of them have 24 KiB */
 #define BLOCKS 8                   /* blocks that use a range one after another */
 #define XCOMP_REQUEST 0x1023       /* ARCH_REQ_XCOMP_PERM */
 #define XCOMP_TILES 18             /* XFEATURE_XTILEDATA */
 
-/* Part of a product: vectors [first, first + count) with the tiles of columns [from, to) of one pair of bands, added to
-   `sums`, which are 0 where `from` is.  */
-struct part {
-    const uint16_t *x;     /* the first vector */
-    ptrdiff_t stride;      /* between vectors, in numbers */
-    const uint16_t *tiles; /* of the pair */
-    int32_t count, from, to;
-    int32_t ask, until; /* which lines to ask for of each tile of the range that comes next in memory, of 32 */
-};
-
-typedef void part_kernel(const struct part *it, float (*sums)[PAIR]);
-
 /* Vectors [0, 16) and the last 16 of them, with more than 16: both then write some rows of sums, the same numbers.  The
    tiles have 16 rows, or as many as there are vectors.  */
-AMX static void amx_part(const struct part *it, float (*sums)[PAIR])
+AMX static void amx_part(const struct part *it, float *sums)
 {
     const int second = it->count > BAND;
-    const size_t stride = (size_t)it->stride * sizeof *it->x, line = sizeof *sums;
+    const size_t stride = (size_t)it->stride * sizeof *it->x, line = (size_t)it->line * sizeof *sums;
     const uint16_t *x = it->x + (ptrdiff_t)it->from * PAIR, *last = x + (second ? it->count - BAND : 0) * it->stride;
-    const uint16_t *tile = it->tiles + (size_t)it->from * 2 * TILE_NUMBERS;
-    float *low = sums[0], *high = second ? sums[it->count - BAND] : low;
+    const uint16_t *tile = it->tiles;
+    float *low = sums, *high = second ? sums + (it->count - BAND) * it->line : low;
     if (it->from) {
         _tile_loadd(0, low, line);
         _tile_loadd(1, low + BAND, line);
@@ -87,14 +75,14 @@ AMX static void amx_part(const struct part *it, float (*sums)[PAIR])
 
 #define WIDE 6 /* vectors whose sums stay in registers */
 
-static inline TARGET __attribute__((always_inline)) void some_vectors(const struct part *it, int32_t first,
-                                                                      float (*sums)[PAIR], const int count)
+INLINE_BF16 void some_vectors(const struct part *it, int32_t first, float *sums, const int count)
 {
-    const uint16_t *x = it->x + first * it->stride, *lines = it->tiles + (size_t)it->from * 2 * TILE_NUMBERS;
+    const uint16_t *x = it->x + first * it->stride, *lines = it->tiles;
+    sums += first * it->line;
     __m512 total[WIDE][2];
     for (int m = 0; m < count; m++)
         for (int b = 0; b < 2; b++)
-            total[m][b] = it->from ? _mm512_loadu_ps(sums[first + m] + BAND * b) : _mm512_setzero_ps();
+            total[m][b] = it->from ? _mm512_loadu_ps(sums + m * it->line + BAND * b) : _mm512_setzero_ps();
     for (int32_t t = it->from; t < it->to; t++, lines += TILE_NUMBERS)
         for (int j = 0; j < BAND; j++, lines += PAIR) {
             __m512bh one = (__m512bh)_mm512_loadu_si512(lines), two = (__m512bh)_mm512_loadu_si512(lines + TILE_NUMBERS);
@@ -106,10 +94,10 @@ static inline TARGET __attribute__((always_inline)) void some_vectors(const stru
             }
         }
     for (int m = 0; m < count; m++)
-        for (int b = 0; b < 2; b++) _mm512_storeu_ps(sums[first + m] + BAND * b, total[m][b]);
+        for (int b = 0; b < 2; b++) _mm512_storeu_ps(sums + m * it->line + BAND * b, total[m][b]);
 }
 
-TARGET static void avx512_part(const struct part *it, float (*sums)[PAIR])
+BF16 static void avx512_part(const struct part *it, float *sums)
 {
     int32_t m = 0;
     for (; m + WIDE <= it->count; m += WIDE) some_vectors(it, m, sums, WIDE);
@@ -117,9 +105,8 @@ TARGET static void avx512_part(const struct part *it, float (*sums)[PAIR])
 }
 
 /* Vectors [first, first + count) of y at the rows of a pair, from their sums. */
-static inline TARGET __attribute__((always_inline)) void finish(const struct bf16_product *it, int32_t pair,
-                                                                int32_t first, int32_t count,
-                                                                const float (*sums)[PAIR], const int32_t function)
+INLINE_BF16 void finish(const struct bf16_product *it, int32_t pair, int32_t first, int32_t count,
+                        const float (*sums)[PAIR], const int32_t function)
 {
     const int32_t padded = pairs_in(it->rows) * PAIR;
     for (int b = 0; b < 2; b++) {
@@ -140,13 +127,78 @@ static inline TARGET __attribute__((always_inline)) void finish(const struct bf1
     }
 }
 
-TARGET static void finish_block(const struct bf16_product *it, int32_t pair, int32_t first, int32_t count,
-                                const float (*sums)[PAIR])
+BF16 static void finish_block(const struct bf16_product *it, int32_t pair, int32_t first, int32_t count,
+                              const float (*sums)[PAIR])
 {
     switch (it->function) {
     case FUNCTION_NONE: finish(it, pair, first, count, sums, FUNCTION_NONE); break;
     case FUNCTION_GELU: finish(it, pair, first, count, sums, FUNCTION_GELU); break;
     default: finish(it, pair, first, count, sums, it->function); break;
+    }
+}
+
+/* Four columns of a group, from column 4 * c on, as the bytes of a register: those of row r in its number r. */
+INLINE_BF16 __m512i four_columns(const uint8_t *group, const int32_t layout, int c)
+{
+    if (layout >= LAYOUT_S8) return _mm512_loadu_si512(group + LINE * c);
+    __m512i codes = _mm512_srli_epi32(_mm512_loadu_si512(group + LINE * (c / 2)), (unsigned)c % 2 * 4);
+    codes = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+    if (layout == LAYOUT_U4) return codes;
+    __m512i fifth = _mm512_srli_epi32(_mm512_loadu_si512(group + 4 * LINE), (unsigned)c);
+    return _mm512_or_si512(codes, _mm512_slli_epi32(_mm512_and_si512(fifth, _mm512_set1_epi8(1)), 4));
+}
+
+INLINE_BF16 __m512 halves_at(const uint8_t *sixteen)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)sixteen));
+}
+
+/* One tile of a band: 32 columns that begin at `group`.  scales: for columns 0 to 15 and for 16 to 31.  A product of a
+   scale and a code is exact, so fma gives the same number as a product and a sum. */
+INLINE_BF16 void unpack_tile(uint16_t *lines, const uint8_t *group, const int32_t layout, const __m512 *scales,
+                             __m512 minimum)
+{
+    for (int c = 0; c < GROUP / 4; c++) {
+        __m512i codes = four_columns(group, layout, c);
+        __m512 w[4];
+        for (unsigned i = 0; i < 4; i++) {
+            w[i] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 24 - 8 * i), 24));
+            w[i] = layout >= LAYOUT_S8 ? _mm512_mul_ps(w[i], scales[c / 4]) : _mm512_fmadd_ps(w[i], scales[0], minimum);
+        }
+        _mm512_storeu_si512(lines + 2 * c * PAIR, line_of(w[0], w[1]));
+        _mm512_storeu_si512(lines + (2 * c + 1) * PAIR, line_of(w[2], w[3]));
+    }
+}
+
+INLINE_BF16 void unpack_band(const struct matrix *w, int32_t band, int32_t from, int32_t to, uint16_t *tiles,
+                             const int32_t layout, const size_t bytes)
+{
+    const int32_t block = layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP, groups = block / GROUP;
+    for (int32_t t = from; t < to; t++, tiles += 2 * TILE_NUMBERS) {
+        const uint8_t *first = band_of(w, band, block, bytes) + (size_t)(t / groups) * bytes;
+        __m512 scale = halves_at(first + bytes - (layout >= LAYOUT_S8 ? 2 : 4) * BAND), scales[2] = {scale, scale};
+        for (int i = 0; layout == LAYOUT_S8X16 && i < 2; i++) {
+            const uint8_t *factors = first + 64 * LINE + BAND * (2 * (t % groups) + i);
+            scales[i] *= _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)factors)));
+        }
+        __m512 minimum = layout >= LAYOUT_S8 ? _mm512_setzero_ps() : halves_at(first + bytes - 2 * BAND);
+        unpack_tile(tiles, first + t % groups * 8 * LINE, layout, scales, minimum);
+    }
+}
+
+BF16 void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32_t to, uint16_t *tiles)
+{
+    for (int32_t band = 2 * pair; band < 2 * pair + 2; band++, tiles += TILE_NUMBERS) {
+        if (band * BAND >= w->rows)
+            for (int32_t t = 0; t < to - from; t++) memset(tiles + t * 2 * TILE_NUMBERS, 0, TILE_NUMBERS * sizeof *tiles);
+        else if (w->layout == LAYOUT_U4)
+            unpack_band(w, band, from, to, tiles, LAYOUT_U4, U4_BYTES);
+        else if (w->layout == LAYOUT_U5)
+            unpack_band(w, band, from, to, tiles, LAYOUT_U5, U5_BYTES);
+        else if (w->layout == LAYOUT_S8)
+            unpack_band(w, band, from, to, tiles, LAYOUT_S8, S8_BYTES);
+        else
+            unpack_band(w, band, from, to, tiles, LAYOUT_S8X16, S8X16_BYTES);
     }
 }
 
@@ -172,25 +224,46 @@ AMX static void release(void)
     _tile_release();
 }
 
+void begin_parts(int32_t count)
+{
+    if (kernel == amx_part) configure(count);
+}
+
+void multiply_part(const struct part *it, float *sums)
+{
+    kernel(it, sums);
+}
+
+void end_parts(void)
+{
+    if (kernel == amx_part) release();
+}
+
 /* All of a pair for the vectors [first, last), at most BLOCKS blocks of them.  A block of fewer than 16 vectors begins
    earlier, where there are such, and computes what other blocks have, too.  */
 static void multiply_pair(const struct bf16_product *it, int32_t pair, int32_t first, int32_t last)
 {
     float sums[BLOCKS][PAIR][PAIR] __attribute__((aligned(64)));
+    uint16_t unpacked[RANGE * 2 * TILE_NUMBERS] __attribute__((aligned(64)));
     int32_t tiles = pairs_in(it->columns);
     ptrdiff_t stride = (ptrdiff_t)tiles * PAIR;
-    struct part part = {NULL, stride, it->weights + (size_t)pair * (size_t)tiles * 2 * TILE_NUMBERS, 0, 0, 0, 0, 0};
+    struct part part = {.stride = stride, .line = PAIR};
     int32_t blocks = (last - first + PAIR - 1) / PAIR;
     for (; part.from < tiles; part.from = part.to) {
         part.to = part.from + RANGE < tiles ? part.from + RANGE : tiles;
+        part.tiles = unpacked;
+        if (it->packed)
+            unpack_tiles(it->packed, pair, part.from, part.to, unpacked);
+        else
+            part.tiles = it->weights + ((size_t)pair * (size_t)tiles + (size_t)part.from) * 2 * TILE_NUMBERS;
         for (int32_t m = first, i = 0; m < last; m += PAIR, i++) {
             int32_t end = m + PAIR < last ? m + PAIR : last, begin = end - m < BAND ? end - BAND : m;
             begin = begin < 0 ? 0 : begin;
             part.x = it->x + begin * stride;
             part.count = end - begin;
-            part.ask = i * PAIR / blocks;
-            part.until = (i + 1) * PAIR / blocks;
-            kernel(&part, sums[i]);
+            part.ask = it->packed ? 0 : i * PAIR / blocks;
+            part.until = it->packed ? 0 : (i + 1) * PAIR / blocks;
+            kernel(&part, sums[i][0]);
             if (part.to == tiles) finish_block(it, pair, m, end - m, (const float(*)[PAIR])sums[i] + (m - begin));
         }
     }
@@ -198,14 +271,14 @@ static void multiply_pair(const struct bf16_product *it, int32_t pair, int32_t f
 
 void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last)
 {
-    if (kernel == amx_part) configure(it->count);
+    begin_parts(it->count);
     for (int32_t pair = first; pair < last; pair++)
         for (int32_t m = 0; m < it->count; m += BLOCKS * PAIR)
             multiply_pair(it, pair, m, m + BLOCKS * PAIR < it->count ? m + BLOCKS * PAIR : it->count);
-    if (kernel == amx_part) release();
+    end_parts();
 }
 
-TARGET void round_bf16(uint16_t *out, const float *x, int32_t columns)
+BF16 void round_bf16(uint16_t *out, const float *x, int32_t columns)
 {
     for (int32_t i = 0; i < pairs_in(columns) * PAIR; i += BAND) {
         int32_t left = columns - i;
@@ -244,6 +317,11 @@ int select_bf16(int at_most)
 void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last)
 {
     (void)it, (void)first, (void)last;
+}
+
+void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32_t to, uint16_t *tiles)
+{
+    (void)w, (void)pair, (void)from, (void)to, (void)tiles;
 }
 
 void round_bf16(uint16_t *out, const float *x, int32_t columns)

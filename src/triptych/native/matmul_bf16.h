@@ -4,6 +4,8 @@
    holds columns 2 j and 2 j + 1 of each of 16 rows, [16 lines][BAND][2].  Both numbers of rows and of columns are padded
    with zeros to a multiple of PAIR.
 
+   Packed weights (matmul.h) are unpacked to such tiles while they are multiplied, a range of columns at a time.
+
    A row of the result has the same bits for any number of vectors and any cut.  The two kernels add in different
    orders.  */
 
@@ -12,6 +14,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "matmul.h"
 
 #define PAIR 32 /* rows of weights that are multiplied together, and columns of a tile */
 
@@ -22,7 +26,8 @@ static inline int32_t pairs_in(int32_t n)
 
 /* y = f(x weight^T + bias) + more, for `count` vectors. */
 struct bf16_product {
-    const uint16_t *weights;
+    const uint16_t *weights;     /* tiles, or NULL */
+    const struct matrix *packed; /* instead of tiles */
     int32_t rows, columns, count;
     int32_t function;  /* f: enum function of step.h, with its factor */
     float factor;
@@ -35,6 +40,10 @@ struct bf16_product {
 
 /* The pairs [first, last) of the rows of y. */
 void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last);
+
+/* The tiles of columns [from, to) of a pair of bands of a packed matrix, [to - from][2][16 lines][BAND][2]: the numbers of
+   unpack_row, rounded as round_bf16 does. */
+void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32_t to, uint16_t *tiles);
 
 /* out [columns, padded] = x [columns], to the nearest number, ties to even; numbers below 2^-126 become 0. */
 void round_bf16(uint16_t *out, const float *x, int32_t columns);

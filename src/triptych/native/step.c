@@ -124,12 +124,20 @@ static int64_t products_of(const struct worker *me, const struct instruction *it
     return (int64_t)w->rows * w->columns * row_count(me, it);
 }
 
+/* The time to unpack the weights is that of 16 vectors. */
+static int64_t cost_in_bf16(const struct worker *me, const struct instruction *it)
+{
+    const struct matrix *w = me->plan->weights + it->weight;
+    return (int64_t)w->rows * w->columns * (16 + row_count(me, it)) / 256;
+}
+
 /* About how many nanoseconds one thread needs for an instruction. */
 static int64_t cost_of(const struct worker *me, const struct instruction *it)
 {
     int64_t vectors = (int64_t)row_count(me, it) * (it->heads > 1 ? it->heads : 1);
     switch (it->op) {
     case OP_LINEAR: return products_of(me, it) / 16;
+    case OP_LINEAR_BF16: return cost_in_bf16(me, it);
     case OP_ATTEND: return vectors * 1500;
     case OP_MAP:
     case OP_MAP_MULTIPLY: return vectors * it->width;

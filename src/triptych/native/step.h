@@ -25,7 +25,7 @@ enum operation {
     OP_MAP = 6,          /* output = f(input); kind: enum function */
     OP_MAP_MULTIPLY = 7, /* output = f(input) second */
     OP_ADD = 8,          /* output = input + second */
-    OP_ATTEND = 9,       /* input: queries, second: new keys, third: new values */
+    OP_ATTEND = 9,       /* input: queries, second: new keys, third: new values; number: whether products are in bf16 */
     OP_EXTEND = 10,      /* second: new keys, third: new values, into the store */
     OP_CHOOSE = 11,      /* row m of output = row `chosen[m]` of input */
     OP_ROUTE = 12,       /* output = weight of each expert from the scores `input`, 0 for those not chosen; third = 0 */

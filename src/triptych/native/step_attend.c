@@ -103,7 +103,11 @@ static const struct attend_kernels *kernels(void)
 static void attend_range(struct worker *me, const struct instruction *it, const struct unit *unit,
                          struct query *queries, int32_t count, int32_t begin)
 {
-    const struct attend_kernels *use = kernels();
+    struct attend_kernels use = *kernels();
+    if (it->number) {
+        use.scores = bf16_scores;
+        use.values = bf16_values;
+    }
     const struct room room = room_of(me, it);
     float(*scores)[SCORES] = (float(*)[SCORES])room.scores;
     struct tile tile = {.across = room.across};
@@ -115,11 +119,11 @@ static void attend_range(struct worker *me, const struct instruction *it, const 
             int32_t to = tile.place + TILE_KEYS < highest ? tile.place + TILE_KEYS : highest;
             fill(&tile, me, it, unit->first, group, values, begin + tile.place, begin + from, begin + to, room.wide);
             if (values)
-                use->values(queries, scores, count, &tile, it->value_width);
+                use.values(queries, scores, count, &tile, it->value_width);
             else
-                use->scores(scores, queries, count, &tile, it->width);
+                use.scores(scores, queries, count, &tile, it->width);
         }
-        for (int32_t i = 0; i < count && !values; i++) use->softmax(scores[i], queries + i, it);
+        for (int32_t i = 0; i < count && !values; i++) use.softmax(scores[i], queries + i, it);
     }
 }
 

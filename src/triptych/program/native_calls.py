@@ -122,6 +122,14 @@ def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] =
     return np.asarray((ids, position, slot, start, stop, reach, *source))
 
 
+def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The tokens `mine` [N] alone, of each row a run that reaches to its end or from its beginning."""
+    part = labels[:, mine]
+    _, first, lengths = np.unique(part[3], return_index=True, return_counts=True)
+    part[3], part[4] = first.repeat(lengths), (first + lengths).repeat(lengths)
+    return part
+
+
 def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:
     """Tokens [first, last) as a call of their own."""
     piece = labels[:, first:last].astype(np.int32)

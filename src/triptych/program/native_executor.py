@@ -1,5 +1,8 @@
 """Runs decoding steps of a model natively: any mix of rows in one call, where the model is what its program says.
 
+Packed weights are multiplied by integers, or in bf16 with the tokens of prompts (`prompts_in_bf16`).  Which of the two
+a token gets depends on its role alone, so its bits do not depend on what else runs in the step.
+
 `NativeStep.logits` gives None where the modules must run, with the reason in `why_modules`.
 """
 
@@ -10,15 +13,20 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from triptych.attention import Cache, CrossCache, Rows
+from triptych.errors import InputError
 from triptych.native import library
 from triptych.native.step import PlanRecord
 from triptych.nn import Transformer
+from triptych.nn.weights import PackedWeight
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
-from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct, store_records
+from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
+from triptych.program.native_encoder import Matmul, multiplies_in_bf16
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
@@ -32,6 +40,21 @@ MOST_DENSE, MOST_DENSE_FP32 = 32, 256
 _keys_and_values = attrgetter("k", "v")
 
 
+def prompts_in_bf16(module: Transformer, matmul: Matmul) -> bool:
+    """Whether the tokens of prompts are multiplied with packed weights in bf16, as `matmul` says (`Matmul`).
+
+    Raises InputError for an unknown `matmul`, and for "bf16" where no weight is packed or the processor has no such
+    products.
+    """
+    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
+    bf16 = multiplies_in_bf16(module, matmul)
+    if matmul == "bf16" and not packed:
+        raise InputError(
+            "matmul='bf16' is for packed weights, and no weight is packed; load with quantize='int8' or 'int4'"
+        )
+    return packed and bf16
+
+
 class PreparedStep(Prepared):
     """The plan of a step; it depends on whether the cache keeps 16 bits, and on the window of each of its stores."""
 
@@ -40,54 +63,67 @@ class PreparedStep(Prepared):
         return plan_of(program, packed, *how)
 
 
+class PreparedPrompt(Prepared):
+    """The same for tokens of prompts, with products in bf16."""
+
+    @staticmethod
+    def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
+        half_cache, windows = how
+        return plan_of(program, packed, half_cache, windows, bf16=True)
+
+
 class NativeStep:
     """The native executor over one cache.  One thread uses it at a time; others may use the same module.
 
     matrix_of     the run-time layout of a packed weight; without it, packed models run as modules.
     most_dense    tokens of one call, MOST_DENSE at least, up to which a model without packed weights runs here; None
                   for MOST_DENSE or, where it holds, MOST_DENSE_FP32.
+    bf16          whether tokens of prompts are multiplied with packed weights in bf16.
     why_modules   why the last call gave None; None after a call that ran.
     """
 
     def __init__(
         self, module: Transformer, cache: Cache, cross: CrossCache | None = None, *, matrix_of: MatrixOf | None = None,
-        most_dense: int | None = None,
+        most_dense: int | None = None, bf16: bool = False,
     ) -> None:  # fmt: skip
         self.module, self.cache, self.cross = module, cache, cross
-        self.matrix_of, self.most_dense = matrix_of, most_dense
+        self.matrix_of, self.most_dense, self.bf16 = matrix_of, most_dense, bf16
         self.calls = Calls()
         self.why_modules: str | None = None
         half = bool(cache.stores) and cache.stores[0].k.dtype == torch.bfloat16
         self.how = half, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
-        self.binding: Binding | None = None
+        self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
         self.seen: list[Tensor] = []
 
-    def logits(self, ids: Sequence[int], rows: Rows, chosen: Sequence[int]) -> Tensor | None:
+    def logits(
+        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
+    ) -> Tensor | None:
         """Run the tokens `ids` [N] of `rows`, which continue the cache -> the logits of tokens `chosen`, in rising
-        order, [C, V] fp32.
+        order, [C, V] fp32.  Of each row, the first `prompts` of its tokens are of its prompt, none by default.
 
         The caller has begun no step of the cache; this begins and finishes one.  Raises as `Cache.begin`.
         """
+        mixed = self.bf16 and prompts is not None and any(prompts)
         try:
             self.calls.check()
-            binding = PreparedStep.bound(self.module, self.how, self.matrix_of, max(rows.ends, default=0))
-            self._check(binding, ids, rows)
+            longest = max(rows.ends, default=0)
+            bindings = [PreparedStep.bound(self.module, self.how, self.matrix_of, longest)]
+            if mixed:
+                bindings.append(PreparedPrompt.bound(self.module, self.how, self.matrix_of, longest))
+            self._check(bindings[0], ids, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
             return None
         self.why_modules = None
         step = self.cache.begin(rows, "")
-        plan = self._plan(binding)
-        out = torch.empty(len(chosen), binding.plan.outputs)
-        sources = [] if self.cross is None else self.cross.of(rows.slots)
-        labels = labels_of(ids, rows, sources)
-        done = 0
-        for first in range(0, len(ids), TOKENS):
-            last = min(first + TOKENS, len(ids))
-            own = chosen if len(ids) <= TOKENS else [token - first for token in chosen[done:] if token < last]
-            piece = piece_of(labels, first, last)
-            self.calls.run(binding, self.matrices, plan, piece, own, out[done : done + len(own)])
-            done += len(own)
+        self._follow_stores(bindings)
+        labels = labels_of(ids, rows, [] if self.cross is None else self.cross.of(rows.slots))
+        out = torch.empty(len(chosen), bindings[0].plan.outputs)
+        if mixed:
+            assert prompts is not None
+            self._run_by_role(bindings, labels, _of_prompts(rows, prompts), np.asarray(chosen, np.int64), out)
+        else:
+            self._run(bindings[0], labels, chosen, out)
         step.finish()
         return out
 
@@ -119,15 +155,45 @@ class NativeStep:
 
     # -- the call -------------------------------------------------------------------------------------------------
 
-    def _plan(self, binding: Binding) -> PlanRecord:
-        """The structure of a plan, made anew where the weights or the stores moved."""
+    def _run_by_role(
+        self, bindings: Sequence[Binding], labels: npt.NDArray[np.int64], of_prompts: npt.NDArray[np.bool_],
+        chosen: npt.NDArray[np.int64], out: Tensor,
+    ) -> None:  # fmt: skip
+        """First the tokens of prompts, then the others, which may continue the same rows."""
+        for binding, mine in zip(reversed(bindings), (of_prompts, ~of_prompts), strict=True):
+            if mine.any():
+                places, wanted = mine.cumsum() - 1, mine[chosen]
+                part = torch.empty(int(wanted.sum()), out.shape[1])
+                self._run(binding, part_of(labels, mine), places[chosen[wanted]].tolist(), part)
+                out[torch.from_numpy(wanted)] = part
+
+    def _run(self, binding: Binding, labels: npt.NDArray[np.int64], chosen: Sequence[int], out: Tensor) -> None:
+        """All tokens of `labels` by one plan, in pieces."""
+        plan, matrices = self.plans[binding]
+        count, done = labels.shape[1], 0
+        for first in range(0, count, TOKENS):
+            last = min(first + TOKENS, count)
+            own = chosen if count <= TOKENS else [token - first for token in chosen[done:] if token < last]
+            self.calls.run(binding, matrices, plan, piece_of(labels, first, last), own, out[done : done + len(own)])
+            done += len(own)
+
+    def _follow_stores(self, bindings: Sequence[Binding]) -> None:
+        """Structures of the plans, made anew where the weights or the stores moved."""
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
-        tensors = [*map(_keys_and_values, stores)]
-        if binding is not self.binding:
-            self.binding, self.matrices = binding, binding.matrices.copy()
-            self.seen = []
-        flat = [*chain.from_iterable(tensors)]
+        flat = [*chain.from_iterable(map(_keys_and_values, stores))]
         if len(flat) != len(self.seen) or not all(map(is_, flat, self.seen)):
             self.stores, self.seen = store_records(stores), flat
-            self.plan = plan_struct(binding, self.matrices, self.stores)
-        return self.plan
+            self.plans = {}
+        if not all(binding in self.plans for binding in bindings):
+            self.plans = {binding: self.plans[binding] for binding in bindings if binding in self.plans}
+            for binding in bindings:
+                matrices = binding.matrices.copy()
+                self.plans.setdefault(binding, (plan_struct(binding, matrices, self.stores), matrices))
+
+
+def _of_prompts(rows: Rows, prompts: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """[N]: whether each token is one of the first `prompts` of its row."""
+    lengths = np.asarray(rows.lengths)
+    places = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+    of_prompts: npt.NDArray[np.bool_] = places < np.repeat(prompts, lengths)
+    return of_prompts

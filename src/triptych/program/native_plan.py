@@ -56,20 +56,22 @@ class _Buffer:
 
 def plan_of(
     program: Program, packed: frozenset[str] = frozenset(), half_cache: bool = False,
-    windows: Iterable[int | None] = (),
+    windows: Iterable[int | None] = (), bf16: bool = False,
 ) -> NativePlan:  # fmt: skip
     """The plan of `decode` and `unembed`.
 
     packed       names of weights that are stored packed.
     half_cache   whether the cache keeps keys and values in 16 bits.
     windows      of each layer's store; None for one that keeps every token.
+    bf16         products with packed weights and those of attention are in bf16, as the tokens of prompts have them.
 
     Raises NotNative, naming what the executor lacks.
     """
     missing = {"decode", "unembed"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    return _assembled(StepMaker(program, packed, half_cache, list(windows)).make())
+    steps = StepMaker(program, packed, half_cache, list(windows), bf16="packed" if bf16 else None).make()
+    return _assembled(fused(steps) if bf16 else steps)
 
 
 def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
@@ -80,7 +82,7 @@ def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf1
     """
     if "encode" not in program.entries:
         raise NotNative("the program has no encode")
-    steps = StepMaker(program, packed, False, [], bf16=bf16).make_encoding()
+    steps = StepMaker(program, packed, False, [], bf16="all" if bf16 else None).make_encoding()
     return _assembled(fused(steps) if bf16 else steps)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,6 +30,7 @@ from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
 
 ROUND_GROUP = 32  # numbers of a vector that are rounded with one scale (`GROUP` of matmul.h)
+WIDEST_BF16 = 256  # numbers of keys and values that attention in bf16 reads (attend.h)
 PAIR = 32  # vectors rounded to bf16 are padded to a multiple of so many numbers (matmul_bf16.h)
 
 
@@ -45,17 +46,18 @@ class StepMaker:
     packed        weights that are stored packed: vectors are rounded before they are multiplied with them.
     half_cache    keys and values are kept in 16 bits.
     windows       of each layer's store.
-    bf16          vectors and weights are rounded to bf16 where they are multiplied, whatever they are stored as.
+    bf16          vectors and weights are rounded to bf16 where they are multiplied: "all", whatever they are stored as,
+                  or "packed", with packed weights and in the attention of a row to itself.
     """
 
     def __init__(
         self, program: Program, packed: frozenset[str], half_cache: bool, windows: list[int | None], *,
-        bf16: bool = False,
+        bf16: Literal["all", "packed"] | None = None,
     ) -> None:  # fmt: skip
         self.program, self.packed, self.half_cache, self.windows = program, packed, half_cache, windows
         self.bf16 = bf16
         self.out = PlanSteps()
-        self.rounded: dict[Vector, Vector] = {}
+        self.rounded: dict[tuple[Vector, bool], Vector] = {}
         self.attended: set[int] = set()
         self.encoding = False
 
@@ -142,16 +144,16 @@ class StepMaker:
         self.out.steps.append(step)
         return step
 
-    def round_input(self, x: Vector) -> Vector:
-        """x rounded for packed weights or for products in bf16, once for all of them."""
-        if x not in self.rounded:
-            if self.bf16:
+    def round_input(self, x: Vector, bf16: bool) -> Vector:
+        """x rounded for packed weights, or for products in bf16; once for all of either."""
+        if (x, bf16) not in self.rounded:
+            if bf16:
                 codes = -(-x.width // PAIR) * PAIR // 2
             else:
                 codes = x.width // 4 + 3 * x.width // ROUND_GROUP + 48  # and each of three parts begins at 64 bytes
-            self.rounded[x] = Vector(codes, x.over)
-            self.add(Op.ROUND_BF16 if self.bf16 else Op.ROUND, self.rounded[x], {"input": x}, width=x.width)
-        return self.rounded[x]
+            self.rounded[x, bf16] = Vector(codes, x.over)
+            self.add(Op.ROUND_BF16 if bf16 else Op.ROUND, self.rounded[x, bf16], {"input": x}, width=x.width)
+        return self.rounded[x, bf16]
 
 
 def _uses(entry: Entry) -> Counter[str]:
@@ -241,15 +243,16 @@ class _Walk:
         rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
         if columns != x.width:
             raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
-        out, reads = self._new(int(rows)), {"input": x}
-        tables = {"weight": PlanTable("tiles" if self.maker.bf16 else "matrix", weight)}
+        out, reads, packed = self._new(int(rows)), {"input": x}, weight in self.maker.packed
+        bf16 = self.maker.bf16 == "all" or (self.maker.bf16 == "packed" and packed)
+        tables = {"weight": PlanTable("tiles" if self.maker.bf16 == "all" else "matrix", weight)}
         if "bias" in step.weights:
             tables["bias"] = PlanTable("vector", self._name(step.weights["bias"]))
-        if self.maker.bf16:
-            reads = {"input": self.maker.round_input(x)}
-        elif weight in self.maker.packed:
-            reads["second"] = self.maker.round_input(x)
-        self.maker.add(Op.LINEAR_BF16 if self.maker.bf16 else Op.LINEAR, out, reads, tables, width=x.width)
+        if bf16:
+            reads = {"input": self.maker.round_input(x, True)}
+        elif packed:
+            reads["second"] = self.maker.round_input(x, False)
+        self.maker.add(Op.LINEAR_BF16 if bf16 else Op.LINEAR, out, reads, tables, width=x.width)
         return out
 
     def _norm(self, step: Instruction, op: Op, eps: float, more: float) -> Vector:
@@ -378,7 +381,8 @@ class _Walk:
         maker.attended.add(k.store)
         if window != (maker.windows[k.store] or 0):
             raise NotNative(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
-        attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
+        bf16 = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
+        attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window, number=bf16)
         extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
         if window:  # the new tokens take the places of some that the queries still see
             extend.after.append(attend)

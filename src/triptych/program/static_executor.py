@@ -49,8 +49,11 @@ class StaticStep:
         self.seen: list[Tensor] = []
         self.replays: dict[int, Callable[[], Tensor]] = {}
 
-    def logits(self, ids: Sequence[int], rows: Rows, chosen: Sequence[int]) -> Tensor | None:
+    def logits(
+        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
+    ) -> Tensor | None:
         """Run one token `ids[i]` of each of `rows`, which continue the cache -> the logits of tokens `chosen`, [C, V].
+        Those of `prompts` are computed like all others.
 
         None where the modules must run.  The caller has begun no step of the cache; this begins and finishes one.
         Raises as `Cache.begin`.

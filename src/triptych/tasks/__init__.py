@@ -5,7 +5,7 @@ from triptych.program.native_encoder import Matmul
 from triptych.tasks.answer import Answer, answer
 from triptych.tasks.classify import classify, label_names
 from triptych.tasks.drafting import speculation
-from triptych.tasks.encode import encode, note_on_products, pooling
+from triptych.tasks.encode import encode, note_on_products, note_on_prompts, pooling
 from triptych.tasks.fill import fill
 from triptych.tasks.generation_requests import end_ids, generation_requests
 from triptych.tasks.tag import Entity, Tag, entities, tag
@@ -15,5 +15,5 @@ from triptych.tasks.whisper_tokens import WhisperTokens
 __all__ = [
     "TEMPERATURES", "Answer", "Entity", "Matmul", "Segment", "Tag", "Transcript", "WhisperDecoder", "WhisperTokens",
     "answer", "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "label_names",
-    "note_on_products", "pooling", "speculation", "tag", "transcribe",
+    "note_on_products", "note_on_prompts", "pooling", "speculation", "tag", "transcribe",
 ]  # fmt: skip

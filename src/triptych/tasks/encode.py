@@ -16,6 +16,7 @@ from triptych.native import library
 from triptych.nn import Batch, Pooling, Row, Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.native_encoder import Matmul, NativeEncoder, PreparedEncoder, multiplies_in_bf16
+from triptych.program.native_executor import prompts_in_bf16
 from triptych.program.native_values import NotNative
 from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
@@ -97,3 +98,17 @@ def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
     isa = None if kernels is None else kernels.bf16
     form = "packed" if packed else str(module.dtype).removeprefix("torch.")
     return f"{form} weights are multiplied in bf16 ({isa}); matmul='stored' (--matmul stored) multiplies as stored"
+
+
+def note_on_prompts(module: Transformer, matmul: Matmul) -> str | None:
+    """A line for the user where the tokens of prompts are multiplied with packed weights in bf16.
+
+    Raises InputError as `Engine` for a `matmul` that cannot be had.
+    """
+    kernels = library()
+    if not prompts_in_bf16(module, matmul) or kernels is None:
+        return None
+    return (
+        f"prompts are multiplied with packed weights in bf16 ({kernels.bf16}), generated tokens by integers; "
+        "matmul='stored' (--matmul stored) takes integers for both"
+    )
