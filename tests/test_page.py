@@ -132,7 +132,7 @@ def test_nothing_is_loaded():
 def test_scripts_never_make_markup_or_code_from_text():
     folder = resources.files("triptych.page")
     scripts = [item.read_text(encoding="utf-8") for item in folder.iterdir() if item.name.endswith(".js")]
-    assert len(scripts) == 6
+    assert len(scripts) >= 6
     for script in scripts:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)
 

@@ -24,8 +24,10 @@ from .sections import (
     Unfolding,
     VerdictSection,
 )
+from .tokenizer_data import TOKENIZER_SCRIPTS, tokenizer_data
 
 __all__ = [
+    "TOKENIZER_SCRIPTS",
     "AttentionMap",
     "AttentionSection",
     "Chapter",
@@ -42,5 +44,6 @@ __all__ = [
     "Unfolding",
     "VerdictSection",
     "render",
+    "tokenizer_data",
     "write",
 ]
