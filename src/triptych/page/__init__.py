@@ -6,6 +6,7 @@ interactive, a function in `mounts` of a `.js` file.  A new kind of section need
 
 from __future__ import annotations
 
+from .playground import playground
 from .render import render, write
 from .sections import (
     AttentionMap,
@@ -15,6 +16,7 @@ from .sections import (
     Curve,
     Facts,
     Grid,
+    PlaygroundSection,
     Prose,
     Sample,
     Samples,
@@ -35,6 +37,7 @@ __all__ = [
     "Curve",
     "Facts",
     "Grid",
+    "PlaygroundSection",
     "Prose",
     "Sample",
     "Samples",
@@ -43,6 +46,7 @@ __all__ = [
     "TableSection",
     "Unfolding",
     "VerdictSection",
+    "playground",
     "render",
     "tokenizer_data",
     "write",

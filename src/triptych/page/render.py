@@ -25,10 +25,12 @@ from .sections import Chapter, Section, section_data
 SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js", "start.js")
 
 
-def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:
-    """The whole page, as one HTML document in UTF-8."""
+def render(
+    title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "", scripts: Sequence[str] = SCRIPTS
+) -> str:
+    """The whole page, as one HTML document in UTF-8.  `scripts` are files of this package, in the order they run."""
     style = _asset("page.css")
-    script = "\n".join(map(_asset, SCRIPTS))
+    script = "\n".join(map(_asset, scripts))
     data = {
         "title": title,
         "subtitle": subtitle,
