@@ -21,8 +21,8 @@ from triptych.cli.generate import generate
 from triptych.cli.inspect import inspect
 from triptych.cli.lab import lab
 from triptych.cli.lens import lens
-from triptych.cli.patch import patch
 from triptych.cli.page import page
+from triptych.cli.patch import patch
 from triptych.cli.quickstart import quickstart
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe

@@ -51,12 +51,21 @@ def explain(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the steps to an offline .html page.")
     ] = None,
+    playground: Annotated[
+        Path | None,
+        typer.Option("--playground", metavar="FILE", help="Write an .html page where Q, K and V are edited by hand."),
+    ] = None,
     device: options.Device = "cpu",
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
     """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed."""
+    if playground is not None:
+        if model is not None or example is not None or cache or save is not None:
+            raise typer.BadParameter("--playground is a page without a model; omit all but FILE")
+        _write_playground(playground)
+        return
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
     if example is not None and (model is not None or cache):
@@ -68,7 +77,7 @@ def explain(
 
         walk = worked(example)
     elif model is None or text is None:
-        raise typer.BadParameter("give MODEL and TEXT, or --example NAME")
+        raise typer.BadParameter("give MODEL and TEXT, --example NAME, or --playground FILE")
     else:  # in half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5
         checkpoint = options.Checkpoint(
             model=model, dtype=options.DType.fp32, quantize=options.PackedForm.none, device=device, offline=offline,
@@ -76,6 +85,14 @@ def explain(
         )  # fmt: skip
         walk = _walk(checkpoint, text, layer=layer, head=head, row=row, cache=cache)
     _show(walk, save=save, as_json=as_json)
+
+
+def _write_playground(file: Path) -> None:
+    from triptych.page import playground, write
+
+    screen.check_suffix(file, PAGE, "--playground")
+    write(file, playground())
+    screen.note(f"wrote {file}; open it in a browser")
 
 
 def _walk(checkpoint: options.Checkpoint, text: str, *, layer: int, head: int, row: int | None, cache: bool) -> Walk:

@@ -7,6 +7,7 @@ interactive, a function in `mounts` of a `.js` file.  A new kind of section need
 from __future__ import annotations
 
 from .live_section import LiveSection
+from .playground import playground
 from .render import render, write
 from .sections import (
     AttentionMap,
@@ -16,6 +17,7 @@ from .sections import (
     Curve,
     Facts,
     Grid,
+    PlaygroundSection,
     Prose,
     Sample,
     Samples,
@@ -25,6 +27,7 @@ from .sections import (
     Unfolding,
     VerdictSection,
 )
+from .tokenizer_data import tokenizer_data
 
 __all__ = [
     "AttentionMap",
@@ -35,6 +38,7 @@ __all__ = [
     "Facts",
     "Grid",
     "LiveSection",
+    "PlaygroundSection",
     "Prose",
     "Sample",
     "Samples",
@@ -43,6 +47,8 @@ __all__ = [
     "TableSection",
     "Unfolding",
     "VerdictSection",
+    "playground",
     "render",
+    "tokenizer_data",
     "write",
 ]

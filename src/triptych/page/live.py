@@ -8,9 +8,9 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page.live_export import check_size, export
 from triptych.page.live_section import LiveSection
-from triptych.page.live_tokenizer import tokenizer_data
 from triptych.page.render import render
 from triptych.page.sections import Facts
+from triptych.page.tokenizer_data import tokenizer_data
 from triptych.spec import FramesSpec
 from triptych.spec.part import part_name
 

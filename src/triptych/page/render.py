@@ -24,15 +24,20 @@ from .sections import Chapter, Section, section_data
 
 SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js")
 INTERPRETER = ("live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_model.js")
-LIVE_SCRIPTS = (*INTERPRETER, "live_tokenizer.js", "live_parts.js", "live_predictions.js", "live_view.js")
-"""What a page with a live section has besides."""
+TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
+#: Style and scripts that a page has besides where it has a section of a kind.
+OF_KIND = {
+    "live": ("live.css", *INTERPRETER, *TOKENIZER_SCRIPTS, "live_parts.js", "live_predictions.js", "live_view.js"),
+    "playground": ("playground.js",),
+}
 
 
 def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
-    live = any(_has_live(section) for section in sections)
-    style = _asset("page.css") + (_asset("live.css") if live else "")
-    script = "\n".join(map(_asset, (*SCRIPTS, *(LIVE_SCRIPTS if live else ()), "start.js")))
+    kinds = _kinds(sections)
+    files = [file for kind, own in OF_KIND.items() if kind in kinds for file in own]
+    style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
+    script = "\n".join(map(_asset, (*SCRIPTS, *(file for file in files if file.endswith(".js")), "start.js")))
     data = {
         "title": title,
         "subtitle": subtitle,
@@ -45,7 +50,7 @@ def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str =
         data=data,
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script, live),
+        policy=_policy(style, script, wasm="live" in kinds),
     )
 
 
@@ -95,16 +100,18 @@ def _template() -> jinja2.Template:
     return environment.from_string(_asset("page.html"))
 
 
-def _has_live(section: Section | Chapter) -> bool:
-    return section.kind == "live" or (isinstance(section, Chapter) and any(map(_has_live, section.sections)))
+def _kinds(sections: Sequence[Section | Chapter]) -> set[str]:
+    """The kinds of all sections, those of chapters included."""
+    inner = [kind for section in sections if isinstance(section, Chapter) for kind in _kinds(section.sections)]
+    return {*(section.kind for section in sections), *inner}
 
 
-def _policy(style: str, script: str, live: bool) -> str:
+def _policy(style: str, script: str, *, wasm: bool) -> str:
     """What the page may load and run: its own style and script.  `wasm-unsafe-eval` lets that script compile
     WebAssembly, which cannot reach anything the script does not hand to it; it allows no eval of text."""
-    wasm = " 'wasm-unsafe-eval'" if live else ""
+    source = " 'wasm-unsafe-eval'" if wasm else ""
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{wasm}; img-src data:;"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{source}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
 

@@ -323,7 +323,26 @@ class VerdictSection:
         }
 
 
-Section = Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps | LiveSection
+@dataclass(frozen=True)
+class PlaygroundSection:
+    """Attention of matrices that the reader edits.
+
+    Each of `examples` has its `name`, what it is `about`, the rows of `Q`, `K` and `V`, and whether its lecture divides
+    the scores by √d (`scaled`).
+    """
+
+    title: str
+    examples: Sequence[Json]
+    kind: ClassVar[str] = "playground"
+
+    def data(self) -> Json:
+        return {"examples": list(self.examples)}
+
+
+Section = (
+    Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps | LiveSection
+    | PlaygroundSection
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

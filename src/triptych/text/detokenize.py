@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-_WITH_SPACE_BEFORE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+WITH_SPACE_BEFORE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 def without_spaces(text: str) -> str:
@@ -13,7 +13,7 @@ def without_spaces(text: str) -> str:
 
     The replacements and their order are those of `clean_up_tokenization` in transformers.
     """
-    for ending in _WITH_SPACE_BEFORE:
+    for ending in WITH_SPACE_BEFORE:
         text = text.replace(ending, ending.strip())
     return text
 

@@ -55,7 +55,8 @@ class Tokenizer:
     `backend` is the `tokenizers.Tokenizer` that does the work.  Its truncation and padding are switched off: texts are
     never shortened silently, and there is no padding inside Triptych.  A tokenizer can be used by several threads.
 
-    The id of a special token is `None` where the vocabulary does not have its text.
+    The id of a special token is `None` where the vocabulary does not have its text.  `leading_bos` is the text of BOS
+    where `encode` puts it first, else None; `cleans_spaces` tells whether `decode` removes spaces before punctuation.
 
     Raises TextError for a backend that exceeds the limits of `triptych.text.tokenizer_limits`.
     """
@@ -87,8 +88,9 @@ class Tokenizer:
         self.stop_ids: frozenset[int] = frozenset((*stop_ids, *(() if self.eos_id is None else (self.eos_id,))))
         # The class token of an encoder may also be named BOS; its texts are not prompts, so it may come twice.
         first = backend.encode("").ids[:1]
-        self._starts_with_bos = self.bos_id is not None and self.bos_id != self.cls_id and first == [self.bos_id]
-        self._cleans_spaces = bool(self._config.get("clean_up_tokenization_spaces")) and not isinstance(
+        starts_with_bos = self.bos_id is not None and self.bos_id != self.cls_id and first == [self.bos_id]
+        self.leading_bos: str | None = self.specials.bos if starts_with_bos else None
+        self.cleans_spaces = bool(self._config.get("clean_up_tokenization_spaces")) and not isinstance(
             backend.model, BPE
         )
         self._names = TokenNames(backend)
@@ -139,8 +141,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         """`encode` of each text, by several threads."""
         rows = self._rows(texts, special)
-        if special and self._starts_with_bos:
-            bos = str(self.specials.bos)
+        bos = self.leading_bos
+        if special and bos is not None:
             return [row[text.startswith(bos) :] for row, text in zip(rows, texts, strict=True)]
         return rows
 
@@ -208,7 +210,7 @@ class Tokenizer:
         as in transformers, which does not do so for BPE.
         """
         text = self._decode(ids, skip_special)
-        return without_spaces(text) if self._cleans_spaces else text
+        return without_spaces(text) if self.cleans_spaces else text
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
         with library(lambda problem: TextError(f"this tokenizer cannot decode the ids: {problem}")):
