@@ -13,16 +13,21 @@ from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
+    from triptych.probe.reductions import Statistics
     from triptych.probe.session import Session
+    from triptych.probe.size import TraceSize
     from triptych.probe.trace import Trace
 
 __all__ = [
-    "Edit", "Edits", "Plan", "Read", "Reads", "Session", "Site", "Trace", "Where", "add", "put", "sites", "zero",
+    "Edit", "Edits", "Plan", "Read", "Reads", "Session", "Site", "Statistics", "Trace", "TraceSize", "Where",
+    "add", "put", "sites", "zero",
 ]  # fmt: skip
 
 _NAMES = {
     "session": ("Session",),
     "trace": ("Trace",),
+    "reductions": ("Statistics",),
+    "size": ("TraceSize",),
     "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
