@@ -45,9 +45,9 @@ def test_one_read_and_one_edit_need_no_list(model: Model) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"read": Read(STREAM, at=-1)}, "count from 0, so the last token of a row is at=len"),
-        ({"read": Read(STREAM, at=[0, -1])}, "count from 0"),
-        ({"read": Read(STREAM, at=slice(-2, None))}, "count from 0"),
+        ({"edit": zero(STREAM, at=-1)}, "count from 0, so the last token of a row is at=len"),
+        ({"edit": zero(STREAM, at=[0, -1])}, "count from 0"),
+        ({"edit": zero(STREAM, at=slice(-2, None))}, "count from 0"),
         ({"edit": zero(STREAM, at=slice(3, None, 0))}, "step of a slice"),
         ({"edit": zero(STREAM, items=-1)}, "rows count from 0"),
         ({"read": Read(PATTERN, heads=-1)}, "heads 0..5"),

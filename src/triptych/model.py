@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,8 @@ from triptych.media import audio
 from triptych.nn import Row
 from triptych.other_libraries import NamesOfOthers, answers_arguments, of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
+from triptych.probe.sites import Selection
+from triptych.probe.size import TraceSize, check_size, limit_of, shared_sites, trace_size
 from triptych.quantize import packing_for
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
@@ -124,24 +127,66 @@ class Model(metaclass=NamesOfOthers):
         *,
         read: Reads = (),
         edit: Edits = (),
-        max_bytes: int = 1 << 30,
+        grad: bool = False,
+        max_bytes: int | None = None,
         allow_null: bool = False,
     ) -> Trace:
         """One uncached pass that keeps what `read` names and applies `edit`; the logits are in `.logits`.
 
-        Raises ProbeError for unknown sites, reads of more than `max_bytes`, reads that never fired and, unless
-        `allow_null`, edits that changed nothing.
+        With `grad` every read keeps its place in the autograd graph, as `Read(grad=True)`.  `trace_size` says before
+        how many bytes the reads will keep; more than `max_bytes`, by default half of the free memory, are refused.
+
+        Raises ProbeError for unknown sites, reads of more than that, reads that never fired and, unless `allow_null`,
+        edits that changed nothing.
         """
-        plan = Plan.of(self.spec, read, edit)
-        first = self.source(rows)
-        second = None if target is None else self.ids(target, target=True)
-        read_from = [self.module.length(row) for row in first]
-        lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
-        plan.check_bytes(lengths, sources, max_bytes)
+        plan, first, second = Plan.of(self.spec, read, edit, grad=grad), *self._both(rows, target)
+        limit = limit_of(max_bytes)
+        check_size(self._size(plan, first, second, limit), limit, max_bytes)
         session = Session(plan, allow_null=allow_null)
+        session.trace.read_rows(rows, first, second)
         with torch.set_grad_enabled(plan.wants_grad):
             session.trace.logits = self._forward(first, second, None, None, session.taps)
         return session.close()
+
+    def trace_size(
+        self, rows: Texts, target: Texts | None = None, *, read: Reads, new_tokens: int | None = None
+    ) -> TraceSize:
+        """The bytes that `trace` will keep, by site and in all, without running anything: `print` shows them.
+
+        With `new_tokens` those of `generate`, which keeps at most as many.  Raises ProbeError as `trace`.
+        """
+        plan, first, second = Plan.of(self.spec, read), *self._both(rows, target)
+        return self._size(plan, first, second, -1, new_tokens)
+
+    def statistics(
+        self,
+        rows: Texts,
+        target: Texts | None = None,
+        *,
+        site: str = "*.pattern",
+        layers: Selection = None,
+        heads: Selection = None,
+        at: Selection = None,
+        items: Selection = None,
+        top: int = 4,
+        delimiters: Sequence[str | int] | None = None,
+        documents: Sequence[Sequence[int]] | None = None,
+        edit: Edits = (),
+        max_bytes: int | None = None,
+    ) -> Trace:
+        """Statistics of each head and query in memory that grows with the length alone: `.statistics(site)` of the
+        result gives, for each row, entropy, effective keys, mean distance, the weight on the first and the previous
+        token, the `top` keys, and what each key received (`triptych.attention.AttentionStatistics`).
+
+        `delimiters` are tokens, as ids or as text (spaces around it do not count), whose weight is summed, and
+        `documents` a label of each token of each row, for the weight on tokens of the query's own; a model with both
+        stacks takes neither labels for its source nor for cross-attention.  Raises ProbeError as `trace`.
+        """
+        reads = tasks.statistics_reads(
+            self.inputs, site, layers, self._both(rows, target), top=top, delimiters=delimiters, documents=documents
+        )
+        reads = [replace(read, items=items, at=at, heads=heads) for read in reads]
+        return self.trace(rows, target, read=reads, edit=edit, max_bytes=max_bytes)
 
     @answers_arguments
     def generate(
@@ -164,7 +209,7 @@ class Model(metaclass=NamesOfOthers):
         logprobs: int | None = None,
         read: Reads = (),
         edit: Edits = (),
-        max_bytes: int = 1 << 30,
+        max_bytes: int | None = None,
         allow_null: bool = False,
         max_rows: int = running.MAX_ROWS,
         draft: Model | str | None = None,
@@ -214,7 +259,8 @@ class Model(metaclass=NamesOfOthers):
         )  # fmt: skip
         sources = [self.module.length(request.source) for request in requests if request.source is not None]
         lengths = [len(request.prompt) + max_new_tokens for request in requests]
-        plan.check_bytes(lengths, sources, max_bytes, new=max_new_tokens)
+        size = trace_size(plan, lengths, sources, self.module.dtype.itemsize, new=max_new_tokens)
+        check_size(size, limit_of(max_bytes), max_bytes)
         if beams:
             return running.search(
                 running.Engine(
@@ -420,6 +466,24 @@ class Model(metaclass=NamesOfOthers):
             out = self.module.logits(nn.Batch(inputs=ids, rows=where_target, source=(inputs, where), taps=taps))
             where = where_target
         return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
+
+    def _both(self, rows: Texts, target: Texts | None) -> tuple[Sequence[Row], list[list[int]] | None]:
+        """What the model reads, and the decoder's rows beside a source."""
+        return self.source(rows), None if target is None else self.ids(target, target=True)
+
+    def _size(
+        self, plan: Plan, first: Sequence[Row], second: list[list[int]] | None, limit: int, new: int | None = None
+    ) -> TraceSize:  # fmt: skip
+        """What the reads keep at most; where that is more than `limit`, what they keep with shared values once."""
+        read_from = [self.module.length(row) for row in first]
+        lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
+        if new is not None and second is None and self.spec.layout == "encoder-decoder":
+            lengths, sources = [1] * len(read_from), read_from
+        if new is not None:
+            lengths = [length + new for length in lengths]
+        sizes = partial(trace_size, plan, lengths, sources, self.module.dtype.itemsize, new=new)
+        size = sizes()
+        return size if new is not None or size.total <= limit else sizes(shared=shared_sites(self.module))
 
     def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:
         return self.inputs.words.decode if stop else None

@@ -28,7 +28,9 @@ from triptych.attention.row_plan import (
     attend_rows,
     plan_rows,
 )
+from triptych.attention.row_scores import RowScores
 from triptych.attention.rows import Rows
+from triptych.attention.statistics import AttentionStatistics, KeyLabels, attention_statistics, pattern_statistics
 from triptych.attention.store import CachedLayer
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "AdditiveOver",
     "AttendPlan",
     "AttentionRequest",
+    "AttentionStatistics",
     "Cache",
     "CacheStep",
     "CachedLayer",
@@ -50,12 +53,14 @@ __all__ = [
     "Heads",
     "Hook",
     "KVCache",
+    "KeyLabels",
     "KeyLayout",
     "KeyStep",
     "Mechanism",
     "NullCache",
     "RowHook",
     "RowPlan",
+    "RowScores",
     "Rows",
     "ScoreBias",
     "SlotKeys",
@@ -68,10 +73,12 @@ __all__ = [
     "attention_factor",
     "attention_pattern",
     "attention_scores",
+    "attention_statistics",
     "disentangled_bias",
     "distance_row",
     "inverse_frequencies",
     "linear",
+    "pattern_statistics",
     "plan_rows",
     "prepare",
     "rope_angles",

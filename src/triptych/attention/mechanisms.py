@@ -21,7 +21,17 @@ from triptych.spec.masks import Causal, Points
 @runtime_checkable
 class Mechanism(Protocol):
     """How queries score keys: prepares a runner for a request, and runs it under a hook that is shown its scores and
-    pattern."""
+    pattern.
+
+    raw_scores        `[h, n, s]` of queries [h, n, K] and keys [g, s, K], scaled, before softcap, bias and mask; head i
+                      reads group i · g // h.  They may lie in `room`, which has at least so many numbers.
+    width_of_scores   numbers that one raw score takes while it is computed.
+    """
+
+    @property
+    def width_of_scores(self) -> int: ...
+
+    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor: ...
 
     def plan(self, request: AttentionRequest) -> Runner: ...
 
@@ -33,6 +43,15 @@ CHUNK = 64  # tokens whose pairs linear attention forms at once
 
 class DotProduct:
     """Scaled dot products on the fastest kernel that serves them; by the definition under a hook."""
+
+    width_of_scores = 1
+
+    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
+        """The heads of a group stand side by side as queries, so that no key is repeated."""
+        together = (q * scale).reshape(len(k), -1, q.shape[-1])
+        size = together.shape[0] * together.shape[1] * k.shape[1]
+        out = torch.bmm(together, k.mT, out=room[:size].view(*together.shape[:2], -1))
+        return out.view(*q.shape[:2], -1)
 
     def plan(self, request: AttentionRequest) -> Runner:
         return dispatch.choose(request).plan(request)
@@ -46,6 +65,14 @@ class AdditiveOver:
     """Additive scores `weight · tanh(q + k)` of queries and keys projected to width A already; ask for `scale=1.0`."""
 
     weight: Tensor
+
+    @property
+    def width_of_scores(self) -> int:
+        return len(self.weight)
+
+    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
+        k = k.repeat_interleave(len(q) // len(k), dim=0)
+        return torch.tanh(q[:, :, None] + k[:, None]) @ (self.weight.to(q.dtype) * scale)
 
     def plan(self, request: AttentionRequest) -> Runner:
         return partial(self._run, request, None)
@@ -65,6 +92,11 @@ class AdditiveOver:
 
 class LinearKernelized:
     """Linear attention."""
+
+    width_of_scores = 1
+
+    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
+        raise InputError("linear attention: it has no scores and no pattern to read or edit")
 
     def plan(self, request: AttentionRequest) -> Runner:
         reasons = linear_cannot(request)

@@ -10,7 +10,7 @@ run grouped by shape.  A row's output does not depend on the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
 from typing import Protocol, runtime_checkable
@@ -152,7 +152,7 @@ class RowPlan:
         column is its position (in a flat batch, its place)."""
         outs = []
         for row, own in enumerate(self.rows.split(q)):
-            keys, values, k_pos = _keys_of(self.keys, k, v, row, self.rows.ends[row])
+            keys, values, k_pos = keys_of(self.keys, k, v, row, self.rows.ends[row])
             request, placed = self._request(row, keys.shape[2], k_pos)
             batched = own.transpose(0, 1)[None]
             bias = placed if content is None or placed is None else content(batched, keys, placed)
@@ -164,16 +164,11 @@ class RowPlan:
             outs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outs)
 
-    @cached_property
-    def without_values(self) -> RowPlan:
-        """The same plan for scores and patterns alone: values have no width, and nothing is dropped out."""
-        return replace(self, heads=replace(self.heads, dropout=0.0, value_width=0))
-
     def _request(self, row: int, keys: int, k_pos: Tensor | None) -> tuple[AttentionRequest, Tensor | None]:
         """What one row asks for by itself, and its bias, the same in all layers of the plan; `keys` and `k_pos` follow
         from the layout of the keys."""
         if row not in self._requests:
-            placing = Placing(self.rows.take([row]), self.rows.lengths[row], keys, k_pos, self._documents(row))
+            placing = Placing(self.rows.take([row]), self.rows.lengths[row], keys, k_pos, self.documents(row))
             mask = mask_lowering.for_rows(self.mask, [row])
             self._requests[row] = placing.request(mask, self.heads, self.bias)
         return self._requests[row]
@@ -182,7 +177,8 @@ class RowPlan:
     def _requests(self) -> dict[int, tuple[AttentionRequest, Tensor | None]]:
         return {}
 
-    def _documents(self, row: int) -> Tensor | None:
+    def documents(self, row: int) -> Tensor | None:
+        """[1, T], the document of each token of a row."""
         documents = self.rows.documents
         return None if documents is None else self.rows.split(documents)[row][None]
 
@@ -326,7 +322,7 @@ def _alike(rows: Rows, mask: Mask) -> list[int]:
     return list(rows.lengths)
 
 
-def _keys_of(layout: KeyLayout, k: Tensor, v: Tensor, row: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def keys_of(layout: KeyLayout, k: Tensor, v: Tensor, row: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """One row's keys `[1, G, S, K]`, values and positions.  A ring of slots is laid out by position again."""
     if isinstance(layout, FlatKeys):
         rows = layout.rows

@@ -42,6 +42,18 @@ class Input(Structure):
     )
 
 
+class ScoreTile(Structure):
+    """`struct score_tile` of statistics.c."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("heads", "queries", "keys", "top", "base")),
+        *((name, c_int64) for name in ("stride", "row")),
+        *((name, c_void_p) for name in ("scores", "scale", "sinks", "q_pos", "k_pos", "delimiters", "q_doc", "k_doc")),
+        *((name, c_void_p) for name in ("entropy", "distance", "first", "previous", "on_delimiters", "on_document")),
+        *((name, c_void_p) for name in ("top_weights", "received", "top_keys")),
+    )
+
+
 class Library:
     """The loaded library.  `functions` are those of matmul.h, under their names there."""
 
@@ -120,6 +132,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
         "select_kernels": (c_int, (c_int,)),
         "select_bf16": (c_int, (c_int,)),
+        "score_statistics": (c_int, (POINTER(ScoreTile), c_int32)),
     }
     for name, (result, arguments) in types.items():
         function = getattr(functions, name)

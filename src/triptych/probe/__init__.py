@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from triptych.probe.patching import PatchGrid, patch
     from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
+    from triptych.probe.reductions import Statistics
     from triptych.probe.session import Session
+    from triptych.probe.size import TraceSize
     from triptych.probe.steering import steer
     from triptych.probe.trace import Trace
 
 __all__ = [
     "AblatedUnit", "Ablations", "Edit", "Edits", "Lens", "LogitAttribution", "Metric", "PatchGrid", "Plan", "Read",
-    "Reads", "Session", "Site", "Trace", "Where", "ablate", "add", "attribute_logit", "lens", "patch", "path_patch",
-    "put", "rollout", "sites", "steer", "value_weighted", "zero",
+    "Reads", "Session", "Site", "Statistics", "Trace", "TraceSize", "Where", "ablate", "add", "attribute_logit", "lens",
+    "patch", "path_patch", "put", "rollout", "sites", "steer", "value_weighted", "zero",
 ]  # fmt: skip
 
 _NAMES = {
@@ -41,6 +43,8 @@ _NAMES = {
     "steering": ("steer",),
     "session": ("Session",),
     "trace": ("Trace",),
+    "reductions": ("Statistics",),
+    "size": ("TraceSize",),
     "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}

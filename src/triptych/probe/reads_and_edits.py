@@ -15,12 +15,12 @@ from inspect import signature
 import torch
 from torch import Tensor
 
-from triptych.errors import ProbeError, shown
+from triptych.checkpoints.load_weights import compute_dtype
+from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.content import digest
-from triptych.probe.sites import MATRIX_SITES, Site, match, sites
+from triptych.probe.reductions import Reduction, Statistics, check_reduction
+from triptych.probe.sites import MATRIX_SITES, Selection, Site, in_layers, match, sites
 from triptych.spec.model import ModelSpec
-
-Selection = int | slice | Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,15 @@ class Where:
 class Read:
     """Keep what passes at `site` (a name or a glob).
 
-    `items` selects rows of the batch, `at` absolute positions (of the queries, for scores and pattern), `heads` heads;
-    None is all of them.  With `grad` the trace holds the tensor that the forward itself goes on with, so that `.grad`
-    is filled by a backward pass and `torch.autograd.grad` finds it; at scores and pattern that layer then runs the
-    reference.
+    `items` selects rows of the batch, `at` absolute positions (of the queries, for scores and pattern), `heads` heads
+    and `layers` blocks among those that the glob names; None is all of them.  Negative positions and layers count from
+    the end; positions do so in `trace` alone, since a generation does not know where a row will end.
+
+    dtype    what the values are kept as, "bf16" for example; by default as they are.
+    reduce   what is kept in their place, in fp32 or better: "mean" over the chosen positions (`[1, ...]`, `[h, 1, S]`),
+             "norm" of each vector (without its last dimension), "mean_heads" (1 head), or `Statistics()` of a pattern.
+    grad     the trace holds the tensor that the forward itself goes on with, so that `.grad` is filled by a backward
+             pass and `torch.autograd.grad` finds it; at scores and pattern that layer then runs the reference.
     """
 
     site: str
@@ -48,6 +53,9 @@ class Read:
     at: Selection = None
     heads: Selection = None
     grad: bool = False
+    layers: Selection = None
+    dtype: torch.dtype | str | None = None
+    reduce: Reduction = None
 
 
 @dataclass(frozen=True)
@@ -138,19 +146,25 @@ class Plan:
     edits: dict[str, list[Edit]]
 
     @staticmethod
-    def of(model: ModelSpec, read: Reads = (), edit: Edits = ()) -> Plan:
-        """Resolve names and globs; one read or one edit may be given without a list.
+    def of(model: ModelSpec, read: Reads = (), edit: Edits = (), *, grad: bool = False) -> Plan:
+        """Resolve names and globs; one read or one edit may be given without a list.  With `grad` every read has it.
 
-        Raises ProbeError for a site that is not there, heads it does not have, positions below 0, and a vector of
-        `add` or `put` that is as wide as no site it is for.
+        Raises ProbeError for a site that is not there, heads and layers it does not have, positions below 0 of an edit,
+        a dtype or a reduction that cannot be served, and a vector of `add` or `put` that is as wide as no site it is
+        for.
         """
         known = sites(model)
         reads: dict[str, list[Read]] = {}
         edits: dict[str, list[Edit]] = {}
         for wanted in _reads(read):
-            for site in match(wanted.site, model, known):
-                items, at, heads = _selection(site, wanted)
-                one = replace(wanted, site=site.name, items=items, at=at, heads=heads)
+            dtype = _dtype(wanted)
+            for site in in_layers(match(wanted.site, model, known), wanted.layers, wanted.site):
+                items, at, heads = _selection(site, wanted, from_end=True)
+                one = replace(
+                    wanted, site=site.name, items=items, at=at, heads=heads, dtype=dtype, grad=wanted.grad or grad,
+                    layers=None,
+                )  # fmt: skip
+                _check_kept(site, one)
                 reads.setdefault(site.name, []).append(one)
         for change in _edits(edit):
             for site in match(change.site, model, known):
@@ -164,38 +178,11 @@ class Plan:
         """Whether a read keeps its tensor in the autograd graph."""
         return any(read.grad for reads in self.reads.values() for read in reads)
 
-    def nbytes(
-        self, lengths: Sequence[int], sources: Sequence[int] = (), itemsize: int = 4, *, new: int | None = None
-    ) -> int:
-        """Bytes the reads will keep for decoder (or only) rows of these final lengths and source rows of those.
-
-        In a generation of `new` tokens a row, logits exist for that many positions only.
-        """
-        total = 0
-        for name, reads in self.reads.items():
-            site = self.sites[name]
-            of_encoder = name.startswith("encoder.") or site.of_source
-            rows = sources if of_encoder else lengths
-            for read in reads:
-                heads = _count(read.heads, site.heads or 1) / (site.heads or 1)
-                for item in _chosen(read.items, len(rows)):
-                    keys = (sources if ".cross." in name else rows)[item] if site.per_key else 1
-                    positions = _count(read.at, rows[item])
-                    if name == "logits" and new is not None:
-                        positions = min(positions, new)
-                    total += round(positions * keys * site.width * heads) * itemsize
-        return total
-
-    def check_bytes(
-        self, lengths: Sequence[int], sources: Sequence[int], max_bytes: int, *, new: int | None = None
-    ) -> None:
-        """Raise ProbeError when the reads would keep more than `max_bytes` bytes, saying how to read less."""
-        nbytes = self.nbytes(lengths, sources, new=new)
-        if nbytes > max_bytes:
-            raise ProbeError(
-                f"the reads would keep {nbytes:,} bytes, over max_bytes={max_bytes:,}; choose at=, heads= or items=, "
-                "or fewer sites, or raise max_bytes"
-            )
+    @cached_property
+    def from_end(self) -> bool:
+        """Whether a read counts positions from the end of its row."""
+        every = (read.at for reads in self.reads.values() for read in reads)
+        return any(min(_numbers_of(at), default=0) < 0 for at in every)
 
     @cached_property
     def provenance(self) -> str:
@@ -213,16 +200,33 @@ class Plan:
 
 
 def select(at: Selection, positions: Sequence[int]) -> list[int]:
-    """Indices into `positions` (absolute, ascending) that `at` chooses."""
+    """Indices into `positions` (absolute, ascending) that `at` chooses; what is negative counts from behind the last
+    of them."""
     if at is None:
         return list(range(len(positions)))
+    if positions and min(_numbers_of(at), default=0) < 0:
+        at = _from_start(at, positions[-1] + 1)
     if isinstance(at, int):
         return [i for i, position in enumerate(positions) if position == at]
     if isinstance(at, slice):
         chosen = range(at.start or 0, at.stop if at.stop is not None else 1 << 62, at.step or 1)
         return [i for i, position in enumerate(positions) if position in chosen]
-    wanted = set(at)
+    wanted = set(_numbers_of(at))
     return [i for i, position in enumerate(positions) if position in wanted]
+
+
+def _numbers_of(at: Selection) -> list[int]:
+    if isinstance(at, slice):
+        return [number for number in (at.start, at.stop) if number is not None]
+    return [] if at is None else [at] if isinstance(at, int) else list(at)
+
+
+def _from_start(at: Selection, end: int) -> Selection:
+    """The same with negative numbers counted from `end`; one before 0 chooses nothing, or begins a slice at 0."""
+    if isinstance(at, slice):
+        start, stop = (x if x is None or x >= 0 else max(0, x + end) for x in (at.start, at.stop))
+        return slice(start, stop, at.step)
+    return tuple(x if x >= 0 or x + end < 0 else x + end for x in _numbers_of(at))
 
 
 def matrix(site: str) -> bool:
@@ -246,7 +250,25 @@ def _edits(edit: Edits) -> Sequence[Edit]:
     return every
 
 
-def _selection(site: Site, chosen: Read | Edit) -> tuple[Selection, Selection, Selection]:
+def _dtype(read: Read) -> torch.dtype | None:
+    """Raises ProbeError for a dtype that is none of floating point."""
+    try:
+        return None if read.dtype is None else compute_dtype(read.dtype)
+    except InputError as error:
+        raise ProbeError(f"the read at {read.site}: {error}") from None
+
+
+def _check_kept(site: Site, read: Read) -> None:
+    """Raise ProbeError for a reduction that the site cannot serve, and for a gradient of what is not kept as it is."""
+    check_reduction(site, read.reduce)
+    if read.grad and (read.dtype is not None or read.reduce is not None):
+        what = "dtype=" if read.dtype is not None else "reduce="
+        raise ProbeError(f"{site.name}: grad=True keeps the tensor that the forward goes on with; leave {what} out")
+    if isinstance(read.reduce, Statistics) and read.dtype is not None:
+        raise ProbeError(f"{site.name}: statistics are kept in fp32; leave dtype= out")
+
+
+def _selection(site: Site, chosen: Read | Edit, *, from_end: bool = False) -> tuple[Selection, Selection, Selection]:
     """The items, positions and heads of a read or an edit at one site, checked."""
     if chosen.heads is not None and site.heads is None:
         raise ProbeError(f"{site.name} has no heads; leave heads= out")
@@ -256,13 +278,18 @@ def _selection(site: Site, chosen: Read | Edit) -> tuple[Selection, Selection, S
         if head >= (site.heads or 1):
             raise ProbeError(f"{range_of_heads}, not {head}")
     last = "positions are absolute and count from 0, so the last token of a row is at=len(ids) - 1"
-    return _indices(chosen.items, "items", "rows count from 0"), _indices(chosen.at, "at", last), heads
+    at = _indices(chosen.at, "at", None if from_end else last)
+    return _indices(chosen.items, "items", "rows count from 0"), at, heads
 
 
-def _indices(at: Selection, what: str, hint: str) -> Selection:
-    """`at` with plain integers.  Raises ProbeError for anything else, and for numbers below 0."""
+def _indices(at: Selection, what: str, hint: str | None) -> Selection:
+    """`at` with plain integers.  Raises ProbeError for anything else, and with this hint for numbers below 0."""
     if at is None:
         return None
+    if isinstance(at, bool) or (isinstance(at, Sequence) and any(isinstance(i, bool) for i in at)):
+        raise ProbeError(f"{what}={shown(at)} must be an integer, a slice or a list of integers")
+    if isinstance(at, Sequence) and not at:
+        raise ProbeError(f"{what}={shown(at)} chooses nothing; leave it out to choose all")
     parts = [at.start or 0, at.stop or 0, 1 if at.step is None else at.step] if isinstance(at, slice) else at
     try:
         numbers = [operator.index(i) for i in parts] if isinstance(parts, Sequence) else [operator.index(parts)]
@@ -270,7 +297,7 @@ def _indices(at: Selection, what: str, hint: str) -> Selection:
         raise ProbeError(f"{what}={shown(at)} must be an integer, a slice or a list of integers") from None
     if isinstance(at, slice) and numbers[2] < 1:
         raise ProbeError(f"{what}={shown(at)}: the step of a slice must be 1 or more")
-    if min(numbers, default=0) < 0:
+    if hint is not None and min(numbers, default=0) < 0:
         raise ProbeError(f"{what}={shown(at)}: {hint}")
     if isinstance(at, slice):
         return slice(numbers[0], None if at.stop is None else numbers[1], numbers[2])
@@ -297,11 +324,3 @@ def _broadcast(new: Tensor, value: Tensor, site: str) -> Tensor:
             f"the edit at {site}: its value has shape {tuple(new.shape)}, which does not broadcast to the chosen "
             f"places {tuple(value.shape)}"
         ) from None
-
-
-def _chosen(at: Selection, n: int) -> list[int]:
-    return select(at, range(n))
-
-
-def _count(at: Selection, n: int) -> int:
-    return len(_chosen(at, n))

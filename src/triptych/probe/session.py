@@ -1,6 +1,6 @@
 """The taps that read and edit, passed to one forward or to all steps of one generation.
 
-Reading never changes a bit: a value is copied as it passes, and scores and pattern are computed again beside the
+Reading never changes a bit: a value is kept as it passes, and scores and pattern are computed again beside the
 fused kernel from the same q and keys.  Editing scores or pattern, or reading them with `grad`, sends that layer, and no
 other, through `attend_reference`.
 """
@@ -11,12 +11,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
+from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows, pattern_statistics
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
-from triptych.probe.reads_and_edits import Edit, Plan, Read, Selection, Where, matrix, select
-from triptych.probe.trace import Trace
+from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix, select
+from triptych.probe.reductions import Statistics, reduced
+from triptych.probe.score_reads import Attended, read_scores
+from triptych.probe.sites import Selection
+from triptych.probe.trace import How, Trace
 
 
 class Session:
@@ -30,6 +34,7 @@ class Session:
         self.plan, self.allow_null = plan, allow_null
         self.trace = Trace()
         self.items: Sequence[int] | None = None  # of each row of the next forward its row of the batch; None: the same
+        self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
         self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
 
     @property
@@ -40,7 +45,8 @@ class Session:
         return row if self.items is None else self.items[row]
 
     def close(self) -> Trace:
-        unread = [site for site in self.plan.reads if site not in self.trace]
+        fired = {site.partition(":")[0] for site in self.trace}
+        unread = [site for site in self.plan.reads if site not in fired]
         if unread:
             raise _with_trace(
                 f"never fired: {', '.join(unread)}; nothing passed there that the read selects", self.trace
@@ -53,14 +59,23 @@ class Session:
                 )
         return self.trace
 
-    def passed(self, name: str, value: Tensor, row: int, positions: Sequence[int], *, unshared: bool = False) -> Tensor:
+    def passed(
+        self, name: str, value: Tensor, row: int, positions: Sequence[int], source: Tensor | None = None
+    ) -> Tensor:
         """One row's value at a site, `[t, ...]` or `[H, t, S]`, edited and read: what the forward goes on with.
-        A value that is `unshared`, computed for reading alone, is kept without copying it."""
+
+        `source` is the tensor of the forward that the value is a part of.  What is read of it is kept without a copy,
+        since no forward writes to a tensor that passed a site, and once for all sites that pass the same tensor.
+        """
         item = self.item(row)
-        for number, edit in enumerate(self.plan.edits.get(name, ())):
+        edits, reads = self.plan.edits.get(name, ()), self.plan.reads.get(name, ())
+        for number, edit in enumerate(edits):
             value = self._edited(name, number, edit, value, item, positions)
-        for read in self.plan.reads.get(name, ()):
-            value = self._recorded(name, read, value, item, positions, unshared)
+        for read in reads:
+            if read.grad:
+                value = self._in_graph(name, read, value, item, positions)
+            else:
+                self._recorded(name, read, value, item, positions, None if edits else source)
         return value
 
     def _edited(self, name: str, number: int, edit: Edit, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
@@ -100,25 +115,55 @@ class Session:
             )
 
     def _recorded(
-        self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int], unshared: bool
+        self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int], source: Tensor | None
+    ) -> None:
+        index = _index(name, read, value, item, positions)
+        if index is None:
+            return
+        at = tuple(positions[i] for i in index[0])
+        if isinstance(read.reduce, Statistics):  # of a pattern that is there, since it was edited
+            part = value[index[1]].detach()
+            labels = read.reduce.labels(item, at, part.shape[2], part.device)
+            where = torch.tensor(at, device=part.device)
+            self.trace.keep_statistics(
+                name, item, at, pattern_statistics(part, where, top=read.reduce.top, labels=labels)
+            )
+            return
+        how: How = "mean" if read.reduce == "mean" else "queries" if matrix(name) else "tokens"
+        known: dict[str, Tensor] = {}
+        if source is not None and how != "mean":
+            known = self.shared.setdefault(source, known)
+        key = repr((item, read.items, read.at, read.heads, read.dtype, read.reduce))
+        if key not in known:
+            known[key] = self._part(name, read, value, index[1], source)
+        self.trace.keep(name, item, at, known[key], how)
+
+    def _part(
+        self, name: str, read: Read, value: Tensor, places: tuple[Tensor | slice, ...], source: Tensor | None
     ) -> Tensor:
+        """What is kept of a value: a view of its source where all of that is, and a copy otherwise."""
+        part = value[places].detach()
+        if isinstance(read.reduce, str):
+            part = reduced(part, read.reduce, name)
+        if isinstance(read.dtype, torch.dtype):
+            part = part.to(read.dtype)
+        view = part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        return part.clone() if view and (source is None or read.items is not None) else part
+
+    def _in_graph(self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
+        """Keep a part of the value that goes on, so that gradients reach it."""
         index = _index(name, read, value, item, positions)
         if index is None:
             return value
+        if not torch.is_grad_enabled():
+            raise ProbeError(f"{name}: grad=True needs trace(); a generation has no autograd graph")
         chosen, places = index
-        part = value[places]  # a view where it is all of the value, and a copy otherwise
-        if not read.grad:
-            view = len(places) == 1 and isinstance(places[0], slice)
-            part = part.detach().clone() if view and not unshared else part.detach()
-        else:  # a part of the value that goes on, so that gradients reach it
-            if not torch.is_grad_enabled():
-                raise ProbeError(f"{name}: grad=True needs trace(); a generation has no autograd graph")
-            part = part.clone()
-            part = part if part.requires_grad else part.requires_grad_()
-            part.retain_grad()
-            value = value.index_put(_full(places, value), part)
-        self.trace.keep(name, item, tuple(positions[i] for i in chosen), part)
-        return value
+        part = value[places].clone()
+        part = part if part.requires_grad else part.requires_grad_()
+        part.retain_grad()
+        how: How = "queries" if matrix(name) else "tokens"
+        self.trace.keep(name, item, tuple(positions[i] for i in chosen), part, how)
+        return value.index_put(_full(places, value), part)
 
 
 class ProbeTaps(Taps):
@@ -140,7 +185,7 @@ class ProbeTaps(Taps):
             return value
         pieces = []
         for row, part in enumerate(_split(value, rows)):
-            pieces.append(self.session.passed(name, part, row, _positions(rows, row, part.shape[0])))
+            pieces.append(self.session.passed(name, part, row, _positions(rows, row, part.shape[0]), value))
         return torch.cat(pieces) if self._changes(name) else value
 
     def attend(
@@ -154,14 +199,15 @@ class ProbeTaps(Taps):
         def hook(leaf: str, value: Tensor, row: int) -> Tensor:
             """[H, T, S] of one row; a key's column is its position."""
             positions = _positions(plan.rows, row, value.shape[1])
-            return self.session.passed(self.prefix + leaf, value, row, positions, unshared=not goes_on)
+            return self.session.passed(self.prefix + leaf, value, row, positions)
 
         if goes_on:
             return plan.run_hooked(q, k, v, hook, sinks, content)
         z = plan.run(q, k, v, sinks, content)
         if any(name in self.plan.reads for name in names):
-            with torch.no_grad():  # values without width: the pattern is computed again, what it weights is not
-                plan.without_values.run_hooked(q, k, v[..., :0], hook, sinks, content)
+            items = [self.session.item(row) for row in range(len(plan.rows))]
+            layer = Attended(plan, q, k, sinks, content)
+            read_scores(layer, self.prefix, self.plan.reads, self.session.trace, items)
         return z
 
     def _changes(self, name: str) -> bool:

@@ -27,10 +27,12 @@ With two stacks every name begins with `encoder.` or `decoder.`, except `logits`
 from __future__ import annotations
 
 import fnmatch
+import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.errors import ProbeError, nearest
+from triptych.errors import ProbeError, nearest, shown
 from triptych.spec.model import ModelSpec
 from triptych.spec.parts import (
     AttentionSpec,
@@ -46,6 +48,7 @@ from triptych.spec.parts import (
 
 CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
+Selection = int | slice | Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,12 @@ class Site:
     heads: int | None = None
     per_key: bool = False
     of_source: bool = False  # one vector a source token: keys and values of cross-attention
+
+    @property
+    def layer(self) -> int | None:
+        """The number of its block in its stack."""
+        block = re.search(r"(?:^|\.)blocks\.(\d+)\.", self.name)
+        return None if block is None else int(block[1])
 
     @property
     def leaf(self) -> str:
@@ -83,6 +92,32 @@ def match(pattern: str, model: ModelSpec, known: dict[str, Site]) -> list[Site]:
     if not matches:
         raise ProbeError(f"no site {pattern!r} in this {model.family} model{_hint(pattern, model, known)}")
     return matches
+
+
+def in_layers(found: list[Site], layers: Selection, pattern: str) -> list[Site]:
+    """Those of the sites that lie in some layers, which count from the end where they are negative.
+
+    Raises ProbeError for layers that none of the sites is in.
+    """
+    if layers is None:
+        return found
+    numbers = [site.layer for site in found if site.layer is not None]
+    if not numbers:
+        raise ProbeError(f"layers={shown(layers)}: {pattern!r} names no site of a block; leave layers= out")
+    count = max(numbers) + 1
+    try:
+        every = range(count)[layers] if isinstance(layers, slice) else layers
+        chosen = [operator.index(i) for i in (every if isinstance(every, Sequence) else [every])]
+    except (TypeError, ValueError):
+        raise ProbeError(f"layers={shown(layers)} must be an integer, a slice or a list of integers") from None
+    wrong = [i for i in chosen if not -count <= i < count]
+    if wrong or not chosen:
+        raise ProbeError(f"layers={shown(layers)}: {pattern!r} names sites of layers 0 to {count - 1}")
+    wanted = {i % count for i in chosen}
+    inside = [site for site in found if site.layer in wanted]
+    if not inside:
+        raise ProbeError(f"layers={shown(layers)}: none of the sites that {pattern!r} names lies in them")
+    return inside
 
 
 def _hint(pattern: str, model: ModelSpec, known: dict[str, Site]) -> str:

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from triptych.attention import AttentionStatistics
 from triptych.errors import ProbeError, nearest
 from triptych.probe.sites import CONTEXT_SITES
 
+How = Literal["tokens", "queries", "sum", "mean"]
 SHOWN = 24  # sites that `repr` lists
 
 
 @dataclass
 class Record:
-    """One row's pieces at one site, in the order in which they were read."""
+    """One row's pieces at one site, in the order in which they were read.
 
+    how   what a piece is: "tokens" `[t, ...]`, "queries" `[h, t, ...]`, or the "sum" or "mean" of what was read so far,
+          whose last dimension grows with the keys in a generation; of a mean the pieces hold the sum.
+    """
+
+    how: How = "tokens"
     positions: list[tuple[int, ...]] = field(default_factory=list)  # queries' absolute positions of each piece
     pieces: list[Tensor] = field(default_factory=list)
 
+    def add(self, positions: tuple[int, ...], value: Tensor) -> None:
+        self.positions.append(positions)
+        if self.how in ("tokens", "queries") or not self.pieces:
+            self.pieces.append(value)
+            return
+        before = self.pieces[0]
+        self.pieces[0] = pad(before, (0, value.shape[-1] - before.shape[-1])) + value
+
     def joined(self, leaf: str) -> Tensor:
+        if self.how == "mean":
+            return self.pieces[0] / len(self.at())
         if len(self.pieces) == 1 and not self.pieces[0].is_inference():
             return self.pieces[0]  # itself: a tensor read with its gradient
-        if leaf in ("scores", "pattern"):  # [h, t, S] with S growing from step to step
-            longest = max(piece.shape[-1] for piece in self.pieces)
-            fill = float("-inf") if leaf == "scores" else 0.0
-            pad = torch.nn.functional.pad
-            return torch.cat([pad(p, (0, longest - p.shape[-1]), value=fill) for p in self.pieces], dim=1)
-        return torch.cat(self.pieces)
+        if self.how != "queries":
+            return torch.cat(self.pieces)
+        if self.pieces[0].dim() == 2:
+            return torch.cat(self.pieces, dim=1)
+        longest = max(piece.shape[-1] for piece in self.pieces)  # [h, t, S] with S growing from step to step
+        fill = float("-inf") if leaf == "scores" else 0.0
+        return torch.cat([pad(p, (0, longest - p.shape[-1]), value=fill) for p in self.pieces], dim=1)
 
     def at(self) -> tuple[int, ...]:
         return tuple(p for piece in self.positions for p in piece)
@@ -48,15 +69,70 @@ class Trace:
         self.records: dict[str, dict[int, Record]] = {}
         self.logits: list[Tensor] = []
         self.fired: dict[str, int] = {}  # site -> how often an edit changed something there
+        self.texts: list[str] = []  # what was read, where it was text, and the ids
+        self.tokens: list[list[int]] = []
+        self.targets: list[list[int]] = []  # the decoder's rows beside a source
 
-    def keep(self, site: str, item: int, positions: tuple[int, ...], value: Tensor) -> None:
-        """Add what row `item` had at `site`.  `k_ctx` and `v_ctx` hold the whole context each time: the last counts."""
-        record = self.records.setdefault(site, {}).setdefault(item, Record())
+    def read_rows(self, rows: object, ids: Sequence[object], targets: Sequence[Sequence[int]] | None) -> None:
+        """Note what a forward reads: texts, where they are, ids, and the decoder's rows beside a source."""
+        if isinstance(rows, Sequence):
+            self.texts = [row for row in rows if isinstance(row, str)]
+        self.tokens = [list(row) for row in ids if isinstance(row, list)]
+        self.targets = [list(row) for row in targets or ()]
+
+    def keep(self, site: str, item: int, positions: tuple[int, ...], value: Tensor, how: How = "tokens") -> None:
+        """Add what row `item` had at `site`, as `Record` says.  `k_ctx` and `v_ctx` hold the whole context each time:
+        the last counts."""
+        record = self.records.setdefault(site, {}).setdefault(item, Record(how))
         if site.rpartition(".")[2] in CONTEXT_SITES:
             record.positions.clear()
             record.pieces.clear()
-        record.positions.append(positions)
-        record.pieces.append(value)
+        record.add(positions, value)
+
+    def keep_statistics(self, site: str, item: int, positions: tuple[int, ...], found: AttentionStatistics) -> None:
+        """Each measure under a name of its own, `blocks.0.attn.pattern:entropy` for example."""
+        for name, value in found.items():
+            self.keep(f"{site}:{name}", item, positions, value, "sum" if name == "received" else "queries")
+
+    def statistics(self, site: str) -> list[AttentionStatistics]:
+        """Of each row, at a pattern that was read with `reduce=Statistics()`.  Raises ProbeError for any other."""
+        names = [name for name in self.records if name.startswith(f"{site}:")]
+        if not names:
+            read = {name.partition(":")[0] for name in self.records if ":" in name}
+            raise ProbeError(f"no statistics were read at {site!r}{nearest(site, read)}")
+        columns = [self[name] for name in names]
+        measures = [name.rpartition(":")[2] for name in names]
+        return [AttentionStatistics(**dict(zip(measures, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    def gradients(self, site: str) -> list[Tensor]:
+        """What `backward()` of a number computed from the logits left at a site that was read with `grad=True`.
+
+        Raises ProbeError where there was no such read, or no backward pass.
+        """
+        found = [value.grad for value in self[site]]
+        if not all(value.requires_grad for value in self[site]):
+            raise ProbeError(f"{site} was read without grad=True, so it has no gradient")
+        if any(grad is None for grad in found):
+            raise ProbeError(
+                f"{site} has no gradient yet; call backward() on a number computed from trace.logits that depends on it"
+            )
+        return [grad for grad in found if grad is not None]
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all: the values, logits, positions, and what was read.
+
+        Raises CheckpointError where it cannot be written.
+        """
+        from triptych.probe.trace_file import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Trace:
+        """What `save` wrote.  Raises CheckpointError for a file that is damaged or holds something else."""
+        from triptych.probe.trace_file import load
+
+        return load(path)
 
     def forget(self, item: int) -> None:
         """Drop what row `item` had, its logits excepted: it is about to be computed again from its first token."""
@@ -104,9 +180,10 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors in it."""
+        """Bytes of the tensors in it, those that several sites passed on once."""
         rows = (record for rows in self.records.values() for record in rows.values())
-        return sum(piece.nbytes for record in rows for piece in record.pieces)
+        pieces = [piece for record in rows for piece in record.pieces]
+        return sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
 
     def _rows(self, site: str) -> dict[int, Record]:
         if site not in self.records:

@@ -31,10 +31,12 @@ def generation_requests(
     """A request for each prompt, under one plan of reads and edits; `settings` are fields of `Request`.
 
     `hf` is the config of the checkpoint.  Raises InputError for prompts and rules that are none, ProbeError for a read
-    with its gradient, ConfigError for special ids in the files that are no ids.
+    with its gradient or of positions from the end, ConfigError for special ids in the files that are no ids.
     """
     if plan.wants_grad:
         raise ProbeError("grad=True needs trace(); a generation has no autograd graph")
+    if plan.from_end:
+        raise ProbeError("positions count from 0 in a generation, where the end of a row is not known; give at= >= 0")
     if inputs.spec.layout == "encoder-decoder":
         prefix = prefix or _ids_of(inputs, hf, "forced_bos_token_id")  # mBART's target language
     rows, sources = inputs.prompts(prompts, prefix)

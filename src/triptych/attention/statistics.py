@@ -1,0 +1,200 @@
+"""Statistics of attention, for each head and query, without its T x S pattern in memory.
+
+For the weights p of one query over its keys, which are those of the pattern (beside a sink they sum to less than 1):
+
+    entropy        -Σ p ln p, in nats; e to it is the effective number of keys
+    distance       Σ p · |position of the query - position of the key|
+    first          the weight of the row's first token
+    previous       the weight of the token before the query
+    delimiters     Σ p over the keys that the caller marked
+    own_document   Σ p over the keys with the query's label
+    top_keys       positions of the keys with the largest weights, -1 where fewer have any, and `top_weights`
+    received       of each key: Σ p over the queries
+
+A row is computed in pieces of some queries over all their keys (`RowScores`), so that memory grows with T alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from triptych.attention.row_scores import RowScores, ScorePiece
+from triptych.native import ScoreTile, library, usable_threads
+
+PER_QUERY = ("entropy", "distance", "first", "previous", "delimiters", "own_document")
+MOST_TOP = 32  # keys of one query that `top` may ask for
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionStatistics:
+    """Of one row: `[h, t]` each, by head and query; `[h, t, top]` for the top keys, and `[h, S]` for `received`.
+
+    `delimiters` and `own_document` are None where no keys were marked, or no labels given."""
+
+    entropy: Float[Tensor, "h t"]
+    distance: Float[Tensor, "h t"]
+    first: Float[Tensor, "h t"]
+    previous: Float[Tensor, "h t"]
+    top_keys: Int[Tensor, "h t top"]
+    top_weights: Float[Tensor, "h t top"]
+    received: Float[Tensor, "h S"]
+    delimiters: Float[Tensor, "h t"] | None = None
+    own_document: Float[Tensor, "h t"] | None = None
+
+    @property
+    def effective_keys(self) -> Float[Tensor, "h t"]:
+        """e to the entropy: n for even weights over n keys, 1 for all weight on one."""
+        return self.entropy.exp()
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """The measures that there are, by name."""
+        return ((name, value) for name, value in vars(self).items() if value is not None)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeyLabels:
+    """What a caller says of one row's tokens: which keys are delimiters, and labels of queries and keys, or neither."""
+
+    delimiters: Bool[Tensor, " S"] | None = None
+    q_document: Int[Tensor, " t"] | None = None
+    k_document: Int[Tensor, " S"] | None = None
+
+
+NO_LABELS = KeyLabels()
+
+
+@torch.no_grad()
+def attention_statistics(
+    scores: RowScores, *, top: int = 4, labels: KeyLabels = NO_LABELS, native: bool = True
+) -> AttentionStatistics:
+    """Of one row's chosen heads and queries, in fp32: exact to rounding, in O(t + S) memory beside the results.
+
+    Computed natively where the library is built, unless `native` is False; the results are the same to rounding.
+    """
+    out = _room(scores.shape, top, labels, scores.q.device)
+    kernels = library() if native and scores.q.device.type == "cpu" and scores.q.dtype != torch.float64 else None
+    for piece in scores.pieces():
+        part = {name: value[piece.heads] for name, value in out.items()}
+        sinks = None if scores.chosen_sinks is None else scores.chosen_sinks[piece.heads]
+        if kernels is None:
+            _add(part, piece, _weighed(part, piece, sinks), labels)
+        else:
+            _natively(kernels.functions.score_statistics, part, piece, sinks, labels)
+    return AttentionStatistics(**out)
+
+
+def pattern_statistics(
+    pattern: Float[Tensor, "h t S"], q_pos: Int[Tensor, " t"], *, top: int = 4, labels: KeyLabels = NO_LABELS
+) -> AttentionStatistics:
+    """The same of an explicit pattern whose columns are the keys' positions: the definition."""
+    out = _room(pattern.shape, top, labels, pattern.device)
+    pattern = pattern.float()
+    k_pos = torch.arange(pattern.shape[2], device=pattern.device)
+    out["entropy"].copy_(torch.special.entr(pattern).sum(-1))
+    _add(
+        out,
+        ScorePiece(slice(0, len(pattern)), slice(0, pattern.shape[1]), 0, 0, q_pos, k_pos, pattern),
+        pattern,
+        labels,
+    )
+    return AttentionStatistics(**out)
+
+
+def _room(shape: Sequence[int], top: int, labels: KeyLabels, device: torch.device) -> dict[str, Tensor]:
+    heads, queries, keys = shape
+    absent = {"delimiters": labels.delimiters is None, "own_document": labels.k_document is None}
+    out = {name: torch.zeros(heads, queries, device=device) for name in PER_QUERY if not absent.get(name, False)}
+    out["top_keys"] = torch.full((heads, queries, top), -1, dtype=torch.int32, device=device)
+    out["top_weights"] = torch.zeros(heads, queries, top, device=device)
+    out["received"] = torch.zeros(heads, keys, device=device)
+    return out
+
+
+def _weighed(out: Mapping[str, Tensor], piece: ScorePiece, sinks: Tensor | None) -> Tensor:
+    """The weights `[h, n, s]` of a piece, whose scores are overwritten, after taking down their entropy.
+
+    With e = exp(score - max) and Z their sum (and the sink's share), -Σ p ln p is (ln Z · Σ e - Σ e (score - max)) / Z.
+    """
+    scores = piece.scores
+    if not scores.shape[-1]:
+        return scores
+    most = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        most = torch.maximum(most, sinks.to(scores.dtype)[:, None, None])
+    most = most.masked_fill(most == -torch.inf, 0.0)
+    below = scores.sub_(most).clamp_(min=-1e30)  # finite, so that 0 · it is 0
+    weights = below.exp()
+    total = z = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        z = total + (sinks.to(scores.dtype)[:, None, None] - most).exp()
+    z = z.masked_fill(z == 0, 1.0)
+    entropy = (z.log() * total - below.mul_(weights).sum(-1, keepdim=True)) / z
+    out["entropy"][:, piece.queries] = entropy[..., 0].float()
+    return weights.div_(z)
+
+
+def _add(out: Mapping[str, Tensor], piece: ScorePiece, weights: Tensor, labels: KeyLabels) -> None:
+    """Everything but the entropy, from the weights `[h, n, s]`."""
+    at, columns, (q_pos, k_pos) = piece.queries, piece.columns, (piece.q_pos, piece.k_pos)
+    if not weights.shape[-1]:
+        return
+    sums = {"distance": (q_pos[:, None] - k_pos[None]).abs().to(weights.dtype)}  # [n, s] each
+    if labels.delimiters is not None:
+        sums["delimiters"] = labels.delimiters[columns].to(weights.dtype).expand(len(q_pos), -1)
+    if labels.q_document is not None and labels.k_document is not None:
+        sums["own_document"] = (labels.q_document[at, None] == labels.k_document[columns]).to(weights.dtype)
+    factors = torch.stack(list(sums.values()), dim=-1)  # [n, s, C]
+    for name, column in zip(sums, (weights.transpose(0, 1) @ factors).unbind(-1), strict=True):
+        out[name][:, at] = column.T.float()
+    if 0 <= -piece.base < len(k_pos):
+        out["first"][:, at] = (weights[..., -piece.base] * (k_pos[-piece.base] == 0)).float()
+    before = (q_pos - 1 - piece.base).clamp(0, len(k_pos) - 1)
+    there = (k_pos[before] == q_pos - 1) & (q_pos > 0)
+    previous = weights.gather(-1, before[None, :, None].expand(len(weights), -1, 1))[..., 0]
+    out["previous"][:, at] = (previous * there).float()
+    out["received"][:, columns] += weights.sum(1).float()
+    count = min(out["top_keys"].shape[-1], len(k_pos))
+    largest, index = weights.topk(count)
+    out["top_weights"][:, at, :count] = largest.float()
+    out["top_keys"][:, at, :count] = k_pos[index].masked_fill(largest == 0, -1).int()
+
+
+def _natively(
+    function: Callable[..., int], out: Mapping[str, Tensor], piece: ScorePiece, sinks: Tensor | None, labels: KeyLabels
+) -> None:
+    """The same by one call of statistics.c, which is given memory of the sizes that its structure says."""
+    heads, queries, keys = piece.scores.shape
+    if not keys:
+        return
+    start, top, length = piece.queries.start, out["top_keys"].shape[-1], out["entropy"].shape[1]
+    held: list[Tensor] = []  # what the call reads, alive until it is done
+
+    def read(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+        if x is None:
+            return None
+        held.append(x.to(dtype).contiguous())
+        return held[-1].data_ptr()
+
+    def write(name: str, width: int = 1, first: int = start) -> int | None:
+        return out[name].data_ptr() + 4 * width * first if name in out else None
+
+    q_doc, k_doc, marked = labels.q_document, labels.k_document, labels.delimiters
+    tile = ScoreTile(
+        heads=heads, queries=queries, keys=keys, top=top, base=piece.base, stride=length,
+        row=out["received"].shape[1], scores=read(piece.scores), scale=read(torch.empty(heads * queries)),
+        sinks=read(sinks), q_pos=read(piece.q_pos), k_pos=read(piece.k_pos),
+        delimiters=read(None if marked is None else marked[piece.columns]),
+        q_doc=read(None if q_doc is None else q_doc[piece.queries], torch.int32),
+        k_doc=read(None if k_doc is None else k_doc[piece.columns], torch.int32),
+        entropy=write("entropy"), distance=write("distance"), first=write("first"), previous=write("previous"),
+        on_delimiters=write("delimiters"), on_document=write("own_document"), top_keys=write("top_keys", top),
+        top_weights=write("top_weights", top), received=write("received", 1, piece.first),
+    )  # fmt: skip
+    if function(ctypes.byref(tile), usable_threads(torch.get_num_threads())):
+        raise AssertionError(f"more than {MOST_TOP} keys of a query")

@@ -1,0 +1,104 @@
+"""Reads of scores and patterns, which a fused kernel does not keep: computed beside it from the same queries and keys.
+
+Only chosen heads and queries are computed, some queries at a time, straight into what the trace keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.attention import ContentBias, RowPlan, RowScores, attention_statistics
+from triptych.attention.row_scores import ScorePiece
+from triptych.probe.reads_and_edits import Read, select
+from triptych.probe.reductions import Statistics
+from triptych.probe.sites import MATRIX_SITES
+from triptych.probe.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What one layer attends with: the arguments of `RowPlan.run`, without the values."""
+
+    plan: RowPlan
+    q: Tensor
+    k: Tensor
+    sinks: Tensor | None
+    content: ContentBias | None
+
+
+@torch.no_grad()
+def read_scores(layer: Attended, prefix: str, reads: dict[str, list[Read]], trace: Trace, items: list[int]) -> None:
+    """Keep in `trace` what `reads` want of the scores and pattern under `prefix`, of the rows that are `items` of the
+    batch."""
+    together: dict[str, list[Read]] = {}  # reads of one choice of heads and queries come from the same scores
+    for leaf in MATRIX_SITES:
+        for read in reads.get(prefix + leaf, ()):
+            together.setdefault(repr((read.items, read.at, read.heads)), []).append(read)
+    rows = layer.plan.rows
+    for row, item in enumerate(items):
+        positions = range(rows.past[row], rows.ends[row])
+        for chosen in together.values():
+            one = chosen[0]
+            queries = None if one.at is None else select(one.at, positions)
+            heads = None if one.heads is None else select(one.heads, range(layer.q.shape[1]))
+            if not select(one.items, [item]) or queries == [] or heads == []:
+                continue
+            scores = RowScores(layer.plan, row, layer.q, layer.k, layer.sinks, layer.content, heads, queries)
+            at = tuple(positions if queries is None else [positions[i] for i in queries])
+            _read_row(scores, chosen, trace, item, at)
+
+
+def _read_row(scores: RowScores, reads: list[Read], trace: Trace, item: int, at: tuple[int, ...]) -> None:
+    rooms = [_Room(read, scores) for read in reads if not isinstance(read.reduce, Statistics)]
+    for read in reads:
+        if isinstance(read.reduce, Statistics):
+            labels = read.reduce.labels(item, at, scores.shape[2], scores.q.device)
+            trace.keep_statistics(read.site, item, at, attention_statistics(scores, top=read.reduce.top, labels=labels))
+    if not rooms:
+        return
+    patterns = any(room.pattern for room in rooms)
+    for piece in scores.pieces():
+        weights = scores.weights(piece) if patterns else None
+        for room in rooms:
+            room.add(piece, weights if room.pattern and weights is not None else piece.scores)
+    for room in rooms:
+        trace.keep(room.read.site, item, at, room.out, "mean" if room.read.reduce == "mean" else "queries")
+
+
+class _Room:
+    """What one read keeps of one row, filled piece by piece: `[h, t, S]`, with 1 in the place of what is averaged."""
+
+    def __init__(self, read: Read, scores: RowScores) -> None:
+        heads, queries, keys = scores.shape
+        self.read, self.heads, self.pattern = read, heads, read.site.endswith("pattern")
+        self.shape = (1 if read.reduce == "mean_heads" else heads, 1 if read.reduce == "mean" else queries, keys)
+        self.dtype = read.dtype if isinstance(read.dtype, torch.dtype) and read.reduce is None else scores.precision
+        self.device = scores.q.device
+        self.made: Tensor | None = None
+
+    @property
+    def out(self) -> Tensor:
+        made = self._made()
+        return made.to(self.read.dtype) if isinstance(self.read.dtype, torch.dtype) else made
+
+    def _made(self) -> Tensor:
+        if self.made is None:
+            fill = 0.0 if self.pattern else -torch.inf
+            self.made = torch.full(self.shape, fill, dtype=self.dtype, device=self.device)
+        return self.made
+
+    def add(self, piece: ScorePiece, value: Tensor) -> None:
+        """[h, n, s] of one piece; a piece that is everything is kept itself."""
+        if self.read.reduce is None and value.shape == self.shape and value.dtype == self.dtype:
+            self.made = value
+            return
+        made = self._made()
+        if self.read.reduce is None:
+            made[piece.heads, piece.queries, piece.columns] = value
+        elif self.read.reduce == "mean":
+            made[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
+        else:
+            made[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads

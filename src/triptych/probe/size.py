@@ -1,0 +1,135 @@
+"""How many bytes a trace will hold, from the lengths of its rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from triptych import machine
+from triptych.errors import ConfigError, ProbeError, shown
+from triptych.nn import Transformer
+from triptych.probe.reads_and_edits import Plan, Read, select
+from triptych.probe.reductions import Statistics
+from triptych.probe.sites import CONTEXT_SITES, Site
+from triptych.program import lower
+
+WITHOUT_MEMORY = 1 << 30  # bytes a trace may take where the system does not say what is free
+SHARE = 0.5  # of the free memory otherwise
+LARGEST = 3  # sites that a refusal names
+
+
+@dataclass(frozen=True)
+class TraceSize:
+    """Bytes by site, and of all together, where values that several sites pass on are kept once."""
+
+    sites: dict[str, int]
+    total: int
+
+    def __str__(self) -> str:
+        lines = [f"{nbytes:>15,}  {site}" for site, nbytes in self.sites.items()]
+        once = ", values that sites share once" if self.total < sum(self.sites.values()) else ""
+        return "\n".join([*lines, f"{self.total:>15,}  bytes in all{once}"])
+
+
+def trace_size(
+    plan: Plan,
+    lengths: Sequence[int],
+    sources: Sequence[int] = (),
+    itemsize: int = 4,
+    *,
+    new: int | None = None,
+    shared: Mapping[str, str] | None = None,
+) -> TraceSize:
+    """What the reads will keep of decoder (or only) rows of these final lengths and source rows of those.
+
+    `itemsize` is that of the model's numbers.  In a generation of `new` tokens a row, logits exist for that many
+    positions only.  `shared` maps sites to one that passes the same tensor (`shared_sites`).
+    """
+    sites: dict[str, int] = {}
+    once: dict[Hashable, int] = {}
+    for name, reads in plan.reads.items():
+        site = plan.sites[name]
+        rows = sources if name.startswith("encoder.") or site.of_source else lengths
+        keys = sources if ".cross." in name else rows
+        for number, read in enumerate(reads):
+            nbytes = 0
+            for item in select(read.items, range(len(rows))):
+                positions = len(select(read.at, range(rows[item])))
+                if name == "logits" and new is not None:
+                    positions = min(positions, new)
+                nbytes += _read_bytes(site, read, positions, keys[item] if site.per_key else 1, itemsize)
+            sites[name] = sites.get(name, 0) + nbytes
+            kept = repr((read.items, read.at, read.heads, read.dtype, read.reduce))
+            alone = read.grad or site.per_key or read.reduce == "mean" or shared is None
+            once[(name, number) if alone or shared is None else (shared.get(name, name), kept)] = nbytes
+    return TraceSize(sites, sum(once.values()))
+
+
+def limit_of(max_bytes: int | None) -> int:
+    """`max_bytes`, or half of the free memory.  Raises ProbeError for what is no number of bytes."""
+    if max_bytes is None:
+        free = machine.free_memory()
+        return WITHOUT_MEMORY if free is None else int(free * SHARE)
+    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
+        raise ProbeError(f"max_bytes={shown(max_bytes)}: give a number of bytes, or None for half of the free memory")
+    return max_bytes
+
+
+def check_size(size: TraceSize, limit: int, max_bytes: int | None) -> None:
+    """Raise ProbeError for more than `limit`, which is `limit_of(max_bytes)`, saying how to read less."""
+    if size.total <= limit:
+        return
+    largest = sorted(size.sites, key=lambda name: -size.sites[name])[:LARGEST]
+    named = ", ".join(f"{name} {size.sites[name]:,}" for name in largest) + ", ..." * (len(size.sites) > LARGEST)
+    what = f"max_bytes={limit:,}" if max_bytes is not None else f"half of the free memory, {limit:,}"
+    raise ProbeError(
+        f"the reads would keep {size.total:,} bytes, over {what} ({named}); choose layers=, heads=, at= or items=, "
+        "dtype='bf16', reduce= (Statistics() of a pattern), fewer or shorter texts, or raise max_bytes"
+    )
+
+
+def shared_sites(module: Transformer) -> dict[str, str]:
+    """For each site the first that passes the same tensor in an uncached forward; none for a model that cannot be
+    lowered."""
+    try:
+        program = lower(module)
+    except ConfigError:
+        return {}
+    same: dict[tuple[str, str], Hashable] = {}  # entry and value -> what stands for it and all that are the same
+    of_site: dict[str, Hashable] = {}
+    owner: dict[Hashable, str] = {}  # what stands for some values -> the first site that passes them
+
+    def passes(site: str, value: Hashable) -> None:
+        of_site[site] = value
+        owner.setdefault(value, site)
+
+    for entry, body in program.entries.items():
+        for step in body.instructions:
+            inputs = {
+                argument: of_site.get(name, same.get((entry, name), (entry, name)))
+                for argument, name in step.inputs.items()
+            }
+            if step.op == "extend":
+                same[entry, step.out[0]] = inputs[step.attributes["leaf"]]
+            elif step.op == "site":
+                passes(step.out[0], *inputs.values())
+            elif step.op == "attend":
+                for port in step.attributes["ports"]:
+                    if port.endswith(CONTEXT_SITES):
+                        passes(port, inputs["k" if port.endswith(CONTEXT_SITES[0]) else "v"])
+    return {site: owner[value] for site, value in of_site.items()}
+
+
+def _read_bytes(site: Site, read: Read, positions: int, keys: int, itemsize: int) -> int:
+    heads = len(select(read.heads, range(site.heads or 1)))
+    if isinstance(read.reduce, Statistics):
+        return read.reduce.nbytes(heads, positions, keys) if positions else 0
+    width = keys if site.per_key else site.width // (site.heads or 1)
+    if site.per_key or read.reduce is not None:
+        itemsize = max(itemsize, 4)  # computed in fp32 or better
+    if read.reduce == "mean":
+        positions = min(positions, 1)
+    elif read.dtype is not None:
+        itemsize = read.dtype.itemsize if not isinstance(read.dtype, str) else itemsize
+    heads = min(heads, 1) if read.reduce == "mean_heads" else heads
+    return positions * heads * (1 if read.reduce == "norm" else width) * itemsize
