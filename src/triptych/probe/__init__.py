@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING
 from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
+    from triptych.probe.links import LinkScore, LinkTable
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
+    from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
     from triptych.probe.session import Session
     from triptych.probe.trace import Trace
 
 __all__ = [
-    "Edit", "Edits", "Plan", "Read", "Reads", "Session", "Site", "Trace", "Where", "add", "put", "sites", "zero",
+    "ROLES", "Edit", "Edits", "HeadRole", "HeadTable", "LinkScore", "LinkTable", "Plan", "Read", "Reads", "RoleEffect",
+    "Session", "Site", "Trace", "Where", "add", "put", "sites", "zero",
 ]  # fmt: skip
 
 _NAMES = {
     "session": ("Session",),
     "trace": ("Trace",),
+    "role_table": ("ROLES", "HeadRole", "HeadTable", "RoleEffect"),
+    "links": ("LinkScore", "LinkTable"),
     "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
