@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,12 +15,14 @@ import planted_heads as planted
 import triptych
 from triptych import nn
 from triptych.errors import InputError
+from triptych.labs import induction
 from triptych.labs.small import block
 from triptych.labs.small import decoder as small_decoder
 from triptych.model import Model
-from triptych.probe import HeadTable, role_scores
+from triptych.probe import HeadTable, role_scores, zero
 from triptych.probe.role_labels import Labels
 from triptych.spec import AlibiSpec, RMSNormSpec, RopeSpec
+from triptych.train import Pairs
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 90, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 3,
@@ -153,7 +157,7 @@ def test_a_link_from_target_to_source() -> None:
         ({"links": {"mine": [([1, 2], 2, 9)]}}, "there is no word '9'"),
     ],
 )
-def test_what_cannot_be_scored_is_one_line(change: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_scored_is_one_line(change: dict[str, Any], message: str, unchecked: None) -> None:
     with pytest.raises(InputError, match=message) as caught:
         triptych.create(LLAMA).heads(**change)
     assert "\n" not in str(caught.value)
@@ -172,7 +176,54 @@ def test_what_cannot_be_scored_is_one_line(change: dict[str, Any], message: str)
         (([1, 99], 99, 1), "99"),
     ],
 )
-def test_what_cannot_be_linked_is_one_line(arguments: tuple[Any, ...], message: str) -> None:
+def test_what_cannot_be_linked_is_one_line(arguments: tuple[Any, ...], message: str, unchecked: None) -> None:
     with pytest.raises(InputError, match=message) as caught:
         triptych.create(LLAMA).link(*arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.heavy
+def test_the_figures_of_smollm2(smollm2_gguf: Path) -> None:
+    """The table of docs/concepts/heads.md: the roles are there, and of these four only induction is a cause."""
+    roles = ["previous", "first", "induction", "delimiter"]
+    table = triptych.load(smollm2_gguf).heads(roles=roles, ablate=1)
+    best = {role: [(row.layer, row.head) for row in heads] for role, heads in table.roles.items()}
+    expected = {
+        "previous": ((16, 0), 15),
+        "first": ((18, 8), 219),
+        "induction": ((18, 6), 11),
+        "delimiter": ((1, 1), 12),
+    }
+    for role, (head, count) in expected.items():
+        assert head in best[role][:2]
+        assert len(best[role]) == pytest.approx(count, rel=0.2)
+    effects = {one.role: one for one in table.together}
+    assert [role for role in roles if effects[role].beyond_random] == ["induction"]
+    assert effects["induction"].effect == pytest.approx(9.0, rel=0.15)
+    assert effects["induction"].effect > 8 * max(effects["induction"].random)
+
+
+@pytest.mark.heavy
+def test_an_induction_head_of_a_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of attention, trained on sequences that are repeated: one head copies, and nothing does without it."""
+    noise = np.random.default_rng(0)
+    monkeypatch.setattr(induction, "STEPS", 700)
+    data = Pairs(tuple(induction._repeated(noise) for _ in range(induction.STEPS * induction.ROWS)))
+    model, _ = induction._train(2, data, 0)
+    tests = [induction._repeated(noise) for _ in range(32)]
+    assert induction._copied(model, tests) > 0.9
+    (head,) = model.heads(roles=["induction"], seed=1).find("induction")
+    assert head.score >= 0.8
+    assert head.effect is not None
+    assert head.random_effect is not None
+    assert head.effect > 3 > 10 * head.random_effect
+    assert induction._copied(model, tests, [zero(f"blocks.{head.layer}.attn.z", heads=[head.head])]) < 0.25
+
+
+@pytest.mark.heavy
+def test_the_link_from_bank_to_river_in_smollm2(smollm2_gguf: Path) -> None:
+    """No head passes 1%; the first ones are those of which the link is the cause."""
+    table = triptych.load(smollm2_gguf).link("She sat by the river bank", "bank", "river")
+    assert {(row.layer, row.head) for row in table.rows[:3]} == {(4, 0), (9, 7), (4, 2)}
+    assert not table.above
+    assert table.effect > 1 > 50 * max(table.random)

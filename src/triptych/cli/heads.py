@@ -131,11 +131,11 @@ def _show_link(table: LinkTable) -> None:
         lines.add_row(row.name, *cells, _number(row.effect, 3), _number(row.random_effect, 3), mark)
     title = f"from {plain(table.query)} to {plain(table.key)}: {len(table.above)} of {len(table.rows)} heads"
     screen.show(lines, title)
-    if table.above:
-        random = ", ".join(f"{lost:.3f}" for lost in table.random) or "none left"
-        screen.console().print(
-            f"without the link in the best of them: {table.effect:.3f} {table.unit}; in as many random heads: {random}"
-        )
+    best = "in the best of them" if table.above else "in the first four"
+    random = ", ".join(f"{lost:.3f}" for lost in table.random) or "none left"
+    screen.console().print(
+        f"without the link {best}: {table.effect:.3f} {table.unit}; in as many random heads: {random}"
+    )
 
 
 def _save(model: Model, table: HeadTable, text: str | None, name: str, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,13 +13,15 @@ from torch import Tensor
 from triptych.errors import InputError
 from triptych.probe.reads_and_edits import Read
 from triptych.probe.role_ablation import Ablation, Effect, Head, unit
-from triptych.probe.role_scores import FAMILY, FLOOR, SPREAD, Attention, Probed, Stack, attentions
+from triptych.probe.role_scores import FAMILY, FLOOR, Attention, Probed, Stack, attentions
 from triptych.probe.role_texts import TEXTS, Sample, Word, ordinary_ids, place, words_of
 
 DRAWS = 120  # texts with another word in the place of each of the two: one of them is below 1%
 TOKENS = 1024  # of rows that are read at once
 LONGEST = 256  # tokens of the text
+SPREAD = 0.2  # least standard deviation of a null: else heads that read neither word stand far out by a few percent
 ABLATED, TOGETHER = 6, 12  # best heads whose link is cut, one by one and together
+UNPROVEN = 4  # heads whose link is cut where none is above its threshold
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class LinkTable:
     """All heads by how far their weight between two words is above the null, the farthest first.
 
     `effect` is what is lost when the best heads together cannot see the link, `random` in draws of as many random heads
-    of the same layers; NaN and () where no head is above its threshold.
+    of the same layers.  The best are those above their threshold, or the first four where there are none.
     """
 
     query: str
@@ -87,11 +88,10 @@ class LinkTable:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         rows = [asdict(row) | {"above": row.above} for row in self.rows]
-        whole = None if math.isnan(self.effect) else self.effect
         return {
             "query": self.query, "key": self.key, "tokens": list(self.tokens),
             "places": [list(places) for places in self.places], "draws": self.draws, "family_wise": FAMILY,
-            "unit": self.unit, "effect": whole, "random": list(self.random), "heads": rows,
+            "unit": self.unit, "effect": self.effect, "random": list(self.random), "heads": rows,
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -123,28 +123,26 @@ def link(
     with torch.no_grad():
         whole = _weights(model, layers, [sample], places)
         own = [sample.ids[i] for i in places[1]]
-        keys = [_with(sample, places[1], word, False) for word in _others(model, own, noise)]
+        present = {*sample.ids, *(sample.target or ())}
+        keys = [_with(sample, places[1], word, False) for word in _others(model, own, present, noise)]
         reading = [(sample.target if of_query else sample.ids or [])[i] for i in places[0]]  # type: ignore[index]
-        queries = [_with(sample, places[0], word, of_query) for word in _others(model, reading, noise)]
+        queries = [_with(sample, places[0], word, of_query) for word in _others(model, reading, present, noise)]
         null = [_weights(model, layers, samples, places) for samples in (keys, queries)]
         progress("cutting the link")
         rows, best = _scored(layers, whole[0], null)
-        effects: list[Effect] = []
-        if best:
-            every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
-            others = [head for head in every if head not in best]
-            ablation = Ablation(model, [sample], [places[0]], copied=False, hidden=places[1])
-            if both and target is None:
-                ablation = Ablation(model, [sample], [[0]], copied=False, hidden=places[1], at=places[0])
-            groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ABLATED])]
-            effects = ablation.effects(groups, others, np.random.default_rng([seed, 4]))
+        every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
+        others = [head for head in every if head not in best]
+        measured = [0] if both and target is None else places[0]  # the decoder's start, where the link is the encoder's
+        ablation = Ablation(model, [sample], [measured], copied=False, hidden=places[1], at=places[0])
+        groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ABLATED])]
+        effects = ablation.effects(groups, others, np.random.default_rng([seed, 4]))
     rows = [_with_effect(row, effects[1:]) for row in rows]
     rows.sort(key=lambda row: (not row.above, -row.z))
     read = sample.ids if sample.target is None or not of_query else sample.target
     names = [str(i) for i in read] if model.tokenizer is None else model.tokenizer.tokens(read)
     return LinkTable(
         str(query), str(key), tuple(names), (tuple(places[0]), tuple(places[1])), tuple(rows),
-        effects[0].lost if effects else math.nan, effects[0].random if effects else (), unit(model.spec), DRAWS,
+        effects[0].lost, effects[0].random, unit(model.spec), DRAWS,
     )  # fmt: skip
 
 
@@ -176,17 +174,18 @@ def _located(
     return Sample(ids, output, "text"), places, target is not None
 
 
-def _others(model: Probed, own: list[int], noise: np.random.Generator) -> list[list[int]]:
-    """Other words of as many tokens, from the built-in texts; from the vocabulary without a tokenizer."""
+def _others(model: Probed, own: list[int], present: set[int], noise: np.random.Generator) -> list[list[int]]:
+    """Other words of as many tokens that the text does not have, of the built-in texts; of the vocabulary without a
+    tokenizer."""
     n = len(own)
     pool: list[list[int]] = []
     if model.tokenizer is not None:
         for text in TEXTS:
             ids, words = words_of(text, model.tokenizer)
             pool += [[ids[i] for i in at] for word, at in words if word.isalpha() and len(at) == n]
-    distinct = {tuple(word) for word in pool if word != own}
+    distinct = {tuple(word) for word in pool if not present & set(word)}
     if len(distinct) < 24:
-        ordinary = [i for i in ordinary_ids(model.spec, model.tokenizer) if i not in own]
+        ordinary = [i for i in ordinary_ids(model.spec, model.tokenizer) if i not in present]
         return [noise.choice(ordinary, n).tolist() for _ in range(DRAWS)]
     words_in_order = sorted(distinct)
     return [list(words_in_order[i]) for i in noise.integers(len(words_in_order), size=DRAWS)]
@@ -219,7 +218,7 @@ def _weights(
 
 
 def _scored(layers: list[Attention], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[Head]]:
-    """Each head's link, and the heads that have it, the farthest from the null first."""
+    """Each head's link, and the heads whose link is cut, the farthest from the null first."""
     limits, zs, ps, means = [], [], [], []
     for draws in null:
         mean, spread = draws.mean(0), draws.std(0).clamp_min(SPREAD)
@@ -237,8 +236,9 @@ def _scored(layers: list[Attention], weight: Tensor, null: list[Tensor]) -> tupl
         LinkScore(at.stack, at.layer, head, *(float(x[i]) for x in (weight, mean, limit, z, p)))
         for i, (at, head) in enumerate(heads)
     ]
-    order = sorted((i for i, row in enumerate(rows) if row.above), key=lambda i: -rows[i].z)
-    return rows, [heads[i] for i in order]
+    order = sorted(range(len(rows)), key=lambda i: -rows[i].z)
+    above = [i for i in order if rows[i].above]
+    return rows, [heads[i] for i in above or order[:UNPROVEN]]
 
 
 def _with_effect(row: LinkScore, effects: Sequence[Effect]) -> LinkScore:
