@@ -13,8 +13,8 @@ from torch import Tensor
 from triptych.errors import InputError
 from triptych.probe.reads_and_edits import Read
 from triptych.probe.role_ablation import Ablation, Effect, Head, unit
-from triptych.probe.role_scores import FAMILY, FLOOR, Attention, Probed, Stack, attentions
-from triptych.probe.role_texts import TEXTS, Sample, Word, ordinary_ids, place, words_of
+from triptych.probe.role_scores import FAMILY, FLOOR, HeadLayer, Probed, Stack, attentions
+from triptych.probe.role_texts import TEXTS, HeadSample, Word, ordinary_ids, place, words_of
 
 DRAWS = 120  # texts with another word in the place of each of the two: one of them is below 1%
 TOKENS = 1024  # of rows that are read at once
@@ -148,7 +148,7 @@ def link(
 
 def _located(
     model: Probed, text: str | Sequence[int], query: Word, key: Word, target: str | Sequence[int] | None
-) -> tuple[Sample, tuple[list[int], list[int]], bool]:
+) -> tuple[HeadSample, tuple[list[int], list[int]], bool]:
     """The row, the token places of both words, and whether the word that reads stands in the target."""
     ids, words = words_of(text, model.tokenizer)
     model.ids([ids])  # checks them
@@ -171,7 +171,7 @@ def _located(
         ids = ids[: max(places[0]) + 1]  # what follows is not seen by either
     if max(len(ids), len(output or ())) > LONGEST:
         raise InputError(f"the text has {len(ids)} tokens and a link is measured in at most {LONGEST}; give a sentence")
-    return Sample(ids, output, "text"), places, target is not None
+    return HeadSample(ids, output, "text"), places, target is not None
 
 
 def _others(model: Probed, own: list[int], present: set[int], noise: np.random.Generator) -> list[list[int]]:
@@ -191,15 +191,15 @@ def _others(model: Probed, own: list[int], present: set[int], noise: np.random.G
     return [list(words_in_order[i]) for i in noise.integers(len(words_in_order), size=DRAWS)]
 
 
-def _with(sample: Sample, at: list[int], word: list[int], in_target: bool) -> Sample:
+def _with(sample: HeadSample, at: list[int], word: list[int], in_target: bool) -> HeadSample:
     row = list((sample.target if in_target else sample.ids) or ())
     for i, token in zip(at, word, strict=True):
         row[i] = token
-    return Sample(sample.ids, row, "text") if in_target else Sample(row, sample.target, "text")
+    return HeadSample(sample.ids, row, "text") if in_target else HeadSample(row, sample.target, "text")
 
 
 def _weights(
-    model: Probed, layers: list[Attention], samples: list[Sample], places: tuple[list[int], list[int]]
+    model: Probed, layers: list[HeadLayer], samples: list[HeadSample], places: tuple[list[int], list[int]]
 ) -> Tensor:
     """`[samples, heads of all layers]`: the weight between the places."""
     every = []
@@ -217,7 +217,7 @@ def _weights(
     return torch.cat(every)
 
 
-def _scored(layers: list[Attention], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[Head]]:
+def _scored(layers: list[HeadLayer], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[Head]]:
     """Each head's link, and the heads whose link is cut, the farthest from the null first."""
     limits, zs, ps, means = [], [], [], []
     for draws in null:

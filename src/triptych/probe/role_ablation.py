@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from triptych.probe.reads_and_edits import Edit, Read, Where, zero
-from triptych.probe.role_scores import Attention, Probed
-from triptych.probe.role_texts import Sample
+from triptych.probe.role_scores import HeadLayer, Probed
+from triptych.probe.role_texts import HeadSample
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
 
 TOKENS = 640  # of all rows that run at once
 RANDOM = 4  # draws of random heads for several heads together, and half of that for one head
 ROWS = 2  # samples on which an ablation is measured; of links, of which each has a query or two, five times as many
 
-Head = tuple[Attention, int]
+Head = tuple[HeadLayer, int]
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,16 @@ class Ablation:
     """
 
     model: Probed
-    samples: list[Sample]
+    samples: list[HeadSample]
     queries: list[list[int]]
     copied: bool
     hidden: list[int] | None = None
     at: list[int] | None = None
 
     @staticmethod
-    def of(model: Probed, samples: list[Sample], queries: dict[str, dict[int, list[int]]], copied: bool) -> Ablation:
+    def of(
+        model: Probed, samples: list[HeadSample], queries: dict[str, dict[int, list[int]]], copied: bool
+    ) -> Ablation:
         by_row: dict[int, set[int]] = {}
         for stack, rows in queries.items():
             for r, positions in rows.items():
@@ -117,7 +119,7 @@ class Ablation:
         every = [value.log_softmax(-1) for value in every] if predicts else every
         return [every[i : i + n] for i in range(0, len(every), n)]
 
-    def _edit(self, attention: Attention, items: list[int], heads: list[int]) -> Edit:
+    def _edit(self, attention: HeadLayer, items: list[int], heads: list[int]) -> Edit:
         """Without the heads, or with the hidden keys out of their sight, in these rows."""
         if self.hidden is None:
             return zero(f"{attention.name}.z", items=items, heads=heads)
@@ -129,7 +131,7 @@ class Ablation:
         at = self.queries[0] if self.at is None else self.at
         return Edit(f"{attention.name}.scores", hide, items=items, at=at, heads=heads)
 
-    def _loss(self, sample: Sample, queries: list[int], whole: Tensor, ablated: Tensor) -> Tensor:
+    def _loss(self, sample: HeadSample, queries: list[int], whole: Tensor, ablated: Tensor) -> Tensor:
         """`[t]`: what is lost at each query."""
         if unit(self.model.spec) != "nats":
             return 1 - torch.cosine_similarity(whole, ablated, dim=-1)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.probe.role_texts import Sample
+from triptych.probe.role_texts import HeadSample
 
 DRAWS = 1600  # random rows a role: with 16 roles, 1% of them all
 FARTHEST = 8  # offset that is searched
@@ -33,7 +33,7 @@ class View:
     """What the heads of one kind read: for each sample its queries, its keys, and which of them each query sees."""
 
     stack: Literal["encoder", "decoder", "cross"]
-    samples: list[Sample]
+    samples: list[HeadSample]
     queries: list[list[int]]
     keys: list[list[int]]
     visible: list[NDArray[np.bool_]]

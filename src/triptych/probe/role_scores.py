@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, zero
 from triptych.probe.role_labels import DRAWS, Labels, View, label
-from triptych.probe.role_texts import Sample
+from triptych.probe.role_texts import HeadSample
 from triptych.probe.trace import Trace
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
@@ -52,7 +52,7 @@ class Probed(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class HeadLayer:
     """The attention of one layer: its name before `.pattern`, its place, the number of heads and what it sees."""
 
     name: str
@@ -73,7 +73,7 @@ class RoleScores:
 
     role: str
     queries: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # by stack
-    layers: list[Attention] = field(default_factory=list)
+    layers: list[HeadLayer] = field(default_factory=list)
     score: list[Tensor] = field(default_factory=list)
     mean: list[Tensor] = field(default_factory=list)
     spread: list[Tensor] = field(default_factory=list)
@@ -81,7 +81,7 @@ class RoleScores:
     offset: list[Tensor] = field(default_factory=list)
     highest: Tensor | None = None
 
-    def add(self, attention: Attention, scores: Tensor, even: Tensor, offsets: Sequence[int] = (0,)) -> None:
+    def add(self, attention: HeadLayer, scores: Tensor, even: Tensor, offsets: Sequence[int] = (0,)) -> None:
         """`scores` `[1 + draws, K, H]`, the role first; `even` `[K, H]`."""
         role, draws = scores[0], scores[1:]
         best = role.argmax(0, keepdim=True)
@@ -130,7 +130,7 @@ class RoleScores:
         return limits
 
 
-def attentions(spec: ModelSpec) -> list[Attention]:
+def attentions(spec: ModelSpec) -> list[HeadLayer]:
     """Every layer whose heads have patterns, in the order of the forward."""
     every = []
     for stack_name, stack in spec.stacks.items():
@@ -140,15 +140,15 @@ def attentions(spec: ModelSpec) -> list[Attention]:
             kind = stack.kinds[block.attn.kind]
             own = f"{prefix}blocks.{i}"
             fixed = isinstance(kind.position, AlibiSpec)
-            every.append(Attention(f"{own}.attn", name, i, block.attn.heads, kind.mask, fixed))
+            every.append(HeadLayer(f"{own}.attn", name, i, block.attn.heads, kind.mask, fixed))
             if block.cross is not None:
-                every.append(Attention(f"{own}.cross", "cross", i, block.cross.heads, full(), False))
+                every.append(HeadLayer(f"{own}.cross", "cross", i, block.cross.heads, full(), False))
     known = Plan.of(spec).sites
     return [one for one in every if f"{one.name}.pattern" in known]
 
 
 def score_all(
-    model: Probed, samples: list[Sample], roles: Sequence[str], types: dict[Stack, dict[str, set[int]]], seed: int
+    model: Probed, samples: list[HeadSample], roles: Sequence[str], types: dict[Stack, dict[str, set[int]]], seed: int
 ) -> dict[str, RoleScores]:
     """Every role of every head on the samples; a role that the samples cannot show is left out."""
     every = attentions(model.spec)
@@ -176,14 +176,14 @@ def score_all(
 
 
 def _read(
-    model: Probed, samples: list[Sample], every: list[Attention]
-) -> Iterator[tuple[Attention, list[Tensor], list[Tensor] | None]]:
+    model: Probed, samples: list[HeadSample], every: list[HeadLayer]
+) -> Iterator[tuple[HeadLayer, list[Tensor], list[Tensor] | None]]:
     """Each layer with its patterns `[H, T, S]` of the samples, and those without content where the positions are a
     fixed bias.  As many layers are read in a forward as fit `BYTES`."""
     rows = [sample.ids for sample in samples]
     targets = None if samples[0].target is None else [sample.target for sample in samples]
     lengths = [len(sample.target or sample.ids) for sample in samples]
-    group: list[Attention] = []
+    group: list[HeadLayer] = []
     used = 0
     for one in [*every, None]:
         nbytes = 0
@@ -206,7 +206,7 @@ def _read(
             used += nbytes
 
 
-def _view(spec: ModelSpec, samples: list[Sample], attention: Attention) -> View:
+def _view(spec: ModelSpec, samples: list[HeadSample], attention: HeadLayer) -> View:
     """The queries, keys and visibility of one kind of attention."""
     of_decoder = [sample.ids if sample.target is None else sample.target for sample in samples]
     sources = [sample.ids for sample in samples]
@@ -234,7 +234,7 @@ def _labels(view: View, stack: Stack, roles: Sequence[str], types: dict[str, set
 
 
 def _add_diffuse(
-    scores: dict[str, RoleScores], roles: Sequence[str], attention: Attention, view: View, flat: Tensor
+    scores: dict[str, RoleScores], roles: Sequence[str], attention: HeadLayer, view: View, flat: Tensor
 ) -> None:
     """The exponential of the entropy of a query's weights over the number of keys it sees, mean over queries with 8."""
     if "diffuse" not in roles:
@@ -257,7 +257,7 @@ def _add_diffuse(
 
 
 def _add_alignment(
-    scores: dict[str, RoleScores], attention: Attention, view: View, patterns: list[Tensor], seed: int
+    scores: dict[str, RoleScores], attention: HeadLayer, view: View, patterns: list[Tensor], seed: int
 ) -> None:
     """The mean weight along the best path through the source that never goes back; the null are the same rows in
     another order, which a head that always reads the same keys does not notice."""

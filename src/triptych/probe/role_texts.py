@@ -65,7 +65,7 @@ Link = tuple[str | Sequence[int], Word, Word]  # a text (or its ids), the word t
 
 
 @dataclass(frozen=True)
-class Sample:
+class HeadSample:
     """One row.
 
     ids        what the model reads; the source of an encoder-decoder.
@@ -85,7 +85,7 @@ class Sample:
     links: dict[str, list[tuple[list[int], list[int]]]] = field(default_factory=dict)
 
 
-def random_samples(spec: ModelSpec, tokenizer: Tokenizer | None, seed: int) -> list[Sample]:
+def random_samples(spec: ModelSpec, tokenizer: Tokenizer | None, seed: int) -> list[HeadSample]:
     """`REPEATS` rows of random tokens repeated, each followed by one with the same beginning that is not; none where
     the vocabulary or the context is too small."""
     noise = np.random.default_rng([seed, 0])
@@ -105,13 +105,13 @@ def random_samples(spec: ModelSpec, tokenizer: Tokenizer | None, seed: int) -> l
         for kind, row in rows + ([("bare", drawn)] if before else []):
             start = 0 if kind == "bare" else len(before)
             target = [spec.ids.start or 0, *row] if both else None
-            samples.append(Sample([*before[:start], *row], target, kind, half, (start, 1)))
+            samples.append(HeadSample([*before[:start], *row], target, kind, half, (start, 1)))
     return samples
 
 
 def linked_samples(
     links: dict[str, Sequence[Link]], spec: ModelSpec, tokenizer: Tokenizer | None, *, strict: Sequence[str]
-) -> list[Sample]:
+) -> list[HeadSample]:
     """The texts with pairs of words, by role.  A pair that cannot be used is left out; for the roles of `strict`,
     which the user gave, it is an InputError."""
     samples = []
@@ -131,7 +131,7 @@ def linked_samples(
                 continue
             target = None if spec.layout != "encoder-decoder" else [spec.ids.start or 0]
             if spec.context is None or len(ids) <= spec.context:
-                samples.append(Sample(ids, target, "linked", links={role: [pair]}))
+                samples.append(HeadSample(ids, target, "linked", links={role: [pair]}))
     return samples
 
 

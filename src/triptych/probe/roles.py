@@ -18,7 +18,7 @@ from triptych.probe.role_ablation import Ablation, Effect, Head, unit
 from triptych.probe.role_scores import (
     CROSS_ROLES,
     SELF_ROLES,
-    Attention,
+    HeadLayer,
     Probed,
     RoleScores,
     Stack,
@@ -30,8 +30,8 @@ from triptych.probe.role_texts import (
     CUT,
     LINKS,
     TEXTS,
+    HeadSample,
     Link,
-    Sample,
     linked_samples,
     punctuation,
     random_samples,
@@ -113,7 +113,7 @@ def _checked_count(name: str, value: object) -> None:
         raise InputError(f"{name}={shown(value)} must be an integer of 0 or more")
 
 
-def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[Sample]:
+def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSample]:
     """The rows to read: texts, given or built in, and random tokens."""
     if isinstance(texts, str):
         raise InputError("give a list of texts, not one string: [text]")
@@ -131,12 +131,12 @@ def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[Sample]
         start = [] if model.spec.ids.start is None else [model.spec.ids.start]
         ids = model.ids(targets, target=True)
         outputs = [[*start, *row] if row[:1] != start else row for row in ids]
-    every = [Sample(row, output, "text") for row, output in zip(rows, outputs, strict=True)]
+    every = [HeadSample(row, output, "text") for row, output in zip(rows, outputs, strict=True)]
     return every + random_samples(model.spec, model.tokenizer, seed)
 
 
 def _types(
-    model: Probed, samples: list[Sample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
+    model: Probed, samples: list[HeadSample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
 ) -> dict[Stack, dict[str, set[int]]]:
     """For each stack the token ids of the roles that read certain tokens."""
     given = {name: set(ids) for name, ids in (("delimiter", delimiters), ("boundary", boundaries)) if ids is not None}
@@ -165,7 +165,7 @@ def _rarest(ids: list[int], marks: set[int]) -> set[int]:
 
 
 def _ablated(
-    model: Probed, samples: list[Sample], scores: dict[str, RoleScores], ablate: int, seed: int,
+    model: Probed, samples: list[HeadSample], scores: dict[str, RoleScores], ablate: int, seed: int,
     progress: Callable[[str], None],
 ) -> tuple[dict[tuple[str, str, int], Effect], list[RoleEffect]]:  # fmt: skip
     """The effects of the best heads of each role, by role, site and head, and of all of them together."""
@@ -195,7 +195,7 @@ def _ablated(
     return effects, together
 
 
-def _decodes(layers: Sequence[Attention]) -> bool:
+def _decodes(layers: Sequence[HeadLayer]) -> bool:
     """Whether the role lies in decoders alone, which predict the token that comes next."""
     return all(one.stack == "decoder" for one in layers)
 
