@@ -18,6 +18,7 @@ from triptych.cli.encode import encode
 from triptych.cli.explain import explain
 from triptych.cli.fill import fill
 from triptych.cli.generate import generate
+from triptych.cli.heads import heads
 from triptych.cli.inspect import inspect
 from triptych.cli.lab import lab
 from triptych.cli.lens import lens
@@ -55,7 +56,7 @@ def _root(
 GROUPS = {
     "Train": (quickstart, train),
     "Run": (generate, chat, fill, encode, classify, transcribe, convert),
-    "Inspect": (explain, lab, inspect, lens, patch, page, check, count, bench, doctor),
+    "Inspect": (explain, lab, inspect, heads, lens, patch, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():
     for _command in _commands:

@@ -12,12 +12,17 @@ const nameOf = (head) =>
     ? `Alignment · cross-attention layer ${head.layer} · head ${head.head}`
     : `${STACKS[head.stack].label} · layer ${head.layer} · head ${head.head}`;
 
+// Heads of one role have one colour, in the order in which the section names the roles.
+const ROLE_COLOURS = 15;
+const roleClass = (roles, role) => (role ? `role-${roles.indexOf(role) % ROLE_COLOURS}` : "role-none");
+
 const bdi = (token) => el("bdi", { class: "token", title: token }, shown(token));
 
 // Thumbnails of all heads: layers down, heads across.
 class Gallery {
-  constructor(open) {
+  constructor(open, roles) {
     this.open = open;
+    this.roles = roles;
     this.node = el("div", { class: "gallery", role: "group", "aria-label": "Every layer and head" });
     this.node.addEventListener("keydown", (event) => this.arrow(event));
   }
@@ -29,8 +34,9 @@ class Gallery {
     this.node.replaceChildren(el("span", { class: "corner" }, "layer ╲ head"), ...columns.map((name) => el("span", {}, String(name))));
     this.thumbs = heads.map((head, index) => {
       const canvas = el("canvas", { "aria-hidden": "true" });
-      const label = `layer ${head.layer}, head ${head.head}`;
-      const thumb = el("button", { type: "button", title: label, "aria-label": label }, canvas);
+      const label = `layer ${head.layer}, head ${head.head}${head.role ? `: ${head.role}` : ""}`;
+      const role = this.roles.length ? `role ${roleClass(this.roles, head.role)}` : null;
+      const thumb = el("button", { type: "button", class: role, title: label, "aria-label": label }, canvas);
       thumb.onclick = () => this.open(head);
       thumb.style.gridColumn = columns.indexOf(head.head) + 2;
       if (index === 0 || heads[index - 1].layer !== head.layer) this.node.append(el("span", { class: "layer" }, String(head.layer)));
@@ -204,7 +210,8 @@ class AttentionView {
     this.shade = "head";
     this.cell = null;
     this.heads = section.heads ?? {}; // stack -> its heads; those of a trace are unpacked when first shown
-    this.gallery = new Gallery((head) => this.open(head));
+    this.roles = [...new Set((section.maps ?? []).flatMap((map) => map.roles ?? []))].filter((role) => role);
+    this.gallery = new Gallery((head) => this.open(head), this.roles);
     this.plot = new Plot((t, s) => this.choose(t, s, false));
     this.reading = new Reading();
     this.stacks = section.heads ? Object.keys(section.heads) : [...new Set(section.maps.map((map) => map.stack))];
@@ -237,7 +244,33 @@ class AttentionView {
     this.status = el("p", { class: "quiet", role: "status" });
     this.content = el("div", { class: "heads-and-map", hidden: "" }, this.gallery.node, large);
     const chooser = stacks.length > 1 ? [choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack))] : [];
-    return el("div", {}, ...chooser, this.status, this.content);
+    const legend = this.roles.length ? [this.legend()] : [];
+    return el("div", {}, ...chooser, ...legend, this.status, this.content);
+  }
+
+  // The roles with their colours; choosing one shows its heads alone, and opens the first of them.
+  legend() {
+    this.role = null;
+    const buttons = [...this.roles, ""].map((role) => {
+      const one = el("button", { type: "button", "aria-pressed": "false", onclick: () => pick(role) },
+        el("i", { class: roleClass(this.roles, role) }), role || "no role");
+      one.dataset.role = role;
+      return one;
+    });
+    const pick = (role) => {
+      this.role = this.role === role ? null : role;
+      buttons.forEach((one) => one.setAttribute("aria-pressed", one.dataset.role === this.role));
+      this.dim();
+      const first = this.heads[this.stack]?.find((head) => (head.role ?? "") === this.role);
+      if (this.role !== null && first) this.open(first);
+    };
+    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, ...buttons);
+  }
+
+  dim() {
+    for (const { head, thumb } of this.gallery.thumbs) {
+      thumb.classList.toggle("dim", this.role !== null && this.role !== undefined && (head.role ?? "") !== this.role);
+    }
   }
 
   // Unpacking is asynchronous: until `busy` is false the section shows `text` in place of the heads and the map.
@@ -282,6 +315,7 @@ class AttentionView {
     if (this.stack !== stack) return; // another stack was picked in the meantime
     this.show("", false);
     this.gallery.show(this.heads[stack]);
+    this.dim();
     // The thumbnails stand above the map instead of beside it where they are wide, or few beside a large map.
     const { length, 0: first } = this.heads[stack];
     const above = this.gallery.columns > 12 || (length <= 3 * this.gallery.columns && first.keys.length > 24);
@@ -293,7 +327,7 @@ class AttentionView {
   open(head) {
     this.head = head;
     this.gallery.mark(head);
-    this.title.textContent = nameOf(head);
+    this.title.textContent = nameOf(head) + (head.role ? ` · ${head.role}` : "");
     this.plot.show(head, this.shade, this.cell);
     this.showScale();
     const row = this.plot.lastInView();

@@ -57,6 +57,7 @@ class Head {
     this.stack = map.stack;
     this.layer = map.layer;
     this.head = map.heads[index];
+    this.role = map.roles?.[index] ?? "";
     this.queries = tokens[map.queries];
     this.keys = tokens[map.keys];
     const size = this.queries.length * this.keys.length;

@@ -159,8 +159,9 @@ class AttentionMap:
     """The attention of one layer: `pattern[h, t, s]` is the weight of key s for query t in head h, [H, T, S].
 
     `queries` and `keys` are the T and S tokens as text.  `heads` are the numbers of the H heads where they
-    are a selection of the layer's; by default 0 .. H-1.  Raises InputError for a pattern of another shape, or with
-    weights outside [0, 1].
+    are a selection of the layer's; by default 0 .. H-1.  `roles` say what each of the H heads does, "" where nothing is
+    known; heads of one role have one colour.  Raises InputError for a pattern of another shape, or with weights outside
+    [0, 1], and for another number of roles.
     """
 
     stack: Stack
@@ -169,6 +170,7 @@ class AttentionMap:
     keys: Sequence[str]
     pattern: npt.ArrayLike
     heads: Sequence[int] | None = None
+    roles: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         where = f"attention map {self.stack} layer {self.layer}"
@@ -183,6 +185,8 @@ class AttentionMap:
             )
         if not (weights.min() >= 0 and weights.max() <= 1):  # NaN fails both
             raise InputError(f"{where}: weights must lie in [0, 1]; pass the pattern after softmax, not the scores")
+        if self.roles is not None and len(self.roles) != len(weights):
+            raise InputError(f"{where}: {len(self.roles)} roles for {len(weights)} heads; give one a head")
         object.__setattr__(self, "pattern", weights)
 
     @property
@@ -233,6 +237,7 @@ class AttentionSection:
                 "keys": index.setdefault(tuple(item.keys), len(index)),
                 "weights": pack(item.weights),
             }
+            | ({} if item.roles is None else {"roles": list(item.roles)})
             for item in self.maps
         ]
         return {"note": self.note, "steps": STEPS, "tokens": [list(tokens) for tokens in index], "maps": maps}

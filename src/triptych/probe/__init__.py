@@ -15,21 +15,24 @@ if TYPE_CHECKING:
     from triptych.probe.ablation import AblatedUnit, Ablations, ablate
     from triptych.probe.attention_flow import rollout, value_weighted
     from triptych.probe.lenses import Lens, lens
+    from triptych.probe.links import LinkScore, LinkTable
     from triptych.probe.logit_attribution import LogitAttribution, attribute_logit
     from triptych.probe.metric import Metric
     from triptych.probe.patching import PatchGrid, patch
     from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.reductions import Statistics
+    from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
     from triptych.probe.session import Session
     from triptych.probe.size import TraceSize
     from triptych.probe.steering import steer
     from triptych.probe.trace import Trace
 
 __all__ = [
-    "AblatedUnit", "Ablations", "Edit", "Edits", "Lens", "LogitAttribution", "Metric", "PatchGrid", "Plan", "Read",
-    "Reads", "Session", "Site", "Statistics", "Trace", "TraceSize", "Where", "ablate", "add", "attribute_logit", "lens",
-    "patch", "path_patch", "put", "rollout", "sites", "steer", "value_weighted", "zero",
+    "ROLES", "AblatedUnit", "Ablations", "Edit", "Edits", "HeadRole", "HeadTable", "Lens", "LinkScore",
+    "LinkTable", "LogitAttribution", "Metric", "PatchGrid", "Plan", "Read", "Reads", "RoleEffect", "Session",
+    "Site", "Statistics", "Trace", "TraceSize", "Where", "ablate", "add", "attribute_logit", "lens", "patch",
+    "path_patch", "put", "rollout", "sites", "steer", "value_weighted", "zero",
 ]  # fmt: skip
 
 _NAMES = {
@@ -45,6 +48,8 @@ _NAMES = {
     "trace": ("Trace",),
     "reductions": ("Statistics",),
     "size": ("TraceSize",),
+    "role_table": ("ROLES", "HeadRole", "HeadTable", "RoleEffect"),
+    "links": ("LinkScore", "LinkTable"),
     "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}

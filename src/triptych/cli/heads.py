@@ -1,0 +1,146 @@
+"""`triptych heads`: what each attention head does, and which heads link two words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.screen import plain
+
+if TYPE_CHECKING:
+    from triptych.model import Model
+    from triptych.probe import HeadTable, LinkTable
+
+PAGE = (".html", ".htm")
+SHOWN = 5  # heads listed of each role
+RANKED = 12  # heads listed of a link
+
+
+@options.opens
+def heads(
+    checkpoint: options.Checkpoint,
+    texts: options.Texts = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            "--link",
+            metavar="WORD:WORD",
+            help="Rank every head by its weight from one word of --text to the other; bank@2 is the second.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="TEXT", help="The text of --link.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="TEXT", help="With --link: the first word stands here, in an encoder-decoder's target."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random draws.")] = 0,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write all heads to an offline .html page.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Name what each attention head does, beside a null and the effect of removing it; or rank heads for two words."""
+    if save is not None:
+        screen.check_suffix(save, PAGE, "--save")
+    words = _words(link, text, target, texts, save)
+    from triptych.cli.loading import load_model, read_texts
+
+    rows = read_texts(texts) if texts else None
+    model = load_model(checkpoint)
+    if words is not None:
+        assert text is not None
+        with screen.stages() as stage:
+            ranked = model.link(text, *words, target, seed=seed, on_progress=stage)
+        screen.result(ranked.to_dict()) if as_json else _show_link(ranked)
+        return
+    with screen.stages() as stage:
+        table = model.heads(rows, seed=seed, on_progress=stage)
+    if save is not None:
+        _save(model, table, None if rows is None else rows[0], checkpoint.model, save)
+    if as_json:
+        screen.result(table.to_dict())
+    else:
+        _show(table, checkpoint.model)
+
+
+def _words(
+    link: str | None, text: str | None, target: str | None, texts: list[str] | None, save: Path | None
+) -> tuple[str, str] | None:
+    """The two words of --link.  Raises BadParameter for options that do not go together."""
+    if link is None:
+        if text is not None or target is not None:
+            raise typer.BadParameter("--text and --target are for --link; write other texts after MODEL")
+        return None
+    query, colon, key = link.partition(":")
+    if not (colon and query.strip() and key.strip()) or ":" in key:
+        raise typer.BadParameter(
+            f"--link {link} must be two words, as bank:river: the one that reads, and the one read"
+        )
+    if text is None:
+        raise typer.BadParameter('--link needs the text with the words: --text "She sat by the river bank"')
+    if texts or save is not None:
+        raise typer.BadParameter("--link takes its text from --text, and prints a table; leave out TEXT and --save")
+    return query.strip(), key.strip()
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _show(table: HeadTable, name: str) -> None:
+    from triptych.probe import ROLES
+
+    together = {one.role: one for one in table.together}
+    numbers = ["score", "even", "threshold", "z", "without it", "without a random head"]
+    for role, best in table.roles.items():
+        lines = screen.table("head", *numbers, right=numbers)
+        for row in best[:SHOWN]:
+            where = f"{row.name} at {row.offset:+d}" if row.offset else row.name
+            effects = (_number(row.effect, 3), _number(row.random_effect, 3))
+            lines.add_row(
+                where, _number(row.score), _number(row.even), _number(row.threshold), _number(row.z, 1), *effects
+            )
+        more = f", {SHOWN} shown" if len(best) > SHOWN else ""
+        screen.show(lines, f"{role}: {ROLES.get(role, 'pairs of words')} ({len(best)} heads{more})")
+        if (one := together.get(role)) is not None:
+            random = ", ".join(f"{lost:.3f}" for lost in one.random) or "none left"
+            screen.console().print(
+                f"without the best {len(one.heads)}: {one.effect:.3f} {table.unit}; "
+                f"without as many random heads: {random}\n"
+            )
+    if not table.roles:
+        screen.console().print(f"no head of {plain(name)} is above its threshold in any role")
+    for role, reason in table.not_measured.items():
+        screen.note(f"{role} was not measured: {reason}")
+
+
+def _show_link(table: LinkTable) -> None:
+    numbers = ["weight", "other words", "threshold", "z", "p", "without it", "in a random head"]
+    lines = screen.table("head", *numbers, "", right=numbers)
+    for row in table.rows[:RANKED]:
+        cells = (_number(row.weight), _number(row.null), _number(row.threshold), _number(row.z, 1), _number(row.p, 3))
+        mark = "linked" if row.above else ""
+        lines.add_row(row.name, *cells, _number(row.effect, 3), _number(row.random_effect, 3), mark)
+    title = f"from {plain(table.query)} to {plain(table.key)}: {len(table.above)} of {len(table.rows)} heads"
+    screen.show(lines, title)
+    best = "in the best of them" if table.above else "in the first four"
+    random = ", ".join(f"{lost:.3f}" for lost in table.random) or "none left"
+    screen.console().print(
+        f"without the link {best}: {table.effect:.3f} {table.unit}; in as many random heads: {random}"
+    )
+
+
+def _save(model: Model, table: HeadTable, text: str | None, name: str, path: Path) -> None:
+    from triptych.page import write
+    from triptych.page.heads import heads_page
+
+    write(path, heads_page(model, table, name, text))
+    screen.note(f"wrote {path}; open it in a browser")

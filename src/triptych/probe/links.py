@@ -1,0 +1,250 @@
+"""Which heads link two words of a text: every head ranked by its weight from the one to the other, beside a null."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.probe.reads_and_edits import Read
+from triptych.probe.role_ablation import Ablation, Effect, Head, unit
+from triptych.probe.role_scores import FAMILY, FLOOR, HeadLayer, Probed, Stack, attentions
+from triptych.probe.role_texts import TEXTS, HeadSample, Word, ordinary_ids, place, words_of
+
+DRAWS = 120  # texts with another word in the place of each of the two: one of them is below 1%
+TOKENS = 1024  # of rows that are read at once
+LONGEST = 256  # tokens of the text
+SPREAD = 0.2  # least standard deviation of a null: else heads that read neither word stand far out by a few percent
+ABLATED, TOGETHER = 6, 12  # best heads whose link is cut, one by one and together
+UNPROVEN = 4  # heads whose link is cut where none is above its threshold
+
+
+@dataclass(frozen=True)
+class LinkScore:
+    """The link in one head.
+
+    weight     on all tokens of the word that is read, mean over those of the word that reads (Clark et al. 2019).
+    null       the mean weight between the same places with another word in either: the larger of the two.
+    z, p       the smaller distance from those in their standard deviations, and the probability that any head comes as
+               far by chance.
+    effect     what is lost at the word that reads when this head cannot see the other; `random_effect`, when random
+               heads of its layer cannot.  None where it was not measured.
+    """
+
+    stack: Stack
+    layer: int
+    head: int
+    weight: float
+    null: float
+    threshold: float
+    z: float
+    p: float
+    effect: float | None = None
+    random_effect: float | None = None
+
+    @property
+    def above(self) -> bool:
+        """Whether this head links the two words, and not just their places or one of them with any word."""
+        return self.weight >= self.threshold and self.p <= FAMILY
+
+    @property
+    def name(self) -> str:
+        return f"{self.stack} {self.layer}.{self.head}"
+
+
+@dataclass(frozen=True, eq=False)
+class LinkTable:
+    """All heads by how far their weight between two words is above the null, the farthest first.
+
+    `effect` is what is lost when the best heads together cannot see the link, `random` in draws of as many random heads
+    of the same layers.  The best are those above their threshold, or the first four where there are none.
+    """
+
+    query: str
+    key: str
+    tokens: tuple[str, ...]  #: of the row that is read, with `places` of both words
+    places: tuple[tuple[int, ...], tuple[int, ...]]
+    rows: tuple[LinkScore, ...]
+    effect: float
+    random: tuple[float, ...]
+    unit: str
+    draws: int
+
+    @property
+    def above(self) -> list[LinkScore]:
+        """The heads that link the words."""
+        return [row for row in self.rows if row.above]
+
+    @property
+    def beyond_random(self) -> bool:
+        """Whether more is lost without the link in these heads than in every draw of random ones."""
+        return bool(self.random) and self.effect > max(self.random)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        rows = [asdict(row) | {"above": row.above} for row in self.rows]
+        return {
+            "query": self.query, "key": self.key, "tokens": list(self.tokens),
+            "places": [list(places) for places in self.places], "draws": self.draws, "family_wise": FAMILY,
+            "unit": self.unit, "effect": self.effect, "random": list(self.random), "heads": rows,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        lines = [f"LinkTable from {self.query!r} to {self.key!r}: {len(self.above)} of {len(self.rows)} heads"]
+        lines += [f"  {row.name}: {row.weight:.2f}, null {row.null:.2f}, z {row.z:.1f}" for row in self.rows[:8]]
+        return "\n".join(lines)
+
+
+def link(
+    model: Probed,
+    text: str | Sequence[int],
+    query: Word,
+    key: Word,
+    target: str | Sequence[int] | None = None,
+    *,
+    seed: int = 0,
+    on_progress: Callable[[str], None] | None = None,
+) -> LinkTable:
+    """Rank every head by the weight that the word `query` gives the word `key`; see `Model.link`."""
+    progress = on_progress or (lambda stage: None)
+    both = model.spec.layout == "encoder-decoder"
+    if target is not None and not both:
+        raise InputError(f"a target is for encoder-decoders; this is a {model.spec.layout}")
+    sample, places, of_query = _located(model, text, query, key, target)
+    stack: Stack = "cross" if target is not None else "encoder" if model.spec.layout != "decoder" else "decoder"
+    layers = [one for one in attentions(model.spec) if one.stack == stack]
+    noise = np.random.default_rng([seed, 3])
+    progress(f"reading the text with {2 * DRAWS} other words")
+    with torch.no_grad():
+        whole = _weights(model, layers, [sample], places)
+        own = [sample.ids[i] for i in places[1]]
+        present = {*sample.ids, *(sample.target or ())}
+        keys = [_with(sample, places[1], word, False) for word in _others(model, own, present, noise)]
+        reading = [(sample.target if of_query else sample.ids or [])[i] for i in places[0]]  # type: ignore[index]
+        queries = [_with(sample, places[0], word, of_query) for word in _others(model, reading, present, noise)]
+        null = [_weights(model, layers, samples, places) for samples in (keys, queries)]
+        progress("cutting the link")
+        rows, best = _scored(layers, whole[0], null)
+        every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
+        others = [head for head in every if head not in best]
+        measured = [0] if both and target is None else places[0]  # the decoder's start, where the link is the encoder's
+        ablation = Ablation(model, [sample], [measured], copied=False, hidden=places[1], at=places[0])
+        groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ABLATED])]
+        effects = ablation.effects(groups, others, np.random.default_rng([seed, 4]))
+    rows = [_with_effect(row, effects[1:]) for row in rows]
+    rows.sort(key=lambda row: (not row.above, -row.z))
+    read = sample.ids if sample.target is None or not of_query else sample.target
+    names = [str(i) for i in read] if model.tokenizer is None else model.tokenizer.tokens(read)
+    return LinkTable(
+        str(query), str(key), tuple(names), (tuple(places[0]), tuple(places[1])), tuple(rows),
+        effects[0].lost, effects[0].random, unit(model.spec), DRAWS,
+    )  # fmt: skip
+
+
+def _located(
+    model: Probed, text: str | Sequence[int], query: Word, key: Word, target: str | Sequence[int] | None
+) -> tuple[HeadSample, tuple[list[int], list[int]], bool]:
+    """The row, the token places of both words, and whether the word that reads stands in the target."""
+    ids, words = words_of(text, model.tokenizer)
+    model.ids([ids])  # checks them
+    start = [model.spec.ids.start or 0]
+    output = None if model.spec.layout != "encoder-decoder" else start
+    query_words = words
+    if target is not None:
+        row, query_words = words_of(target, model.tokenizer)
+        output = [*start, *row]
+        query_words = [(word, [at + 1 for at in places]) for word, places in query_words]
+    places = place(query, query_words), place(key, words)
+    if target is None and places[0] == places[1]:
+        raise InputError(f"{query!r} and {key!r} are the same place of the text; give two words")
+    if model.spec.layout == "decoder":
+        if min(places[0]) <= max(places[1]):
+            raise InputError(
+                f"{query!r} does not stand after {key!r}, and a decoder reads only what came before; the word that "
+                f"reads comes first, so write {key}:{query}"
+            )
+        ids = ids[: max(places[0]) + 1]  # what follows is not seen by either
+    if max(len(ids), len(output or ())) > LONGEST:
+        raise InputError(f"the text has {len(ids)} tokens and a link is measured in at most {LONGEST}; give a sentence")
+    return HeadSample(ids, output, "text"), places, target is not None
+
+
+def _others(model: Probed, own: list[int], present: set[int], noise: np.random.Generator) -> list[list[int]]:
+    """Other words of as many tokens that the text does not have, of the built-in texts; of the vocabulary without a
+    tokenizer."""
+    n = len(own)
+    pool: list[list[int]] = []
+    if model.tokenizer is not None:
+        for text in TEXTS:
+            ids, words = words_of(text, model.tokenizer)
+            pool += [[ids[i] for i in at] for word, at in words if word.isalpha() and len(at) == n]
+    distinct = {tuple(word) for word in pool if not present & set(word)}
+    if len(distinct) < 24:
+        ordinary = [i for i in ordinary_ids(model.spec, model.tokenizer) if i not in present]
+        return [noise.choice(ordinary, n).tolist() for _ in range(DRAWS)]
+    words_in_order = sorted(distinct)
+    return [list(words_in_order[i]) for i in noise.integers(len(words_in_order), size=DRAWS)]
+
+
+def _with(sample: HeadSample, at: list[int], word: list[int], in_target: bool) -> HeadSample:
+    row = list((sample.target if in_target else sample.ids) or ())
+    for i, token in zip(at, word, strict=True):
+        row[i] = token
+    return HeadSample(sample.ids, row, "text") if in_target else HeadSample(row, sample.target, "text")
+
+
+def _weights(
+    model: Probed, layers: list[HeadLayer], samples: list[HeadSample], places: tuple[list[int], list[int]]
+) -> Tensor:
+    """`[samples, heads of all layers]`: the weight between the places."""
+    every = []
+    at_once = max(1, TOKENS // len(samples[0].ids))
+    for start in range(0, len(samples), at_once):
+        some = samples[start : start + at_once]
+        targets = None if some[0].target is None else [sample.target for sample in some]
+        read = [Read(f"{one.name}.pattern", at=places[0]) for one in layers]
+        trace = model.trace([sample.ids for sample in some], targets, read=read)
+        columns = []
+        for one in layers:
+            rows = [p[:, :, places[1]].sum(-1).mean(-1) for p in trace[f"{one.name}.pattern"]]
+            columns.append(torch.stack(rows).float().cpu())
+        every.append(torch.cat(columns, 1))
+    return torch.cat(every)
+
+
+def _scored(layers: list[HeadLayer], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[Head]]:
+    """Each head's link, and the heads whose link is cut, the farthest from the null first."""
+    limits, zs, ps, means = [], [], [], []
+    for draws in null:
+        mean, spread = draws.mean(0), draws.std(0).clamp_min(SPREAD)
+        highest = ((draws - mean) / spread).amax(1).sort(descending=True).values
+        rank = int(FAMILY * (1 + len(draws)))
+        z = (weight - mean) / spread
+        zs.append(z)
+        ps.append((1 + (highest[:, None] >= z).sum(0)) / (1 + len(draws)))
+        means.append(mean)
+        limits.append(torch.maximum(mean + highest[max(rank - 1, 0)] * spread, mean + FLOOR * (1 - mean)))
+    z, p = torch.minimum(*zs), torch.maximum(*ps)
+    limit, mean = torch.maximum(*limits), torch.maximum(*means)
+    heads: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
+    rows = [
+        LinkScore(at.stack, at.layer, head, *(float(x[i]) for x in (weight, mean, limit, z, p)))
+        for i, (at, head) in enumerate(heads)
+    ]
+    order = sorted(range(len(rows)), key=lambda i: -rows[i].z)
+    above = [i for i in order if rows[i].above]
+    return rows, [heads[i] for i in above or order[:UNPROVEN]]
+
+
+def _with_effect(row: LinkScore, effects: Sequence[Effect]) -> LinkScore:
+    for one in effects:
+        ((at, head),) = one.heads
+        if (at.layer, head) == (row.layer, row.head):
+            random = sum(one.random) / len(one.random) if one.random else None
+            return LinkScore(**(asdict(row) | {"effect": one.lost, "random_effect": random}))
+    return row

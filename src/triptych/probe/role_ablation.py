@@ -1,0 +1,155 @@
+"""What a model's output loses without certain heads, beside as many random heads of the same layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.probe.reads_and_edits import Edit, Read, Where, zero
+from triptych.probe.role_scores import HeadLayer, Probed
+from triptych.probe.role_texts import HeadSample
+from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
+
+TOKENS = 640  # of all rows that run at once
+RANDOM = 4  # draws of random heads for several heads together, and half of that for one head
+ROWS = 2  # samples on which an ablation is measured; of links, of which each has a query or two, five times as many
+
+Head = tuple[HeadLayer, int]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What was lost without `heads`, and without as many random heads of the same layers: the mean of each draw."""
+
+    heads: tuple[Head, ...]
+    lost: float
+    random: tuple[float, ...]
+
+
+def unit(spec: ModelSpec) -> str:
+    """What an effect is measured in: see `Ablation`."""
+    return "nats" if isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec) else "cosine distance"
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """Ablations measured at the queries of one role.
+
+    A model that predicts tokens loses KL(whole || ablated) in nats, mean over the queries; at `copied` queries, after
+    which the text says a token again, what the logarithm of that token's probability loses.  Another model loses
+    1 - cosine of its last vectors.  In an encoder beside a decoder, all outputs of the decoder count.
+
+    With `hidden` keys a head is not removed: only the positions `at`, by default the queries, cannot see these keys.
+    """
+
+    model: Probed
+    samples: list[HeadSample]
+    queries: list[list[int]]
+    copied: bool
+    hidden: list[int] | None = None
+    at: list[int] | None = None
+
+    @staticmethod
+    def of(
+        model: Probed, samples: list[HeadSample], queries: dict[str, dict[int, list[int]]], copied: bool
+    ) -> Ablation:
+        by_row: dict[int, set[int]] = {}
+        for stack, rows in queries.items():
+            for r, positions in rows.items():
+                whole = stack == "encoder" and model.spec.layout == "encoder-decoder"
+                by_row.setdefault(r, set()).update(range(len(samples[r].target or ())) if whole else positions)
+        limit = ROWS * 5 if by_row and all(samples[r].kind == "linked" for r in by_row) else ROWS
+        chosen = sorted(by_row)[:limit]
+        return Ablation(model, [samples[r] for r in chosen], [sorted(by_row[r]) for r in chosen], copied)
+
+    def effects(
+        self, groups: Sequence[tuple[Head, ...]], others: Sequence[Head], noise: np.random.Generator
+    ) -> list[Effect]:
+        """Each group beside draws of as many `others`, of the same layers where there are enough."""
+        variants: list[tuple[Head, ...]] = [()]
+        matched: list[list[int]] = []
+        for group in groups:
+            matched.append([])
+            variants.append(group)
+            for _ in range(RANDOM if len(group) > 1 else RANDOM // 2):
+                drawn = _matched(group, [one for one in others if one not in group], noise)
+                if drawn not in variants:
+                    variants.append(drawn)
+                matched[-1].append(variants.index(drawn))
+        lost = self._lost(variants)
+        return [
+            Effect(group, lost[variants.index(group)], tuple(lost[i] for i in draws if variants[i]))
+            for group, draws in zip(groups, matched, strict=True)
+        ]
+
+    def _lost(self, variants: list[tuple[Head, ...]]) -> list[float]:
+        """For each variant what is lost without its heads; the first is the whole model."""
+        whole: list[Tensor] = []
+        every: list[float] = []
+        size = sum(len(sample.ids) + len(sample.target or ()) for sample in self.samples)
+        at_once = max(1, TOKENS // size)
+        for start in range(0, len(variants), at_once):
+            for outputs in self._outputs(variants[start : start + at_once]):
+                whole = whole or outputs
+                losses = [self._loss(*row) for row in zip(self.samples, self.queries, whole, outputs, strict=True)]
+                every.append(float(torch.cat(losses).mean()))
+        return every
+
+    def _outputs(self, variants: Sequence[tuple[Head, ...]]) -> list[list[Tensor]]:
+        """For each variant the output of each sample at its queries: log-probabilities or vectors."""
+        edits: list[Edit] = []
+        n = len(self.samples)
+        for i, heads in enumerate(variants):
+            items = list(range(i * n, (i + 1) * n))
+            for attention in dict.fromkeys(attention for attention, _ in heads):
+                cut = [head for at, head in heads if at == attention]
+                edits.append(self._edit(attention, items, cut))
+        rows = [sample.ids for sample in self.samples] * len(variants)
+        targets = None if self.samples[0].target is None else [s.target for s in self.samples] * len(variants)
+        predicts = unit(self.model.spec) == "nats"
+        last = "decoder.final" if targets is not None else "final"
+        read = [] if predicts else [Read(last)]
+        trace = self.model.trace(rows, targets, read=read, edit=edits, allow_null=True)
+        values = trace.logits if predicts else trace[last]
+        every = [value[self.queries[i % n]].float() for i, value in enumerate(values)]
+        every = [value.log_softmax(-1) for value in every] if predicts else every
+        return [every[i : i + n] for i in range(0, len(every), n)]
+
+    def _edit(self, attention: HeadLayer, items: list[int], heads: list[int]) -> Edit:
+        """Without the heads, or with the hidden keys out of their sight, in these rows."""
+        if self.hidden is None:
+            return zero(f"{attention.name}.z", items=items, heads=heads)
+        keys = torch.tensor(self.hidden)
+
+        def hide(scores: Tensor, where: Where) -> Tensor:
+            return scores.index_fill(-1, keys.to(scores.device), -torch.inf)
+
+        at = self.queries[0] if self.at is None else self.at
+        return Edit(f"{attention.name}.scores", hide, items=items, at=at, heads=heads)
+
+    def _loss(self, sample: HeadSample, queries: list[int], whole: Tensor, ablated: Tensor) -> Tensor:
+        """`[t]`: what is lost at each query."""
+        if unit(self.model.spec) != "nats":
+            return 1 - torch.cosine_similarity(whole, ablated, dim=-1)
+        ids = sample.ids if sample.target is None else sample.target
+        if self.copied:
+            follows = torch.tensor([ids[t + 1] for t in queries], device=whole.device)[:, None]
+            return (whole - ablated).gather(1, follows)[:, 0]
+        return (whole.exp() * (whole - ablated)).sum(-1)
+
+
+def _matched(group: Sequence[Head], others: Sequence[Head], noise: np.random.Generator) -> tuple[Head, ...]:
+    """As many random heads as `group` has in each layer; from the nearest layers where a layer has too few."""
+    drawn: list[Head] = []
+    for attention, _ in group:
+        free = [one for one in others if one not in drawn and one[0].stack == attention.stack]
+        if not free:
+            break
+        nearest = min(abs(one[0].layer - attention.layer) for one in free)
+        near = [one for one in free if abs(one[0].layer - attention.layer) == nearest]
+        drawn.append(near[int(noise.integers(len(near)))])
+    return tuple(sorted(drawn, key=lambda head: (head[0].name, head[1])))

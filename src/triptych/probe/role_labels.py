@@ -1,0 +1,332 @@
+"""For each role the keys that it reads, as weights over all places of the attention patterns, and random ones beside.
+
+A role's score is linear in a head's pattern: the mean, over the queries that the role has, of the weight on its keys.
+So a role is a sparse row over the places (sample, query, key), and its null distribution are more such rows, in which
+other keys stand in place of the role's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.probe.role_texts import HeadSample
+
+DRAWS = 1600  # random rows a role: with 16 roles, 1% of them all
+FARTHEST = 8  # offset that is searched
+NEAR, FAR = 4, 16  # places: `local` is at most the one, `long-range` at least the other
+QUERIES = 160  # of a role whose null is drawn; more are thinned
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What the heads of one kind read: for each sample its queries, its keys, and which of them each query sees."""
+
+    stack: Literal["encoder", "decoder", "cross"]
+    samples: list[HeadSample]
+    queries: list[list[int]]
+    keys: list[list[int]]
+    visible: list[NDArray[np.bool_]]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where the pattern of each sample, `[T, S]` row by row, begins among the places."""
+        sizes = [len(q) * len(k) for q, k in zip(self.queries, self.keys, strict=True)]
+        return [0, *np.cumsum(sizes).tolist()]
+
+    @cached_property
+    def even(self) -> Tensor:
+        """`[places]`: the weights of a head that reads all visible keys alike."""
+        every = [(mask / np.maximum(mask.sum(1, keepdims=True), 1)).ravel() for mask in self.visible]
+        return torch.from_numpy(np.concatenate(every).astype(np.float32))
+
+    @cached_property
+    def _layout(self) -> tuple[Ints, Ints]:
+        return np.array(self.starts), np.array([len(k) for k in self.keys])
+
+    def places(self, sample: Ints | int, t: Ints | int, s: Ints | int) -> Ints:
+        """Where the weights of these samples, queries and keys stand."""
+        starts, widths = self._layout
+        return np.asarray(starts[sample] + t * widths[sample] + s, dtype=np.int64)
+
+    def of_kind(self, *kinds: str) -> list[int]:
+        return [i for i, sample in enumerate(self.samples) if sample.kind in kinds]
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """One role over the places of a view.
+
+    matrix       sparse `[(1 + draws) * K, places]`: the role, then the draws; each with its K alternatives.
+    offsets      of each alternative, for the role that searches the best one.
+    queries      for some samples the positions of the role's queries: where an ablation is measured.
+    """
+
+    role: str
+    matrix: Tensor
+    draws: int
+    offsets: tuple[int, ...]
+    queries: dict[int, list[int]]
+
+    def scores(self, patterns: Tensor) -> Tensor:
+        """`patterns` `[places, H]` -> `[1 + draws, K, H]`."""
+        return (self.matrix @ patterns).view(1 + self.draws, len(self.offsets), -1)
+
+
+def label(role: str, view: View, types: dict[str, set[int]], noise: np.random.Generator) -> Labels | None:
+    """The labels of a role, or None where the rows have too few queries for it.
+
+    `types` are the token ids of the roles that read certain tokens (delimiter, boundary, rare).
+    """
+    if role in ("previous", "next", "offset"):
+        return _offsets(role, view, noise)
+    if role == "first":
+        return _first(view, noise)
+    if role in types:
+        return _types(role, view, types[role], noise)
+    if role in ("duplicate", "induction"):
+        return _repeated(role, view, noise)
+    if role in ("local", "long-range"):
+        return _distance(role, view)
+    return _links(role, view, noise)
+
+
+def _matrix(
+    rows: Sequence[Ints], columns: Sequence[Ints], values: Sequence[NDArray[np.float32]], shape: tuple[int, int]
+) -> Tensor:
+    """A sparse matrix of entries, those of one place added."""
+    index = torch.from_numpy(np.stack([np.concatenate(rows), np.concatenate(columns)]))
+    weights = torch.from_numpy(np.concatenate(values).astype(np.float32))
+    entries = torch.sparse_coo_tensor(index, weights, shape, check_invariants=False).coalesce()
+    with warnings.catch_warnings():  # that compressed rows are new in torch; they multiply several times as fast
+        warnings.simplefilter("ignore", UserWarning)
+        return entries.to_sparse_csr()
+
+
+def _of_sets(draws: Sequence[int], sets: Sequence[Ints], weights: Sequence[float], view: View) -> Tensor:
+    """The matrix of sets of places that each belong to one draw and weigh the same."""
+    sizes = [len(one) for one in sets]
+    rows = np.repeat(np.array(draws, dtype=np.int64), sizes)
+    values = np.repeat(np.array(weights, dtype=np.float32), sizes)
+    return _matrix([rows], [np.concatenate(sets)], [values], (1 + DRAWS, view.starts[-1]))
+
+
+def _of_queries(
+    role: str, view: View, at: NDArray[np.int64], keys: Sequence[Ints], offsets: tuple[int, ...],
+    draw: Callable[[Ints], Ints], draws: int = DRAWS,
+) -> Labels:  # fmt: skip
+    """A role with one key a query.  `at` `[n, 2]` are samples and queries; `keys` for each alternative `[n]` key places
+    or -1; `draw` gives for numbers of queries random places instead."""
+    k, size = len(offsets), view.starts[-1]
+    rows, columns, values = [], [], []
+    for i, own in enumerate(keys):
+        used = np.flatnonzero(own >= 0)
+        rows.append(np.full(len(used), i))
+        columns.append(view.places(at[used, 0], at[used, 1], own[used]))
+        values.append(np.full(len(used), 1 / len(used), np.float32))
+        every = np.tile(used, draws)
+        rows.append(np.repeat((np.arange(draws) + 1) * k + i, len(used)))
+        columns.append(draw(every))
+        values.append(np.full(len(every), 1 / len(used), np.float32))
+    matrix = _matrix(rows, columns, values, ((1 + draws) * k, size))
+    return Labels(role, matrix, draws, offsets, _positions(at))
+
+
+def _positions(at: Ints) -> dict[int, list[int]]:
+    """The queries of each sample."""
+    return {int(r): sorted({int(t) for t in at[at[:, 0] == r, 1]}) for r in np.unique(at[:, 0])}
+
+
+def _thin(at: Ints, limit: int, noise: np.random.Generator) -> Ints:
+    return at if len(at) <= limit else at[np.sort(noise.choice(len(at), limit, replace=False))]
+
+
+def _offsets(role: str, view: View, noise: np.random.Generator) -> Labels | None:
+    """One key at a fixed offset; the null reads a random visible key of each query."""
+    near = [d for d in range(2, FARTHEST + 1) if d <= max(map(len, view.queries)) // 3]
+    steps = {"previous": [-1], "next": [1]}.get(role, [-d for d in near] + near)
+    at = _queries(view, view.of_kind("text", "control"), least=3)
+    at = _thin(at, QUERIES if len(steps) == 1 else 64, noise)
+    keys, kept = [], []
+    for step in steps:
+        s = at[:, 1] + step
+        ok = np.array(
+            [0 < k < len(view.keys[r]) and bool(view.visible[r][t, k]) for (r, t), k in zip(at, s, strict=True)]
+        )
+        if len(at) and ok.sum() >= 3:
+            keys.append(np.where(ok, s, -1))
+            kept.append(step)
+    if not kept:
+        return None
+    return _of_queries(role, view, at, keys, tuple(kept), _any_key(view, at, noise))
+
+
+def _queries(view: View, samples: Sequence[int], least: int) -> Ints:
+    """`[n, 2]` samples and queries that see at least so many keys."""
+    pairs = [(r, t) for r in samples for t in np.flatnonzero(view.visible[r].sum(1) >= least)]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _any_key(view: View, at: Ints, noise: np.random.Generator) -> Callable[[Ints], Ints]:
+    """Places of random visible keys of queries."""
+    seen = [np.flatnonzero(view.visible[r][t]) for r, t in at]
+    padded = np.zeros((len(seen), max(map(len, seen))), np.int64)
+    for i, keys in enumerate(seen):
+        padded[i, : len(keys)] = keys
+    counts = np.array([len(keys) for keys in seen])
+
+    def draw(which: Ints) -> Ints:
+        chosen = padded[which, (noise.random(len(which)) * counts[which]).astype(np.int64)]
+        return view.places(at[which, 0], at[which, 1], chosen)
+
+    return draw
+
+
+def _first(view: View, noise: np.random.Generator) -> Labels | None:
+    """All queries of a sample on its first key; the null on one other key of each sample.  Samples weigh the same.
+
+    Where a special token stands before every text, only the samples without it count: in the others the place of a key
+    and what it says are the same for all samples, and a head that happens to like that token would stand out.
+    """
+    kinds = ("bare",) if view.of_kind("bare") else ("text", "control", "repeated")
+    samples = [r for r in view.of_kind(*kinds) if len(view.keys[r]) >= 8]
+    per: list[list[Ints]] = []  # for each sample and key, its places with the queries after it
+    for r in samples:
+        of_key = []
+        for s in range(len(view.keys[r]) // 2):
+            after = view.visible[r][:, s] & (np.arange(len(view.queries[r])) > (s if view.stack != "cross" else -1))
+            t = np.flatnonzero(after)[:: max(1, int(after.sum()) // 16)]
+            of_key.append(view.places(r, t, s))
+        if len(of_key[0]) >= 3 and len(of_key) > 2:
+            per.append(of_key)
+    if not per:
+        return None
+    rows, columns, values = [], [], []
+    for of_key in per:
+        usable = [s for s in range(1, len(of_key)) if len(of_key[s])] or [0]
+        drawn = np.array(usable)[noise.integers(len(usable), size=DRAWS)]
+        for draw, s in enumerate([0, *drawn.tolist()]):
+            rows.append(draw)
+            columns.append(of_key[s])
+            values.append(1 / len(of_key[s]) / len(per))
+    at = _queries(view, samples[:4], least=4)
+    return Labels("first", _of_sets(rows, columns, values, view), DRAWS, (0,), _positions(at))
+
+
+def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) -> Labels | None:
+    """Keys of certain token types, the first key of a row excepted; the null are as many other types, drawn from all
+    of them, so that a head that happens to like one token does not stand out."""
+    samples = view.of_kind("text")
+    every = sorted({token for r in samples for token in view.keys[r][1:]})
+    own = [token for token in every if token in wanted]
+    if not own or len(every) < 3 * len(own):
+        return None
+    at = []
+    for r in samples:
+        marked = np.isin(view.keys[r], own)
+        marked[0] = False
+        at += [(r, t) for t in np.flatnonzero((view.visible[r] & marked).any(1)) if view.visible[r][t].sum() >= 4]
+    if len(at) < 4:
+        return None
+    chosen = _thin(np.array(at, dtype=np.int64), QUERIES, noise)
+    number = {token: i for i, token in enumerate(every)}
+    of_type: list[list[int]] = [[] for _ in every]  # the places of each type, over all chosen queries
+    for r, t in chosen.tolist():
+        for s in np.flatnonzero(view.visible[r][t]).tolist():
+            if s:
+                of_type[number[view.keys[r][s]]].append(view.starts[r] + t * len(view.keys[r]) + s)
+    places = [np.array(one, dtype=np.int64) for one in of_type]
+    real = {number[token] for token in own}
+    shared = (len(real) + 1) // 2 if len(real) > 1 else 0  # of the role's types, the most that a draw may contain
+    rows, columns = [], []
+    for draw in range(1 + DRAWS):
+        types = real
+        while draw and len(real & types) > shared:
+            types = set(noise.choice(len(every), len(real), replace=False).tolist())
+        for one in sorted(types):
+            rows.append(draw)
+            columns.append(places[one])
+    matrix = _of_sets(rows, columns, [1 / len(chosen)] * len(columns), view)
+    return Labels(role, matrix, DRAWS, (0,), _positions(chosen))
+
+
+def _repeated(role: str, view: View, noise: np.random.Generator) -> Labels | None:
+    """From the second occurrence of a token to the first (duplicate) or to the token after that (induction); the null
+    at the same places of rows in which nothing is repeated."""
+    side = 0 if view.stack == "encoder" or view.samples[0].target is None else 1
+    ahead = 1 if role == "induction" else 0
+    rows = view.of_kind("repeated")
+    at, keys, fakes = [], [], []
+    for r in rows:
+        half, start = view.samples[r].half, view.samples[r].start[side]
+        for t in range(start + half + 1, start + 2 * half - 1):  # not the ends, where the other role's key is missing
+            s = t - half + ahead
+            if view.visible[r][t, s] and view.samples[r + 1].kind == "control":
+                at.append((r, t))
+                keys.append(s)
+                fakes.append(int(view.places(r + 1, t, s)))
+    if len(at) < 8:
+        return None
+    same = np.array(fakes)
+
+    def draw(which: Ints) -> Ints:
+        return np.asarray(same[noise.integers(len(same), size=len(which))])
+
+    return _of_queries(role, view, np.array(at), [np.array(keys)], (0,), draw)
+
+
+def _distance(role: str, view: View) -> Labels | None:
+    """Keys at most `NEAR` places away, or at least `FAR` but for the first key of a row; compared with even weights."""
+    at, rows = [], []
+    for r in view.of_kind("text", "control"):
+        apart = np.abs(np.arange(len(view.queries[r]))[:, None] - np.arange(len(view.keys[r])))
+        inside = view.visible[r] & (apart <= NEAR if role == "local" else apart >= FAR)
+        outside = view.visible[r] & ~inside
+        if role == "long-range":
+            inside[:, 0] = False
+        for t in np.flatnonzero((inside.sum(1) >= 4) & (outside.sum(1) >= 4)).tolist():
+            at.append((r, t))
+            rows.append(view.places(r, t, np.flatnonzero(inside[t])))
+    if len(at) < 8:
+        return None
+    columns = [np.concatenate(rows)]
+    matrix = _matrix([np.zeros_like(columns[0])], columns, [np.full(len(columns[0]), 1 / len(at), np.float32)],
+                     (1, view.starts[-1]))  # fmt: skip
+    return Labels(role, matrix, 0, (0,), _positions(np.array(at)))
+
+
+def _links(role: str, view: View, noise: np.random.Generator) -> Labels | None:
+    """From one word to another: the weight on all tokens of the one, mean over those of the other (Clark et al. 2019).
+    The null are the same distances at other places of the texts."""
+    pairs = [(r, *pair) for r, sample in enumerate(view.samples) for pair in sample.links.get(role, ())]
+    pairs = [one for one in pairs if all(view.visible[one[0]][t, s] for t in one[1] for s in one[2])]
+    if not pairs:
+        return None
+    elsewhere = view.of_kind("text", "linked")
+    rows, columns, values = [], [], []
+    for r, query, key in pairs:
+        low, high = min(query + key), max(query + key)
+        other = [  # the key is never the first of its row, which many heads read for no reason of the text
+            (o, shift) for o in elsewhere for shift in range(1 - low, len(view.keys[o]) - high)
+            if (o, shift) != (r, 0) and view.visible[o][query[0] + shift, key[0] + shift]
+        ]  # fmt: skip
+        if len(other) < 8:
+            return None
+        drawn = np.array([(r, 0), *other])[[0, *(1 + noise.integers(len(other), size=DRAWS))]]
+        for t in query:
+            for s in key:
+                rows.append(np.arange(1 + DRAWS))
+                columns.append(view.places(drawn[:, 0], t + drawn[:, 1], s + drawn[:, 1]))
+                values.append(np.full(1 + DRAWS, 1 / len(query) / len(pairs), np.float32))
+    at = np.array([(r, t) for r, query, _ in pairs for t in query])
+    return Labels(role, _matrix(rows, columns, values, (1 + DRAWS, view.starts[-1])), DRAWS, (0,), _positions(at))

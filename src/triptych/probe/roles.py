@@ -1,0 +1,235 @@
+"""What each attention head does: its scores in a list of roles, each beside a null, and what is lost without it.
+
+A role counts where its score is above a threshold that a head without the role passes with a probability of 1% over
+all heads and roles.  A score says where a head looks; the ablation beside it says whether the model needs that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from triptych.errors import InputError, nearest, shown
+from triptych.probe.role_ablation import Ablation, Effect, Head, unit
+from triptych.probe.role_scores import (
+    CROSS_ROLES,
+    SELF_ROLES,
+    HeadLayer,
+    Probed,
+    RoleScores,
+    Stack,
+    attentions,
+    score_all,
+)  # fmt: skip
+from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
+from triptych.probe.role_texts import (
+    CUT,
+    LINKS,
+    TEXTS,
+    HeadSample,
+    Link,
+    linked_samples,
+    punctuation,
+    random_samples,
+)  # fmt: skip
+
+TOGETHER = 8  # heads of a role, at most, that are ablated together
+RARE = 0.1  # of the token types of the texts
+
+
+def heads(
+    model: Probed,
+    texts: Any = None,
+    targets: Any = None,
+    *,
+    roles: Sequence[str] | None = None,
+    links: dict[str, Sequence[Link]] | None = None,
+    delimiters: Sequence[int] | None = None,
+    boundaries: Sequence[int] | None = None,
+    ablate: int = 3,
+    seed: int = 0,
+    on_progress: Callable[[str], None] | None = None,
+) -> HeadTable:
+    """Score every attention head; see `Model.heads`.  An encoder-decoder with texts takes their targets too."""
+    progress = on_progress or (lambda stage: None)
+    pairs: dict[str, Sequence[Link]] = {**LINKS, **_checked_links(links)}
+    wanted = _checked_roles(roles, pairs)
+    _checked_count("ablate", ablate)
+    _checked_count("seed", seed)
+    samples = _samples(model, texts, targets, seed)
+    own = () if links is None else tuple(links)
+    linked = {role: pairs[role] for role in wanted if role in pairs}
+    samples += linked_samples(linked, model.spec, model.tokenizer, strict=own)
+    if not samples:
+        raise InputError("there is no text to score heads on; give texts=, or use a model with a larger vocabulary")
+    if not attentions(model.spec):
+        raise InputError("no layer of this model has attention weights")
+    types = _types(model, samples, delimiters, boundaries)
+    progress("reading the patterns")
+    with torch.no_grad():
+        scores = score_all(model, samples, wanted, types, seed)
+        progress("ablating heads")
+        effects, together = _ablated(model, samples, scores, ablate, seed, progress)
+    rows = [row for role in wanted if role in scores for row in _rows(scores[role], len(wanted), effects)]
+    place = {one.name: i for i, one in enumerate(attentions(model.spec))}
+    rows.sort(key=lambda row: (place[_site(model, row)], row.head))
+    missing = {role: _why_not(role, model) for role in wanted if role not in scores}
+    count = {role: sum(len(sample.links.get(role, ())) for sample in samples) for role in linked}
+    return HeadTable(tuple(rows), tuple(together), missing, unit(model.spec), seed, count)
+
+
+def _checked_roles(roles: Sequence[str] | None, links: dict[str, Sequence[Link]]) -> list[str]:
+    """The roles to score, each once.  Raises InputError for an empty list and for what is no role."""
+    known = list(dict.fromkeys([*ROLES, *links]))
+    if roles is None:
+        return known
+    if isinstance(roles, str) or not isinstance(roles, Sequence) or not roles:
+        raise InputError(f"roles= must be a list of roles, not {shown(roles)}; they are {', '.join(known)}")
+    for role in roles:
+        if role not in known:
+            raise InputError(f"there is no role {shown(role)}{nearest(str(role), known)}; roles are {', '.join(known)}")
+    return list(dict.fromkeys(roles))
+
+
+def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequence[Link]]:
+    """Raises InputError for anything but lists of (text, word that reads, word that is read) by role."""
+    for role, every in (links or {}).items():
+        if role in SELF_ROLES or role in CROSS_ROLES:
+            raise InputError(f"links={{{role!r}: ...}}: this is another role; choose a name of your own")
+        if not isinstance(every, list | tuple) or not every:
+            raise InputError(f"links[{role!r}] must be a list of (text, word that reads, word that is read)")
+        for one in every:
+            if not isinstance(one, list | tuple) or len(one) != 3:
+                raise InputError(f"links[{role!r}]: {shown(one)} is no (text, word that reads, word that is read)")
+    return links or {}
+
+
+def _checked_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"{name}={shown(value)} must be an integer of 0 or more")
+
+
+def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSample]:
+    """The rows to read: texts, given or built in, and random tokens."""
+    if isinstance(texts, str):
+        raise InputError("give a list of texts, not one string: [text]")
+    both = model.spec.layout == "encoder-decoder"
+    if targets is not None and not both:
+        raise InputError(f"targets are for encoder-decoders; this is a {model.spec.layout}")
+    rows = model.ids(texts) if texts is not None else []
+    if texts is None and model.tokenizer is not None:
+        limit = min(CUT, model.spec.context or CUT)
+        rows = [row[:limit] for row in model.ids(TEXTS)]
+    outputs: Sequence[list[int] | None] = [None] * len(rows)
+    if both and rows:
+        if targets is None or len(targets) != len(rows):
+            raise InputError(f"targets= must have one text for each of the {len(rows)} texts")
+        start = [] if model.spec.ids.start is None else [model.spec.ids.start]
+        ids = model.ids(targets, target=True)
+        outputs = [[*start, *row] if row[:1] != start else row for row in ids]
+    every = [HeadSample(row, output, "text") for row, output in zip(rows, outputs, strict=True)]
+    return every + random_samples(model.spec, model.tokenizer, seed)
+
+
+def _types(
+    model: Probed, samples: list[HeadSample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
+) -> dict[Stack, dict[str, set[int]]]:
+    """For each stack the token ids of the roles that read certain tokens."""
+    given = {name: set(ids) for name, ids in (("delimiter", delimiters), ("boundary", boundaries)) if ids is not None}
+    types: dict[Stack, dict[str, set[int]]] = {}
+    stacks: tuple[Stack, ...] = ("encoder", "decoder", "cross")
+    of_target = model.spec.layout == "encoder-decoder"
+    for stack in stacks:
+        ids = [
+            token for sample in samples if sample.kind == "text"
+            for token in ((sample.target or []) if of_target and stack == "decoder" else sample.ids)
+        ]  # fmt: skip
+        marks, stops = punctuation(model.tokenizer, ids)
+        own = {"delimiter": marks, "boundary": stops} | given
+        if given.get("delimiter") and boundaries is None:
+            own["boundary"] = set()
+        types[stack] = own | {"rare": _rarest(ids, own["delimiter"])}
+    return types
+
+
+def _rarest(ids: list[int], marks: set[int]) -> set[int]:
+    """The types that occur least often in the texts; among those as frequent the largest ids, since vocabularies are
+    sorted by frequency (Voita et al. 2019 count the least frequent tokens of a sentence)."""
+    counts = Counter(token for token in ids if token not in marks)
+    order = sorted(counts, key=lambda token: (counts[token], -token))
+    return set(order[: max(1, round(RARE * len(order)))])
+
+
+def _ablated(
+    model: Probed, samples: list[HeadSample], scores: dict[str, RoleScores], ablate: int, seed: int,
+    progress: Callable[[str], None],
+) -> tuple[dict[tuple[str, str, int], Effect], list[RoleEffect]]:  # fmt: skip
+    """The effects of the best heads of each role, by role, site and head, and of all of them together."""
+    effects: dict[tuple[str, str, int], Effect] = {}
+    together: list[RoleEffect] = []
+    for number, (role, one) in enumerate(scores.items() if ablate else ()):
+        limits, _, _ = one.above(len(scores))
+        ranked: list[tuple[float, Head]] = []
+        others: list[Head] = []
+        for attention, score, limit in zip(one.layers, one.score, limits, strict=True):
+            for head in range(attention.heads):
+                if score[head] >= limit[head]:
+                    ranked.append((float(score[head]), (attention, head)))
+                else:
+                    others.append((attention, head))
+        if not ranked:
+            continue
+        progress(f"ablating the heads of the role {role}")
+        best = [head for _, head in sorted(ranked, key=lambda pair: -pair[0])]
+        ablation = Ablation.of(model, samples, one.queries, role == "induction" and _decodes(one.layers))
+        groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ablate])]
+        whole, *single = ablation.effects(groups, others, np.random.default_rng([seed, 2, number]))
+        for (attention, head), effect in zip(best, single, strict=False):
+            effects[role, attention.name, head] = effect
+        cut = tuple((at.stack, at.layer, head) for at, head in whole.heads)
+        together.append(RoleEffect(role, cut, whole.lost, whole.random))
+    return effects, together
+
+
+def _decodes(layers: Sequence[HeadLayer]) -> bool:
+    """Whether the role lies in decoders alone, which predict the token that comes next."""
+    return all(one.stack == "decoder" for one in layers)
+
+
+def _rows(scores: RoleScores, roles: int, effects: dict[tuple[str, str, int], Effect]) -> list[HeadRole]:
+    rows = []
+    limits, zs, ps = scores.above(roles)
+    for i, attention in enumerate(scores.layers):
+        z, p = zs[i], ps[i]
+        for head in range(attention.heads):
+            effect = effects.get((scores.role, attention.name, head))
+            random = [] if effect is None else effect.random
+            rows.append(
+                HeadRole(
+                    attention.stack, attention.layer, head, scores.role, float(scores.score[i][head]),
+                    float(scores.even[i][head]), float(scores.mean[i][head]), float(limits[i][head]),
+                    None if z is None else float(z[head]), None if p is None else float(p[head]),
+                    int(scores.offset[i][head]) if scores.role == "offset" else None,
+                    None if effect is None else effect.lost, sum(random) / len(random) if random else None,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _site(model: Probed, row: HeadRole) -> str:
+    prefix = "" if model.spec.layout != "encoder-decoder" else "encoder." if row.stack == "encoder" else "decoder."
+    return f"{prefix}blocks.{row.layer}.{'cross' if row.stack == 'cross' else 'attn'}"
+
+
+def _why_not(role: str, model: Probed) -> str:
+    if role == "alignment" and model.spec.layout != "encoder-decoder":
+        return "it is a role of cross-attention"
+    if role in ("delimiter", "boundary", "rare", *LINKS) and model.tokenizer is None:
+        return "the model has no tokenizer; give texts= of ids, and delimiters=, boundaries= or links="
+    if role == "next" and model.spec.layout == "decoder":
+        return "a causal model sees no token that comes after"
+    return "the texts have too few places for it"

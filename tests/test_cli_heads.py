@@ -1,0 +1,119 @@
+"""`triptych heads` as a user types it, and its page in a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import planted_heads as planted
+from browser import CHROMIUM, Browser
+from cli_models import checkpoint
+from triptych.cli import main
+from triptych.model import load
+from triptych.page import AttentionMap, AttentionSection, render
+
+BANK = ["--text", "She sat by the river bank"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Commands set torch's threads; the next test shall not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+    got = main(["heads", str(checkpoint("decoder")), *argv])
+    out, err = capsys.readouterr()
+    assert got == code, err
+    return out, err
+
+
+@pytest.mark.heavy
+def test_the_table_and_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, err = run(["The old mill, by the river.", "--save", str(tmp_path / "heads.html")], capsys)
+    assert "no head of" in out
+    assert "next was not measured: a causal model" in err
+    page = (tmp_path / "heads.html").read_text("utf-8")
+    assert "Heads by role" in page
+    assert "http:" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.heavy
+def test_json_has_every_head_in_every_role(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(run(["--json"], capsys)[0])
+    heads = {(row["layer"], row["head"]) for row in document["heads"]}
+    assert len(heads) == 3 * 6
+    assert {"score", "even", "null", "threshold", "z", "p", "effect", "random_effect"} <= document["heads"][0].keys()
+
+
+@pytest.mark.heavy
+def test_a_link_of_words_of_several_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(run(["--link", "bank:river", *BANK, "--json"], capsys)[0])
+    assert [len(places) for places in document["places"]] == [4, 5]  # a token a letter
+    assert len(document["heads"]) == 3 * 6
+    assert "0 of 18 heads" in run(["--link", "bank:river", *BANK], capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["--link", "bank", *BANK], 2, "two words"),
+        (["--link", ":river", *BANK], 2, "two words"),
+        (["--link", "bank:river"], 2, "needs the text"),
+        (BANK, 2, "are for --link"),
+        (["More", "--link", "bank:river", *BANK], 2, "leave out TEXT"),
+        (["--save", "heads.png"], 2, "must end in .html"),
+        (["--link", "river:bank", *BANK], 1, "write bank:river"),
+        (["--link", "bank:rivers", *BANK], 1, "its words are She, sat, by, the, river, bank"),
+        (["--link", "bank:the", "--text", "the river and the bank"], 1, "the@1 for the first"),
+        (["--link", "bank:the@3", "--text", "the river and the bank"], 1, "2 times"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = run(argv, capsys, code)
+    assert message in err
+    assert not out
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_encoder_decoder_takes_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    model = load(checkpoint("encoder-decoder"))
+    table = model.link("the old mill", "moulin", "mill", "le vieux moulin")
+    assert {row.stack for row in table.rows} == {"cross"}
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")
+def test_roles_are_colours_in_a_browser(tmp_path: Path) -> None:
+    """A role is chosen in the legend: its first head opens and the others fade."""
+    tokens = [str(i) for i in range(12)]
+    model = planted.decoder()
+    trace = model.trace([list(range(12))], read=["blocks.*.attn.pattern"])
+    maps = [
+        AttentionMap(
+            "decoder", layer, tokens, tokens, trace[f"blocks.{layer}.attn.pattern"][0].numpy(),
+            roles=[planted.NAMES.get((layer, head), "") for head in range(5)],
+        )
+        for layer in (0, 1)
+    ]  # fmt: skip
+    page = tmp_path / "page.html"
+    page.write_text(render("Heads", [AttentionSection("Heads by role", "", maps)]), "utf-8")
+    with Browser(tmp_path / "profile") as browser:
+        for width in (1280, 390):
+            tab = browser.open(page, width=width).wait()
+            assert (
+                tab.evaluate('document.querySelectorAll(".roles button").length')
+                == len(set(planted.NAMES.values())) + 1
+            )
+            tab.evaluate("""document.querySelector('.roles button[data-role="induction"]').click()""")
+            assert "layer 1 · head 0 · induction" in tab.evaluate('document.querySelector(".large h3").textContent')
+            assert tab.evaluate('document.querySelectorAll(".gallery button.dim").length') == 9
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert not tab.console()
+            tab.screenshot(tmp_path / f"{width}.png")

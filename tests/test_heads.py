@@ -1,0 +1,229 @@
+"""Head roles: planted heads are named, random models have none, and a broken score or null goes red."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import planted_heads as planted
+import triptych
+from triptych import nn
+from triptych.errors import InputError
+from triptych.labs import induction
+from triptych.labs.small import block
+from triptych.labs.small import decoder as small_decoder
+from triptych.model import Model
+from triptych.probe import HeadTable, role_scores, zero
+from triptych.probe.role_labels import Labels
+from triptych.spec import AlibiSpec, RMSNormSpec, RopeSpec
+from triptych.train import Pairs
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 90, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def named(table: HeadTable) -> dict[tuple[int, int], str]:
+    return {at[1:]: row.role for at, row in table.main().items() if row is not None}
+
+
+@pytest.fixture(scope="module")
+def table() -> HeadTable:
+    links = {"marked": planted.links()}
+    return planted.decoder().heads(planted.texts(), delimiters=planted.DELIMITERS, links=links)
+
+
+def test_planted_heads_are_named(table: HeadTable) -> None:
+    assert named(table) == planted.NAMES | {(0, 4): "diffuse", (1, 4): "diffuse"}
+    offsets = {(row.layer, row.head): row.offset for row in table.find("offset")}
+    assert offsets == {(0, 1): -2, (1, 3): -5}
+    assert all(row.score > 0.99 for row in table.find("induction"))
+
+
+def test_ablation_tells_the_heads_that_matter(table: HeadTable) -> None:
+    """The induction head writes what it reads, and takes it from the head that supplies the token before."""
+    effects = {one.role: one for one in table.together}
+    for role in ("induction", "previous"):
+        assert effects[role].effect > 1
+        assert effects[role].beyond_random
+    assert not effects["marked"].beyond_random  # its values are 0
+    (row,) = table.find("induction")
+    assert row.effect is not None
+    assert row.random_effect == 0
+
+
+def test_planted_heads_of_the_other_layouts() -> None:
+    table = planted.encoder().heads(planted.texts(), delimiters=planted.DELIMITERS, ablate=0)
+    assert named(table) == {(0, 0): "next", (0, 1): "offset", (0, 2): "delimiter", (0, 3): "diffuse"}
+    both = planted.encoder_decoder().heads(planted.texts(), planted.texts(seed=9), delimiters=planted.DELIMITERS)
+    mains = {at: row.role for at, row in both.main().items() if row is not None}
+    assert mains["cross", 0, 0] == "alignment"
+    assert mains["cross", 0, 1] == "first"
+    assert mains["encoder", 0, 1] == mains["decoder", 0, 1] == "offset"
+
+
+def random_models(seed: int) -> dict[str, Model]:
+    norm = RMSNormSpec(width=24)
+    deep = small_decoder(60, [block(24, 4, hidden=48)] * 8, inside=RopeSpec(width=6), final_norm=norm)
+    alibi = small_decoder(60, [block(24, 4, hidden=48)] * 2, inside=AlibiSpec(heads=4), final_norm=norm)
+    return {
+        "small weights": triptych.create(LLAMA, seed=seed),
+        "large weights": triptych.create(LLAMA | {"initializer_range": 0.5}, seed=seed),
+        "deep": Model(nn.new(deep, seed)),
+        "ALiBi": Model(nn.new(alibi, seed)),
+    }
+
+
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.heavy), pytest.param(2, marks=pytest.mark.heavy)]
+)
+def test_a_random_model_has_no_role(seed: int) -> None:
+    for name, model in random_models(seed).items():
+        table = model.heads(seed=seed, ablate=0)
+        assert len(table.rows) > 20
+        assert not table.roles, (name, table)
+
+
+def test_without_its_null_a_random_model_has_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with thresholds of 0 the best of many heads is taken for one with a role."""
+    monkeypatch.setattr(role_scores, "FLOOR", -10.0)
+    model = random_models(0)["large weights"]
+    monkeypatch.setattr(role_scores, "FAMILY", 0.9)
+    assert model.heads(ablate=0).roles
+
+
+def test_shuffled_patterns_have_no_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the weights of each query in another order."""
+    scores = Labels.scores
+
+    def shuffled(self: Labels, patterns: Tensor) -> Tensor:
+        order = torch.randperm(len(patterns), generator=torch.Generator().manual_seed(0))
+        return scores(self, patterns[order])
+
+    monkeypatch.setattr(Labels, "scores", shuffled)
+    links = {"marked": planted.links()}
+    table = planted.decoder().heads(planted.texts(), delimiters=planted.DELIMITERS, links=links, ablate=0)
+    assert set(table.roles) <= {"diffuse"}  # which no order changes
+
+
+def test_a_seed_gives_the_same_table() -> None:
+    model = triptych.create(LLAMA)
+    one, same, other = (model.heads(seed=seed, ablate=1).to_dict() for seed in (3, 3, 4))
+    assert json.dumps(one) == json.dumps(same)
+    assert one["heads"] != other["heads"]
+
+
+def test_a_link_in_a_planted_head_is_ranked_first() -> None:
+    text, query, key = planted.links()[0]
+    table = planted.decoder().link(text, query, key)
+    assert [(row.layer, row.head) for row in table.above] == [(1, 1)]
+    assert table.rows[0].weight > 0.99
+    assert not planted.decoder().link(text, text[12], text[3]).above
+
+
+def test_a_link_of_a_random_model_is_not_above_its_null() -> None:
+    model = triptych.create(LLAMA | {"initializer_range": 0.5})
+    assert not any(model.link(list(range(5, 25)), 24, key).above for key in (7, 12, 18))
+
+
+def test_a_link_from_target_to_source() -> None:
+    source, target = planted.texts(1, 12)[0], planted.texts(1, 12, seed=9)[0]
+    table = planted.encoder_decoder().link(source, f"{target[4]}@1", f"{source[5]}@1", target)
+    assert {row.stack for row in table.rows} == {"cross"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"roles": []}, "must be a list of roles"),
+        ({"roles": ["inducton"]}, "did you mean 'induction'"),
+        ({"roles": "first"}, "must be a list of roles"),
+        ({"texts": "one string"}, "not one string"),
+        ({"texts": []}, "there are no rows"),
+        ({"targets": [[1]]}, "targets are for encoder-decoders"),
+        ({"ablate": -1}, "ablate=-1"),
+        ({"seed": True}, "seed=True"),
+        ({"links": {"first": [([1, 2], 2, 1)]}}, "another role"),
+        ({"links": {"mine": []}}, "must be a list"),
+        ({"links": {"mine": [([1, 2], 2)]}}, "is no"),
+        ({"links": {"mine": [([1, 2], 1, 2)]}}, "exchange the two"),
+        ({"links": {"mine": [([1, 2], 2, 9)]}}, "there is no word '9'"),
+    ],
+)
+def test_what_cannot_be_scored_is_one_line(change: dict[str, Any], message: str, unchecked: None) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        triptych.create(LLAMA).heads(**change)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2, 3, 2], 2, 1), "2@1 for the first"),
+        (([1, 2, 3, 2], "2@3", 1), "2 times"),
+        (([1, 2, 3], 1, 3), "write 3:1"),
+        (([1, 2, 3], 3, 3), "same place|does not stand after"),
+        (([1, 2, 3], 3, 7), "its words are 1, 2, 3"),
+        (("words", "a", "b"), "no tokenizer"),
+        (([1, 2], 2, 1, [1]), "a target is for encoder-decoders"),
+        (([1, 99], 99, 1), "99"),
+    ],
+)
+def test_what_cannot_be_linked_is_one_line(arguments: tuple[Any, ...], message: str, unchecked: None) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        triptych.create(LLAMA).link(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.heavy
+def test_the_figures_of_smollm2(smollm2_gguf: Path) -> None:
+    """The table of docs/concepts/heads.md: the roles are there, and of these four only induction is a cause."""
+    roles = ["previous", "first", "induction", "delimiter"]
+    table = triptych.load(smollm2_gguf).heads(roles=roles, ablate=1)
+    best = {role: [(row.layer, row.head) for row in heads] for role, heads in table.roles.items()}
+    expected = {
+        "previous": ((16, 0), 15),
+        "first": ((18, 8), 219),
+        "induction": ((18, 6), 11),
+        "delimiter": ((1, 1), 12),
+    }
+    for role, (head, count) in expected.items():
+        assert head in best[role][:2]
+        assert len(best[role]) == pytest.approx(count, rel=0.2)
+    effects = {one.role: one for one in table.together}
+    assert [role for role in roles if effects[role].beyond_random] == ["induction"]
+    assert effects["induction"].effect == pytest.approx(9.0, rel=0.15)
+    assert effects["induction"].effect > 8 * max(effects["induction"].random)
+
+
+@pytest.mark.heavy
+def test_an_induction_head_of_a_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of attention, trained on sequences that are repeated: one head copies, and nothing does without it."""
+    noise = np.random.default_rng(0)
+    monkeypatch.setattr(induction, "STEPS", 700)
+    data = Pairs(tuple(induction._repeated(noise) for _ in range(induction.STEPS * induction.ROWS)))
+    model, _ = induction._train(2, data, 0)
+    tests = [induction._repeated(noise) for _ in range(32)]
+    assert induction._copied(model, tests) > 0.9
+    (head,) = model.heads(roles=["induction"], seed=1).find("induction")
+    assert head.score >= 0.8
+    assert head.effect is not None
+    assert head.random_effect is not None
+    assert head.effect > 3 > 10 * head.random_effect
+    assert induction._copied(model, tests, [zero(f"blocks.{head.layer}.attn.z", heads=[head.head])]) < 0.25
+
+
+@pytest.mark.heavy
+def test_the_link_from_bank_to_river_in_smollm2(smollm2_gguf: Path) -> None:
+    """No head passes 1%; the first ones are those of which the link is the cause."""
+    table = triptych.load(smollm2_gguf).link("She sat by the river bank", "bank", "river")
+    assert {(row.layer, row.head) for row in table.rows[:3]} == {(4, 0), (9, 7), (4, 2)}
+    assert not table.above
+    assert table.effect > 1 > 50 * max(table.random)
