@@ -57,6 +57,7 @@ class Forward:
     switch        the length beyond which LongRoPE has other factors for the whole row.
     executor      what computes a forward where it can, as `Engine` says.
     why_modules   why the modules computed the last forward; None where the executor did.
+    unchanged     whether only the engine's own code ran since the last forward, as `NativeStep` has it.
     running       the rows of a forward that has begun: after an exception their slots hold part of a step.
     """
 
@@ -79,6 +80,7 @@ class Forward:
         self.switch = _longrope_switch(module)
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
         self.chunk = chunk if self.in_pieces else sys.maxsize
+        self.unchanged = False
         self.running: Sequence[LiveRow] = ()
 
     @property
@@ -121,6 +123,8 @@ class Forward:
             self.why_modules = "the rows are probed"
         elif self.executor is not None:
             encoded = rows[0].source is None or self._read_sources(rows)
+            if isinstance(self.executor, NativeStep):
+                self.executor.unchanged = self.unchanged
             if encoded:
                 logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted)
                 self.why_modules = self.executor.why_modules

@@ -18,7 +18,7 @@ from triptych.native import library
 from triptych.native.step import PlanRecord
 from triptych.nn import Transformer
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
-from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct, store_records
+from triptych.program.native_calls import Calls, labels_of, labels_of_single, piece_of, plan_struct, store_records
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
@@ -29,6 +29,7 @@ TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # weights are about as fast as those of torch's matrix library (with wide matrices and 256 vectors a fifth slower), and
 # the rest of a step is faster.  bf16 weights are multiplied in fp32 here, by torch at twice that rate or more.
 MOST_DENSE, MOST_DENSE_FP32 = 32, 256
+LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
 _keys_and_values = attrgetter("k", "v")
 
 
@@ -47,6 +48,9 @@ class NativeStep:
     most_dense    tokens of one call, MOST_DENSE at least, up to which a model without packed weights runs here; None
                   for MOST_DENSE or, where it holds, MOST_DENSE_FP32.
     why_modules   why the last call gave None; None after a call that ran.
+    unchanged     whether the caller knows that only its own code ran since the last call, so that this thread cannot
+                  have changed the module.  The module is then looked at every LOOK_EVERY calls only: a look costs a
+                  tenth of a step of a small model, as it reads from memory what the weights drove from the caches.
     """
 
     def __init__(
@@ -57,10 +61,12 @@ class NativeStep:
         self.matrix_of, self.most_dense = matrix_of, most_dense
         self.calls = Calls()
         self.why_modules: str | None = None
+        self.unchanged = False
+        self._calls_since_look = 0
         half = bool(cache.stores) and cache.stores[0].k.dtype == torch.bfloat16
         self.how = half, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
         self.binding: Binding | None = None
-        self.seen: list[Tensor] = []
+        self.store_tensors: list[Tensor] = []
 
     def logits(self, ids: Sequence[int], rows: Rows, chosen: Sequence[int]) -> Tensor | None:
         """Run the tokens `ids` [N] of `rows`, which continue the cache -> the logits of tokens `chosen`, in rising
@@ -70,7 +76,7 @@ class NativeStep:
         """
         try:
             self.calls.check()
-            binding = PreparedStep.bound(self.module, self.how, self.matrix_of, max(rows.ends, default=0))
+            binding = self._bound(max(rows.ends, default=0))
             self._check(binding, ids, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
@@ -80,6 +86,10 @@ class NativeStep:
         plan = self._plan(binding)
         out = torch.empty(len(chosen), binding.plan.outputs)
         sources = [] if self.cross is None else self.cross.of(rows.slots)
+        if rows.longest == 1 and len(ids) <= TOKENS:
+            self.calls.run(binding, self.matrices, plan, labels_of_single(ids, rows, sources), chosen, out)
+            step.finish()
+            return out
         labels = labels_of(ids, rows, sources)
         done = 0
         for first in range(0, len(ids), TOKENS):
@@ -90,6 +100,15 @@ class NativeStep:
             done += len(own)
         step.finish()
         return out
+
+    def _bound(self, positions: int) -> Binding:
+        """The binding of the module as it is now.  Raises as `Prepared.bound`."""
+        last = self.binding if self.unchanged and self.why_modules is None else None
+        if last is not None and self._calls_since_look < LOOK_EVERY - 1 and positions <= last.positions:
+            self._calls_since_look += 1
+            return last
+        self._calls_since_look = 0
+        return PreparedStep.bound(self.module, self.how, self.matrix_of, positions)
 
     # -- what must hold -------------------------------------------------------------------------------------------
 
@@ -125,9 +144,9 @@ class NativeStep:
         tensors = [*map(_keys_and_values, stores)]
         if binding is not self.binding:
             self.binding, self.matrices = binding, binding.matrices.copy()
-            self.seen = []
+            self.store_tensors = []
         flat = [*chain.from_iterable(tensors)]
-        if len(flat) != len(self.seen) or not all(map(is_, flat, self.seen)):
-            self.stores, self.seen = store_records(stores), flat
+        if len(flat) != len(self.store_tensors) or not all(map(is_, flat, self.store_tensors)):
+            self.stores, self.store_tensors = store_records(stores), flat
             self.plan = plan_struct(binding, self.matrices, self.stores)
         return self.plan
