@@ -124,6 +124,13 @@ void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_
         }
 }
 
+const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart)
+{
+    size_t bytes = matrix_bytes(w->layout, BAND, w->columns);
+    *apart = kernels->streams[w->layout] ? (size_t)((last_band - first_band) / STREAMS) * bytes : 0;
+    return (const char *)w->data + (size_t)first_band * bytes;
+}
+
 /* The start of share `i` of `parts` equal shares of `n`. */
 static int32_t share(int32_t n, int32_t i, int32_t parts)
 {
