@@ -18,12 +18,14 @@ import tiny
 from native_models import ANY, EXACT, LLAMA, Run, llama, needs_native
 from triptych import nn, ops
 from triptych.attention import Rows
-from triptych.generate import Engine, Request
+from triptych.generate import Engine, Request, Scheduler
+from triptych.generate.generation import pieces
 from triptych.model import create
 from triptych.native import library
 from triptych.nn.feedforward import GLU
 from triptych.probe import Plan, Session, zero
 from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep, PreparedStep
+from triptych.text.detokenize import TextStream
 
 pytestmark = needs_native
 
@@ -227,6 +229,78 @@ def test_modules_run_where_the_model_does_more_than_its_program(name: str) -> No
     assert engine.why_modules == reason
     for ours, theirs in outputs:
         torch.testing.assert_close(ours.logits, theirs.logits, atol=EXACT, rtol=0)
+
+
+def _counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows with each look for changes of the module."""
+    looks, bound = list[str](), PreparedStep.bound
+
+    def counted(*arguments: Any) -> Any:
+        looks.append("look")
+        return bound(*arguments)
+
+    monkeypatch.setattr(PreparedStep, "bound", counted)
+    return looks
+
+
+def test_changes_are_looked_for_in_every_step_or_where_nothing_else_ran_in_one_of_16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, module = _counted_looks(monkeypatch), llama()
+    engine = Engine(module, decode=str)
+    (row,) = engine.add(Request(prompt=[1, 2, 3], max_new_tokens=200))
+    for unchanged, expected in ((False, 32), (True, 2), (False, 32)):
+        looks.clear()
+        for _ in range(32):
+            engine.step(unchanged=unchanged)
+        assert len(looks) == expected
+    for more in ({"rules": [lambda logits, ids: logits]}, {"stop": ["no such text"]}):  # they may change anything
+        engine.free([row])
+        (row,) = engine.add(Request(prompt=[1, 2, 3], max_new_tokens=20, **more))
+        looks.clear()
+        for _ in range(8):
+            engine.step(unchanged=True)
+        assert len(looks) == 8
+    _hooked(module)  # as another thread would
+    engine.free([row])
+    engine.add(Request(prompt=[1, 2, 3], max_new_tokens=20))
+    steps = [engine.step(unchanged=True) and engine.why_modules for _ in range(16)]
+    assert steps[-1] == "decoder.blocks.0.attn.out has a hook"
+
+
+@pytest.mark.parametrize("way", ["on_token", "on_progress", "rules", "stream"])
+def test_code_that_runs_between_two_steps_may_change_the_model(way: str) -> None:
+    """The hook that it adds acts from the next token on, as with modules alone."""
+
+    def written(executor: str, hook: bool) -> list[int]:
+        model, calls = create(LLAMA, seed=3), list[object]()
+        model.executor = executor
+
+        def called(*arguments: Any) -> Any:
+            calls.append(arguments)
+            if len(calls) == 3 and hook:
+                _block(model.module).mlp.register_forward_hook(lambda part, inputs, out: out * -20)
+            return arguments[0]
+
+        settings: dict[str, Any] = {way: [called] if way == "rules" else called} if way != "stream" else {}
+        if way != "stream":
+            return model.generate([[1, 2, 3]], max_new_tokens=24, **settings)[0].ids
+        scheduler = Scheduler(model.engine())
+        row = scheduler.submit(Request(prompt=[1, 2, 3], max_new_tokens=24))
+        for _ in pieces(scheduler, row, TextStream(lambda ids: "x" * len(ids)), []):
+            called(0)
+        return row.new
+
+    assert written("auto", True) == written("modules", True) != written("auto", False)
+
+
+def test_a_run_without_callbacks_looks_for_changes_in_one_of_16_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looks = create(LLAMA, seed=3), _counted_looks(monkeypatch)
+    assert len(model.generate([[1, 2, 3]], max_new_tokens=33)[0].ids) == 33
+    assert len(looks) == 3
+    looks.clear()
+    model.generate([[1, 2, 3]], max_new_tokens=33, on_token=lambda number, token: None)
+    assert len(looks) == 33
 
 
 def test_a_class_whose_forward_is_replaced_is_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,7 @@ class Engine:
 
     decode        makes text of ids, for stop strings.
     chunk         ids of a prompt that a step reads at most.
-    budget        ids that a step runs at most, about: those of rows that decode first, then the next ones of prompts,
-                  in the order in which they were added.
+    budget        ids that a step runs at most, about: those of rows that decode first, then of the oldest prompts.
     executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere);
                   "modules": always the modules; "static": steps of one token per row in fixed shapes, as CUDA graphs on
                   a GPU; "compiled": the same through `torch.compile`.
@@ -223,13 +222,17 @@ class Engine:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self, *, isolate: bool = False) -> list[Output]:
+    def step(self, *, isolate: bool = False, unchanged: bool = False) -> list[Output]:
         """One forward of all rows: a token for each that has read its prompt, and the tokens of its draft that were
         right.  Rows that end leave, with a `reason`.
+
+        `unchanged`: nothing ran since the last step that could change the module.  The native step then looks for
+        changes in one of 16 steps only, those of other threads, unless rows have rules, probes, stop strings or drafts.
 
         A row whose logits are not finite, or whose rules or sampling fail, leaves with the reason `error`.  The first
         such error is raised, unless `isolate`.
         """
+        self.forward.unchanged = unchanged and self._only_own_code
         share = None
         start = None if self.speculation is None or self._reading else perf_counter()
         if self.speculation is not None:
@@ -242,11 +245,14 @@ class Engine:
         for session, members in self._groups:
             for part in [members] if share is None else self._parts(members, share):
                 computed = self.forward.run(session, part, share, self._all_logits)
-                best = computed.logits.max(-1) if plain and computed.due else None
-                if best is None or not all(map(isfinite, best.values.tolist())):
+                logits, tokens = computed.logits, list[int]()
+                if plain and computed.due:  # numpy's search takes a tenth of torch's time
+                    numpy = logits.is_cpu and logits.dtype == torch.float32
+                    tokens = (logits.numpy() if numpy else logits).argmax(-1).tolist()
+                if not tokens or not all(map(isfinite, logits[[*range(len(tokens))], tokens].tolist())):
                     self._choose_tokens(computed, outputs, ended)
                     continue
-                for row, token in zip(computed.due, best.indices.tolist(), strict=True):
+                for row, token in zip(computed.due, tokens, strict=True):
                     row.ids.append(token)
                     outputs.append(Output(row, token))
                     checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit
@@ -385,14 +391,15 @@ class Engine:
         self._groups = list(groups.values())
         self._all_logits = any(row.request.all_logits for row in self.rows)
         self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self.rows)
-        plain = [
+        self._greedy = all(
             not row.request.rules
             and row.request.logprobs is None
             and row.request.sampling.temperature == 0
             and row.request.sampling.repetition_penalty == 1
             for row in self.rows
-        ]
-        self._greedy = all(plain)
+        )
+        others = any(row.request.rules or row.request.probe is not None or row.stops is not None for row in self.rows)
+        self._only_own_code = self.speculation is None and not others
 
 
 def _stops(request: Request, decode: Decode | None) -> StopDetector | None:

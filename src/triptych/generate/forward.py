@@ -61,6 +61,7 @@ class Forward:
     matmul        what tokens of prompts are multiplied with packed weights in, as `Engine` says.
     by_role       whether this differs from what generated tokens are multiplied in.
     why_modules   why the modules computed the last forward; None where the executor did.
+    unchanged     whether only the engine's own code ran since the last forward, as `NativeStep` has it.
     running       the rows of a forward that has begun: after an exception their slots hold part of a step.
     """
 
@@ -84,6 +85,7 @@ class Forward:
         self.switch = _longrope_switch(module)
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
         self.chunk = chunk if self.in_pieces else sys.maxsize
+        self.unchanged = False
         self.running: Sequence[LiveRow] = ()
 
     @property
@@ -127,6 +129,8 @@ class Forward:
             self.why_modules = "the rows are probed"
         elif self.executor is not None:
             encoded = rows[0].source is None or self._read_sources(rows)
+            if isinstance(self.executor, NativeStep):
+                self.executor.unchanged = self.unchanged
             if encoded:
                 logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted, prompts)
                 self.why_modules = self.executor.why_modules

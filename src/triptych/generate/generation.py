@@ -52,8 +52,11 @@ def generate(
     """
     rows = [scheduler.submit(request) for request in requests]
     logprobs: dict[LiveRow, list[TokenLogprobs]] = {row: [] for row in rows}
+    unchanged = False
     while scheduler.busy:
-        for output in scheduler.step():
+        outputs = scheduler.step(unchanged=unchanged)
+        unchanged = on_token is None and on_progress is None
+        for output in outputs:
             if output.token is None:
                 continue
             if output.logprobs is not None:
@@ -128,10 +131,12 @@ def _pieces(
     scheduler: Scheduler, row: LiveRow, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None
 ) -> Iterator[str]:
     unsure = max(map(len, stop), default=1) - 1  # so many characters may be the beginning of a stop string
-    held = ""
+    held, unchanged = "", False
     while row.reason is None and row.request.max_new_tokens:
         before: str | None = None
-        for output in scheduler.step():
+        outputs = scheduler.step(unchanged=unchanged)
+        unchanged = on_token is None
+        for output in outputs:
             if output.token is None:
                 continue
             if on_token is not None:
@@ -147,7 +152,7 @@ def _pieces(
         certain = len(held) - unsure
         if certain > 0:
             yield held[:certain]
-            held = held[certain:]
+            held, unchanged = held[certain:], False
     else:
         held += detokenizer.flush()
     if held:

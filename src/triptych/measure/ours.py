@@ -82,7 +82,7 @@ class Ours(Side):
 
     def step(self) -> int:
         assert self.engine is not None
-        return sum(output.token is not None for output in self.engine.step())
+        return sum(output.token is not None for output in self.engine.step(unchanged=True))
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors: NDArray[np.float32] = (

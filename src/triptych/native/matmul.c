@@ -91,27 +91,44 @@ void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
     kernels->round(in, vector, first, last);
 }
 
+/* The rows of a band, and their biases, into a vector of the result. */
+static void put(float *y, const float *sums, const struct matrix *w, int32_t band, const float *bias)
+{
+    int32_t row = band * BAND, rows = w->rows - row < BAND ? w->rows - row : BAND;
+    for (int32_t r = 0; r < rows; r++)
+        y[row + r] = bias ? sums[r] + bias[row + r] : sums[r];
+}
+
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band)
 {
     band_kernel *kernel = kernels->multiply[w->layout];
+    stream_kernel *streams = in->count == 1 ? kernels->streams[w->layout] : NULL;
     pair_kernel *pair = in->count < MANY ? NULL : kernels->pairs[w->layout];
     float out[TILE][BAND];
-    int32_t band = first_band;
+    int32_t band = first_band, apart = streams ? (last_band - first_band) / STREAMS : 0;
+    for (; band < first_band + apart; band++) {
+        streams(w, band, apart, in, out);
+        for (int32_t z = 0; z < STREAMS; z++)
+            put(y, out[z], w, band + z * apart, bias);
+    }
+    band += (STREAMS - 1) * apart;
     for (; pair && band + 2 <= last_band && (band + 2) * BAND <= w->rows; band += 2)
         pair(w, band, in, y, y_stride, bias);
-    for (; band < last_band; band++) {
-        int32_t row = band * BAND, rows = w->rows - row < BAND ? w->rows - row : BAND;
+    for (; band < last_band; band++)
         for (int32_t first = 0; first < in->count; first += TILE) {
             int32_t count = in->count - first < TILE ? in->count - first : TILE;
             kernel(w, band, in, first, count, out);
-            for (int32_t m = 0; m < count; m++) {
-                float *to = y + (first + m) * y_stride + row;
-                for (int32_t r = 0; r < rows; r++)
-                    to[r] = bias ? out[m][r] + bias[row + r] : out[m][r];
-            }
+            for (int32_t m = 0; m < count; m++)
+                put(y + (first + m) * y_stride, out[m], w, band, bias);
         }
-    }
+}
+
+const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart)
+{
+    size_t bytes = matrix_bytes(w->layout, BAND, w->columns);
+    *apart = kernels->streams[w->layout] ? (size_t)((last_band - first_band) / STREAMS) * bytes : 0;
+    return (const char *)w->data + (size_t)first_band * bytes;
 }
 
 /* The start of share `i` of `parts` equal shares of `n`. */

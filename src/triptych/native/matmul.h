@@ -83,6 +83,9 @@ void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band);
 
+/* Where `multiply` begins to read: STREAMS places, `apart` bytes from one another, or one place, for `apart` 0. */
+const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart);
+
 /* Rounds `in` where the layout of w is packed, and multiplies all bands, on `threads` threads of OpenMP. */
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
                        int32_t threads);

@@ -336,6 +336,7 @@ KERNEL(avx2_u5, U5)
 KERNEL(avx2_s8, S8)
 KERNEL(avx2_s8x16, S8X16)
 
-const struct kernels avx2_kernels = {avx2_round, {avx2_f32, avx2_bf16, avx2_u4, avx2_u5, avx2_s8, avx2_s8x16}, no_pairs};
+const struct kernels avx2_kernels = {
+    avx2_round, {avx2_f32, avx2_bf16, avx2_u4, avx2_u5, avx2_s8, avx2_s8x16}, {NULL}, no_pairs};
 
 #endif

@@ -93,49 +93,53 @@ INLINE __m512 halves_at(const uint8_t *numbers)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)numbers));
 }
 
-/* LAYOUT_U4 and LAYOUT_U5, told apart by the bytes of a group. */
-INLINE void unsigned_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first,
-                          float (*out)[BAND], const int count, const size_t bytes)
+/* Rounded vectors, from one of an input on. */
+struct vectors {
+    const int8_t *rounded;
+    const float *scales, *sums;
+    size_t columns, groups;
+};
+
+INLINE struct vectors vectors_from(const struct input *in, int32_t first)
 {
-    const size_t columns = (size_t)w->columns, groups = columns / GROUP, fifths = bytes == U5_BYTES;
-    const int8_t *rounded = in->rounded + (size_t)first * columns;
-    const float *scales = in->scales + (size_t)first * groups, *sums = in->sums + 2 * (size_t)first * groups;
-    const uint8_t *block = band_of(w, band, GROUP, bytes);
+    size_t columns = (size_t)in->columns, groups = columns / GROUP, skipped = (size_t)first * groups;
+    return (struct vectors){in->rounded + GROUP * skipped, in->scales + skipped, in->sums + 2 * skipped, columns, groups};
+}
+
+/* Adds group g of LAYOUT_U4 or LAYOUT_U5, told apart by the bytes of a group, times `count` vectors to their sums. */
+INLINE void add_unsigned(__m512 *total, const uint8_t *block, const struct vectors *x, size_t g, const int count,
+                         const size_t bytes)
+{
     const __m512i low_half = _mm512_set1_epi8(15), fifth = _mm512_set1_epi8(16);
-    __m512 total[TILE];
+    const size_t fifths = bytes == U5_BYTES;
+    __m512i dot[TILE], bits = fifths ? _mm512_loadu_si512(block + 4 * LINE) : _mm512_setzero_si512();
+    prefetch(block, bytes);
     for (int m = 0; m < count; m++)
-        total[m] = _mm512_setzero_ps();
-    for (size_t g = 0; g < groups; g++, block += bytes, rounded += GROUP) {
-        prefetch(block, bytes);
-        __m512i dot[TILE], bits = fifths ? _mm512_loadu_si512(block + 4 * LINE) : _mm512_setzero_si512();
-        for (int m = 0; m < count; m++)
-            dot[m] = _mm512_setzero_si512();
+        dot[m] = _mm512_setzero_si512();
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            __m512i line = _mm512_loadu_si512(block + LINE * j);
-            __m512i low = _mm512_and_si512(line, low_half);
-            __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), low_half);
-            if (fifths) { /* bits 2j and 2j + 1 move to bit 4; 0xf8 is a | (b & c) */
-                __m512i even = j < 2 ? _mm512_slli_epi16(bits, 4 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 4);
-                __m512i odd = j < 2 ? _mm512_slli_epi16(bits, 3 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 3);
-                low = _mm512_ternarylogic_epi64(low, even, fifth, 0xf8);
-                high = _mm512_ternarylogic_epi64(high, odd, fifth, 0xf8);
-            }
-            for (int m = 0; m < count; m++) {
-                const int8_t *a = rounded + (size_t)m * columns + 8 * j;
-                dot[m] = _mm512_dpbusd_epi32(dot[m], low, four(a));
-                dot[m] = _mm512_dpbusd_epi32(dot[m], high, four(a + 4));
-            }
+    for (int j = 0; j < 4; j++) {
+        __m512i line = _mm512_loadu_si512(block + LINE * j);
+        __m512i low = _mm512_and_si512(line, low_half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), low_half);
+        if (fifths) { /* bits 2j and 2j + 1 move to bit 4; 0xf8 is a | (b & c) */
+            __m512i even = j < 2 ? _mm512_slli_epi16(bits, 4 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 4);
+            __m512i odd = j < 2 ? _mm512_slli_epi16(bits, 3 - 2 * j) : _mm512_srli_epi16(bits, 2 * j - 3);
+            low = _mm512_ternarylogic_epi64(low, even, fifth, 0xf8);
+            high = _mm512_ternarylogic_epi64(high, odd, fifth, 0xf8);
         }
-        __m512 scale = halves_at(block + bytes - 4 * BAND), minimum = halves_at(block + bytes - 2 * BAND);
         for (int m = 0; m < count; m++) {
-            __m512 sum = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot[m]));
-            sum = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sums[2 * ((size_t)m * groups + g)]), sum);
-            total[m] = _mm512_fmadd_ps(_mm512_set1_ps(scales[(size_t)m * groups + g]), sum, total[m]);
+            const int8_t *a = x->rounded + (size_t)m * x->columns + GROUP * g + 8 * (size_t)j;
+            dot[m] = _mm512_dpbusd_epi32(dot[m], low, four(a));
+            dot[m] = _mm512_dpbusd_epi32(dot[m], high, four(a + 4));
         }
     }
-    for (int m = 0; m < count; m++)
-        _mm512_storeu_ps(out[m], total[m]);
+    __m512 scale = halves_at(block + bytes - 4 * BAND), minimum = halves_at(block + bytes - 2 * BAND);
+    for (int m = 0; m < count; m++) {
+        size_t at = (size_t)m * x->groups + g;
+        __m512 sum = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot[m]));
+        sum = _mm512_fmadd_ps(minimum, _mm512_set1_ps(x->sums[2 * at]), sum);
+        total[m] = _mm512_fmadd_ps(_mm512_set1_ps(x->scales[at]), sum, total[m]);
+    }
 }
 
 /* dot[m] = the products of four lines of signed weights, plus 128 * (the sum of 16 numbers of the vector). */
@@ -156,31 +160,20 @@ INLINE __m512 corrected(__m512i dot, float sum)
     return _mm512_fnmadd_ps(_mm512_set1_ps(128), _mm512_set1_ps(sum), _mm512_cvtepi32_ps(dot));
 }
 
-INLINE void s8_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first, float (*out)[BAND],
-                    const int count)
+INLINE void add_s8(__m512 *total, const uint8_t *block, const struct vectors *x, size_t g, const int count)
 {
-    const size_t columns = (size_t)w->columns, groups = columns / GROUP;
-    const int8_t *rounded = in->rounded + (size_t)first * columns;
-    const float *scales = in->scales + (size_t)first * groups, *sums = in->sums + 2 * (size_t)first * groups;
-    const uint8_t *block = band_of(w, band, GROUP, S8_BYTES);
-    __m512 total[TILE];
+    __m512i dot[TILE];
+    __m512 scale = halves_at(block + 8 * LINE);
+    prefetch(block, S8_BYTES);
     for (int m = 0; m < count; m++)
-        total[m] = _mm512_setzero_ps();
-    for (size_t g = 0; g < groups; g++, block += S8_BYTES, rounded += GROUP) {
-        prefetch(block, S8_BYTES);
-        __m512i dot[TILE];
-        for (int m = 0; m < count; m++)
-            dot[m] = _mm512_setzero_si512();
-        dot_four_lines(block, rounded, columns, dot, count);
-        dot_four_lines(block + 4 * LINE, rounded + 16, columns, dot, count);
-        __m512 scale = halves_at(block + 8 * LINE);
-        for (int m = 0; m < count; m++) {
-            __m512 sum = _mm512_mul_ps(scale, corrected(dot[m], sums[2 * ((size_t)m * groups + g)]));
-            total[m] = _mm512_fmadd_ps(_mm512_set1_ps(scales[(size_t)m * groups + g]), sum, total[m]);
-        }
+        dot[m] = _mm512_setzero_si512();
+    dot_four_lines(block, x->rounded + GROUP * g, x->columns, dot, count);
+    dot_four_lines(block + 4 * LINE, x->rounded + GROUP * g + 16, x->columns, dot, count);
+    for (int m = 0; m < count; m++) {
+        size_t at = (size_t)m * x->groups + g;
+        __m512 sum = _mm512_mul_ps(scale, corrected(dot[m], x->sums[2 * at]));
+        total[m] = _mm512_fmadd_ps(_mm512_set1_ps(x->scales[at]), sum, total[m]);
     }
-    for (int m = 0; m < count; m++)
-        _mm512_storeu_ps(out[m], total[m]);
 }
 
 /* 16 bytes as fp32. */
@@ -189,52 +182,63 @@ INLINE __m512 bytes_at(const uint8_t *bytes)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
 }
 
-/* The groups of one supergroup for vectors whose numbers begin at `rounded`, `scales` and `sums`. */
-INLINE void s8x16_supergroup(const uint8_t *block, const int8_t *rounded, const float *scales, const float *sums,
-                             size_t columns, __m512 *partial, const int count)
+/* Adds the supergroup that begins at group g. */
+INLINE void add_s8x16(__m512 *total, const uint8_t *block, const struct vectors *x, size_t g, const int count)
 {
-    const size_t groups = columns / GROUP;
     const uint8_t *factors = block + 64 * LINE;
-    for (size_t i = 0; i < SUPERGROUP / GROUP; i++, rounded += GROUP, factors += 2 * BAND) {
+    __m512 partial[TILE], scale = halves_at(block + S8X16_BYTES - 2 * BAND);
+    for (int m = 0; m < count; m++)
+        partial[m] = _mm512_setzero_ps();
+    for (size_t i = 0; i < SUPERGROUP / GROUP; i++, g++) {
         __m512 products[TILE];
         prefetch(block + 8 * LINE * i, 8 * LINE);
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; half < 2; half++, factors += BAND) {
             __m512i dot[TILE];
-            __m512 factor = bytes_at(factors + BAND * half);
             for (int m = 0; m < count; m++)
                 dot[m] = _mm512_setzero_si512();
-            dot_four_lines(block + LINE * (8 * i + 4 * (size_t)half), rounded + 16 * half, columns, dot, count);
+            dot_four_lines(block + LINE * (8 * i + 4 * (size_t)half), x->rounded + GROUP * g + 16 * half, x->columns,
+                           dot, count);
             for (int m = 0; m < count; m++) {
-                const float *sum = sums + 2 * ((size_t)m * groups + i);
-                __m512 product = corrected(dot[m], half ? sum[0] - sum[1] : sum[1]);
+                const float *sum = x->sums + 2 * ((size_t)m * x->groups + g);
+                __m512 product = corrected(dot[m], half ? sum[0] - sum[1] : sum[1]), factor = bytes_at(factors);
                 products[m] = half ? _mm512_fmadd_ps(factor, product, products[m]) : _mm512_mul_ps(factor, product);
             }
         }
         for (int m = 0; m < count; m++)
-            partial[m] = _mm512_fmadd_ps(_mm512_set1_ps(scales[(size_t)m * groups + i]), products[m], partial[m]);
+            partial[m] = _mm512_fmadd_ps(_mm512_set1_ps(x->scales[(size_t)m * x->groups + g]), products[m], partial[m]);
     }
+    for (int m = 0; m < count; m++)
+        total[m] = _mm512_fmadd_ps(scale, partial[m], total[m]);
 }
 
-INLINE void s8x16_tile(const struct matrix *w, int32_t band, const struct input *in, int32_t first, float (*out)[BAND],
-                       const int count)
+/* `streams` bands, `apart` bands from one another, times `count` vectors: out[z * count + m] is of band z, vector m. */
+INLINE void packed_tile(const struct matrix *w, int32_t band, int32_t apart, const struct input *in, int32_t first,
+                        float (*out)[BAND], const int streams, const int count, const enum layout layout)
 {
-    const size_t columns = (size_t)w->columns, groups = columns / GROUP;
-    const int8_t *rounded = in->rounded + (size_t)first * columns;
-    const float *scales = in->scales + (size_t)first * groups, *sums = in->sums + 2 * (size_t)first * groups;
-    const uint8_t *block = band_of(w, band, SUPERGROUP, S8X16_BYTES);
+    const struct vectors x = vectors_from(in, first);
+    const int32_t width = layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
+    const size_t bytes = layout == LAYOUT_U4   ? U4_BYTES
+                         : layout == LAYOUT_U5 ? U5_BYTES
+                         : layout == LAYOUT_S8 ? S8_BYTES
+                                               : S8X16_BYTES;
+    const uint8_t *blocks[STREAMS];
     __m512 total[TILE];
-    for (int m = 0; m < count; m++)
-        total[m] = _mm512_setzero_ps();
-    for (size_t g = 0; g < groups; g += SUPERGROUP / GROUP, block += S8X16_BYTES) {
-        __m512 partial[TILE], scale = halves_at(block + S8X16_BYTES - 2 * BAND);
-        for (int m = 0; m < count; m++)
-            partial[m] = _mm512_setzero_ps();
-        s8x16_supergroup(block, rounded + GROUP * g, scales + g, sums + 2 * g, columns, partial, count);
-        for (int m = 0; m < count; m++)
-            total[m] = _mm512_fmadd_ps(scale, partial[m], total[m]);
-    }
-    for (int m = 0; m < count; m++)
-        _mm512_storeu_ps(out[m], total[m]);
+    for (int z = 0; z < streams; z++)
+        blocks[z] = band_of(w, band + z * apart, width, bytes);
+    for (int i = 0; i < streams * count; i++)
+        total[i] = _mm512_setzero_ps();
+    for (size_t g = 0; g < x.groups; g += (size_t)width / GROUP)
+#pragma GCC unroll 4
+        for (int z = 0; z < streams; z++, blocks[z - 1] += bytes) {
+            if (layout == LAYOUT_S8X16)
+                add_s8x16(total + z * count, blocks[z], &x, g, count);
+            else if (layout == LAYOUT_S8)
+                add_s8(total + z * count, blocks[z], &x, g, count);
+            else
+                add_unsigned(total + z * count, blocks[z], &x, g, count, bytes);
+        }
+    for (int i = 0; i < streams * count; i++)
+        _mm512_storeu_ps(out[i], total[i]);
 }
 
 /* Up to 16 weights of a dense row as fp32. */
@@ -311,12 +315,19 @@ INLINE void dense_tile(const struct matrix *w, int32_t band, const struct input 
         FOR_COUNT(CALL)                                                                                       \
     }
 
-#define U4(n) unsigned_tile(w, band, in, first, out, n, U4_BYTES)
-#define U5(n) unsigned_tile(w, band, in, first, out, n, U5_BYTES)
-#define S8(n) s8_tile(w, band, in, first, out, n)
-#define S8X16(n) s8x16_tile(w, band, in, first, out, n)
+#define STREAM_KERNEL(NAME, LAYOUT)                                                                           \
+    TARGET static void NAME(const struct matrix *w, int32_t band, int32_t apart, const struct input *in,      \
+                            float (*out)[BAND])                                                               \
+    {                                                                                                         \
+        packed_tile(w, band, apart, in, 0, out, STREAMS, 1, LAYOUT);                                          \
+    }
+
 #define F32(n) dense_tile(w, band, in, first, out, n, n <= 4 ? 4 : 2, 0)
 #define BF16(n) dense_tile(w, band, in, first, out, n, n <= 4 ? 4 : 2, 1)
+#define U4(n) packed_tile(w, band, 0, in, first, out, 1, n, LAYOUT_U4)
+#define U5(n) packed_tile(w, band, 0, in, first, out, 1, n, LAYOUT_U5)
+#define S8(n) packed_tile(w, band, 0, in, first, out, 1, n, LAYOUT_S8)
+#define S8X16(n) packed_tile(w, band, 0, in, first, out, 1, n, LAYOUT_S8X16)
 
 KERNEL(avx512_f32, F32)
 KERNEL(avx512_bf16, BF16)
@@ -324,9 +335,14 @@ KERNEL(avx512_u4, U4)
 KERNEL(avx512_u5, U5)
 KERNEL(avx512_s8, S8)
 KERNEL(avx512_s8x16, S8X16)
+STREAM_KERNEL(streams_u4, LAYOUT_U4)
+STREAM_KERNEL(streams_u5, LAYOUT_U5)
+STREAM_KERNEL(streams_s8, LAYOUT_S8)
+STREAM_KERNEL(streams_s8x16, LAYOUT_S8X16)
 
 const struct kernels avx512_kernels = {avx512_round,
                                        {avx512_f32, avx512_bf16, avx512_u4, avx512_u5, avx512_s8, avx512_s8x16},
+                                       {NULL, NULL, streams_u4, streams_u5, streams_s8, streams_s8x16},
                                        avx512_pairs};
 
 #endif

@@ -234,4 +234,7 @@ static void portable_bf16(const struct matrix *w, int32_t band, const struct inp
 }
 
 const struct kernels portable_kernels = {
-    portable_round, {portable_f32, portable_bf16, portable_u4, portable_u5, portable_s8, portable_s8x16}, no_pairs};
+    portable_round,
+    {portable_f32, portable_bf16, portable_u4, portable_u5, portable_s8, portable_s8x16},
+    {NULL},
+    no_pairs};

@@ -7,6 +7,7 @@
    A level with so little work that meeting would take longer is not opened: the thread that would open it does all of
    it.  Of a step of one token, products and attention remain to be shared.  */
 
+#include "kernels.h"
 #include "step.h"
 
 #include <sched.h>
@@ -23,6 +24,8 @@
 
 #define SPINS 2000              /* looks at a level before a thread sleeps */
 #define PART ((int64_t)1 << 15) /* products of numbers that are worth a part of their own */
+#define NEXT 16                 /* instructions among which a waiting thread looks for products */
+#define FETCH ((size_t)1 << 14) /* bytes of each place that it asks for */
 #define LATE 4                  /* parts per thread, at most, beside its first one */
 #define MOST_THREADS 1024       /* so that claims fit into 16 bits */
 
@@ -152,6 +155,39 @@ static void run_level(struct worker *me, int32_t first, int32_t last)
         if (row_count(me, it)) run_one(me, it);
 }
 
+static int32_t parts_for(const struct team *team, int64_t products)
+{
+    int64_t late = products / FIRST_SHARE / PART, most = (int64_t)team->threads * LATE;
+    return team->threads + (int32_t)(late > most ? most : late);
+}
+
+/* Ask for what the first part that is not the opener's will read of the next products, from instruction `at` on, until
+   the team has come to another level than this.  Memory is idle while a thread waits. */
+static void fetch_ahead(struct team *team, struct worker me, int32_t at, uint32_t level)
+{
+    const struct instruction *instructions = team->plan->instructions;
+    int32_t end = at + NEXT < team->plan->count ? at + NEXT : team->plan->count, from = at;
+    while (from < end && instructions[from].op != OP_LINEAR && instructions[from].op != OP_TAKE) from++;
+    me.products = me.passed = 0;
+    for (at = from; at < end && instructions[at].op == OP_LINEAR; at++) {
+        if (at > from && instructions[at].barrier != BARRIER_NONE) break;
+        me.products += products_of(&me, instructions + at);
+    }
+    me.thread = 1;
+    me.threads = parts_for(team, me.products);
+    for (end = at, at = from; at < end; at++) {
+        int32_t first, last;
+        size_t apart;
+        if (!row_count(&me, instructions + at)) continue;
+        step_bands(&me, instructions + at, &first, &last);
+        if (first >= last) continue;
+        const char *place = first_bytes(team->plan->weights + instructions[at].weight, first, last, &apart);
+        for (size_t i = 0; i < apart && i < FETCH && is_open(team, level); i += LINE)
+            for (size_t z = 0; z < STREAMS; z++) __builtin_prefetch(place + z * apart + i);
+        return;
+    }
+}
+
 /* How many parts the level of instructions [first, last) is cut into: one for each thread, and smaller ones of its
    products for those that come to their end first.  1: it is not worth opening. */
 static int32_t parts_of(struct team *team, const struct worker *me)
@@ -164,8 +200,7 @@ static int32_t parts_of(struct team *team, const struct worker *me)
     }
     team->products = products;
     if (team->threads == 1 || cost <= team->plan->alone) return 1;
-    int64_t late = products / FIRST_SHARE / PART, most = (int64_t)team->threads * LATE;
-    return team->threads + (int32_t)(late > most ? most : late);
+    return parts_for(team, products);
 }
 
 /* Do the levels from instruction `at` on that are not worth opening, and open the one after them with the first
@@ -213,19 +248,23 @@ static void work(struct team *team, int32_t thread)
 {
     struct worker me = worker_of(team, thread);
     ticket_bits ticket = atomic_fetch_add(&team->ticket, CLAIM);
+    int32_t next = 0; /* where the level ends of which this thread last did a part; 0 once it fetched what follows */
     me.thread = claimed_of(ticket);
     me.threads = parts_in(ticket);
     while (me.threads) {
         if (me.thread >= me.threads) {
+            if (next) fetch_ahead(team, me, next, level_of(ticket));
+            next = 0;
             wait_beyond(team, level_of(ticket));
             ticket = atomic_fetch_add(&team->ticket, CLAIM);
         } else {
             me.taken = team->taken;
             me.products = team->products;
-            run_level(&me, team->first, team->last);
+            next = team->last;
+            run_level(&me, team->first, next);
             ticket = atomic_fetch_add(&team->ticket, DONE | CLAIM);
             if (done_of(ticket) + 1 == me.threads) { /* the last one: it opens the next level, and takes a part */
-                me.threads = advance(team, &me, team->last, 1);
+                me.threads = advance(team, &me, next, 1);
                 me.thread = 0;
                 continue;
             }

@@ -142,6 +142,9 @@ static inline void share(const struct worker *me, int64_t units, int64_t *first,
 void step_embed(struct worker *me, const struct instruction *it);
 void step_round(struct worker *me, const struct instruction *it);
 void step_linear(struct worker *me, const struct instruction *it);
+/* The bands of a product that are in this part.  The products of a level are cut as one piece, so that a part reads
+   memory from as few places as possible: to be called for them in their order.  */
+void step_bands(struct worker *me, const struct instruction *it, int32_t *first_band, int32_t *last_band);
 void step_norm(struct worker *me, const struct instruction *it);
 void step_rotate(struct worker *me, const struct instruction *it);
 void step_map(struct worker *me, const struct instruction *it);

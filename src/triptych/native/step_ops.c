@@ -65,18 +65,25 @@ static int64_t bands_before(const struct worker *me, int64_t at, int64_t bands, 
     return at <= me->passed ? 0 : band < bands ? band : bands;
 }
 
-/* The products of a level are cut as one piece, so that a part reads memory from as few places as possible. */
+void step_bands(struct worker *me, const struct instruction *it, int32_t *first_band, int32_t *last_band)
+{
+    const struct matrix *w = me->plan->weights + it->weight;
+    int64_t first, last, bands = (w->rows + BAND - 1) / BAND;
+    int64_t products = (int64_t)w->rows * w->columns * row_count(me, it);
+    share(me, me->products, &first, &last);
+    *first_band = (int32_t)bands_before(me, first, bands, products);
+    *last_band = (int32_t)bands_before(me, last, bands, products);
+    me->passed += products;
+}
+
 void step_linear(struct worker *me, const struct instruction *it)
 {
     const struct matrix *weights = me->plan->weights, *w = weights + it->weight;
     struct input in = input_of(me, it, it->second);
     const float *bias = it->bias == -1 ? NULL : (const float *)weights[it->bias].data;
-    int64_t first, last, bands = (w->rows + BAND - 1) / BAND, products = (int64_t)w->rows * w->columns * in.count;
-    share(me, me->products, &first, &last);
-    first = bands_before(me, first, bands, products);
-    last = bands_before(me, last, bands, products);
-    me->passed += products;
-    if (first < last) multiply(w, &in, buffer(me, it->output), w->rows, bias, (int32_t)first, (int32_t)last);
+    int32_t first, last;
+    step_bands(me, it, &first, &last);
+    if (first < last) multiply(w, &in, buffer(me, it->output), w->rows, bias, first, last);
 }
 
 CLONES static float sum_of(const float *x, int32_t n)

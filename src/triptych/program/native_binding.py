@@ -39,7 +39,7 @@ class Binding:
     positions   positions that the tables by position have.
     limit       positions that tables of the model itself have.
     vocab       rows that ids may name.
-    given       the places in `matrices` of tables that each call brings along.
+    of_call     the places in `matrices` of tables that each call brings along.
     packed      whether some matrix is packed.
     """
 
@@ -48,7 +48,7 @@ class Binding:
     positions: int
     limit: int
     vocab: int
-    given: list[int]
+    of_call: list[int]
     numbers: Numbers
     kept: list[Tensor]
     packed: bool
@@ -76,9 +76,9 @@ class Binder:
 
     def _bound(self, positions: int) -> Binding:
         matrices = np.zeros(len(self.plan.tables), MATRIX)
-        given = [i for i, table in enumerate(self.plan.tables) if table.kind == "given"]
+        of_call = [i for i, table in enumerate(self.plan.tables) if table.kind == "rows of the call"]
         for i, table in enumerate(self.plan.tables):
-            if i in given:
+            if i in of_call:
                 continue
             layout, rows, columns, data = self._table(table, positions)
             self.kept.append(data)
@@ -86,7 +86,7 @@ class Binder:
             matrices[i] = (layout, rows, columns, 0, data.data_ptr() + start * data.element_size())
         limit, vocab = self._limits(matrices)
         numbers = Numbers(self.shared, self.copied, self.packed)
-        return Binding(self.plan, matrices, positions, limit, vocab, given, numbers, self.kept, bool(self.packed))
+        return Binding(self.plan, matrices, positions, limit, vocab, of_call, numbers, self.kept, bool(self.packed))
 
     def _limits(self, matrices: npt.NDArray[Any]) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max

@@ -58,10 +58,10 @@ class Calls:
 
     def run(
         self, binding: Binding, matrices: npt.NDArray[Any], plan: PlanRecord, labels: npt.NDArray[np.int32],
-        chosen: Sequence[int], out: Tensor, given: Tensor | None = None,
+        chosen: Sequence[int], out: Tensor, token_rows: Tensor | None = None,
     ) -> None:  # fmt: skip
         """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
-        and a row of `given` for each token where the plan reads it.  The caller has checked every size."""
+        and a row of `token_rows` for each token where the plan reads it.  The caller has checked every size."""
         assert self.function is not None
         if self.labels.shape[1] < labels.shape[1]:
             self._make_room(labels.shape[1])
@@ -74,9 +74,9 @@ class Calls:
             self.arena = torch.zeros(need)
         if self.scratch.numel() < scratch * threads:
             self.scratch = torch.zeros(scratch * threads)
-        for place in binding.given:
-            assert given is not None
-            matrices[place] = (LAYOUT_F32, *given.shape, 0, given.data_ptr())
+        for place in binding.of_call:
+            assert token_rows is not None
+            matrices[place] = (LAYOUT_F32, *token_rows.shape, 0, token_rows.data_ptr())
         if tokens <= FEW_TOKENS:
             ranges = int(labels[[_POSITION, _SOURCE]].max()) // RANGE + 1
             if self.partial.numel() < COUNTERS + ranges * tokens * binding.plan.partial:
@@ -128,6 +128,12 @@ def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.N
     _, first, lengths = np.unique(part[3], return_index=True, return_counts=True)
     part[3], part[4] = first.repeat(lengths), (first + lengths).repeat(lengths)
     return part
+
+
+def labels_of_single(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int32]:
+    """The same for rows of one token each, as one call: what `piece_of` gives of all of them."""
+    more = sources or [[0] * len(ids)] * 2
+    return np.array((ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *more), np.int32)
 
 
 def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:

@@ -110,7 +110,7 @@ class NativeEncoder:
             binding = plans.bound(self.module, how, self.matrix_of, rows.longest)
             ids = _ids(inputs, rows)
             self._check(binding, ids, rows)
-            given = self._given(binding, inputs, rows)
+            token_rows = self._token_rows(binding, inputs, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
             return None
@@ -120,13 +120,13 @@ class NativeEncoder:
             rows = cross.make_room(rows)
             stores = store_records(cross.stores)
         out = torch.empty(len(ids), binding.plan.outputs)
-        self._call(binding, stores, ids, rows, given, out)
+        self._call(binding, stores, ids, rows, token_rows, out)
         return out
 
-    def _given(self, binding: Binding, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
+    def _token_rows(self, binding: Binding, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
         """What the convolutions make of frames, where the plan reads that."""
         embed = self.module.input
-        if not binding.given:
+        if not binding.of_call:
             if isinstance(inputs, Tensor) and inputs.dim() != 1:
                 raise NotNative("the encoder reads ids")
             return None
@@ -150,7 +150,7 @@ class NativeEncoder:
 
     def _call(
         self, binding: Binding, stores: npt.NDArray[Any], ids: npt.NDArray[np.int64], rows: Rows,
-        given: Tensor | None, out: Tensor,
+        token_rows: Tensor | None, out: Tensor,
     ) -> None:  # fmt: skip
         """Pieces of the batch, each on a thread of its own where there are enough of them."""
         threads = usable_threads(torch.get_num_threads())
@@ -167,9 +167,9 @@ class NativeEncoder:
         plans, calls = (PlanRecord * len(pieces))(), (Call * len(pieces))()
         records, width = binding.plan.instructions, out.stride(0)
         for own, plan, call, (first, last) in zip(matrices, plans, calls, pieces, strict=True):
-            for place in binding.given:
-                assert given is not None
-                own[place] = (LAYOUT_F32, last - first, given.shape[1], 0, given[first].data_ptr())
+            for place in binding.of_call:
+                assert token_rows is not None
+                own[place] = (LAYOUT_F32, last - first, token_rows.shape[1], 0, token_rows[first].data_ptr())
             plan.count, plan.instructions = len(records), records.ctypes.data
             plan.weights, plan.stores = own.ctypes.data, stores.ctypes.data
             call.tokens, call.threads, call.scratch_floats = last - first, threads, scratch

@@ -25,7 +25,15 @@ from triptych.native.step import PlanRecord
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
-from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
+from triptych.program.native_calls import (
+    Calls,
+    labels_of,
+    labels_of_single,
+    part_of,
+    piece_of,
+    plan_struct,
+    store_records,
+)
 from triptych.program.native_encoder import Matmul, multiplies_in_bf16
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_prepared import Prepared
@@ -37,6 +45,7 @@ TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # weights are about as fast as those of torch's matrix library (with wide matrices and 256 vectors a fifth slower), and
 # the rest of a step is faster.  bf16 weights are multiplied in fp32 here, by torch at twice that rate or more.
 MOST_DENSE, MOST_DENSE_FP32 = 32, 256
+LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
 _keys_and_values = attrgetter("k", "v")
 
 
@@ -80,6 +89,9 @@ class NativeStep:
                   for MOST_DENSE or, where it holds, MOST_DENSE_FP32.
     bf16          whether tokens of prompts are multiplied with packed weights in bf16.
     why_modules   why the last call gave None; None after a call that ran.
+    unchanged     whether the caller knows that only its own code ran since the last call, so that this thread cannot
+                  have changed the module.  The module is then looked at every LOOK_EVERY calls only: a look costs a
+                  tenth of a step of a small model, as it reads from memory what the weights drove from the caches.
     """
 
     def __init__(
@@ -90,10 +102,13 @@ class NativeStep:
         self.matrix_of, self.most_dense, self.bf16 = matrix_of, most_dense, bf16
         self.calls = Calls()
         self.why_modules: str | None = None
+        self.unchanged = False
+        self._calls_since_look = 0
         half = bool(cache.stores) and cache.stores[0].k.dtype == torch.bfloat16
         self.how = half, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
+        self.binding: Binding | None = None  # of the last call
         self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
-        self.seen: list[Tensor] = []
+        self.store_tensors: list[Tensor] = []
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
@@ -106,10 +121,7 @@ class NativeStep:
         mixed = self.bf16 and prompts is not None and any(prompts)
         try:
             self.calls.check()
-            longest = max(rows.ends, default=0)
-            bindings = [PreparedStep.bound(self.module, self.how, self.matrix_of, longest)]
-            if mixed:
-                bindings.append(PreparedPrompt.bound(self.module, self.how, self.matrix_of, longest))
+            bindings = self._bound(max(rows.ends, default=0), mixed)
             self._check(bindings[0], ids, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
@@ -117,15 +129,32 @@ class NativeStep:
         self.why_modules = None
         step = self.cache.begin(rows, "")
         self._follow_stores(bindings)
-        labels = labels_of(ids, rows, [] if self.cross is None else self.cross.of(rows.slots))
+        sources = [] if self.cross is None else self.cross.of(rows.slots)
         out = torch.empty(len(chosen), bindings[0].plan.outputs)
         if mixed:
             assert prompts is not None
-            self._run_by_role(bindings, labels, _of_prompts(rows, prompts), np.asarray(chosen, np.int64), out)
+            labels, of_prompts = labels_of(ids, rows, sources), _of_prompts(rows, prompts)
+            self._run_by_role(bindings, labels, of_prompts, np.asarray(chosen, np.int64), out)
+        elif rows.longest == 1 and len(ids) <= TOKENS:
+            plan, matrices = self.plans[bindings[0]]
+            self.calls.run(bindings[0], matrices, plan, labels_of_single(ids, rows, sources), chosen, out)
         else:
-            self._run(bindings[0], labels, chosen, out)
+            self._run(bindings[0], labels_of(ids, rows, sources), chosen, out)
         step.finish()
         return out
+
+    def _bound(self, positions: int, mixed: bool) -> list[Binding]:
+        """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs.  Raises as
+        `Prepared.bound`."""
+        last = self.binding if self.unchanged and self.why_modules is None and not mixed else None
+        if last is not None and self._calls_since_look < LOOK_EVERY - 1 and positions <= last.positions:
+            self._calls_since_look += 1
+            return [last]
+        self._calls_since_look = 0
+        kinds: list[type[Prepared]] = [PreparedStep, PreparedPrompt] if mixed else [PreparedStep]
+        bindings = [kind.bound(self.module, self.how, self.matrix_of, positions) for kind in kinds]
+        self.binding = bindings[0]
+        return bindings
 
     # -- what must hold -------------------------------------------------------------------------------------------
 
@@ -181,8 +210,8 @@ class NativeStep:
         """Structures of the plans, made anew where the weights or the stores moved."""
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
         flat = [*chain.from_iterable(map(_keys_and_values, stores))]
-        if len(flat) != len(self.seen) or not all(map(is_, flat, self.seen)):
-            self.stores, self.seen = store_records(stores), flat
+        if len(flat) != len(self.store_tensors) or not all(map(is_, flat, self.store_tensors)):
+            self.stores, self.store_tensors = store_records(stores), flat
             self.plans = {}
         if not all(binding in self.plans for binding in bindings):
             self.plans = {binding: self.plans[binding] for binding in bindings if binding in self.plans}

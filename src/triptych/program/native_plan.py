@@ -199,11 +199,11 @@ def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: 
 def _set_barriers(records: npt.NDArray[Any], ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
     """All threads meet between two levels.  An expert without tokens is passed over, with its barriers; what follows it
     then begins with one."""
-    before, given = 0, False
+    before, after_expert = 0, False
     for i, step in enumerate(ordered):
-        if levels[step] != before or (given and step.over is not Over.EXPERT):
+        if levels[step] != before or (after_expert and step.over is not Over.EXPERT):
             records["barrier"][i] = Barrier.BEFORE
-        before, given = levels[step], step.op is Op.GIVE
+        before, after_expert = levels[step], step.op is Op.GIVE
         if step.op is Op.TAKE:
             end = next(j for j in range(i, len(ordered)) if ordered[j].op is Op.GIVE)
             if all(one.over is Over.EXPERT for one in ordered[i : end + 1]):

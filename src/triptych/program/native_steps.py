@@ -7,7 +7,7 @@ floating-point types, since the executor computes in fp32) become other names of
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from triptych.program.native_values import (
     Positions,
     StoredKeys,
     Vector,
+    uses_of,
     window_in,
 )
 from triptych.program.program import Entry, Instruction, Program
@@ -114,7 +115,8 @@ class StepMaker:
         last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
         step = entry.instructions[last]
         out = values[step.out[0]] = Vector(int(self.program.weights[step.weights["weight"]][0]))
-        self.add(Op.EMBED, out, {}, {"weight": PlanTable("given")}, kind=Index.TOKENS, number=0, width=out.width)
+        tables = {"weight": PlanTable("rows of the call")}
+        self.add(Op.EMBED, out, {}, tables, kind=Index.TOKENS, number=0, width=out.width)
         return replace(entry, instructions=entry.instructions[last + 1 :])
 
     def _check_lowered(self) -> None:
@@ -124,7 +126,7 @@ class StepMaker:
 
     def entry(self, entry: Entry, values: dict[str, Any], over: Over, names: dict[str, str]) -> Vector:
         """Walk one entry; `names` are prefixes of weights that stand for others (experts)."""
-        walk = _Walk(self, entry, values, over, names, _uses(entry))
+        walk = _Walk(self, entry, values, over, names, uses_of(entry, _ALIASES))
         for step in entry.instructions:
             values[step.out[0]] = walk.result(step)
         result = values[entry.outputs[0]]
@@ -156,21 +158,6 @@ class StepMaker:
         return self.rounded[x, bf16]
 
 
-def _uses(entry: Entry) -> Counter[str]:
-    """How often each value is read, through all its names."""
-    root: dict[str, str] = {}
-    uses: Counter[str] = Counter(entry.outputs)
-    for step in entry.instructions:
-        for name in step.inputs.values():
-            if step.op in _ALIASES:
-                root[step.out[0]] = root.get(name, name)
-            else:
-                uses[root.get(name, name)] += 1
-    for name in entry.outputs:
-        uses[root.get(name, name)] += 1
-    return uses
-
-
 @dataclass(eq=False)
 class _Walk:
     maker: StepMaker
@@ -178,7 +165,7 @@ class _Walk:
     values: dict[str, Any]
     over: Over
     names: dict[str, str]
-    uses: Counter[str]
+    uses: Mapping[str, int]
     made_by: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
 
     def result(self, step: Instruction) -> Any:
@@ -220,7 +207,7 @@ class _Walk:
         out = self._new(int(self.maker.program.weights[weight][1]))
         if isinstance(ids, Positions):
             table, index, shift = PlanTable("plain", weight), Index.POSITIONS, ids.shift
-        elif ids == "types":  # the executor is given none, so all are type 0
+        elif ids == "types":  # no call has any, so all are type 0
             table, index, shift = PlanTable("plain", weight), Index.NONE, 0
         elif ids == "ids":
             table, index, shift = PlanTable("matrix", weight), Index.IDS, 0
@@ -399,13 +386,13 @@ class _Walk:
         last = maker.add(Op.ROUTE, routes, {"input": scores}, **numbers)
         last.writes["third"] = total
         for number in range(count):
-            taken, given = Vector(x.width, Over.EXPERT), self._new(x.width)
+            taken, summed = Vector(x.width, Over.EXPERT), self._new(x.width)
             reads = {"input": x, "second": routes}
             maker.add(Op.TAKE, taken, reads, heads=count, number=number, width=x.width).after.append(last)
             names = {".experts.0.": f".experts.{number}."}
             out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, names)
-            last = maker.add(Op.GIVE, given, {"input": out, "second": routes, "output": total}, heads=count,
+            last = maker.add(Op.GIVE, summed, {"input": out, "second": routes, "output": total}, heads=count,
                              number=number, width=x.width)  # fmt: skip
             last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
-            total = given
+            total = summed
         return total

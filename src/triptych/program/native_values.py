@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.attention.mask_lowering import window_of
 from triptych.errors import ConfigError
 from triptych.native.step import Op, Over
+from triptych.program.program import Entry
 from triptych.spec.masks import And, Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec
 
@@ -21,8 +24,8 @@ class PlanTable:
     """Something that instructions read beside vectors, by its place in the plan's tables.
 
     kind     `matrix`, `tiles` (for products in bf16), `plain` (fp32 rows, unpacked where they are packed), `vector`
-             (fp32), `given` (a row for each token, which the caller computes), `rotation`, `far rotation`, `sinusoids`,
-             `bias` (of keys up to the query) or `bias both ways`.
+             (fp32), `rows of the call` (one for each token, which the caller computes), `rotation`, `far rotation`,
+             `sinusoids`, `bias` (of keys up to the query) or `bias both ways`.
     name     the parameter it is made from.
     how      what else it is made from: a RopeSpec, or the attributes of an operation.
     """
@@ -106,3 +109,18 @@ def _no_future(band: tuple[int, int]) -> int:
     if ahead:
         raise NotNative(f"a mask that lets queries see {ahead} positions ahead")
     return back
+
+
+def uses_of(entry: Entry, aliases: Collection[str]) -> Counter[str]:
+    """How often each value of an entry is read, through all its names; operations in `aliases` give another name."""
+    root: dict[str, str] = {}
+    uses: Counter[str] = Counter(entry.outputs)
+    for step in entry.instructions:
+        for name in step.inputs.values():
+            if step.op in aliases:
+                root[step.out[0]] = root.get(name, name)
+            else:
+                uses[root.get(name, name)] += 1
+    for name in entry.outputs:
+        uses[root.get(name, name)] += 1
+    return uses
