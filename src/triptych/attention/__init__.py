@@ -1,6 +1,7 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
 from triptych.attention import operations as _operations  # noqa: F401  # registers in the table
+from triptych.attention.cache_types import CacheType, StoredForm, check_cache_type, stored_form
 from triptych.attention.caches import Cache
 from triptych.attention.cross_cache import CrossCache, CrossKeys, EncoderOutput
 from triptych.attention.dispatch import KERNELS, attend, why
@@ -41,6 +42,7 @@ __all__ = [
     "AttentionRequest",
     "Cache",
     "CacheStep",
+    "CacheType",
     "CachedLayer",
     "ContentBias",
     "CrossCache",
@@ -59,6 +61,7 @@ __all__ = [
     "Rows",
     "ScoreBias",
     "SlotKeys",
+    "StoredForm",
     "additive",
     "alibi_bias",
     "alibi_slopes",
@@ -68,6 +71,7 @@ __all__ = [
     "attention_factor",
     "attention_pattern",
     "attention_scores",
+    "check_cache_type",
     "disentangled_bias",
     "distance_row",
     "inverse_frequencies",
@@ -78,6 +82,7 @@ __all__ = [
     "rotate",
     "rotation_of",
     "sinusoidal",
+    "stored_form",
     "t5_bias",
     "t5_bucket",
     "why",

@@ -10,6 +10,7 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from triptych.native import library
 from triptych.native.step import PlanRecord
 from triptych.nn import Transformer
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
-from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct, store_records
+from triptych.program.native_calls import Calls, labels_of, piece_of, plan_struct, store_records, stored_type
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
@@ -33,11 +34,12 @@ _keys_and_values = attrgetter("k", "v")
 
 
 class PreparedStep(Prepared):
-    """The plan of a step; it depends on whether the cache keeps 16 bits, and on the window of each of its stores."""
+    """The plan of a step; it depends on what the cache keeps, and on the window of each of its stores."""
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        return plan_of(program, packed, *how)
+        dtype, windows = how
+        return plan_of(program, packed, stored_type(dtype), windows)
 
 
 class NativeStep:
@@ -57,8 +59,8 @@ class NativeStep:
         self.matrix_of, self.most_dense = matrix_of, most_dense
         self.calls = Calls()
         self.why_modules: str | None = None
-        half = bool(cache.stores) and cache.stores[0].k.dtype == torch.bfloat16
-        self.how = half, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
+        dtype = cache.stores[0].form.dtype if cache.stores else torch.float32
+        self.how = dtype, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
         self.binding: Binding | None = None
         self.seen: list[Tensor] = []
 
@@ -128,6 +130,9 @@ class NativeStep:
             self.seen = []
         flat = [*chain.from_iterable(tensors)]
         if len(flat) != len(self.seen) or not all(map(is_, flat, self.seen)):
-            self.stores, self.seen = store_records(stores), flat
+            records = [store_records(self.cache.stores, len(self.cache.lengths), self.cache.capacity)]
+            if self.cross is not None:
+                records.append(store_records(self.cross.stores))
+            self.stores, self.seen = np.concatenate(records), flat
             self.plan = plan_struct(binding, self.matrices, self.stores)
         return self.plan

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over
+from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over, StoredType
 from triptych.program.native_fusion import fused
 from triptych.program.native_steps import StepMaker
 from triptych.program.native_values import NotNative, PlanStep, PlanSteps, PlanTable, Vector
@@ -55,21 +55,21 @@ class _Buffer:
 
 
 def plan_of(
-    program: Program, packed: frozenset[str] = frozenset(), half_cache: bool = False,
+    program: Program, packed: frozenset[str] = frozenset(), stored: StoredType = StoredType.F32,
     windows: Iterable[int | None] = (),
 ) -> NativePlan:  # fmt: skip
     """The plan of `decode` and `unembed`.
 
-    packed       names of weights that are stored packed.
-    half_cache   whether the cache keeps keys and values in 16 bits.
-    windows      of each layer's store; None for one that keeps every token.
+    packed    names of weights that are stored packed.
+    stored    what the cache keeps of keys and values.
+    windows   of each layer's store; None for one that keeps every token.
 
     Raises NotNative, naming what the executor lacks.
     """
     missing = {"decode", "unembed"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    return _assembled(StepMaker(program, packed, half_cache, list(windows)).make())
+    return _assembled(StepMaker(program, packed, stored, list(windows)).make())
 
 
 def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
@@ -80,7 +80,7 @@ def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf1
     """
     if "encode" not in program.entries:
         raise NotNative("the program has no encode")
-    steps = StepMaker(program, packed, False, [], bf16=bf16).make_encoding()
+    steps = StepMaker(program, packed, StoredType.F32, [], bf16=bf16).make_encoding()
     return _assembled(fused(steps) if bf16 else steps)
 
 
@@ -90,7 +90,7 @@ def source_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> Na
     missing = {"encode", "cross_kv"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    return _assembled(StepMaker(program, packed, False, []).make_source())
+    return _assembled(StepMaker(program, packed, StoredType.F32, []).make_source())
 
 
 def _assembled(steps: PlanSteps) -> NativePlan:
