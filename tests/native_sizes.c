@@ -10,6 +10,7 @@
 
 #include "matmul.h"
 #include "matmul_bf16.h"
+#include "step.h"
 
 #ifndef SHORTER
 #define SHORTER 0
@@ -111,6 +112,21 @@ static void repacked(int type, int layout, int block_bytes, int rows, int groups
     release(file, file_bytes);
 }
 
+/* Vectors of `width` numbers, written to a store and read back; with SHORTER the room in the store is too small. */
+static void stored(int type, int width, int count)
+{
+    size_t bytes = (size_t)stored_bytes(type, width), room = bytes * (size_t)count - LACKING;
+    size_t x_bytes = sizeof(float) * (size_t)(count * width);
+    char *kept = reserve(room);
+    float *x = reserve(x_bytes), *y = reserve(x_bytes);
+    for (int i = 0; i < count * width; i++) x[i] = (float)(i % 23 - 11);
+    for (int i = 0; i < count; i++) keep_row(type, kept + (size_t)i * bytes, x + i * width, width);
+    read_rows(type, y, kept, count, width);
+    release(kept, room);
+    release(x, x_bytes);
+    release(y, x_bytes);
+}
+
 int main(void)
 {
     int types[][3] = {{2, LAYOUT_U4, 18}, {3, LAYOUT_U4, 20}, {6, LAYOUT_U5, 22}, {7, LAYOUT_U5, 24}, {8, LAYOUT_S8, 34}};
@@ -131,6 +147,10 @@ int main(void)
     for (int isa = 1; isa < 3 && select_bf16(isa) == isa; isa++)
         for (int r = 0; r < 5; r++)
             for (int c = 0; c < 9; c++, products++) product_bf16(rows[r], c * 60 + 7, many[c], c % 2);
+    int widths[] = {1, 7, 31, 32, 33, 64, 80};
+    for (int type = STORED_F32; type <= STORED_INT8; type++)
+        for (int w = 0; w < 7; w++)
+            for (int c = 1; c < 4; c++) stored(type, widths[w], c);
     printf("%d\n", products);
     return 0;
 }

@@ -47,10 +47,14 @@ class Store:
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return self.k.shape[1] * (self.k.shape[3] + self.v.shape[3]) * self.k.element_size()
+
     def slot_bytes(self, length: int) -> int:
         """Bytes of one slot with room for `length` tokens; a ring has its window alone."""
-        width = self.k.shape[1] * (self.k.shape[3] + self.v.shape[3])
-        return width * (self.window or length) * self.k.element_size()
+        return self.place_bytes * (self.window or length)
 
     def resize(self, slots: int, capacity: int) -> None:
         """At least so many slots and places."""

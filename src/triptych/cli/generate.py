@@ -12,6 +12,7 @@ from triptych.cli import options, screen
 from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
 
 if TYPE_CHECKING:
+    from triptych.attention import CacheType
     from triptych.generate import QueueProgress
     from triptych.model import Model
 
@@ -23,11 +24,12 @@ class GenerateSettings(options.SamplingSettings):
 
 
 class DraftSettings(TypedDict):
-    """What guesses tokens, and how prompts are read."""
+    """What guesses tokens, how prompts are read, and what the cache keeps."""
 
     chunk: int | None
     draft: Model | str | None
     draft_tokens: int
+    cache: CacheType
 
 
 @options.opens
@@ -57,6 +59,7 @@ def generate(
     chunk: options.Chunk = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
+    cache: options.Cache = options.CacheForm.auto,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
@@ -78,6 +81,7 @@ def generate(
         "chunk": chunk,
         "draft": load_draft(checkpoint, draft),
         "draft_tokens": draft_tokens,
+        "cache": cache.value,
     }
     if len(texts) == 1 and not beams and not as_json:
         _stream(model, texts[0], settings, drafts)

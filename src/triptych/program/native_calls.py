@@ -118,13 +118,9 @@ def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) ->
             if tuple(x.shape) != shape or x.dtype != form.dtype or not x.is_contiguous():
                 what, wanted = f"{x.dtype} {list(x.shape)}", f"{form.dtype} {list(shape)}"
                 raise InputError(f"the cache of layer {i} holds {what}, not {wanted}; begin with an empty cache")
-        record["type"], record["keys"], record["values"] = (
-            stored_type(form.dtype),
-            store.k.data_ptr(),
-            store.v.data_ptr(),
-        )
-        record["slots"], record["groups"], record["capacity"] = held, layer.groups, places
-        record["width"], record["value_width"] = layer.width, layer.value_width
+        record["keys"], record["values"] = store.k.data_ptr(), store.v.data_ptr()
+        record["type"], record["slots"], record["groups"] = stored_type(form.dtype), held, layer.groups
+        record["capacity"], record["width"], record["value_width"] = places, layer.width, layer.value_width
     return records
 
 
