@@ -30,7 +30,7 @@ from triptych.model import Model, create, load
 from triptych.native import library
 from triptych.native.step import StoredType
 from triptych.program import native_calls
-from triptych.program.native_executor import NativeStep
+from triptych.program.native_executor import NativeStep, PreparedStep
 
 TYPES: list[CacheType] = ["fp32", "fp16", "bf16", "int8"]
 LOSSY: list[CacheType] = ["fp16", "bf16", "int8"]
@@ -357,6 +357,27 @@ def test_a_row_beyond_the_switch_of_longrope_is_read_again() -> None:
         for engine in found:
             engine.rows[0].ids.append(token)
     assert close(found[0].logits(), found[1].logits(), "int8")
+
+
+@needs_native
+def test_caches_of_two_types_share_no_plan_and_lose_none() -> None:
+    """Steps in turn lower the model once for each type; a changed part ends both plans."""
+    module = llama()
+    engines = [Engine(module, cache_type=cache_type) for cache_type in ("fp32", "int8")]
+    plans = []
+    for _ in range(3):
+        for engine in engines:
+            engine.add(Request(prompt=PROMPT, max_new_tokens=0))
+            engine.logits()
+            assert engine.why_modules is None
+            plans.append(engine.forward.executor.binding.plan)
+    assert plans[:2] * 2 == plans[2:]
+    assert plans[0] is not plans[1]
+    down = module.decoder.blocks[0].mlp.down
+    down.weight = torch.nn.Parameter(down.weight * 2)
+    engines[0].add(Request(prompt=PROMPT, max_new_tokens=0))
+    engines[0].logits()
+    assert len(module.plans[PreparedStep]) == 1
 
 
 # ---------------------------------------------------------------- what is read

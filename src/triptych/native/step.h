@@ -68,7 +68,8 @@ struct instruction {
     float first, other;                        /* eps, factor, scale | cap, what is added to a weight */
 };
 
-/* Keys and values of a layer, [slots][groups][capacity][bytes of a vector].  In a ring, position p stands at place p % window. */
+/* Keys and values of a layer, [slots][groups][capacity][bytes of a vector].  In a ring, position p stands at place
+   p % window. */
 struct store {
     void *keys;
     void *values;
