@@ -88,11 +88,12 @@ INLINE void scaled(float *out, const int8_t *codes, const uint8_t *scale, int32_
 CLONES void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n)
 {
     const uint16_t *in = rows;
+    const int64_t bytes = stored_bytes(type, n);
     if (type == STORED_F32) memcpy(out, rows, (size_t)count * n * sizeof *out);
     for (int32_t i = 0; i < count * n && type == STORED_BF16; i++) out[i] = float_of_bf16(in[i]);
     for (int32_t i = 0; i < count * n && type == STORED_F16; i++) out[i] = float_of_f16(in[i]);
     for (int32_t r = 0; r < count && type == STORED_INT8; r++, out += n) {
-        const int8_t *codes = (const int8_t *)rows + r * stored_bytes(type, n);
+        const int8_t *codes = (const int8_t *)rows + r * bytes;
         const uint8_t *scales = (const uint8_t *)codes + n;
         int32_t i = 0;
         for (; i + GROUP <= n; i += GROUP, scales += 2) scaled(out + i, codes + i, scales, GROUP);
