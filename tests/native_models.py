@@ -13,7 +13,7 @@ from torch import Tensor
 
 import references
 from triptych import nn
-from triptych.attention import Cache, CrossCache, Rows
+from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.model import create
 from triptych.native.step import run_step
 from triptych.program.native_encoder import NativeEncoder
@@ -82,11 +82,12 @@ class Run:
     seed: int = 0
     sources: list[list[int]] = field(default_factory=lambda: [[5, 6, 7], [9], [10, 11, 12, 13]])
     native_sources: bool = False
+    cache_type: CacheType = "auto"
 
     def side(self, native: bool) -> Side:
         assert self.module.decoder is not None
-        cache = self.module.decoder.cache(self.rows)
-        cross = None if self.module.encoder is None else self.module.decoder.cross_cache()
+        cache = self.module.decoder.cache(self.rows, self.cache_type)
+        cross = None if self.module.encoder is None else self.module.decoder.cross_cache(self.cache_type)
         step = NativeStep(self.module, cache, cross, matrix_of=kernel_matrix, most_dense=ANY) if native else None
         return Side(self.module, cache, cross, step, self.native_sources)
 

@@ -1,7 +1,7 @@
 /* Runs every layout and kernel at ragged sizes in buffers of exactly the size that matmul.h names, for a compiler with
    -fsanitize=address,undefined; with -DGUARDED=1 in buffers that end where memory that cannot be read begins, for the
    masked instructions that a sanitizer does not see.  With -DSHORTER=1 the weights lack their last byte (GUARDED: their
-   last four, so that dense numbers stay aligned), which must be noticed.  */
+   last four, so that dense numbers stay aligned), with -DSHORTER=2 a cache does, which must be noticed.  */
 
 #define _DEFAULT_SOURCE
 #include <stdio.h>
@@ -10,6 +10,7 @@
 
 #include "matmul.h"
 #include "matmul_bf16.h"
+#include "step.h"
 
 #ifndef SHORTER
 #define SHORTER 0
@@ -19,7 +20,8 @@
 #define GUARDED 0
 #endif
 
-#define LACKING (SHORTER ? GUARDED ? 4 : 1 : 0)
+#define SHORT_BY (GUARDED ? 4 : 1)
+#define LACKING (SHORTER == 1 ? SHORT_BY : 0)
 #define PAGE 65536 /* a multiple of every usual size of a page */
 
 static size_t mapped(size_t bytes)
@@ -128,8 +130,27 @@ static void repacked(int type, int layout, int block_bytes, int rows, int groups
     release(file, file_bytes);
 }
 
+/* Vectors of `width` numbers, written to a cache and read back. */
+static void stored(int type, int width, int count)
+{
+    size_t bytes = (size_t)stored_bytes(type, width), room = bytes * (size_t)count - (SHORTER == 2 ? SHORT_BY : 0);
+    size_t x_bytes = sizeof(float) * (size_t)(count * width);
+    char *kept = reserve(room);
+    float *x = reserve(x_bytes), *y = reserve(x_bytes);
+    for (int i = 0; i < count * width; i++) x[i] = (float)(i % 23 - 11);
+    for (int i = 0; i < count; i++) keep_row(type, kept + (size_t)i * bytes, x + i * width, width);
+    read_rows(type, y, kept, count, width);
+    release(kept, room);
+    release(x, x_bytes);
+    release(y, x_bytes);
+}
+
 int main(void)
 {
+    int widths[] = {7, 1, 31, 32, 33, 64, 80};
+    for (int type = STORED_F32; type <= STORED_INT8; type++)
+        for (int w = 0; w < 7; w++)
+            for (int c = 1; c < 4; c++) stored(type, widths[w], c);
     int types[][3] = {{2, LAYOUT_U4, 18}, {3, LAYOUT_U4, 20}, {6, LAYOUT_U5, 22}, {7, LAYOUT_U5, 24}, {8, LAYOUT_S8, 34}};
     for (int i = 0; i < 5; i++)
         for (int rows = SHORTER ? 16 : 1; rows <= 33; rows += 16)

@@ -13,7 +13,7 @@ import parity
 import tiny
 from native_models import ANY, EXACT, Run, llama, needs_native
 from triptych import nn
-from triptych.attention import Rows
+from triptych.attention import CacheType, Rows
 from triptych.native import library
 from triptych.native.loader import ISAS
 from triptych.program.native_executor import NativeStep
@@ -45,12 +45,15 @@ def usable() -> list[str]:
 
 
 @torch.inference_mode()
-def logits(module: nn.Transformer, ids: list[int], pieces: list[int], threads: int) -> Tensor:
+def logits(
+    module: nn.Transformer, ids: list[int], pieces: list[int], threads: int, cache_type: CacheType = "auto"
+) -> Tensor:  # fmt: skip
     """The logits of a row whose tokens run in these pieces."""
     assert module.decoder is not None
     assert len(ids) == sum(pieces)
     torch.set_num_threads(threads)
-    step = NativeStep(module, module.decoder.cache(1), matrix_of=kernel_matrix, most_dense=ANY)
+    cache = module.decoder.cache(1, cache_type)
+    step = NativeStep(module, cache, matrix_of=kernel_matrix, most_dense=ANY)
     out, done = [], 0
     for length in pieces:
         some = step.logits(ids[done : done + length], Rows((length,), (done,)), range(length))
@@ -60,13 +63,13 @@ def logits(module: nn.Transformer, ids: list[int], pieces: list[int], threads: i
     return torch.cat(out)
 
 
-def _bits_agree(module: nn.Transformer, length: int, middle: int) -> None:
+def _bits_agree(module: nn.Transformer, length: int, middle: int, cache_type: CacheType = "auto") -> None:
     ids, native, expected = [i * 7 % 37 for i in range(length)], library(), None
     assert native is not None
     for isa in usable():
         native.use(isa)
         for pieces, threads in (([length], 1), ([length - 1, 1], 2), ([middle, 1, 2, length - middle - 3], 8)):
-            found = logits(module, ids, pieces, threads)
+            found = logits(module, ids, pieces, threads, cache_type)
             expected = found if expected is None else expected
             assert torch.equal(found, expected), (isa, pieces, threads)
 
@@ -74,6 +77,18 @@ def _bits_agree(module: nn.Transformer, length: int, middle: int) -> None:
 @pytest.mark.parametrize("name", ["grouped", "bias", pytest.param("softcap", marks=pytest.mark.heavy)])
 def test_all_kernels_give_the_same_bits(name: str) -> None:
     _bits_agree(MODELS[name](), 20, 12)
+
+
+@pytest.mark.parametrize("cache_type", ["fp16", "bf16", "int8"])
+def test_all_types_of_the_cache_give_the_same_bits(cache_type: CacheType) -> None:
+    _bits_agree(MODELS["grouped"](), 20, 12, cache_type)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("cache_type", ["fp16", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["one group, odd width", "window"])
+def test_rows_of_several_ranges_have_the_same_bits_with_any_cache(name: str, cache_type: CacheType) -> None:
+    _bits_agree(MODELS[name](), 600, 510, cache_type)
 
 
 @pytest.mark.heavy

@@ -306,7 +306,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.heavy
 @pytest.mark.parametrize("way", ["sanitized", "guarded"])
 def test_no_byte_beyond_the_buffers_is_touched(way: str, tmp_path: Path) -> None:
-    """Every kernel in buffers of exact size; as a control, weights that are too short are noticed."""
+    """Every kernel in buffers of exact size; as a control, weights and caches that are too short are noticed."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs gcc")
@@ -318,10 +318,16 @@ def test_no_byte_beyond_the_buffers_is_touched(way: str, tmp_path: Path) -> None
         settings = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "OMP_NUM_THREADS": "2"}
         return subprocess.run(command, capture_output=True, text=True, timeout=600, env=settings, cwd=tmp_path)
 
-    built = run(compiler, *flags, "-c", *map(str, NATIVE.glob("matmul*.c")), str(NATIVE / "repack.c"))
+    built = run(
+        compiler,
+        *flags,
+        "-c",
+        *map(str, NATIVE.glob("matmul*.c")),
+        *(str(NATIVE / f"{name}.c") for name in ("repack", "step_store")),
+    )
     assert built.returncode == 0, built.stderr
     driver = str(Path(__file__).with_name("native_sizes.c"))
-    for shorter in (0, 1):
+    for shorter in (0, 1, 2):
         objects = [path.name for path in tmp_path.glob("*.o")]
         built = run(compiler, *flags, f"-DSHORTER={shorter}", driver, *objects, "-o", "sizes", "-lm")
         if "cannot find" in built.stderr:

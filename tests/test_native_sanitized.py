@@ -67,6 +67,10 @@ for isa in loader.ISAS:
     for name, make in MODELS.items():
         long = 90 if name in ("llama", "wide") else 40  # into a second tile of keys where the context allows
         Run(make(), native_sources=True).both(((7, 1, 3), (1, 1, 1), (1, 5, 2), (1, 0, 1), (long, 1, 30), (1, 1, 1)))
+    for cache_type in ("fp16", "bf16", "int8"):  # with a window the first step fills the ring
+        for name in ("window", "wide", "both"):
+            steps = ((7, 1, 3), (1, 1, 1), (1, 5, 2), (90 if name == "wide" else 40, 1, 30), (1, 1, 1))
+            Run(MODELS[name](), native_sources=True, cache_type=cache_type).both(steps)
     for form in ("int8", "int4"):
         module = triptych.load(sys.argv[3], quantize=form).module
         Run(module).both()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from triptych import families, nn, tasks
 from triptych import generate as running
+from triptych.attention import CacheType, check_cache_type
 from triptych.checkpoints import LoadReport, open_source
 from triptych.checkpoints.convert import Conversion, save
 from triptych.checkpoints.header import BESIDE, read_header
@@ -288,6 +289,7 @@ class Model(metaclass=NamesOfOthers):
         draft: Model | str | None = None,
         draft_tokens: int = 4,
         matmul: tasks.Matmul = "auto",
+        cache: CacheType = "auto",
         on_token: Callable[[int, int], None] | None = None,
         on_progress: running.OnProgress | None = None,
     ) -> list[running.Generation]:
@@ -305,6 +307,10 @@ class Model(metaclass=NamesOfOthers):
         which looks for the newest ids earlier in the text.  Neither changes what is written.  `matmul` is what the
         tokens of prompts are multiplied with packed weights in: "bf16"; "stored", by integers, as generated tokens are;
         "auto", bf16 on a processor with AMX.
+
+        `cache` is what keys and values are kept in: "auto", the dtype that the model computes in, "fp32", "fp16",
+        "bf16" or "int8", a scale for each 32 numbers.  Every query reads what is kept, so that neither `chunk` nor
+        `draft` changes anything there.
 
         Raises InputError for an empty or over-long prompt, for one whose cache does not fit the memory, for settings
         out of range and for those that do not go together, before anything runs; ProbeError for reads of more than
@@ -338,12 +344,12 @@ class Model(metaclass=NamesOfOthers):
             return running.search(
                 running.Engine(
                     self.module, decode=self._decode(stop), chunk=running.BUDGET if chunk is None else chunk,
-                    executor=self.executor, matmul=matmul,
+                    executor=self.executor, matmul=matmul, cache_type=cache,
                 ),
                 requests, self.tokenizer, beams=beams, length_penalty=length_penalty,
                 max_rows=integer("max_rows", max_rows, 1), on_token=on_token, on_progress=on_progress,
             )  # fmt: skip
-        engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul)
+        engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul, cache=cache)
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
 
@@ -365,13 +371,14 @@ class Model(metaclass=NamesOfOthers):
         rules: Sequence[running.Rule] = (),
         edit: Edits = (),
         allow_null: bool = False,
+        cache: CacheType = "auto",
         on_token: Callable[[int, int], None] | None = None,
         engine: running.Engine | None = None,
     ) -> Iterator[str]:
         """The text of one generation, piece by piece as it becomes certain; options as in `generate`.
 
-        With an `engine` of `Model.engine`, which has a `chunk` of its own, what an earlier text computed of the same
-        beginning is not computed again.
+        With an `engine` of `Model.engine`, which has a `chunk` and a `cache` of its own, what an earlier text computed
+        of the same beginning is not computed again.
         """
         detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
         sampling = running.Sampling(
@@ -382,11 +389,14 @@ class Model(metaclass=NamesOfOthers):
             self.inputs, self.hf or {}, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
             rules=rules, sampling=sampling, max_new_tokens=max_new_tokens,
         )  # fmt: skip
-        if engine is not None and chunk is not None:
-            raise InputError("chunk is a setting of the engine; give it to Model.engine")
+        check_cache_type(cache)
+        for name, changed in (("chunk", chunk is not None), ("cache", cache != "auto")):
+            if engine is not None and changed:
+                raise InputError(f"{name} is a setting of the engine; give it to Model.engine")
         if engine is not None and (engine.module is not self.module or engine.rows):
             raise InputError("the engine is of another model, or runs another text; finish or close that one first")
-        scheduler = running.Scheduler(self.engine(chunk=chunk) if engine is None else engine, max_rows=1)
+        own = self.engine(chunk=chunk, cache=cache) if engine is None else engine
+        scheduler = running.Scheduler(own, max_rows=1)
         row = scheduler.submit(request)  # what cannot be run is refused before the first piece
         return running.pieces(scheduler, row, detokenizer, ends, on_token)
 
@@ -398,15 +408,17 @@ class Model(metaclass=NamesOfOthers):
         draft: Model | str | None = None,
         draft_tokens: int = 4,
         matmul: tasks.Matmul = "auto",
+        cache: CacheType = "auto",
     ) -> running.Engine:
         """An engine for one text after another (`stream`, `chat`): it keeps what it computed, and a prompt that begins
         like an earlier one is computed from where they differ.  Options as in `generate`.
 
-        Raises InputError for a draft and a `matmul` that cannot be used.
+        Raises InputError for a draft and a `matmul` that cannot be used, and for an unknown type of cache.
         """
         return running.Engine(
             self.module, decode=self._decode(stop), chunk=chunk, budget=running.BUDGET, executor=self.executor,
-            matmul=matmul, reuse=True, speculation=tasks.speculation(self, draft, draft_tokens),
+            matmul=matmul, reuse=True, speculation=tasks.speculation(self, draft, draft_tokens, cache),
+            cache_type=cache,
         )  # fmt: skip
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
@@ -487,17 +499,22 @@ class Model(metaclass=NamesOfOthers):
         temperatures: Sequence[float] = tasks.TEMPERATURES,
         seed: int = 0,
         previous: bool = False,
+        cache: CacheType = "auto",
         on_segment: Callable[[tasks.Segment], None] | None = None,
     ) -> tasks.Transcript:
         """The text of a WAV file, or of `[T]` samples at 16 kHz, of any length; see `tasks.transcribe`.
 
         `previous` conditions each window of 30 s on the text before it: names and sentences stay consistent across
-        windows, and a mistake may be repeated.  Raises InputError for a model that reads no sound, a file that is no
-        WAV file, a language or task the model does not know.
+        windows, and a mistake may be repeated.  `cache` is what keys and values are kept in, as in `generate`, those of
+        the sound too.  Raises InputError for a model that reads no sound, a file that is no WAV file, a language or
+        task the model does not know, and an unknown type of cache.
         """
         tokenizer, config = self.inputs.words, self.inputs.side_file("generation_config.json") or self.hf or {}
         tokens = tasks.WhisperTokens.of(tokenizer, config, self.spec.vocab)
-        decoder = tasks.WhisperDecoder(self.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous)
+        check_cache_type(cache)
+        decoder = tasks.WhisperDecoder(
+            self.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous, cache
+        )
         samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
         return tasks.transcribe(decoder, samples, language=language, on_segment=on_segment)
 

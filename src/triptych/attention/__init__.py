@@ -1,6 +1,7 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
 from triptych.attention import operations as _operations  # noqa: F401  # registers in the table
+from triptych.attention.cache_types import CacheType, StoredForm, check_cache_type, stored_form
 from triptych.attention.caches import Cache
 from triptych.attention.cross_cache import CrossCache, CrossKeys, EncoderOutput
 from triptych.attention.dispatch import KERNELS, attend, why
@@ -44,6 +45,7 @@ __all__ = [
     "AttentionStatistics",
     "Cache",
     "CacheStep",
+    "CacheType",
     "CachedLayer",
     "ContentBias",
     "CrossCache",
@@ -64,6 +66,7 @@ __all__ = [
     "Rows",
     "ScoreBias",
     "SlotKeys",
+    "StoredForm",
     "additive",
     "alibi_bias",
     "alibi_slopes",
@@ -74,6 +77,7 @@ __all__ = [
     "attention_pattern",
     "attention_scores",
     "attention_statistics",
+    "check_cache_type",
     "disentangled_bias",
     "distance_row",
     "inverse_frequencies",
@@ -85,6 +89,7 @@ __all__ = [
     "rotate",
     "rotation_of",
     "sinusoidal",
+    "stored_form",
     "t5_bias",
     "t5_bucket",
     "why",

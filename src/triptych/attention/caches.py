@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from triptych.attention.cache_types import CacheType, stored_form
 from triptych.attention.null_cache import Continued, KeyStep
 from triptych.attention.row_plan import FlatKeys, KeyLayout, SlotKeys
 from triptych.attention.rows import Rows
@@ -22,13 +23,19 @@ from triptych.errors import InputError, ProbeError
 
 class FullStep:
     """Layers that keep every token: a key's place is its position.  A first prefill gives the fresh tensors back, so
-    it needs no mask and keeps their gradient."""
+    it needs no mask and keeps their gradient.
+
+    Where the store keeps numbers in another form than they are computed in, every query gets what is kept, in a first
+    prefill too, so that a prompt is the same in any pieces.  The rows' keys are then decoded in each step."""
 
     def __init__(self, stores: Sequence[Store], rows: Rows, *, fresh: bool) -> None:
         self.stores, self.rows, self.fresh = stores, rows, fresh
         slots = rows.slots
         self.run = slice(slots[0], slots[0] + len(slots)) if slots and _consecutive(slots) else None
+        self.exact = stores[0].form.exact
         self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
+        if not fresh and not self.exact:
+            self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
         if rows.even and self.run is not None:
             self.at = slice(rows.past[0], rows.ends[0])
         else:
@@ -38,23 +45,29 @@ class FullStep:
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         store, rows = self.stores[layer], self.rows
         keys, values = store.k, store.v
-        old_k, old_v = (k.detach(), v.detach()) if k.requires_grad or v.requires_grad else (k, v)
+        new_k, new_v = store.encode(k, v)
         if self.run is None:
-            keys[self.slot_of, :, self.place] = old_k.to(keys.dtype)
-            values[self.slot_of, :, self.place] = old_v.to(values.dtype)
+            keys[self.slot_of, :, self.place] = new_k
+            values[self.slot_of, :, self.place] = new_v
         elif rows.longest == 1:
-            keys[self.run, :, self.at] = old_k.unsqueeze(2)
-            values[self.run, :, self.at] = old_v.unsqueeze(2)
+            keys[self.run, :, self.at] = new_k.unsqueeze(2)
+            values[self.run, :, self.at] = new_v.unsqueeze(2)
         else:
-            keys[self.run, :, self.at] = old_k.view(len(rows.lengths), rows.longest, *k.shape[1:]).transpose(1, 2)
-            values[self.run, :, self.at] = old_v.view(len(rows.lengths), rows.longest, *v.shape[1:]).transpose(1, 2)
-        return (k, v) if self.fresh else (keys, values)
+            keys[self.run, :, self.at] = new_k.view(len(rows.lengths), rows.longest, *new_k.shape[1:]).transpose(1, 2)
+            values[self.run, :, self.at] = new_v.view(len(rows.lengths), rows.longest, *new_v.shape[1:]).transpose(1, 2)
+        if self.exact:
+            return (k, v) if self.fresh else (keys, values)
+        if self.fresh:
+            return store.decode(new_k, new_v)
+        slots = list(rows.slots) if self.run is None else self.run
+        end = max(rows.ends, default=0)
+        return store.decode(keys[slots, :, :end], values[slots, :, :end])
 
 
 class RingStep:
     """Layers that look back less than `window` positions keep that many in a ring: position p stands at place
     `p % window`.  A chunk of several tokens reads the old ring beside its own keys, since writing them overwrites what
-    its first queries see."""
+    its first queries see.  What queries get is in every case what the store keeps (`FullStep`)."""
 
     def __init__(self, stores: Sequence[Store], window: int, rows: Rows, *, fresh: bool) -> None:
         self.stores, self.rows, self.fresh, self.window = stores, rows, fresh, window
@@ -70,7 +83,8 @@ class RingStep:
         if fresh:
             self.layout = FlatKeys(rows)
         elif rows.longest <= 1:
-            self.layout = SlotKeys(rows.ends, rows.slots, ring_positions(rows.ends, window, device))
+            slots = rows.slots if stores[0].form.exact else tuple(range(len(rows)))
+            self.layout = SlotKeys(rows.ends, slots, ring_positions(rows.ends, window, device))
         else:
             self.slots = torch.tensor(rows.slots, device=device)
             self.row, self.step_place = rows.row_of(device), token_places(_from_zero(rows), device)[1]
@@ -78,21 +92,29 @@ class RingStep:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         store = self.stores[layer]
+        new_k, new_v = store.encode(k, v)
+        if not store.form.exact:
+            k, v = store.decode(new_k, new_v)
         visible = (k, v) if self.fresh else None
         if visible is None and self.rows.longest > 1:
-            visible = self._joined(store.k, k), self._joined(store.v, v)
-        k, v = k.detach(), v.detach()
+            old_k, old_v = store.decode(store.k[self.slots], store.v[self.slots])
+            visible = self._joined(old_k, k), self._joined(old_v, v)
         if self.last is not None:
-            k, v = k[self.last], v[self.last]
-        store.k[self.slot_of, :, self.place] = k.to(store.k.dtype)
-        store.v[self.slot_of, :, self.place] = v.to(store.v.dtype)
-        return (store.k, store.v) if visible is None else visible
+            new_k, new_v = new_k[self.last], new_v[self.last]
+        store.k[self.slot_of, :, self.place] = new_k
+        store.v[self.slot_of, :, self.place] = new_v
+        if visible is not None:
+            return visible
+        if store.form.exact:
+            return store.k, store.v
+        slots = list(self.rows.slots)
+        return store.decode(store.k[slots], store.v[slots])
 
     def _joined(self, ring: Tensor, new: Tensor) -> Tensor:
         """The rows' rings and their new tokens, `[B, G, window + longest, K]`."""
         room = new.new_zeros(len(self.rows), self.rows.longest, *new.shape[1:])
         room = room.index_put((self.row, self.step_place), new)
-        return torch.cat((ring[self.slots].to(new.dtype), room.transpose(1, 2)), 2)
+        return torch.cat((ring.to(new.dtype), room.transpose(1, 2)), 2)
 
     def _beside(self, device: torch.device) -> SlotKeys:
         rows = self.rows
@@ -119,6 +141,8 @@ class Cache:
     layers       what each layer stores.
     slots        slots that exist at once; `add` makes more.
     capacity     tokens a full layer has room for before it doubles.
+    dtype        what the model computes in.
+    cache_type   the type of what is kept (`CacheType`).
     longest      tokens of the longest row to come, where that is known: doubling stops there.
     lengths      tokens in each slot.
     """
@@ -130,11 +154,13 @@ class Cache:
         *,
         capacity: int = 64,
         dtype: torch.dtype = torch.float32,
+        cache_type: CacheType = "auto",
         device: torch.device | str = "cpu",
     ) -> None:
         self.capacity = capacity
         self.longest: int | None = None
-        self.stores = [Store(layer, layer.window or capacity, dtype, device) for layer in layers]
+        form = stored_form(cache_type, dtype)
+        self.stores = [Store(layer, layer.window or capacity, form, device) for layer in layers]
         self.full = any(layer.window is None for layer in layers)
         self.lengths: list[int] = []
         self.provenance: list[str] = []  # identifies the edits that each slot was written under

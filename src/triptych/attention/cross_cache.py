@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from triptych.attention.cache_types import CacheType, stored_form
 from triptych.attention.caches import token_places
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows
@@ -48,12 +49,18 @@ class CrossCache:
     """The keys and values of encoder outputs, projected by each layer in the first forward after `fill` and read at
     every later one.  Slots are those of the decoder's rows.
 
-    lengths   positions of the source of each slot.
-    places    where the source of each slot lies in the stores; rows of one source, such as beams, share its place.
+    dtype        what the model computes in.
+    cache_type   the type of what is kept, as in `Cache`.
+    lengths      positions of the source of each slot.
+    places       where the source of each slot lies in the stores; rows of one source, such as beams, share its place.
     """
 
-    def __init__(self, layers: Sequence[CachedLayer], dtype: torch.dtype, device: torch.device | str) -> None:
-        self.stores = [Store(replace(layer, window=None), 0, dtype, device) for layer in layers]
+    def __init__(
+        self, layers: Sequence[CachedLayer], dtype: torch.dtype, device: torch.device | str, *,
+        cache_type: CacheType = "auto",
+    ) -> None:  # fmt: skip
+        form = stored_form(cache_type, dtype)
+        self.stores = [Store(replace(layer, window=None), 0, form, device) for layer in layers]
         self.lengths: dict[int, int] = {}
         self.places: dict[int, int] = {}
         self.pending: EncoderOutput | None = None
@@ -106,11 +113,11 @@ class CrossCache:
             rows = self.pending.rows
             k, v = project(self.pending.memory, rows)
             slot, place = token_places(rows, k.device)
-            store.k[slot, :, place], store.v[slot, :, place] = k.detach(), v.detach()
+            store.k[slot, :, place], store.v[slot, :, place] = store.encode(k, v)
             self.projected.add(layer)
             if len(self.projected) == len(self.stores):
                 self.pending = None
-        return store.k, store.v
+        return (store.k, store.v) if store.form.exact else store.decode(store.k, store.v)
 
     def free(self, slots: Sequence[int]) -> None:
         """Forget the sources of these slots."""

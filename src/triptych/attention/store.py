@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych.attention.cache_types import StoredForm
+
 
 @dataclass(frozen=True, kw_only=True)
 class CachedLayer:
@@ -23,22 +25,36 @@ class CachedLayer:
 
 
 class Store:
-    """The keys and values of one layer: `[slot, G, capacity, K]`.  Room not yet written is zero: a hidden key has
-    weight 0, and 0 times what is left there may be NaN."""
+    """The keys and values of one layer: `[slot, G, capacity, length of a vector in `form`]`.  Room not yet written is
+    zero: a hidden key has weight 0, and 0 times what is left there may be NaN."""
 
-    def __init__(self, layer: CachedLayer, capacity: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        self.window = layer.window
-        self.k = torch.zeros(0, layer.groups, capacity, layer.width, dtype=dtype, device=device)
-        self.v = torch.zeros(0, layer.groups, capacity, layer.value_width, dtype=dtype, device=device)
+    def __init__(self, layer: CachedLayer, capacity: int, form: StoredForm, device: torch.device | str) -> None:
+        self.layer, self.window, self.form = layer, layer.window, form
+        self.k, self.v = (
+            torch.zeros(0, layer.groups, capacity, form.length(width), dtype=form.dtype, device=device)
+            for width in (layer.width, layer.value_width)
+        )
+
+    def encode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [..., K] and values [..., Kv] as the store keeps them; without a gradient."""
+        return self.form.encode(k.detach()), self.form.encode(v.detach())
+
+    def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of what the store keeps, or of a part of it: `encode` backwards."""
+        return self.form.decode(k, self.layer.width), self.form.decode(v, self.layer.value_width)
 
     @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return self.k.shape[1] * (self.k.shape[3] + self.v.shape[3]) * self.k.element_size()
+
     def slot_bytes(self, length: int) -> int:
         """Bytes of one slot with room for `length` tokens; a ring has its window alone."""
-        width = self.k.shape[1] * (self.k.shape[3] + self.v.shape[3])
-        return width * (self.window or length) * self.k.element_size()
+        return self.place_bytes * (self.window or length)
 
     def resize(self, slots: int, capacity: int) -> None:
         """At least so many slots and places."""

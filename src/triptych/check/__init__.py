@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
 from triptych.check.case import Case, case_of, max_abs_diff
 from triptych.check.quality import TEXT, Quality, quality, why_not
@@ -36,6 +37,7 @@ def check(
     offline: bool = False,
     ignore: Sequence[str] = (),
     quantize: Sequence[str] = (),
+    cache: Sequence[CacheType] = (),
     text: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
@@ -44,14 +46,20 @@ def check(
     `against` is `transformers`, `none`, or None for transformers where it is installed and knows the model.
     Where the file keeps its matrices packed, or `quantize` names forms to round them to ("int8", "int4"), the
     perplexity of `text` (by default one that comes with the package) is measured for each form, and its divergence from
-    fp32.  `progress` is called with the name of the next comparison.
+    fp32.  `cache` names types in which the cache keeps keys and values: they are measured too, beside the cache that
+    keeps them as they are computed.  `progress` is called with the name of the next comparison.
 
     Raises InputError when a required peer is missing, for a threshold that is not a finite number of at least 0 (with
-    NaN every difference would pass), for an unknown form, and for forms of a model that has no file or no perplexity.
+    NaN every difference would pass), for an unknown form or type of cache, and for forms of a model that has no file or
+    no perplexity.
     """
     number("threshold", threshold, 0, sys.float_info.max, "a finite number of at least 0")
     if against not in (None, *PEERS):
         raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
+    if isinstance(cache, str):
+        raise InputError(f"cache={cache!r} must be a list of types, such as ['int8']")
+    for one in cache:
+        check_cache_type(one)
     progress("loading in fp32")
     loaded = (
         model
@@ -65,26 +73,27 @@ def check(
     if against != "none" and peer.wanted(case, required=against is not None):
         progress("the same rows through transformers")
         peer.against_transformers(case)
-    measured = _qualities(case, quantize, text, offline, progress)
+    measured = _qualities(case, quantize, cache, text, offline, progress)
     return Report(
         str(loaded.path or "memory"), threshold, tuple(case.findings), tuple(case.layers), tuple(case.skipped), measured
     )
 
 
 def _qualities(
-    case: Case, quantize: Sequence[str], text: str | None, offline: bool, progress: Callable[[str], None]
-) -> tuple[Quality, ...]:
-    """The quality of fp32, of the file's own packed matrices and of what they are rounded to; empty where there is
-    nothing but fp32 and no text was given.  What is left out is added to `case.skipped`."""
+    case: Case, quantize: Sequence[str], cache: Sequence[CacheType], text: str | None, offline: bool,
+    progress: Callable[[str], None],
+) -> tuple[Quality, ...]:  # fmt: skip
+    """The quality of fp32, of the file's own packed matrices, of what they are rounded to, and of types of the cache;
+    empty where there is nothing but fp32 and no text was given.  What is left out is added to `case.skipped`."""
     path, forms = case.model.path, {"fp32": case.model}
     more: dict[str, dict[str, Any]] = {form: {"quantize": form} for form in quantize}
     if path is not None and stores_packed(read_header(path, ignore=case.ignore, offline=offline).source):
         more = {"packed": {}, **more}
-    if not more and text is None:
+    if not more and not cache and text is None:
         return ()
-    why = "the model is not in a file" if path is None else why_not(case.model)
+    why = "the model is not in a file" if path is None and more else why_not(case.model)
     if why is not None:
-        if quantize or text is not None:
+        if quantize or cache or text is not None:
             raise InputError(f"no perplexity: {why}")
         case.skipped.append(f"perplexity of the packed model: {why}")
         return ()
@@ -95,7 +104,8 @@ def _qualities(
             forms[form] = other
         else:
             case.skipped.append(f"perplexity, {form}: {'; '.join(() if other.report is None else other.report.notes)}")
-    return quality(forms, TEXT if text is None else text)
+    caches: tuple[CacheType, ...] = ("auto", *cache) if cache else ()
+    return quality(forms, TEXT if text is None else text, tuple(dict.fromkeys(caches)))
 
 
 __all__ = ["PEERS", "Finding", "Layer", "Quality", "Report", "check", "max_abs_diff"]

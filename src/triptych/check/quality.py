@@ -1,21 +1,26 @@
-"""What packing costs in quality: the perplexity of a text under a model and its packed forms, and the divergence."""
+"""What packing, and a cache of fewer bits, cost in quality: the perplexity of a text under the forms of a model, and
+their divergence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from triptych.check.case import run
+from triptych.attention import CacheType, check_cache_type
+from triptych.check.case import measured, run
 from triptych.errors import InputError
+from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.spec import LMHeadSpec
 
 WINDOW = 256  # tokens of a row; a shorter context shortens it
 MOST = 2048  # tokens of a text that are read
+PIECE = 16  # tokens of a row that are read at once where they are read through a cache
 #: What is measured where no text is given, written for this purpose.
 TEXT = """\
 The ferry leaves the north pier at seven in the morning, and by then the queue of vans reaches the fish market. Anna
@@ -45,13 +50,18 @@ class Quality:
     tokens: int  # that were predicted
 
 
-def quality(models: Mapping[str, Model], text: str = TEXT) -> tuple[Quality, ...]:
+def quality(
+    models: Mapping[str, Model], text: str = TEXT, caches: Sequence[CacheType] = ()
+) -> tuple[Quality, ...]:  # fmt: skip
     """The perplexity of `text`, read in rows of 256 tokens and 2,048 at most, under each form of one model, and the
-    mean of KL(first || form) over its tokens.
+    mean of KL(first || form) over its tokens.  With each type of `caches` the first form reads the rows as a generation
+    reads a prompt, 16 tokens after another.
 
-    Raises InputError where the model does not predict next tokens, has no tokenizer, or the text has fewer than two
-    tokens.
+    Raises InputError for an unknown type of cache, and where the model does not predict next tokens, has no tokenizer,
+    or the text has fewer than two tokens.
     """
+    for cache in caches:
+        check_cache_type(cache)
     first, *_ = models.values()
     if (why := why_not(first)) is not None:
         raise InputError(f"no perplexity: {why}")
@@ -61,21 +71,37 @@ def quality(models: Mapping[str, Model], text: str = TEXT) -> tuple[Quality, ...
     width = min(WINDOW, first.spec.context or WINDOW)
     rows = [ids[start : start + width] for start in range(0, len(ids), width)]
     rows = [row for row in rows if len(row) > 1]
-    loss, divergence = dict.fromkeys(models, 0.0), dict.fromkeys(models, 0.0)
+    forms: dict[str, Callable[[list[int]], Tensor]] = {form: partial(_whole, model) for form, model in models.items()}
+    forms |= {f"cache {cache}": partial(_through_cache, first, cache) for cache in caches}
+    loss, divergence = dict.fromkeys(forms, 0.0), dict.fromkeys(forms, 0.0)
     for row in rows:
         reference: Tensor | None = None
-        for form, model in models.items():
-            (scores,) = run(model, [row], None)
-            scores = scores[:-1]
+        for form, scores_of in forms.items():
+            scores = scores_of(row)
             loss[form] -= float(scores.gather(1, torch.tensor(row[1:], device=scores.device)[:, None]).sum())
             reference = scores if reference is None else reference
             divergence[form] += float((reference.exp() * (reference - scores)).sum())
     tokens = sum(len(row) - 1 for row in rows)
-    names = list(models)
+    names = list(forms)
     return tuple(
         Quality(form, math.exp(loss[form] / tokens), None if form == names[0] else divergence[form] / tokens, tokens)
         for form in names
     )
+
+
+def _whole(model: Model, row: list[int]) -> Tensor:
+    """[T - 1, V]: the log-probabilities of all tokens of a row but the first, in one uncached forward."""
+    return run(model, [row], None)[0][:-1]
+
+
+def _through_cache(model: Model, cache: CacheType, row: list[int]) -> Tensor:
+    """The same, read in pieces that see the earlier ones in the cache alone."""
+    engine = Engine(model.module, chunk=PIECE, executor=model.executor, cache_type=cache)
+    engine.add(Request(prompt=row[:-1], max_new_tokens=1, all_logits=True))
+    pieces: list[Tensor] = []
+    while engine.rows:
+        pieces += [output.logits for output in engine.step() if output.logits is not None]
+    return measured(model, torch.cat(pieces))
 
 
 def why_not(model: Model) -> str | None:

@@ -36,7 +36,7 @@ class Layer:
 @dataclass(frozen=True)
 class Report:
     """The result of `check`.  `layers` go from the embedding up, empty without a peer; `quality` has a line for each
-    form of the weights, empty where there is only one."""
+    form of the weights and of the cache, empty where there is only one."""
 
     model: str
     threshold: float

@@ -62,6 +62,7 @@ def bench(
         ),
     ] = ExecutorChoice.auto,
     matmul: options.Matmul = options.Products.AUTO,
+    cache: options.Cache = options.CacheForm.auto,
     prompt_tokens: Annotated[
         list[int] | None,
         typer.Option("--prompt-tokens", metavar="N", help="Length of a prompt to read; 128 and 512. Repeatable."),
@@ -104,8 +105,8 @@ def bench(
             checkpoint.model, against=[peer.value for peer in dict.fromkeys(against or ())], settings=settings,
             threads=threads, dtype=checkpoint.dtype and checkpoint.dtype.value,
             peer_dtype=peer_dtype and peer_dtype.value, quantize=checkpoint.quantize and checkpoint.quantize.value,
-            executor=executor.value, matmul=matmul.value, device=checkpoint.device, offline=checkpoint.offline,
-            ignore=checkpoint.ignore or (), progress=stage,
+            executor=executor.value, matmul=matmul.value, cache=cache.value, device=checkpoint.device,
+            offline=checkpoint.offline, ignore=checkpoint.ignore or (), progress=stage,
         )  # fmt: skip
     if as_json:
         screen.result(report.to_dict())

@@ -49,6 +49,7 @@ def chat(
     stop: options.Stop = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
+    cache: options.Cache = options.CacheForm.auto,
     as_json: options.Json = False,
 ) -> None:
     """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
@@ -64,7 +65,7 @@ def chat(
         "seed": random.randrange(1 << 31) if seed is None else seed,
         "stop": tuple(stop or ()),
     }
-    engine = model.engine(draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens)
+    engine = model.engine(draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, cache=cache.value)
     _converse(model, engine, settings, system=system, show_prompt=show_prompt, as_json=as_json)
 
 

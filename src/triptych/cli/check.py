@@ -48,6 +48,15 @@ def check(
             "--quantize", help="Also measure the quality of this packed form. Repeatable.", show_default=False
         ),
     ] = None,
+    cache: Annotated[
+        list[options.CacheForm] | None,
+        typer.Option(
+            "--cache",
+            metavar="TYPE",
+            help="Also measure the quality with a cache of fp32, fp16, bf16 or int8. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="FILE", help="Text of which to measure the perplexity.", show_default=False),
@@ -67,7 +76,8 @@ def check(
         text = None if data is None else read_text(data)
         report = run(
             model, against=against, threshold=threshold, offline=offline, ignore=ignore or (),
-            quantize=tuple(form.value for form in quantize or ()), text=text, progress=stage,
+            quantize=tuple(form.value for form in quantize or ()), cache=[one.value for one in cache or ()], text=text,
+            progress=stage,
         )  # fmt: skip
     _show(report, as_json=as_json)
     if not report.passed:

@@ -12,6 +12,7 @@ from triptych.cli import options, screen
 from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
 
 if TYPE_CHECKING:
+    from triptych.attention import CacheType
     from triptych.generate import QueueProgress
     from triptych.model import Model
 
@@ -23,12 +24,13 @@ class GenerateSettings(options.SamplingSettings):
 
 
 class DraftSettings(TypedDict):
-    """What guesses tokens, and how prompts are read."""
+    """What guesses tokens, how prompts are read, and what the cache keeps."""
 
     chunk: int | None
     draft: Model | str | None
     draft_tokens: int
     matmul: Literal["auto", "bf16", "stored"]
+    cache: CacheType
 
 
 @options.opens
@@ -59,6 +61,7 @@ def generate(
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
     matmul: options.Matmul = options.Products.AUTO,
+    cache: options.Cache = options.CacheForm.auto,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
@@ -83,6 +86,7 @@ def generate(
         "draft": load_draft(checkpoint, draft),
         "draft_tokens": draft_tokens,
         "matmul": matmul.value,
+        "cache": cache.value,
     }
     if model.executor == "auto" and (note := note_on_prompts(model.module, matmul.value)):
         screen.note(note)

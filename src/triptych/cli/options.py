@@ -39,6 +39,16 @@ class Products(StrEnum):
     STORED = "stored"
 
 
+class CacheForm(StrEnum):
+    """What the keys and values of a generation are kept in."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+    int8 = "int8"
+
+
 def finite(value: float | None) -> float | None:
     """The callback of every option that takes a number with a fraction: NaN passes the limits that the parser checks,
     and infinity most of them."""
@@ -158,6 +168,15 @@ Draft = Annotated[
     ),
 ]
 DraftTokens = Annotated[int, typer.Option("--draft-tokens", metavar="N", min=1, help="Guess up to N tokens at once.")]
+
+Cache = Annotated[
+    CacheForm,
+    typer.Option(
+        "--cache",
+        metavar="TYPE",
+        help="What keys and values are kept in: fp32, fp16, bf16 or int8; auto is what the model computes in.",
+    ),
+]
 
 
 class SamplingSettings(TypedDict):

@@ -53,6 +53,7 @@ def transcribe(
             "--previous", help="Condition each 30 seconds on the previous text: more consistent, but errors spread."
         ),
     ] = False,
+    cache: options.Cache = options.CacheForm.auto,
     as_json: options.Json = False,
 ) -> None:
     """Transcribe WAV files segment by segment, with times."""
@@ -70,8 +71,9 @@ def transcribe(
             screen.write("WEBVTT\n\n" if form is TranscriptFormat.vtt else f"{file}:\n" if len(files) > 1 else "")
         writer = _SegmentWriter(None if as_json else form)
         transcript = model.transcribe(
-            sound, language=language, task=task.value, seed=seed, previous=previous, on_segment=writer
-        )
+            sound, language=language, task=task.value, seed=seed, previous=previous, cache=cache.value,
+            on_segment=writer,
+        )  # fmt: skip
         rows = [{"start": s.start, "end": s.end, "text": s.text.strip()} for s in transcript.segments]
         seconds = round(len(sound) / RATE, 3)
         results.append({"language": transcript.language, "seconds": seconds, "text": transcript.text, "segments": rows})

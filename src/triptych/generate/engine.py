@@ -17,7 +17,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from triptych.attention import Cache, CrossCache
+from triptych.attention import Cache, CacheType, CrossCache, check_cache_type
 from triptych.errors import InputError, TextError
 from triptych.generate.arguments import check_ids, integer
 from triptych.generate.choosing import Choice, choose
@@ -46,16 +46,17 @@ class Engine:
     matmul        what the tokens of prompts are multiplied with packed weights in: "bf16"; "stored", by integers, as
                   generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in any step.
     reuse         prompts that begin alike are computed once (see `Prefixes`).
+    cache_type    what the caches keep (`CacheType`); what is reused was kept in it.
     speculation   guesses several next tokens, which one forward verifies.
 
-    Raises InputError for a model that cannot generate, for another executor or `matmul`, and where products in bf16
-    were asked for and cannot be had.
+    Raises InputError for a model that cannot generate, for another executor, `matmul` or type of cache, and where
+    products in bf16 were asked for and cannot be had.
     """
 
     def __init__(
         self, module: Transformer, *, decode: Decode | None = None, chunk: int | None = None,
         budget: int | None = None, executor: Executor = "auto", matmul: Matmul = "auto", reuse: bool = False,
-        speculation: Speculation | None = None,
+        speculation: Speculation | None = None, cache_type: CacheType = "auto",
     ) -> None:  # fmt: skip
         if module.decoder is None:
             raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
@@ -63,9 +64,11 @@ class Engine:
             raise InputError(f"this {module.spec.family} model has no head, so it cannot generate")
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
+        check_cache_type(cache_type)
         if matmul == "bf16" and executor != "auto":
             raise InputError(f"matmul='bf16' needs the native executor, and executor={executor!r} was asked for")
         self.module, self.decode, self.executor, self.reuse, self.matmul = module, decode, executor, reuse, matmul
+        self.cache_type: CacheType = cache_type
         self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
         self.speculation = speculation
@@ -88,7 +91,7 @@ class Engine:
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
         self.rows: list[LiveRow] = []
-        self.forward = Forward(self.module, self.chunk, self.executor, self.matmul)
+        self.forward = Forward(self.module, self.chunk, self.executor, self.matmul, self.cache_type)
         reused = 0 if self.prefixes is None else self.prefixes.reused
         self.prefixes = Prefixes(self.forward, reused) if self.reuse and self.module.encoder is None else None
         self._reading = False  # whether a row has more to run than one token and its draft

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention import Cache, CrossCache, Rows
+from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.attention.mask_lowering import implies_causal
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Taps, Transformer
@@ -60,17 +60,23 @@ class Forward:
     executor      what computes a forward where it can, as `Engine` says.
     matmul        what tokens of prompts are multiplied with packed weights in, as `Engine` says.
     by_role       whether this differs from what generated tokens are multiplied in.
+    cache_type    what the caches keep.
     why_modules   why the modules computed the last forward; None where the executor did.
     unchanged     whether only the engine's own code ran since the last forward, as `NativeStep` has it.
     running       the rows of a forward that has begun: after an exception their slots hold part of a step.
     """
 
-    def __init__(self, module: Transformer, chunk: int, executor: Executor, matmul: Matmul = "auto") -> None:
+    def __init__(
+        self, module: Transformer, chunk: int, executor: Executor, matmul: Matmul = "auto",
+        cache_type: CacheType = "auto",
+    ) -> None:  # fmt: skip
         assert module.decoder is not None
         assert module.spec.decoder is not None
         self.module = module
-        self.cache: Cache = module.decoder.cache()
-        self.cross: CrossCache | None = None if module.encoder is None else module.decoder.cross_cache()
+        self.cache: Cache = module.decoder.cache(cache_type=cache_type)
+        self.cross: CrossCache | None = None
+        if module.encoder is not None:
+            self.cross = module.decoder.cross_cache(cache_type)
         self.executor: StepExecutor | None = None
         self.sources: NativeEncoder | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"

@@ -28,13 +28,13 @@ SQUARE = 2048  # rows and columns of the matrices of the matmul rate
 @dataclass(frozen=True)
 class Costs:
     """What a decoding step of a loaded model reads: `step` bytes of weights, and keys and values of `cache_bytes` bytes
-    a number."""
+    a number, its part of a scale included."""
 
     step: int
-    cache_bytes: int
+    cache_bytes: float
 
 
-def costs(module: Transformer, cache_bytes: int) -> Costs:
+def costs(module: Transformer, cache_bytes: float) -> Costs:
     """Of a model with a decoder; `cache_bytes` is the size of one number of its cache."""
     return Costs(step_bytes(module), cache_bytes)
 

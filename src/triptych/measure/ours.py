@@ -66,13 +66,12 @@ class Ours(Side):
     def prepare(self, rows: int, tokens: int) -> None:
         """Capture and compile what steps of fixed shapes need."""
         if self.options.executor in ("static", "compiled"):
-            self.engine = Engine(self._model().module, executor=self.options.executor)
+            self.engine = self._engine()
             self.engine.warm_up(rows, tokens + 1)
 
     def start(self, rows: Sequence[Ids], new: int) -> None:
         if self.options.executor in ("auto", "modules"):
-            options = self.options
-            self.engine = Engine(self._model().module, executor=options.executor, matmul=options.matmul)
+            self.engine = self._engine()
         assert self.engine is not None
         self.engine.free(self.engine.rows)
         # One token more than is asked for: no row ends, and gives its slot back, while the clock runs.
@@ -106,7 +105,7 @@ class Ours(Side):
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:
         model = self._model()
-        engine = Engine(model.module, executor=model.executor, matmul=self.options.matmul)
+        engine = self._engine()
         start = model.spec.ids.start
         if start is None:
             raise InputError(f"{self.options.model} names no start token for its decoder")
@@ -135,8 +134,9 @@ class Ours(Side):
         facts: dict[str, Any] = {"packed": bool(_packed(model)), "dtype": str(model.module.dtype), "notes": notes}
         if model.module.decoder is None:
             return facts
-        cache = model.module.decoder.cache()
-        costs = limits.costs(model.module, max(store.k.element_size() for store in cache.stores))
+        stores = model.module.decoder.cache(cache_type=self.options.cache).stores
+        numbers = sum(one.layer.groups * (one.layer.width + one.layer.value_width) for one in stores)
+        costs = limits.costs(model.module, sum(one.place_bytes for one in stores) / numbers)
         return facts | {"step": costs.step, "cache_bytes": costs.cache_bytes, "why_modules": self._why_modules()}
 
     def _note(self) -> str | None:
@@ -159,6 +159,10 @@ class Ours(Side):
         length = slot.stride * slot.position.length
         rows = [np.asarray(row, np.float32) for row in sources]
         return [torch.from_numpy(audio.log_mel(audio.padded(row, length), slot.conv1.inputs)) for row in rows]
+
+    def _engine(self) -> Engine:
+        options = self.options
+        return Engine(self._model().module, executor=options.executor, matmul=options.matmul, cache_type=options.cache)
 
     def _model(self) -> Model:
         if self.model is None:

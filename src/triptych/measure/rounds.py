@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from triptych import machine
+from triptych.attention import CacheType, check_cache_type
 from triptych.checkpoints.header import read_header
 from triptych.count import count
 from triptych.errors import InputError
@@ -54,6 +55,7 @@ def bench(
     quantize: str | None = None,
     executor: Executor = "auto",
     matmul: Matmul = "auto",
+    cache: CacheType = "auto",
     device: str = "cpu",
     offline: bool = False,
     ignore: Sequence[str] = (),
@@ -69,15 +71,17 @@ def bench(
     quantize    int8 or int4 packs our weights, "file" keeps the packed types of a GGUF file.
     executor    what computes our steps, as `generate.Engine` says.
     matmul      what our encoder multiplies in, or our prompts are (`Model.encode`, `Model.generate`).
+    cache       what our cache keeps (`Model.generate`).
     peer_dtype  of the peers' weights; None takes ours.
     apart       every side runs in a process of its own; False runs all of them in this one, where they disturb each
                 other.
     rates       of the machine, where they were measured before; None measures them.
 
-    A peer that fails has no figure, and its note says why.  Raises InputError for settings that do not fit the model,
-    for a peer that is not installed or does not run such models, and where our own side fails; the errors of `load` for
-    the file.
+    A peer that fails has no figure, and its note says why.  Raises InputError for an unknown type of cache, for
+    settings that do not fit the model, for a peer that is not installed or does not run such models, and where our own
+    side fails; the errors of `load` for the file.
     """
+    check_cache_type(cache)
     header = read_header(model, tuple(ignore), offline=offline, weights=False)
     spec, path = header.spec, str(header.path)
     work = jobs(spec, settings, where=str(model))
@@ -93,7 +97,8 @@ def bench(
         rates = limits.measure_rates(device)
     options = Options(
         model=path, threads=threads, layout=spec.layout, sound=isinstance(spec.reads.embed, FramesSpec), dtype=dtype,
-        device=device, quantize=quantize, executor=executor, matmul=matmul, offline=offline, ignore=tuple(ignore),
+        device=device, quantize=quantize, executor=executor, matmul=matmul, cache=cache, offline=offline,
+        ignore=tuple(ignore),
     )  # fmt: skip
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.attention import CacheType
 from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.measure.jobs import BenchJob, Ids, sound
@@ -32,6 +33,7 @@ class Options:
     quantize   of ours: int8 or int4, or "file", the packed types of the file.
     executor   of ours: what computes the steps, as `generate.Engine` says.
     matmul     of ours: what an encoder, or prompts, are multiplied in (`Model.encode`, `Model.generate`).
+    cache      of ours: what keys and values are kept in.
     layout     that of the model, and `sound` whether it reads sound.
     """
 
@@ -44,6 +46,7 @@ class Options:
     quantize: str | None = None
     executor: Executor = "auto"
     matmul: Matmul = "auto"
+    cache: CacheType = "auto"
     offline: bool = False
     ignore: tuple[str, ...] = ()
 

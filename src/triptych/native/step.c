@@ -116,6 +116,7 @@ static void run_one(struct worker *me, const struct instruction *it)
     case OP_TAKE: step_take(me, it); break;
     case OP_GIVE: step_give(me, it); break;
     case OP_ROUND_BF16: step_round_bf16(me, it); break;
+    case OP_STORED: step_stored(me, it); break;
     case OP_LINEAR_BF16: step_linear_bf16(me, it); break;
     default: break;
     }
@@ -143,7 +144,8 @@ static int64_t cost_of(const struct worker *me, const struct instruction *it)
     case OP_LINEAR_BF16: return cost_in_bf16(me, it);
     case OP_ATTEND: return vectors * 1500;
     case OP_MAP:
-    case OP_MAP_MULTIPLY: return vectors * it->width;
+    case OP_MAP_MULTIPLY:
+    case OP_STORED: return vectors * it->width;
     default: return vectors * it->width / 8;
     }
 }

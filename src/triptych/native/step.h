@@ -32,14 +32,15 @@ enum operation {
     OP_TAKE = 13,        /* the rows of input that expert `number` is chosen for, one after another */
     OP_GIVE = 14,        /* row i of input, times its weight, added to its token's row of output */
     OP_ROUND_BF16 = 15,  /* output = input rounded for products in bf16 (matmul_bf16.h) */
-    OP_LINEAR_BF16 = 16  /* output = f(input weight^T + bias) + third; input is rounded, output too where `number` */
+    OP_LINEAR_BF16 = 16, /* output = f(input weight^T + bias) + third; input is rounded, output too where `number` */
+    OP_STORED = 17       /* output = input as a store gives it back; kind: enum stored_type, `heads` vectors of `width` */
 };
 
 enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2, INDEX_NONE = 3 };
 
 enum function {
     FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,
-    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8, FUNCTION_BF16 = 9
+    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8
 };
 
 enum pairing { PAIRING_HALF = 0, PAIRING_INTERLEAVED = 1 };
@@ -53,7 +54,8 @@ enum barrier { BARRIER_NONE = 0, BARRIER_BEFORE = 1, BARRIER_IF_ANY = 2 };
 /* To the keys of the row so far, of its source, of all its new tokens (no store). */
 enum attention { ATTEND_SELF = 0, ATTEND_CROSS = 1, ATTEND_ROW = 2 };
 
-enum number_type { TYPE_F32 = 0, TYPE_BF16 = 1 };
+/* What a store keeps of a vector: its numbers, or codes and after them a scale for each group of 32 (step_store.c). */
+enum stored_type { STORED_F32 = 0, STORED_BF16 = 1, STORED_F16 = 2, STORED_INT8 = 3 };
 
 #define OUTPUT -2 /* the buffer that the step's result is written to */
 
@@ -66,7 +68,8 @@ struct instruction {
     float first, other;                        /* eps, factor, scale | cap, what is added to a weight */
 };
 
-/* Keys and values of a layer, [slots][groups][capacity][width].  In a ring, position p stands at place p % window. */
+/* Keys and values of a layer, [slots][groups][capacity][bytes of a vector].  In a ring, position p stands at place
+   p % window. */
 struct store {
     void *keys;
     void *values;
@@ -138,7 +141,13 @@ static inline void share(const struct worker *me, int64_t units, int64_t *first,
     *last = cut(me, units, me->thread + 1);
 }
 
-/* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_experts.c). */
+/* Bytes that a vector of `width` numbers takes in a store of this type. */
+int64_t stored_bytes(int32_t type, int32_t width);
+/* Write a vector of n numbers to a store; read `count` vectors that follow one another. */
+void keep_row(int32_t type, void *row, const float *x, int32_t n);
+void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n);
+
+/* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_store.c, step_experts.c). */
 void step_embed(struct worker *me, const struct instruction *it);
 void step_round(struct worker *me, const struct instruction *it);
 void step_linear(struct worker *me, const struct instruction *it);
@@ -151,6 +160,7 @@ void step_map(struct worker *me, const struct instruction *it);
 void step_add(struct worker *me, const struct instruction *it);
 void step_choose(struct worker *me, const struct instruction *it);
 void step_attend(struct worker *me, const struct instruction *it);
+void step_stored(struct worker *me, const struct instruction *it);
 void step_extend(struct worker *me, const struct instruction *it);
 void step_route(struct worker *me, const struct instruction *it);
 void step_members(struct worker *me, const struct instruction *it);

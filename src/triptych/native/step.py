@@ -37,6 +37,7 @@ class Op(IntEnum):
     GIVE = 14
     ROUND_BF16 = 15
     LINEAR_BF16 = 16
+    STORED = 17
 
 
 class Index(IntEnum):
@@ -64,7 +65,15 @@ class Function(IntEnum):
     SCALE = 6
     SHIFT = 7
     SOFTCAP = 8
-    BF16 = 9
+
+
+class StoredType(IntEnum):
+    """What a store keeps of a vector."""
+
+    F32 = 0
+    BF16 = 1
+    F16 = 2
+    INT8 = 3
 
 
 class Over(IntEnum):

@@ -46,11 +46,6 @@ static struct room room_of(const struct worker *me, const struct instruction *it
     return (struct room){scores, across, wide, wide + TILE_KEYS * widest};
 }
 
-CLONES static void widen(float *out, const uint16_t *in, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) out[i] = float_of_bf16(in[i]);
-}
-
 /* Positions [*lowest, *end) are visible to token n. */
 static void visible(const struct batch *batch, const struct instruction *it, int32_t n, int32_t *lowest, int32_t *end)
 {
@@ -61,7 +56,7 @@ static void visible(const struct batch *batch, const struct instruction *it, int
 }
 
 /* Point at the keys or the values of positions [from, to) of the row of `token`, at places from - begin on of a tile;
-   what the store holds in 16 bits is widened into `wide` first. */
+   what the store does not keep in fp32 is read into `wide` first. */
 static void fill(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
                  int values, int32_t begin, int32_t from, int32_t to, float *wide)
 {
@@ -71,15 +66,15 @@ static void fill(struct tile *tile, struct worker *me, const struct instruction 
     int32_t held = it->kind == ATTEND_CROSS ? INT32_MAX : batch->position[start];
     const float *new = it->kind == ATTEND_CROSS ? NULL : buffer(me, values ? it->third : it->second);
     const char *kept = values ? store->values : store->keys;
-    int32_t size = store->type == TYPE_F32 ? 4 : 2, p = from;
+    int32_t p = from;
     int64_t slot = it->kind == ATTEND_CROSS ? batch->source_slot[token] : batch->slot[token];
-    int64_t plane = held ? (slot * it->groups + group) * store->capacity : 0;
+    int64_t plane = held ? (slot * it->groups + group) * store->capacity : 0, bytes = stored_bytes(store->type, width);
     while (p < to && p < held) { /* a run of places that follow one another */
         int32_t end = to < held ? to : held, place = it->window ? p % it->window : p;
         if (it->window && end - p > it->window - place) end = p + it->window - place;
-        const char *run = kept + (plane + place) * width * size;
-        if (store->type != TYPE_F32) {
-            widen(wide, (const uint16_t *)run, (end - p) * width);
+        const char *run = kept + (plane + place) * bytes;
+        if (store->type != STORED_F32) {
+            read_rows(store->type, wide, run, end - p, width);
             run = (const char *)wide;
             wide += (int64_t)(end - p) * width;
         }
@@ -319,34 +314,4 @@ void step_attend(struct worker *me, const struct instruction *it)
 {
     struct cut cut = cut_of(me, it);
     units_of(me, it, &cut, units_of(me, it, &cut, 0));
-}
-
-static void keep(const struct store *store, void *target, int64_t place, const float *x, int32_t n)
-{
-    if (store->type == TYPE_F32) {
-        memcpy((float *)target + place * n, x, (size_t)n * sizeof *x);
-        return;
-    }
-    uint16_t *out = (uint16_t *)target + place * n;
-    for (int32_t i = 0; i < n; i++) out[i] = bf16_of_float(x[i]);
-}
-
-/* A ring keeps the last `window` tokens of a row: an earlier one would take the place of one of these. */
-void step_extend(struct worker *me, const struct instruction *it)
-{
-    const struct batch *batch = me->batch;
-    const struct store *store = me->plan->stores + it->store;
-    const float *keys = buffer(me, it->second), *values = buffer(me, it->third);
-    int64_t first, last;
-    share(me, batch->tokens, &first, &last);
-    for (int64_t n = first; n < last; n++) {
-        int32_t position = batch->position[n];
-        if (it->window && position < batch->end[n] - it->window) continue;
-        int32_t place = it->window ? position % it->window : position;
-        for (int32_t group = 0; group < it->groups; group++) {
-            int64_t at = ((int64_t)batch->slot[n] * it->groups + group) * store->capacity + place;
-            keep(store, store->keys, at, keys + (n * it->groups + group) * it->width, it->width);
-            keep(store, store->values, at, values + (n * it->groups + group) * it->value_width, it->value_width);
-        }
-    }
 }

@@ -177,10 +177,6 @@ void step_rotate(struct worker *me, const struct instruction *it)
 /* out = f(x), times y where y is not NULL; every number in the same way, wherever it stands. */
 CLONES static void mapped(float *out, const float *x, const float *y, int32_t n, int32_t kind, float factor)
 {
-    if (kind == FUNCTION_BF16) {
-        for (int32_t i = 0; i < n; i++) out[i] = float_of_bf16(bf16_of_float(x[i]));
-        return;
-    }
     int32_t i = 0;
     for (; i + 16 <= n; i += 16) {
         v16 value = function16(load16(x + i), kind, factor);

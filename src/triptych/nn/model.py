@@ -51,7 +51,7 @@ class Batch:
 
 
 class ExecutorPlans(dict[type, object]):
-    """The plans that executors made of one module and keep with it, by the class of the plan.
+    """The plans that executors made of one module and keep with it, by their class; of each class one or several.
 
     They belong to the module's own parts and weights: they are neither copied nor pickled with it.
     """

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from triptych import ops
-from triptych.attention import NULL_CACHE, Cache, CachedLayer, CacheStep, CrossCache, CrossKeys, KVCache, Rows
+from triptych.attention import (
+    NULL_CACHE,
+    Cache,
+    CachedLayer,
+    CacheStep,
+    CacheType,
+    CrossCache,
+    CrossKeys,
+    KVCache,
+    Rows,
+)
 from triptych.attention.mask_lowering import window_of
 from triptych.nn.attention import Attention
 from triptych.nn.feedforward import GLU, MLP, MoE
@@ -129,15 +139,16 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
             if block.cross is not None:
                 self.cross_groups.setdefault(alike(block.cross.spec, layer), []).append(layer)
 
-    def cache(self, slots: int = 0) -> Cache:
-        """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees."""
+    def cache(self, slots: int = 0, cache_type: CacheType = "auto") -> Cache:
+        """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees.  Its
+        numbers are of type `cache_type`.  Raises InputError for an unknown one."""
         layers = [self._cached(block.attn.spec) for block in self.blocks]
-        return Cache(layers, slots, dtype=self.dtype, device=self.device)
+        return Cache(layers, slots, dtype=self.dtype, cache_type=cache_type, device=self.device)
 
-    def cross_cache(self) -> CrossCache:
-        """An empty cache for the keys and values of encoder outputs."""
+    def cross_cache(self, cache_type: CacheType = "auto") -> CrossCache:
+        """An empty cache for the keys and values of encoder outputs; `cache_type` as in `cache`."""
         layers = [self._cached(block.cross.spec) for block in self.blocks if block.cross is not None]
-        return CrossCache(layers, self.dtype, self.device)
+        return CrossCache(layers, self.dtype, self.device, cache_type=cache_type)
 
     def _cached(self, attn: parts.AttentionSpec) -> CachedLayer:
         band = window_of(self.kinds[attn.kind].spec.mask) if attn.kind in self.kinds else None

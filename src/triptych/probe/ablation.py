@@ -37,6 +37,7 @@ from triptych.probe.prompts import (
 )
 from triptych.probe.reads_and_edits import Plan
 from triptych.probe.sites import Site, match, sites
+from triptych.probe.size import check_reads
 
 Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Replaced = Literal["zero", "mean", "resample"]
@@ -293,7 +294,7 @@ def values_at(
     """What each prompt has at each site.  Raises ProbeError where that is more than `max_bytes`."""
     plan = Plan.of(model.spec, list(names))
     both = [prompt.lengths for prompt in prompts]
-    plan.check_bytes([b or a for a, b in both], [a for a, b in both if b], max_bytes)
+    check_reads(plan, [b or a for a, b in both], [a for a, b in both if b], max_bytes)
     values: dict[str, list[Tensor]] = {name: [] for name in names}
     for some in chunks([EditedRun(prompt, 0) for prompt in prompts], batch_tokens):
         trace = forward(model, some, list(names)).trace

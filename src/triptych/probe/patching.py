@@ -30,6 +30,7 @@ from triptych.probe.prompts import (
     same_prompts,
 )
 from triptych.probe.reads_and_edits import Plan, Read
+from triptych.probe.size import check_reads
 
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
 
@@ -149,9 +150,8 @@ def patch(
     cells = cells_of(model, wanted, heads, positions, broken, pairs)
     broken_at = measured_at(model, broken, at)
     intact_at = measured_at(model, intact, None if at is None else pairs.clean(at, source=not broken.lengths[1]))
-    Plan.of(model.spec, [one.name for one in wanted]).check_bytes(
-        [intact.decoded], [intact.lengths[0]] if intact.lengths[1] else [], max_bytes
-    )
+    sources = [intact.lengths[0]] if intact.lengths[1] else []
+    check_reads(Plan.of(model.spec, [one.name for one in wanted]), [intact.decoded], sources, max_bytes)
     whole = forward(model, [EditedRun(intact, intact_at)], [one.name for one in wanted])
     measure = measure.beside(whole.logits)
     new = {one.name: pairs.moved(whole.trace[one.name][0], one) for one in wanted}

@@ -13,6 +13,7 @@ from torch import Tensor
 from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, zero
 from triptych.probe.role_labels import DRAWS, Labels, View, label
 from triptych.probe.role_texts import HeadSample
+from triptych.probe.size import trace_size
 from triptych.probe.trace import Trace
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
@@ -189,7 +190,7 @@ def _read(
         nbytes = 0
         if one is not None:
             plan = Plan.of(model.spec, [f"{one.name}.pattern"])
-            nbytes = plan.nbytes(lengths, [] if targets is None else [len(row) for row in rows])
+            nbytes = trace_size(plan, lengths, [] if targets is None else [len(row) for row in rows]).total
         if group and (one is None or used + nbytes > BYTES):
             read = [Read(f"{each.name}.pattern") for each in group]
             trace = model.trace(rows, targets, read=read)

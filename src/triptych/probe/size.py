@@ -88,6 +88,11 @@ def check_size(size: TraceSize, limit: int, max_bytes: int | None) -> None:
     )
 
 
+def check_reads(plan: Plan, lengths: Sequence[int], sources: Sequence[int], max_bytes: int | None) -> None:
+    """Raise ProbeError where the reads of these rows would keep more than `max_bytes`, as `trace_size` counts them."""
+    check_size(trace_size(plan, lengths, sources), limit_of(max_bytes), max_bytes)
+
+
 def shared_sites(module: Transformer) -> dict[str, str]:
     """For each site the first that passes the same tensor in an uncached forward; none for a model that cannot be
     lowered."""

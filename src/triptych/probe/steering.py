@@ -15,8 +15,8 @@ from torch import Tensor
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.ablation import values_at
 from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, prompt_of, same_prompts
-from triptych.probe.reads_and_edits import Edit, Selection, add
-from triptych.probe.sites import match, sites
+from triptych.probe.reads_and_edits import Edit, add
+from triptych.probe.sites import Selection, match, sites
 
 Over = Literal["last", "mean"]
 

@@ -15,7 +15,7 @@ from triptych.attention import Rows
 from triptych.attention.store import Store
 from triptych.errors import InputError
 from triptych.native import usable_threads
-from triptych.native.step import STORE, Call, PlanRecord, RunStep, run_step
+from triptych.native.step import STORE, Call, PlanRecord, RunStep, StoredType, run_step
 from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_plan import RANGE
 from triptych.program.native_values import NotNative
@@ -25,7 +25,8 @@ ALONE = 3000
 FEW_TOKENS, COUNTERS = 16, 2048  # of step_attend.c: tokens up to which threads share a row, counters of what is done
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 _POSITION, _SOURCE = LABELS.index("position"), LABELS.index("source")
-_CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,
+           torch.int8: StoredType.INT8}  # fmt: skip
 
 
 class Calls:
@@ -95,17 +96,31 @@ def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArra
     return plan
 
 
-def store_records(stores: Sequence[Store]) -> npt.NDArray[Any]:
-    """`struct store` of each.  Raises InputError for numbers of another type."""
+def stored_type(dtype: torch.dtype) -> StoredType:
+    """What a store of tensors of this dtype keeps.  Raises NotNative for one that the native step does not read."""
+    if dtype not in _STORED:
+        raise NotNative(f"the cache holds {dtype}; the native step reads fp32, fp16, bf16 and int8")
+    return _STORED[dtype]
+
+
+def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> npt.NDArray[Any]:
+    """`struct store` of each, which has at least so many slots, and places where it is no ring.
+
+    Raises InputError for tensors that do not have the shape of their store, before anything of them is read; NotNative
+    as `stored_type`.
+    """
     records = np.zeros(len(stores), STORE)
-    for record, store in zip(records, stores, strict=True):
-        k, v = store.k, store.v
-        if k.dtype not in _CACHE_TYPES or not k.is_contiguous() or not v.is_contiguous():
-            raise InputError(f"the cache holds {k.dtype}; the native step reads fp32 and bf16")
-        slots, groups, capacity, width = k.shape
-        record["keys"], record["values"], record["type"] = k.data_ptr(), v.data_ptr(), _CACHE_TYPES[k.dtype]
-        record["slots"], record["groups"], record["capacity"] = slots, groups, capacity
-        record["width"], record["value_width"] = width, v.shape[3]
+    for i, (record, store) in enumerate(zip(records, stores, strict=True)):
+        layer, form, (held, _, places, _) = store.layer, store.form, store.k.shape
+        least = capacity if store.window is None else store.window
+        for x, width in ((store.k, layer.width), (store.v, layer.value_width)):
+            shape = max(held, slots), layer.groups, max(places, least), form.length(width)
+            if tuple(x.shape) != shape or x.dtype != form.dtype or not x.is_contiguous():
+                what, wanted = f"{x.dtype} {list(x.shape)}", f"{form.dtype} {list(shape)}"
+                raise InputError(f"the cache of layer {i} holds {what}, not {wanted}; begin with an empty cache")
+        record["keys"], record["values"] = store.k.data_ptr(), store.v.data_ptr()
+        record["type"], record["slots"], record["groups"] = stored_type(form.dtype), held, layer.groups
+        record["capacity"], record["width"], record["value_width"] = places, layer.width, layer.value_width
     return records
 
 

@@ -33,6 +33,7 @@ from triptych.program.native_calls import (
     piece_of,
     plan_struct,
     store_records,
+    stored_type,
 )
 from triptych.program.native_encoder import Matmul, multiplies_in_bf16
 from triptych.program.native_plan import NativePlan, plan_of
@@ -65,11 +66,12 @@ def prompts_in_bf16(module: Transformer, matmul: Matmul) -> bool:
 
 
 class PreparedStep(Prepared):
-    """The plan of a step; it depends on whether the cache keeps 16 bits, and on the window of each of its stores."""
+    """The plan of a step; it depends on what the cache keeps, and on the window of each of its stores."""
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        return plan_of(program, packed, *how)
+        dtype, windows = how
+        return plan_of(program, packed, stored_type(dtype), windows)
 
 
 class PreparedPrompt(Prepared):
@@ -77,8 +79,8 @@ class PreparedPrompt(Prepared):
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        half_cache, windows = how
-        return plan_of(program, packed, half_cache, windows, bf16=True)
+        dtype, windows = how
+        return plan_of(program, packed, stored_type(dtype), windows, bf16=True)
 
 
 class NativeStep:
@@ -104,8 +106,8 @@ class NativeStep:
         self.why_modules: str | None = None
         self.unchanged = False
         self._calls_since_look = 0
-        half = bool(cache.stores) and cache.stores[0].k.dtype == torch.bfloat16
-        self.how = half, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
+        dtype = cache.stores[0].form.dtype if cache.stores else torch.float32
+        self.how = dtype, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
         self.binding: Binding | None = None  # of the last call
         self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
         self.store_tensors: list[Tensor] = []
@@ -211,7 +213,10 @@ class NativeStep:
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
         flat = [*chain.from_iterable(map(_keys_and_values, stores))]
         if len(flat) != len(self.store_tensors) or not all(map(is_, flat, self.store_tensors)):
-            self.stores, self.store_tensors = store_records(stores), flat
+            records = [store_records(self.cache.stores, len(self.cache.lengths), self.cache.capacity)]
+            if self.cross is not None:
+                records.append(store_records(self.cross.stores))
+            self.stores, self.store_tensors = np.concatenate(records), flat
             self.plans = {}
         if not all(binding in self.plans for binding in bindings):
             self.plans = {binding: self.plans[binding] for binding in bindings if binding in self.plans}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.native.step import Function, Op
+from triptych.native.step import Op
 from triptych.program.native_values import PlanStep, PlanSteps, Vector
 
 
@@ -33,7 +33,7 @@ def _takes_in(product: PlanStep, after: PlanStep) -> bool:
     if after.over is not product.over or numbers.get("number"):
         return False
     match after.op:
-        case Op.MAP if after.numbers["kind"] != Function.BF16 and not {"kind", "third"} & {*numbers, *product.reads}:
+        case Op.MAP if not {"kind", "third"} & {*numbers, *product.reads}:
             numbers.update(kind=after.numbers["kind"], first=after.numbers["first"])
         case Op.ADD if "third" not in product.reads:
             product.reads["third"] = next(x for x in after.reads.values() if x is not result)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over
+from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over, StoredType
 from triptych.program.native_fusion import fused
 from triptych.program.native_steps import StepMaker
 from triptych.program.native_values import NotNative, PlanStep, PlanSteps, PlanTable, Vector
@@ -55,22 +55,22 @@ class _Buffer:
 
 
 def plan_of(
-    program: Program, packed: frozenset[str] = frozenset(), half_cache: bool = False,
+    program: Program, packed: frozenset[str] = frozenset(), stored: StoredType = StoredType.F32,
     windows: Iterable[int | None] = (), bf16: bool = False,
 ) -> NativePlan:  # fmt: skip
     """The plan of `decode` and `unembed`.
 
-    packed       names of weights that are stored packed.
-    half_cache   whether the cache keeps keys and values in 16 bits.
-    windows      of each layer's store; None for one that keeps every token.
-    bf16         products with packed weights and those of attention are in bf16, as the tokens of prompts have them.
+    packed    names of weights that are stored packed.
+    stored    what the cache keeps of keys and values.
+    windows   of each layer's store; None for one that keeps every token.
+    bf16      products with packed weights and those of attention are in bf16, as the tokens of prompts have them.
 
     Raises NotNative, naming what the executor lacks.
     """
     missing = {"decode", "unembed"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    steps = StepMaker(program, packed, half_cache, list(windows), bf16="packed" if bf16 else None).make()
+    steps = StepMaker(program, packed, stored, list(windows), bf16="packed" if bf16 else None).make()
     return _assembled(fused(steps) if bf16 else steps)
 
 
@@ -82,7 +82,7 @@ def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf1
     """
     if "encode" not in program.entries:
         raise NotNative("the program has no encode")
-    steps = StepMaker(program, packed, False, [], bf16="all" if bf16 else None).make_encoding()
+    steps = StepMaker(program, packed, StoredType.F32, [], bf16="all" if bf16 else None).make_encoding()
     return _assembled(fused(steps) if bf16 else steps)
 
 
@@ -92,7 +92,7 @@ def source_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> Na
     missing = {"encode", "cross_kv"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    return _assembled(StepMaker(program, packed, False, []).make_source())
+    return _assembled(StepMaker(program, packed, StoredType.F32, []).make_source())
 
 
 def _assembled(steps: PlanSteps) -> NativePlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -46,6 +46,10 @@ class Prepared(ABC):
             except ConfigError as reason:
                 self.reason = str(reason)
 
+    def serves(self, module: Transformer) -> bool:
+        """Whether it was made of this module, not of one that it is a shallow copy of, as the module is now."""
+        return self.module() is module and self.structure.same()
+
     @staticmethod
     @abstractmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
@@ -57,11 +61,12 @@ class Prepared(ABC):
     ) -> Binding:
         """The plan of the module as it is now, with its weights as they are now and tables for so many positions.
         Raises NotNative where there is none."""
-        prepared = module.plans.get(cls)
-        own = isinstance(prepared, cls) and prepared.module() is module  # not so in a shallow copy
-        if not isinstance(prepared, cls) or not own or prepared.how != how or not prepared.structure.same():
+        every = cast(dict[tuple[Any, ...], P], module.plans.get(cls, {}))
+        prepared = every.get(how)
+        if prepared is None or not prepared.serves(module):
             with _LOCK:
-                prepared = module.plans[cls] = cls(module, how)
+                prepared = cls(module, how)
+                module.plans[cls] = {key: one for key, one in every.items() if one.serves(module)} | {how: prepared}
         if prepared.plan is None:
             raise NotNative(prepared.reason or "the model has no native plan")
         binding = prepared.binding

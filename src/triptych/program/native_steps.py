@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from triptych.native.step import AttentionKind, Function, Index, Op, Over
+from triptych.native.step import AttentionKind, Function, Index, Op, Over, StoredType
 from triptych.program.native_values import (
     Angles,
     NotNative,
@@ -44,18 +44,18 @@ _ALIASES = ("site", "split_heads", "merge_heads", "cast")
 class StepMaker:
     """Walks the entries of a program.
 
-    packed        weights that are stored packed: vectors are rounded before they are multiplied with them.
-    half_cache    keys and values are kept in 16 bits.
-    windows       of each layer's store.
-    bf16          vectors and weights are rounded to bf16 where they are multiplied: "all", whatever they are stored as,
-                  or "packed", with packed weights and in the attention of a row to itself.
+    packed    weights that are stored packed: vectors are rounded before they are multiplied with them.
+    stored    what the cache keeps of keys and values.
+    windows   of each layer's store.
+    bf16      vectors and weights are rounded to bf16 where they are multiplied: "all", whatever they are stored as,
+              or "packed", with packed weights and in the attention of a row to itself.
     """
 
     def __init__(
-        self, program: Program, packed: frozenset[str], half_cache: bool, windows: list[int | None], *,
+        self, program: Program, packed: frozenset[str], stored: StoredType, windows: list[int | None], *,
         bf16: Literal["all", "packed"] | None = None,
     ) -> None:  # fmt: skip
-        self.program, self.packed, self.half_cache, self.windows = program, packed, half_cache, windows
+        self.program, self.packed, self.stored, self.windows = program, packed, stored, windows
         self.bf16 = bf16
         self.out = PlanSteps()
         self.rounded: dict[tuple[Vector, bool], Vector] = {}
@@ -141,7 +141,7 @@ class StepMaker:
         over = out.over if out is not None else Over.TOKENS
         writes = {} if out is None else {"output": out}
         step = PlanStep(op, over, reads, writes, tables or {}, numbers)
-        if op in (Op.MAP, Op.MAP_MULTIPLY, Op.ADD, Op.ROTATE):
+        if op in (Op.MAP, Op.MAP_MULTIPLY, Op.ADD, Op.ROTATE, Op.STORED):
             step.takes_over = "input"
         self.out.steps.append(step)
         return step
@@ -323,9 +323,10 @@ class _Walk:
     def _extend(self, step: Instruction) -> StoredKeys:
         leaf = step.attributes["leaf"]
         new, width = self._vector(step.inputs[leaf]), self._width(step.inputs[leaf])
-        if self.maker.half_cache:  # new keys are read as the cache gives them back later
+        stored = self.maker.stored
+        if stored is not StoredType.F32:  # new keys are read as the cache gives them back later
             out = self._new(new.width)
-            self.maker.add(Op.MAP, out, {"input": new}, width=new.width, kind=Function.BF16, first=0.0)
+            self.maker.add(Op.STORED, out, {"input": new}, width=width, heads=new.width // width, kind=stored)
             new = out
         return StoredKeys(step.attributes["layer"], new, width)
 

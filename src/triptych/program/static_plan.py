@@ -207,7 +207,7 @@ class _StaticRun:
         target = store.k if leaf == "k" else store.v
         place = self.positions if store.window is None else self.positions % store.window
         old = target[self.slots, :, place]
-        target[self.slots, :, place] = torch.where(self.used[:, None, None], new.to(target.dtype), old)
+        target[self.slots, :, place] = torch.where(self.used[:, None, None], store.form.encode(new), old)
         return _Keys(store, leaf, False)
 
     def attend(self, step: Instruction) -> Tensor:
@@ -246,10 +246,13 @@ class _StaticRun:
 
     def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
         """[slots, G, S, K]: what the slots hold, up to the bucket where places are positions."""
-        x = keys.store.k if keys.leaf == "k" else keys.store.v
+        store, layer = keys.store, keys.store.layer
+        x, width = (store.k, layer.width) if keys.leaf == "k" else (store.v, layer.value_width)
         if keys.cross:
-            return x[self.source_places].to(dtype)
-        return (x if keys.store.window is not None else x[:, :, : self.bucket]).to(dtype)
+            x = x[self.source_places]
+        elif store.window is None:
+            x = x[:, :, : self.bucket]
+        return store.form.decode(x, width).to(dtype)
 
     def places(self, keys: _Keys, count: int) -> Tensor:
         """The position of the key at each place, [slots or 1, S]; negative where a ring has none yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from triptych.attention import CacheType
 from triptych.errors import InputError, shown
 from triptych.generate import BUDGET, DraftModel, Engine, Executor, PromptLookup, Speculation
 from triptych.nn import Transformer
@@ -21,8 +22,11 @@ class LoadedModel(Protocol):
     executor: Executor
 
 
-def speculation(model: LoadedModel, draft: object, tokens: int) -> Speculation | None:
-    """Up to `tokens` guesses a step for `model`, by `draft`: another model, "ngram" for prompt lookup, None for none.
+def speculation(
+    model: LoadedModel, draft: object, tokens: int, cache_type: CacheType = "auto"
+) -> Speculation | None:  # fmt: skip
+    """Up to `tokens` guesses a step for `model`, by `draft`: another model, whose cache is of `cache_type` too, "ngram"
+    for prompt lookup, None for none.
 
     Raises InputError for anything else, and for a draft model with another vocabulary or other tokens.
     """
@@ -33,7 +37,8 @@ def speculation(model: LoadedModel, draft: object, tokens: int) -> Speculation |
     if not isinstance(draft, LoadedModel):
         raise InputError(f"draft={shown(draft)} must be a Model or {NGRAM!r}")
     vocab = model.module.spec.vocab
-    guesses = DraftModel(Engine(draft.module, chunk=BUDGET, executor=draft.executor), vocab)
+    engine = Engine(draft.module, chunk=BUDGET, executor=draft.executor, cache_type=cache_type)
+    guesses = DraftModel(engine, vocab)
     ids = range(vocab)
     if model.tokenizer and draft.tokenizer and model.tokenizer.tokens(ids) != draft.tokenizer.tokens(ids):
         raise InputError("the draft model's tokenizer has other tokens; it must be the model's own")

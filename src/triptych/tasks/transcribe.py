@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triptych.attention import CacheType
 from triptych.errors import InputError, nearest
 from triptych.generate import Engine, LiveRow, Request, Sampling
 from triptych.media import audio
@@ -74,6 +75,7 @@ class WhisperDecoder:
     temperatures: Sequence[float] = TEMPERATURES
     seed: int = 0
     previous: bool = False  # condition each window on the text of the windows before it
+    cache: CacheType = "auto"
 
     @property
     def slot(self) -> FramesSpec:
@@ -94,7 +96,7 @@ class WhisperDecoder:
 
     def encode_window(self, frames: Tensor) -> SpeechWindow:
         """One window of frames [T, M], encoded."""
-        engine = Engine(self.module)
+        engine = Engine(self.module, cache_type=self.cache)
         (row,) = engine.add(Request(prompt=[self.tokens.start], source=frames, max_new_tokens=1, keep_slot=True))
         return SpeechWindow(engine, row)
 
