@@ -38,6 +38,7 @@ COMMANDS = [
     "explain",
     "lab",
     "inspect",
+    "heads",
     "page",
     "check",
     "count",

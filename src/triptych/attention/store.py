@@ -29,7 +29,7 @@ class Store:
     zero: a hidden key has weight 0, and 0 times what is left there may be NaN."""
 
     def __init__(self, layer: CachedLayer, capacity: int, form: StoredForm, device: torch.device | str) -> None:
-        self.layer, self.window, self.form = layer, layer.window, form
+        self.layer, self.window, self.form, self.exact = layer, layer.window, form, form.exact
         self.k, self.v = (
             torch.zeros(0, layer.groups, capacity, form.length(width), dtype=form.dtype, device=device)
             for width in (layer.width, layer.value_width)
@@ -37,7 +37,8 @@ class Store:
 
     def encode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [..., K] and values [..., Kv] as the store keeps them; without a gradient."""
-        return self.form.encode(k.detach()), self.form.encode(v.detach())
+        k, v = k.detach(), v.detach()
+        return (k, v) if self.exact else (self.form.encode(k), self.form.encode(v))
 
     def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what the store keeps, or of a part of it: `encode` backwards."""

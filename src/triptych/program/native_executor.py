@@ -153,10 +153,10 @@ class NativeStep:
             self._calls_since_look += 1
             return [last]
         self._calls_since_look = 0
-        kinds: list[type[Prepared]] = [PreparedStep, PreparedPrompt] if mixed else [PreparedStep]
-        bindings = [kind.bound(self.module, self.how, self.matrix_of, positions) for kind in kinds]
-        self.binding = bindings[0]
-        return bindings
+        self.binding = PreparedStep.bound(self.module, self.how, self.matrix_of, positions)
+        if not mixed:
+            return [self.binding]
+        return [self.binding, PreparedPrompt.bound(self.module, self.how, self.matrix_of, positions)]
 
     # -- what must hold -------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class NativeStep:
                 records.append(store_records(self.cross.stores))
             self.stores, self.store_tensors = np.concatenate(records), flat
             self.plans = {}
-        if not all(binding in self.plans for binding in bindings):
+        if not self.plans.keys() >= set(bindings):
             self.plans = {binding: self.plans[binding] for binding in bindings if binding in self.plans}
             for binding in bindings:
                 matrices = binding.matrices.copy()
