@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from triptych import families
+from triptych.families.named import NAMED
+from triptych.probe import sites
+
 ROOT = Path(__file__).parents[1]
 SESSION = re.compile(r"^```pycon\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [
@@ -44,3 +48,15 @@ def test_code_that_names_its_file_stands_in_it(page: str, path: str, code: str) 
 
 def test_a_wrong_example_is_noticed() -> None:
     assert failures("```pycon\n>>> 1 + 1\n3\n\n```\n", "wrong")
+
+
+def test_the_sites_beside_hooks_of_transformerlens_exist() -> None:
+    """Every site in the table is one of a decoder with a plain or a gated MLP, and no such site is left out."""
+    page = (ROOT / "docs" / "concepts" / "from-transformerlens.md").read_text(encoding="utf-8")
+    page = page.partition("| there | here |")[0]
+    rows = re.findall(r"^\| (`[^|]*|the logits) \| `([^`]+)` \|", page, re.M)
+    named = {site.replace("blocks.i", "blocks.0") for _, site in rows}
+    more = {site.replace("blocks.i", "blocks.0") for site in re.findall(r"`(blocks\.i\.attn\.\w_ctx)`", page)}
+    specs = [families.read_config(dict(NAMED[name])) for name in ("gpt2", "llama-7b")]
+    there = {site for spec in specs for site in sites(spec) if "blocks" not in site or "blocks.0." in site}
+    assert named | more == there
