@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 MYPY   := $(BIN)/mypy
-MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Without its cache mypy takes one core for most of a minute: it and mkdocs run beside the tests.  What they report
 # follows the report of the tests, and the target fails if any of the three does.

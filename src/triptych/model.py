@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,43 +15,33 @@ from torch import Tensor
 from triptych import families, nn, tasks
 from triptych import generate as running
 from triptych.attention import CacheType, check_cache_type
-from triptych.checkpoints import LoadReport, open_source
+from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import Conversion, save
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
 from triptych.errors import InputError
 from triptych.generate.arguments import integer
 from triptych.media import audio
-from triptych.nn import Row
-from triptych.other_libraries import NamesOfOthers, answers_arguments, of_model
+from triptych.model_inside import ModelInside
+from triptych.other_libraries import answers_arguments
 from triptych.probe import (
     Edits,
     HeadTable,
     LinkTable,
     Plan,
     Reads,
-    Session,
-    Trace,
-    ablate,
-    attribute_logit,
-    lens,
-    patch,
-    path_patch,
-    steer,
 )
 from triptych.probe.links import link as rank_link
 from triptych.probe.role_texts import TEXTS, Link, Word
 from triptych.probe.roles import heads as score_heads
-from triptych.probe.sites import Selection
-from triptych.probe.size import TraceSize, check_size, limit_of, shared_sites, trace_size
+from triptych.probe.size import check_size, limit_of, trace_size
 from triptych.quantize import packing_for
-from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
-from triptych.tasks.model_inputs import ModelInputs, Texts
+from triptych.tasks.model_inputs import Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
 
-class Model(metaclass=NamesOfOthers):
+class Model(ModelInside):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
     executor   what computes the steps of a generation, and encodes: "auto", the native step wherever it may
@@ -60,151 +49,6 @@ class Model(metaclass=NamesOfOthers):
     """
 
     executor: running.Executor = "auto"
-
-    def __init__(
-        self,
-        module: nn.Transformer,
-        tokenizer: Tokenizer | None = None,
-        hf: dict[str, Any] | None = None,
-        path: Path | None = None,
-        report: LoadReport | None = None,
-    ) -> None:
-        self.module, self.tokenizer, self.hf = module, tokenizer, hf
-        self.path, self.report = path, report
-
-    @property
-    def spec(self) -> Spec:
-        return self.module.spec
-
-    @property
-    def device(self) -> torch.device:
-        return self.module.device
-
-    def __repr__(self) -> str:
-        size = sum(p.numel() for p in self.module.parameters())
-        dtype = str(self.module.dtype).removeprefix("torch.")
-        return (
-            f"Model({self.spec.family} {self.spec.layout}, {size:,} parameters, {dtype}, from {self.path or 'memory'})"
-        )
-
-    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"Model has no {name!r}{of_model(name, dir(type(self)))}")
-
-        def __call__(self, *rows: object, **options: object) -> NoReturn:
-            raise TypeError(f"a Model is not called{of_model('forward')}")
-
-    @property
-    def inputs(self) -> ModelInputs:
-        """Converts texts, audio and images to the rows this model reads."""
-        return ModelInputs(self.spec, self.tokenizer, self.path)
-
-    def ids(self, texts: Texts, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]:
-        """Token ids of each row: texts through the tokenizer, lists as they are, `[B, T]` tensors by their mask.
-
-        `target` rows are for the decoder beside an encoder.  Raises InputError for a rectangular tensor that holds the
-        pad id and comes without a mask.
-        """
-        return self.inputs.ids(texts, mask, target=target)
-
-    def source(self, rows: Texts, mask: Tensor | None = None) -> Sequence[Row]:
-        """The rows the model reads: the ids of texts; or frames and pixels, of files or as they are."""
-        return self.inputs.rows(rows, mask)
-
-    def check_words(self, what: str) -> None:
-        """Raise InputError where the model reads sound or images and `what` needs text."""
-        if not self.inputs.reads_text:
-            slot = "sound" if isinstance(self.spec.reads.embed, FramesSpec) else "images"
-            raise InputError(f"{what} needs a model that reads text; this {self.spec.family} model reads {slot}")
-
-    @torch.no_grad()
-    def logits(
-        self,
-        rows: Texts,
-        target: Texts | None = None,
-        *,
-        mask: Tensor | None = None,
-        target_mask: Tensor | None = None,
-        edit: Edits = (),
-        allow_null: bool = False,
-    ) -> list[Tensor]:
-        """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows.
-
-        The result carries no graph.  Raises ProbeError for edits as `trace`.
-        """
-        session = Session(Plan.of(self.spec, (), edit), allow_null=allow_null)
-        logits = self._forward(rows, target, mask, target_mask, session.taps)
-        session.close()
-        return logits
-
-    def trace(
-        self,
-        rows: Texts,
-        target: Texts | None = None,
-        *,
-        read: Reads = (),
-        edit: Edits = (),
-        grad: bool = False,
-        max_bytes: int | None = None,
-        allow_null: bool = False,
-    ) -> Trace:
-        """One uncached pass that keeps what `read` names and applies `edit`; the logits are in `.logits`.
-
-        With `grad` every read keeps its place in the autograd graph, as `Read(grad=True)`.  `trace_size` says before
-        how many bytes the reads will keep; more than `max_bytes`, by default half of the free memory, are refused.
-
-        Raises ProbeError for unknown sites, reads of more than that, reads that never fired and, unless `allow_null`,
-        edits that changed nothing.
-        """
-        plan, first, second = Plan.of(self.spec, read, edit, grad=grad), *self._both(rows, target)
-        limit = limit_of(max_bytes)
-        check_size(self._size(plan, first, second, limit), limit, max_bytes)
-        session = Session(plan, allow_null=allow_null)
-        session.trace.read_rows(rows, first, second)
-        with torch.set_grad_enabled(plan.wants_grad):
-            session.trace.logits = self._forward(first, second, None, None, session.taps)
-        return session.close()
-
-    def trace_size(
-        self, rows: Texts, target: Texts | None = None, *, read: Reads, new_tokens: int | None = None
-    ) -> TraceSize:
-        """The bytes that `trace` will keep, by site and in all, without running anything: `print` shows them.
-
-        With `new_tokens` those of `generate`, which keeps at most as many.  Raises ProbeError as `trace`.
-        """
-        plan, first, second = Plan.of(self.spec, read), *self._both(rows, target)
-        return self._size(plan, first, second, -1, new_tokens)
-
-    def statistics(
-        self,
-        rows: Texts,
-        target: Texts | None = None,
-        *,
-        site: str = "*.pattern",
-        layers: Selection = None,
-        heads: Selection = None,
-        at: Selection = None,
-        items: Selection = None,
-        top: int = 4,
-        delimiters: Sequence[str | int] | None = None,
-        documents: Sequence[Sequence[int]] | None = None,
-        edit: Edits = (),
-        max_bytes: int | None = None,
-    ) -> Trace:
-        """Statistics of each head and query in memory that grows with the length alone: `.statistics(site)` of the
-        result gives, for each row, entropy, effective keys, mean distance, the weight on the first and the previous
-        token, the `top` keys, and what each key received (`triptych.attention.AttentionStatistics`).
-
-        `delimiters` are tokens, as ids or as text (spaces around it do not count), whose weight is summed, and
-        `documents` a label of each token of each row, for the weight on tokens of the query's own; a model with both
-        stacks takes neither labels for its source nor for cross-attention.  Raises ProbeError as `trace`.
-        """
-        reads = tasks.statistics_reads(
-            self.inputs, site, layers, self._both(rows, target), top=top, delimiters=delimiters, documents=documents
-        )
-        reads = [replace(read, items=items, at=at, heads=heads) for read in reads]
-        return self.trace(rows, target, read=reads, edit=edit, max_bytes=max_bytes)
 
     def heads(
         self,
@@ -533,47 +377,6 @@ class Model(metaclass=NamesOfOthers):
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a generation: the config's, and the tokenizer's."""
         return tasks.end_ids(self.inputs)
-
-    patch = patch
-    path_patch = path_patch
-    ablate = ablate
-    steer = steer
-    lens = lens
-    attribute_logit = attribute_logit
-
-    def _forward(
-        self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps
-    ) -> list[Tensor]:
-        both = self.spec.layout == "encoder-decoder"
-        if both != (target is not None):
-            wants = "a source and a target" if both else "rows only"
-            raise InputError(f"this {self.spec.layout} model takes {wants}")
-        inputs, where = self.module.flat(self.source(rows, mask))
-        if target is None:
-            out = self.module.logits(nn.Batch(inputs=inputs, rows=where, taps=taps))
-        else:
-            ids, where_target = nn.flat(self.ids(target, target_mask, target=True), self.device)
-            out = self.module.logits(nn.Batch(inputs=ids, rows=where_target, source=(inputs, where), taps=taps))
-            where = where_target
-        return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
-
-    def _both(self, rows: Texts, target: Texts | None) -> tuple[Sequence[Row], list[list[int]] | None]:
-        """What the model reads, and the decoder's rows beside a source."""
-        return self.source(rows), None if target is None else self.ids(target, target=True)
-
-    def _size(
-        self, plan: Plan, first: Sequence[Row], second: list[list[int]] | None, limit: int, new: int | None = None
-    ) -> TraceSize:  # fmt: skip
-        """What the reads keep at most; where that is more than `limit`, what they keep with shared values once."""
-        read_from = [self.module.length(row) for row in first]
-        lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
-        if new is not None and second is None and self.spec.layout == "encoder-decoder":
-            lengths, sources = [1] * len(read_from), read_from
-        if new is not None:
-            lengths = [length + new for length in lengths]
-        sizes = partial(trace_size, plan, lengths, sources, self.module.dtype.itemsize, new=new)
-        size = sizes()
-        return size if new is not None or size.total <= limit else sizes(shared=shared_sites(self.module))
 
     def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:
         return self.inputs.words.decode if stop else None
