@@ -183,9 +183,9 @@ def test_an_encoder_decoder_shows_its_alignment(browser: Browser, pages: dict[st
     typed(tab, "I haue", 1)
     assert tab.evaluate('document.querySelector(".large h3").textContent').startswith("Alignment")
     rows = tab.evaluate("[...document.querySelectorAll('.side bdi')].map((one) => one.title)")
-    assert rows[1:] == list("I haue")
+    assert rows[1:] == list("I␣haue")
     columns = tab.evaluate("[...document.querySelectorAll('.top bdi')].map((one) => one.title)")
-    assert columns == [*"I loue", "</s>"]
+    assert columns == [*"I␣loue", "</s>"]
     assert tab.console() == []
 
 
