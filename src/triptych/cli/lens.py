@@ -75,46 +75,50 @@ def lens(
 
     model = load_model(checkpoint)
     model.check_words("lens")
-    seen: Lens | None = None
+    result: Lens | LogitAttribution
+    predictions: Lens | None = None
     parts: LogitAttribution | None = None
     if attribution:
         answers = [one for one in (answer, other) if one is not None]
-        parts = model.attribute_logit(text, answers or None, at=position[0] if position else None, target=target)
+        result = parts = model.attribute_logit(
+            text, answers or None, at=position[0] if position else None, target=target
+        )
     else:
         name: StackName | None = None if stack is None else stack.value
-        seen = model.lens(text, top=top, positions=position or None, stack=name, target=target)
+        result = predictions = model.lens(text, top=top, positions=position or None, stack=name, target=target)
     if save is not None:
         from triptych.page import write
         from triptych.page.interventions import lens_page
 
-        write(save, lens_page(seen, parts, [("Model", checkpoint.model), ("Text", text)]))
+        write(save, lens_page(predictions, parts, [("Model", checkpoint.model), ("Text", text)]))
         screen.note(f"wrote {save}; open it in a browser")
     if as_json:
-        screen.result({"model": checkpoint.model, "text": text} | (seen or parts).to_dict())  # type: ignore[union-attr]
-    elif save is None and seen is not None:
-        _show_lens(seen)
+        screen.result({"model": checkpoint.model, "text": text} | result.to_dict())
+    elif save is None and predictions is not None:
+        _show_lens(predictions)
     elif save is None and parts is not None:
         _show_parts(parts)
 
 
-def _show_lens(seen: Lens) -> None:
+def _show_lens(predictions: Lens) -> None:
     """Layers by positions with the likeliest token; of one position, layers by ranks."""
-    p = seen.probabilities.tolist()
-    if len(seen.positions) == 1:
-        ranks = [str(k + 1) for k in range(seen.ids.shape[-1])]
+    p = predictions.probabilities.tolist()
+    if len(predictions.positions) == 1:
+        ranks = [str(k + 1) for k in range(predictions.ids.shape[-1])]
         table = screen.table("layer", *ranks)
-        for i, layer in enumerate(seen.layers):
-            candidates = zip(seen.names[i][0], p[i][0], strict=True)
+        for i, layer in enumerate(predictions.layers):
+            candidates = zip(predictions.names[i][0], p[i][0], strict=True)
             table.add_row(layer, *(f"{plain(name)} {chance:.1%}" for name, chance in candidates))
-        screen.show(table, f"position {seen.positions[0]}, {plain(seen.tokens[0])}")
+        screen.show(table, f"position {predictions.positions[0]}, {plain(predictions.tokens[0])}")
         return
-    shown = range(max(0, len(seen.positions) - WIDEST), len(seen.positions))
-    table = screen.table("layer", *(f"{seen.positions[t]} {plain(seen.tokens[t])}" for t in shown))
-    for i, layer in enumerate(seen.layers):
-        table.add_row(layer, *(f"{plain(seen.names[i][t][0])} {p[i][t][0]:.0%}" for t in shown))
+    shown = range(max(0, len(predictions.positions) - WIDEST), len(predictions.positions))
+    table = screen.table("layer", *(f"{predictions.positions[t]} {plain(predictions.tokens[t])}" for t in shown))
+    for i, layer in enumerate(predictions.layers):
+        table.add_row(layer, *(f"{plain(predictions.names[i][t][0])} {p[i][t][0]:.0%}" for t in shown))
     screen.show(table, "the likeliest token after each layer")
-    if len(shown) < len(seen.positions):
-        screen.note(f"the last {WIDEST} of {len(seen.positions)} positions; choose others with --position, or --save")
+    if len(shown) < len(predictions.positions):
+        last = f"the last {WIDEST} of {len(predictions.positions)} positions"
+        screen.note(f"{last}; choose others with --position, or --save")
 
 
 def _show_parts(parts: LogitAttribution) -> None:

@@ -125,7 +125,9 @@ def link(
         own = [sample.ids[i] for i in places[1]]
         present = {*sample.ids, *(sample.target or ())}
         keys = [_with(sample, places[1], word, False) for word in _others(model, own, present, noise)]
-        reading = [(sample.target if of_query else sample.ids or [])[i] for i in places[0]]  # type: ignore[index]
+        readers = sample.target if of_query else sample.ids
+        assert readers is not None
+        reading = [readers[i] for i in places[0]]
         queries = [_with(sample, places[0], word, of_query) for word in _others(model, reading, present, noise)]
         null = [_weights(model, layers, samples, places) for samples in (keys, queries)]
         progress("cutting the link")

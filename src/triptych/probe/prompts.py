@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -144,9 +144,11 @@ def check_position(at: object, length: int, what: str) -> int:
 
 def index_below(count: int, value: object) -> int | None:
     """`value` as an integer from 0 to `count` - 1, NumPy's included; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
     try:
-        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+        number = operator.index(value)
+    except TypeError:  # a tensor of several numbers
         return None
     return number if 0 <= number < count else None
 
