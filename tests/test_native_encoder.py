@@ -14,7 +14,8 @@ from torch import Tensor
 import parity
 import triptych
 from native_models import EXACT, Run, needs_native
-from triptych import nn
+from test_native_step import unpacked
+from triptych import native, nn
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
@@ -27,6 +28,8 @@ from triptych.program.native_plan import NativePlan
 from triptych.quantize import kernel_matrix
 
 pytestmark = needs_native
+LIBRARY = native.library()
+in_bf16 = pytest.mark.skipif(LIBRARY is None or LIBRARY.bf16 is None, reason="this processor has no products in bf16")
 
 BERT = {"model_type": "bert", "vocab_size": 41, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 2, "max_position_embeddings": 700, "type_vocab_size": 2, "pad_token_id": 0,
@@ -207,6 +210,37 @@ def test_an_engine_reads_sources_natively_from_its_first_step_on(config: dict[st
     native, modules = found
     assert float((native - modules).norm() / modules.norm()) <= 1e-2
     assert not torch.equal(native, modules)
+
+
+@in_bf16
+@pytest.mark.parametrize("config", [T5, WHISPER], ids=["t5", "whisper"])
+@torch.no_grad()
+def test_sources_in_bf16_are_nearer_the_modules_than_integers_are(config: dict[str, Any], tmp_path: Path) -> None:
+    """The keys that the decoder reads, of the unpacked weights by modules; the bits of a source do not depend on the
+    others, nor on the number of threads."""
+    create(config).save(tmp_path)
+    packed_module = triptych.load(tmp_path, quantize="int8").module
+    plain = unpacked(packed_module)
+
+    def keys(module: nn.Transformer, chosen: list[Any], bf16: bool | None) -> Tensor:
+        assert module.decoder is not None
+        (inputs, rows), cross = module.flat(chosen), module.decoder.cross_cache()
+        if bf16 is None:
+            starts = Rows((1,) * len(chosen))
+            module(Batch(inputs=torch.zeros(len(chosen), dtype=torch.long), rows=starts, source=(inputs, rows),
+                         cross=cross))  # fmt: skip
+        else:
+            encoder = NativeEncoder(module, matrix_of=kernel_matrix, bf16=bf16)
+            assert encoder.project(inputs, rows, cross), encoder.why_modules
+        return cross.stores[-1].k[len(chosen) - 1, :, : rows.lengths[-1]].float()
+
+    chosen = sources(plain)[:3]
+    expected = keys(plain, chosen, None)
+    integers, bf16 = (keys(packed_module, chosen, how) for how in (False, True))
+    gaps = [float((found - expected).norm() / expected.norm()) for found in (bf16, integers)]
+    assert gaps[0] < gaps[1] < 2e-2
+    if config is T5:  # torch computes the convolutions of frames
+        assert torch.equal(keys(packed_module, chosen[2:], True), bf16)
 
 
 @pytest.mark.parametrize("op", [Op.EXTEND, Op.ATTEND])

@@ -43,8 +43,9 @@ class Engine:
     executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere);
                   "modules": always the modules; "static": steps of one token per row in fixed shapes, as CUDA graphs on
                   a GPU; "compiled": the same through `torch.compile`.
-    matmul        what the tokens of prompts are multiplied with packed weights in: "bf16"; "stored", by integers, as
-                  generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in any step.
+    matmul        what the tokens of prompts and sources are multiplied with packed weights in: "bf16"; "stored", by
+                  integers, as generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in
+                  any step.
     reuse         prompts that begin alike are computed once (see `Prefixes`).
     cache_type    what the caches keep (`CacheType`); what is reused was kept in it.
     speculation   guesses several next tokens, which one forward verifies.

@@ -58,7 +58,7 @@ class Forward:
     in_pieces     whether a prompt may be read in pieces: every token sees earlier ones alone.
     switch        the length beyond which LongRoPE has other factors for the whole row.
     executor      what computes a forward where it can, as `Engine` says.
-    matmul        what tokens of prompts are multiplied with packed weights in, as `Engine` says.
+    matmul        what tokens of prompts and sources are multiplied with packed weights in, as `Engine` says.
     by_role       whether this differs from what generated tokens are multiplied in.
     cache_type    what the caches keep.
     why_modules   why the modules computed the last forward; None where the executor did.
@@ -166,7 +166,7 @@ class Forward:
             return False
         assert self.cross is not None
         if self.sources is None:
-            self.sources = NativeEncoder(self.module, matrix_of=kernel_matrix)
+            self.sources = NativeEncoder(self.module, matrix_of=kernel_matrix, bf16=self.by_role)
         done = self.sources.project(*self._sources(rows), self.cross)
         self.why_modules = self.sources.why_modules
         return done

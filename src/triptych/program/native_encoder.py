@@ -61,11 +61,12 @@ class PreparedEncoder(Prepared):
 
 
 class PreparedSource(Prepared):
-    """The plan of an encoder and of what the decoder's layers project of its output."""
+    """The plan of an encoder and of what the decoder's layers project of its output; it depends on whether products
+    with packed weights are in bf16."""
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        return source_plan_of(program, packed)
+        return source_plan_of(program, packed, *how)
 
 
 class NativeEncoder:
@@ -75,7 +76,8 @@ class NativeEncoder:
     dense         whether a model without packed weights runs here too where its products are not in bf16; torch's
                   matrix products are faster.
     bf16          whether products with weights are in bf16: both factors are rounded, the sums and all else are fp32.
-                  The weights are then kept a second time.
+                  `hidden` then keeps the weights a second time; `project` unpacks them again in every call, as a
+                  prompt does.
     why_modules   why the last call gave None; None after a call that ran.
     """
 
@@ -99,7 +101,7 @@ class NativeEncoder:
     def project(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache) -> bool:
         """The same for sources of a decoder, whose layers' keys and values of it go to `cross`; the slots of `rows` are
         those of the decoder's rows.  False where the modules must run.  Raises as `CrossCache.fill`."""
-        return self._run(PreparedSource, (), inputs, rows, cross) is not None
+        return self._run(PreparedSource, (self.bf16,), inputs, rows, cross) is not None
 
     def _run(
         self, plans: type[Prepared], how: tuple[Any, ...], inputs: Sequence[int] | Tensor, rows: Rows,

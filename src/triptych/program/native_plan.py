@@ -86,13 +86,15 @@ def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf1
     return _assembled(fused(steps) if bf16 else steps)
 
 
-def source_plan_of(program: Program, packed: frozenset[str] = frozenset()) -> NativePlan:
+def source_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
     """The plan of `encode` and `cross_kv`: as `encoding_plan_of`, and the keys and values that a layer of the decoder
-    looks at go to a store of its own.  Raises NotNative, naming what the executor lacks."""
+    looks at go to a store of its own.  With `bf16` products with packed weights and those of attention are in bf16, as
+    in prompts.  Raises NotNative, naming what the executor lacks."""
     missing = {"encode", "cross_kv"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    return _assembled(StepMaker(program, packed, StoredType.F32, []).make_source())
+    steps = StepMaker(program, packed, StoredType.F32, [], bf16="packed" if bf16 else None).make_source()
+    return _assembled(fused(steps) if bf16 else steps)
 
 
 def _assembled(steps: PlanSteps) -> NativePlan:

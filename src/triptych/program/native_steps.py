@@ -100,7 +100,7 @@ class StepMaker:
         values: dict[str, Any] = {entry.inputs[0]: memory}
         first = len(self.out.steps)
         self.entry(entry, values, Over.TOKENS, {})
-        linear = [step for step in self.out.steps[first:] if step.op is Op.LINEAR]
+        linear = [step for step in self.out.steps[first:] if step.op in (Op.LINEAR, Op.LINEAR_BF16)]
         for before, step in zip(linear[:-2], linear[2:], strict=True):  # of two layers: few vectors live at once
             step.after.append(before)
         for layer, (k, v) in enumerate(zip(entry.outputs[::2], entry.outputs[1::2], strict=True)):
@@ -361,6 +361,7 @@ class _Walk:
             maker.add(Op.ATTEND, out, reads, tables, **numbers)
             return out
         new = {"second": k.new, "third": v.new}
+        numbers["number"] = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
         if maker.encoding:
             maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
             return out
@@ -369,8 +370,7 @@ class _Walk:
         maker.attended.add(k.store)
         if window != (maker.windows[k.store] or 0):
             raise NotNative(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
-        bf16 = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
-        attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window, number=bf16)
+        attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
         extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
         if window:  # the new tokens take the places of some that the queries still see
             extend.after.append(attend)
