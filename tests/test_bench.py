@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import triptych
 from cli_models import CONTEXT, LLAMA, T5, checkpoint
 from triptych import measure, native
+from triptych.checkpoints.convert import convert
 from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
@@ -128,6 +129,18 @@ def test_a_step_reads_packed_weights_as_they_lie_in_memory(form: str, bits: floa
     norms = 32 * (2 * LLAMA["num_hidden_layers"] + 1)
     matrices = stored(model, "decoder") // 4 - norms
     assert limits.step_bytes(packed.module) == matrices * bits / 8 + 4 * norms
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("asked", "form"), [(None, "S8+fp32"), ("file", "S8+fp32"), ("none", "fp32"), ("int4", "U4+fp32")]
+)
+def test_a_packed_file_is_measured_as_it_is_loaded(asked: str | None, form: str, tmp_path: Path) -> None:
+    config = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    llama(**config, head_dim=16).save(tmp_path / "plain")
+    convert(tmp_path / "plain", tmp_path / "m.gguf", dtype="q8_0")
+    ours = Ours(Options(model=str(tmp_path / "m.gguf"), threads=1, layout="decoder", quantize=asked))
+    assert ours.dtype.split(",")[0] == form
 
 
 def test_a_step_reads_the_experts_in_use_and_no_encoder() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
-from triptych.cli.options import Checkpoint, DType, PackedForm
+from triptych.cli.options import Checkpoint, DType
 from triptych.cli.screen import note, waiting
 from triptych.errors import InputError
 
@@ -26,15 +26,15 @@ def load_model(checkpoint: Checkpoint) -> Model:
     with waiting(f"loading {checkpoint.model}"):
         from triptych import machine
         from triptych.model import load
+        from triptych.quantize import packing_arguments
 
         machine.use_threads()
         device, dtype = machine.device(checkpoint.device), torch_dtype(checkpoint.dtype)
         ignore, offline = checkpoint.ignore or (), checkpoint.offline
-        form = checkpoint.quantize
-        dequantize = {None: None, PackedForm.file: False, PackedForm.none: True}  # the other forms round anew
+        form, plain = packing_arguments(checkpoint.quantize and checkpoint.quantize.value)
         model = load(
-            checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline,
-            quantize=None if form is None or form in dequantize else form.value, dequantize=dequantize.get(form),
+            checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline, quantize=form,
+            dequantize=plain,
         )  # fmt: skip
     for line in () if model.report is None else model.report.notes:
         note(line)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import triptych
 from triptych import machine, tasks
+from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.generate.beam import beam_search
@@ -22,7 +23,8 @@ from triptych.model import Model, load
 from triptych.nn import Batch, Row
 from triptych.nn.weights import PackedWeight
 from triptych.program.native_encoder import NativeEncoder
-from triptych.quantize import BandFormat, kernel_matrix
+from triptych.program.native_executor import prompts_in_bf16
+from triptych.quantize import BandFormat, kernel_matrix, packing_arguments
 from triptych.spec import FramesSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,10 +58,10 @@ class Ours(Side):
 
     def load(self) -> None:
         options, self.model, self.engine, self.encoder = self.options, None, None, None
-        form = options.quantize
+        form, plain = packing_arguments(options.quantize)
         self.model = load(
             options.model, dtype=DTYPES.get(options.dtype or ""), device=self.device, ignore=options.ignore,
-            offline=options.offline, quantize=None if form == "file" else form, dequantize=form != "file",
+            offline=options.offline, quantize=form, dequantize=plain,
         )  # fmt: skip
         self.model.executor = options.executor
 
@@ -99,8 +101,11 @@ class Ours(Side):
         module, rows = model.module, self._rows(sources)
         inputs, where = module.flat(rows)
         if self.encoder is None or self.encoder.module is not module:
-            self.encoder = NativeEncoder(module, matrix_of=kernel_matrix)
-        if model.executor != "auto" or self.encoder.hidden(inputs, where) is None:
+            bf16 = prompts_in_bf16(module, self.options.matmul)
+            self.encoder = NativeEncoder(module, matrix_of=kernel_matrix, bf16=bf16)
+        assert module.decoder is not None
+        slots = Rows(where.lengths, slots=tuple(range(len(rows))))
+        if model.executor != "auto" or not self.encoder.project(inputs, slots, module.decoder.cross_cache()):
             module(Batch(source=(inputs, where)))
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:

@@ -68,7 +68,8 @@ def bench(
     against     names of peers; `name:dtype` asks for the dtype of its weights.
     kinds       kinds of jobs to measure; None measures all of the layout.
     dtype       of our weights: fp32, bf16 or fp16; None takes the stored one.
-    quantize    int8 or int4 packs our weights, "file" keeps the packed types of a GGUF file.
+    quantize    int8 or int4 packs our weights, "file" keeps the packed types of the file or fails, "none" dequantizes
+                them; None does what `load` does by itself.
     executor    what computes our steps, as `generate.Engine` says.
     matmul      what our encoder multiplies in, or our prompts are (`Model.encode`, `Model.generate`).
     cache       what our cache keeps (`Model.generate`).

@@ -30,7 +30,8 @@ class Options:
 
     model      the path of the model.
     dtype      fp32, bf16 or int8; None takes what the file has.
-    quantize   of ours: int8 or int4, or "file", the packed types of the file.
+    quantize   of ours: int8 or int4; "file", the packed types of the file; "none", plain numbers; None, as `load`
+               does by itself.
     executor   of ours: what computes the steps, as `generate.Engine` says.
     matmul     of ours: what an encoder, or prompts, are multiplied in (`Model.encode`, `Model.generate`).
     cache      of ours: what keys and values are kept in.

@@ -16,6 +16,7 @@ from triptych.quantize.weights import (
     kernel_matrix,
     packed_weight,
     packer_for,
+    packing_arguments,
     packing_for,
 )
 
@@ -35,6 +36,7 @@ __all__ = [
     "multiply",
     "packed_weight",
     "packer_for",
+    "packing_arguments",
     "packing_for",
     "quantize",
     "repack",
