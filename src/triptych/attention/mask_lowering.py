@@ -1,11 +1,11 @@
-"""From symbolic masks to what kernels understand; the only module that knows both.
+"""Simplifies symbolic masks, and answers what kernels ask about them.
 
 `simplify` drops the parts of a mask that forbid nothing at the sizes of a request, so `causal() & window(4096)` over
 300 keys is plain causality.  `AttentionRequest.visible` (request.py) writes the rest as booleans.
 
 Under a cache, masks compare absolute positions: T queries are by default the last T of S keys, and a key at a negative
-position is an empty slot (`AttentionRequest.points`).  A single query after a cache therefore sees everything.  The
-caches (caches.py) say where their keys stand, and row_plan.py makes the request from it.
+position is an empty slot (`AttentionRequest.points` in request.py).  A single query after a cache therefore sees
+everything; for rows of an engine, `_Planner.slots` (row_plan.py) drops causality where no key is in a query's future.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class AttentionRequest:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def points(self) -> tuple[Points, Points]:
-        """Queries `[., 1, T, 1]` and keys `[., 1, 1, S]` as the mask algebra sees them."""
+        """The positions that masks compare: of queries `[., 1, T, 1]` and of keys `[., 1, 1, S]`.  Where none were
+        given, the T queries are the last T of the S keys."""
         number = mask_lowering.per_row(self.rows, self.device)
         index = torch.arange(self.keys, device=self.device)
         q_pos = self.q_pos

@@ -1,7 +1,8 @@
 """`hub:org/name`: the only model names that use the network, through huggingface-hub and its cache.
 
 `hub_names.py` says how a name is written.  Only weights without code in them (safetensors, or the one
-named GGUF) and the small text files beside them are ever downloaded.
+named GGUF) and the small text files beside them are ever downloaded.  huggingface-hub compares the size of each file
+with what the server announced; nothing else is verified here.
 """
 
 from __future__ import annotations

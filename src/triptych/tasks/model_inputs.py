@@ -115,7 +115,8 @@ class ModelInputs:
         """
         template = self.words.chat
         if template is None:
-            raise TextError(f"{self.path or 'this model'} has no chat template; use generate()")
+            name = self.path or "this model"
+            raise TextError(f"{name} has no chat template; use generate(), or triptych generate on the command line")
         every = list(messages) if isinstance(messages, Sequence) else []
         if not every or not all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in every):
             raise InputError(f'messages must be a list of {{"role": ..., "content": ...}}, not {shown(messages)}')

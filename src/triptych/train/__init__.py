@@ -1,5 +1,6 @@
 """Training: objectives, data order, optimizers, the loop, its checkpoints, and the recipes that describe a run."""
 
+from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.job import Job, prepare, resume, verify_resume
@@ -9,7 +10,6 @@ from triptych.train.objectives import Example, TokenMasking, TrainingBatch, caus
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
 from triptych.train.recipe import Recipe, check_recipe, read_recipe
 from triptych.train.show import ShownRow, ShownToken, show_batch
-from triptych.train.state import Checkpoints
 from triptych.train.stop import Interrupted
 
 __all__ = [

@@ -28,6 +28,7 @@ from triptych.text import (
     word_tokenizer,
 )
 from triptych.train import sources
+from triptych.train.checkpoints import Checkpoints, read_model, read_optimizer, read_progress
 from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
 from triptych.train.evaluate import HeldOut
 from triptych.train.loop import Event, Progress, Trainer
@@ -36,7 +37,6 @@ from triptych.train.optim import Optimizer
 from triptych.train.recipe import Recipe, check_recipe
 from triptych.train.run_lock import RunLock
 from triptych.train.sources import Pair
-from triptych.train.state import Checkpoints, read_model, read_optimizer, read_progress
 from triptych.train.stop import Interrupted, on_signal
 
 Name = Literal["causal", "masked", "seq2seq"]

@@ -143,6 +143,7 @@ class Schedule(Section):
     floor: Share = 0.0
 
     def factor(self, progress: float) -> float:
+        """The learning rate as a share of its peak."""
         progress = min(max(progress, 0.0), 1.0)
         if progress < self.warmup:
             return progress / self.warmup

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from triptych.errors import FetchError
-from triptych.fetch import cache_directory, digest, fetch_package, unpack
+from triptych.pip_packages import cache_directory, digest, fetch_package, unpack
 from triptych.text import shakespeare
 
 SETUP = "import pathlib, setuptools\npathlib.Path({marker!r}).touch()\nsetuptools.setup(name='tiny', version='1.0')\n"

@@ -19,7 +19,7 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import CheckpointError, ConfigError, TriptychError
 from triptych.train import Checkpoints, Job, Optimizer, Recipe, check_recipe, prepare, resume, verify_resume
-from triptych.train.state import read_model, read_progress, why_invalid
+from triptych.train.checkpoints import read_model, read_progress, why_invalid
 
 TEXT = "It was the best of times, it was the worst of times,\nit was the age of wisdom; " * 12
 MODELS: dict[str, dict[str, Any]] = {
