@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from triptych import labs, ops
-from triptych import numpy_transformer as by_hand
 from triptych.labs.lab import LabResult, Setup
 from triptych.nn import feedforward, linear
-from triptych.numpy_transformer import Array, Weights
+from triptych.scratch import numpy_transformer as by_hand
+from triptych.scratch.numpy_transformer import Array, Weights
 from triptych.train import Optimizer
 
 

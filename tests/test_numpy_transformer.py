@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from triptych import numpy_transformer as by_hand
 from triptych.labs import gradients as lab
-from triptych.numpy_transformer import Config
+from triptych.scratch import numpy_transformer as by_hand
+from triptych.scratch.numpy_transformer import Config
 
 FILE = Path(by_hand.__file__)
 UNTIED = Config(V=29, D=24, H=6, G=3, K=10, F=37, blocks=2, tied=False, theta=500.0, eps=1e-5)
@@ -94,7 +94,12 @@ MUTATIONS = {
 
 
 def mutant(monkeypatch: pytest.MonkeyPatch, text: str, instead: str) -> ModuleType:
-    source = FILE.read_text(encoding="utf-8")
+    return mutant_of(FILE, monkeypatch, text, instead)
+
+
+def mutant_of(file: Path, monkeypatch: pytest.MonkeyPatch, text: str, instead: str) -> ModuleType:
+    """The module of a file in which one piece of the text is replaced."""
+    source = file.read_text(encoding="utf-8")
     assert source.count(text) == 1, text
     made = ModuleType("mutant")
     monkeypatch.setitem(sys.modules, "mutant", made)  # dataclasses look their module up

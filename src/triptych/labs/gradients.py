@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from triptych import families, nn
-from triptych import numpy_transformer as by_hand
 from triptych.labs.lab import Check, LabResult, Setup
 from triptych.model import Model
-from triptych.numpy_transformer import Array, Config, Weights
 from triptych.page import Curve, TableSection
+from triptych.scratch import numpy_transformer as by_hand
+from triptych.scratch.numpy_transformer import Array, Config, Weights
 from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 
 CONFIG = Config(V=29, D=24, H=6, G=3, K=10, F=37, blocks=2, tied=False)

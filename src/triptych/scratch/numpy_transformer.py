@@ -6,9 +6,7 @@ It is a decoder as Llama has it (Touvron et al. 2023): blocks of attention (rota
 SwiGLU, each reading the residual stream through an RMSNorm.  A function and its backward stand under their formulas:
 
     y, saved = f(x, w)                what it computes, and what its backward will want of it
-    dx, dw = f_backward(dy, *saved)   the chain rule: from dL/dy to dL/dx and dL/dw
-
-where L is the loss and dname has the shape of name.  A value used twice gets the sum of two gradients.
+    dx, dw = f_backward(dy, *saved)   the chain rule: from dL/dy to dL/dx and dL/dw, where L is the loss
 
 Shapes:   B rows            T queries, the tokens of a row      S keys, here the same tokens
           D model width     H heads, G key/value heads          K head width
@@ -18,6 +16,7 @@ Shapes:   B rows            T queries, the tokens of a row      S keys, here the
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Saved = tuple[Any, ...]
 Weights = dict[str, Array]  # gradients too: a gradient has the name and the shape of its weight
+Gradients = Callable[[Weights, Array, Array, "Config"], tuple[float, Weights]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def rope(x: Array, theta: float, turn: int = 1) -> Array:
 # Raising all of s changes nothing: the maximum may come off first, and the sum of ds is 0.
 def softmax(s: Array) -> Array:
     e = np.exp(s - s.max(-1, keepdims=True))
-    return np.asarray(e / e.sum(-1, keepdims=True))
+    p: Array = e / e.sum(-1, keepdims=True)
+    return p
 
 
 # ---------------------------------------------------------------- attention itself (Vaswani et al. 2017)
@@ -274,12 +275,11 @@ def write(w: Weights, ids: list[int], new: int, context: int, c: Config, random:
     return ids
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, gradients: Gradients = gradients) -> None:
     parser = argparse.ArgumentParser(description="Learn the characters of a text with a transformer made of NumPy.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=int, default=1000)
-    options = parser.parse_args(arguments)
-    (B, T), random = (16, 64), np.random.default_rng(0)
+    options, (B, T), random = parser.parse_args(arguments), (16, 64), np.random.default_rng(0)
     text = options.file.read_text(encoding="utf-8") if options.file.is_file() else ""
     if len(text) <= T:
         parser.error(f"{options.file} is not a text of more than {T} characters")
