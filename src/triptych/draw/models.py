@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from math import prod
 from pathlib import Path
@@ -45,7 +45,7 @@ LONGEST_FOLD = 12  # layers in one repeated group
 class Drawing:
     """An SVG document of `width` by `height` pixels; a notebook shows it as a picture."""
 
-    svg: str
+    svg: str = field(repr=False)
     width: int
     height: int
 
