@@ -2,10 +2,10 @@
 
     python tools/notebooks.py [NAME...]     all, or some: decoder encoder encoder-decoder
 
-Cells run in order in one namespace, as in a kernel; none is needed.  An output is what a cell prints, its figures as PNG,
-and the value of its last line where that is an expression, as SVG where it has one.  Nothing of the machine is stored: no
-path, no time, no version.  Beside the outputs of a cell stands the digest of the code that gave them: its own and that of
-the cells before it.
+Cells run in order in one namespace, as in a kernel; none is needed.  An output is what a cell prints, its figures as
+PNG, and the value of its last line where that is an expression, as SVG where it has one.  Nothing of the machine is
+stored: no path, no time, no version.  Beside the outputs of a cell stands the digest of the code that gave them: its
+own and that of the cells before it.
 """
 
 from __future__ import annotations
