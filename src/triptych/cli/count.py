@@ -45,18 +45,33 @@ def count(
     ] = "fp16",
     cache_dtype: Annotated[
         str | None,
-        typer.Option("--cache-dtype", help="Dtype of the cache; that of weights in fp32 or bf16, else fp16."),
+        typer.Option(
+            "--cache-dtype",
+            help="Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.",
+        ),
     ] = None,
     speed: Annotated[
         bool, typer.Option("--speed", help="Measure this machine for a few seconds and print the speed it allows.")
     ] = False,
     read: Annotated[
         float | None,
-        typer.Option("--read", metavar="GB/S", min=1e-3, help="Memory bandwidth of another machine, with --matmul."),
+        typer.Option(
+            "--read",
+            metavar="GB/S",
+            min=1e-3,
+            callback=options.finite,
+            help="Memory bandwidth of another machine, with --matmul.",
+        ),
     ] = None,
     matmul: Annotated[
         float | None,
-        typer.Option("--matmul", metavar="GFLOP/S", min=1e-3, help="Matmul rate of another machine, with --read."),
+        typer.Option(
+            "--matmul",
+            metavar="GFLOP/S",
+            min=1e-3,
+            callback=options.finite,
+            help="Matmul rate of another machine, with --read.",
+        ),
     ] = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
