@@ -10,21 +10,10 @@ from __future__ import annotations
 
 import torch
 
+from bare_attention import bare_stack
 from triptych import nn
 from triptych.model import Model
-from triptych.spec import (
-    BlockSpec,
-    EmbedSpec,
-    KindSpec,
-    LearnedSpec,
-    LinearSpec,
-    LMHeadSpec,
-    ModelSpec,
-    NormsSpec,
-    StackSpec,
-    attention,
-    causal,
-)
+from triptych.spec import LinearSpec, LMHeadSpec, ModelSpec, causal
 
 VOCAB, PLACES, HEADS, WIDTH = 7, 6, 3, 9
 TOKEN, POSITION, BEFORE, ANSWER, UNREAD = range(5)
@@ -43,14 +32,7 @@ def part(which: int, size: int) -> slice:
 
 def induction() -> Model:
     """Without norms and MLPs, so that every value can be followed by hand."""
-    block = BlockSpec(
-        attn=attention(D, HEADS, head_width=WIDTH, scale=1.0), mlp=None, attn_norm=NormsSpec(), mlp_norm=None
-    )
-    position = LearnedSpec(length=PLACES, width=D)
-    stack = StackSpec(
-        embed=EmbedSpec(vocab=VOCAB, width=D, position=position), kinds={"self": KindSpec(mask=causal())},
-        blocks=(block, block),
-    )  # fmt: skip
+    stack = bare_stack(VOCAB, PLACES, D, WIDTH, [HEADS] * 2, causal(), scale=1.0)
     head = LMHeadSpec(proj=LinearSpec(inputs=D, outputs=VOCAB))
     model = Model(nn.new(ModelSpec(family="tiny", decoder=stack, head=head, context=PLACES)))
     with torch.no_grad():

@@ -12,20 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bare_attention import bare_stack
 from triptych import nn
 from triptych.model import Model
 from triptych.spec import (
-    BlockSpec,
-    EmbedSpec,
-    KindSpec,
-    LearnedSpec,
     LinearSpec,
     LMHeadSpec,
+    Mask,
     ModelSpec,
-    NormsSpec,
     SpecialIds,
     StackSpec,
-    attention,
     causal,
     full,
 )
@@ -78,23 +74,8 @@ def nothing(q: Tensor, k: Tensor) -> None:
     """A head that reads evenly."""
 
 
-def _stack(plants: Sequence[Sequence[Plant]], mask: object, cross: Sequence[Sequence[Plant]] = ()) -> StackSpec:
-    blocks = []
-    for layer, heads in enumerate(plants):
-        own = attention(D, len(heads), head_width=K)
-        reads = attention(D, len(cross[layer]), head_width=K) if cross else None
-        blocks.append(
-            BlockSpec(
-                attn=own,
-                mlp=None,
-                attn_norm=NormsSpec(),
-                mlp_norm=None,
-                cross=reads,
-                cross_norm=NormsSpec() if cross else None,
-            )
-        )
-    embed = EmbedSpec(vocab=V, width=D, position=LearnedSpec(length=P, width=D))
-    return StackSpec(embed=embed, kinds={"self": KindSpec(mask=mask)}, blocks=tuple(blocks))  # type: ignore[arg-type]
+def _stack(plants: Sequence[Sequence[Plant]], mask: Mask, cross: Sequence[Sequence[Plant]] = ()) -> StackSpec:
+    return bare_stack(V, P, D, K, list(map(len, plants)), mask, cross=list(map(len, cross)))
 
 
 def _write(module: nn.Transformer, name: str, plants: Sequence[Sequence[Plant]], values: bool = False) -> None:

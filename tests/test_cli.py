@@ -34,6 +34,7 @@ COMMANDS = [
     "transcribe",
     "lens",
     "patch",
+    "ablate",
     "convert",
     "explain",
     "lab",

@@ -17,11 +17,12 @@ import torch
 import triptych
 from cli_models import checkpoint
 from triptych.check import paths
-from triptych.checkpoints.describe import describe, mask_text
+from triptych.checkpoints.describe import describe
 from triptych.cli import main
 from triptych.cli.inspect import experts_in_one, numberless, ranges
 from triptych.model import load
 from triptych.spec import causal, full, same_document, window
+from triptych.spec.masks import mask_text
 
 ROOT = Path(__file__).parents[1]
 QWEN3_4B = ROOT / "docs" / "examples" / "qwen3-4b"

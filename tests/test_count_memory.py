@@ -15,6 +15,7 @@ import triptych
 from cli_models import checkpoint
 from triptych import families, nn
 from triptych.attention import Rows
+from triptych.attention.cache_types import StoredForm
 from triptych.cli import main
 from triptych.count import count, kept_numbers, predict
 from triptych.families.named import NAMED
@@ -139,6 +140,29 @@ def test_caches_are_told_apart() -> None:
     assert both.cache_bytes(7, dtype="fp16", source=11) == sum(caches.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "positions", "nbytes"),
+    [
+        ("gpt3-175b", 2048, 2 * 96 * 12_288 * 2048 * 2),
+        ("llama-7b", 2048, 2**30),
+        ("qwen2.5-72b", 32_768, 10 * 2**30),
+        ("qwen3-4b", 4096, 603_979_776),
+    ],
+)
+def test_caches_of_known_models_by_hand(name: str, positions: int, nbytes: int) -> None:
+    assert count(families.read_config(dict(NAMED[name]), where=name)).cache_bytes(positions) == nbytes
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("width", [8, 32, 48])
+def test_a_cache_takes_what_the_store_keeps(width: int, kind: str) -> None:
+    spec = families.read_config(LLAMA | {"head_dim": width}, where="test")
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}[kind]
+    form = StoredForm(dtype, torch.float32)
+    vectors = 2 * 3 * 3 * 17  # k and v, layers, groups, positions
+    assert count(spec).cache_bytes(17, dtype=kind) == vectors * form.encode(torch.ones(width)).nbytes
+
+
 def test_the_slower_of_reading_and_computing_is_the_limit() -> None:
     spec = families.read_config(dict(NAMED["llama-7b"]))
     counts = count(spec)
@@ -191,6 +215,8 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["gtp2"], "did you mean 'gpt2'?"),
         (["gpt2", "--read", "3"], "--read and --matmul go together"),
         (["gpt2", "--read", "-1", "--matmul", "1"], "--read"),
+        (["gpt2", "--read", "nan", "--matmul", "3"], "nan is not a finite number"),
+        (["gpt2", "--read", "3", "--matmul", "inf"], "inf is not a finite number"),
         (["gpt2", "--dtype", "q9"], "--dtype 'q9' is not one of fp32"),
         (["gpt2", "--cache-dtype", "q9"], "--cache-dtype 'q9' is not one of fp32"),
         (["gpt2", "--context", "0"], "--context"),

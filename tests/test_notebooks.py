@@ -33,6 +33,17 @@ def printed(outputs: list[dict[str, Any]]) -> str:
     return "".join("".join(one["text"]) for one in outputs if one["output_type"] == "stream")
 
 
+def values(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The values of last lines, drawings among them."""
+    return [one["data"] for one in outputs if one["output_type"] == "execute_result"]
+
+
+def out_of_date(content: dict[str, Any]) -> list[int]:
+    """The code cells whose outputs were stored by other code than that of the notebook."""
+    cells = zip(tool.code_cells(content), tool.digests(content), strict=True)
+    return [i for i, (cell, digest) in enumerate(cells) if cell["metadata"].get("outputs_of") != digest]
+
+
 def test_there_is_one_for_each_panel() -> None:
     assert [notebook.stem for notebook in NOTEBOOKS] == ["decoder", "encoder-decoder", "encoder"]
 
@@ -51,6 +62,8 @@ def test_it_runs_and_holds_what_it_claims(notebook: Path, unchecked: None) -> No
     # What training gives differs a little between processors; the untrained cells before it do not.
     trained = next(i for i, own in enumerate(outputs) if "nats" in printed(own))
     assert [printed(own) for own in outputs[:trained]] == [printed(own) for own in stored[:trained]]
+    assert [values(own) for own in outputs] == [values(own) for own in stored]
+    assert sum(map(len, map(values, outputs))) == 1  # the drawing of the model
     assert [len(printed(own).splitlines()) for own in outputs] == [len(printed(own).splitlines()) for own in stored]
 
 
@@ -69,9 +82,20 @@ def test_its_headings_are_headings_and_its_outputs_are_stored(notebook: Path) ->
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_stores_nothing_of_the_machine(notebook: Path) -> None:
-    text = "".join(printed(cell["outputs"]) for cell in tool.code_cells(tool.read(notebook)))
+    cells = tool.code_cells(tool.read(notebook))
+    text = "".join(printed(cell["outputs"]) + json.dumps(values(cell["outputs"])) for cell in cells)
+    assert not re.search(r"0x[0-9a-f]{6}", text)
     assert not re.search(r"/(home|root|tmp|usr|work|Users|private)\b|[A-Z]:\\", text)
     assert set(tool.read(notebook)["metadata"]) == {"kernelspec", "language_info"}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_its_outputs_are_those_of_its_code(notebook: Path) -> None:
+    content = tool.read(notebook)
+    assert out_of_date(content) == [], "run tools/notebooks.py"
+    cells = tool.code_cells(content)
+    cells[2]["source"].append("\n")
+    assert out_of_date(content) == list(range(2, len(cells)))  # and of all cells after a changed one
 
 
 def test_a_wrong_cell_is_noticed(tmp_path: Path) -> None:

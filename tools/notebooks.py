@@ -2,14 +2,18 @@
 
     python tools/notebooks.py [NAME...]     all, or some: decoder encoder encoder-decoder
 
-Cells run in order in one namespace, as in a kernel; none is needed.  An output is what a cell prints and its figures
-as PNG.  Nothing of the machine is stored: no path, no time, no version.
+Cells run in order in one namespace, as in a kernel; none is needed.  An output is what a cell prints, its figures as
+PNG, and the value of its last line where that is an expression, as SVG where it has one.  Nothing of the machine is
+stored: no path, no time, no version.  Beside the outputs of a cell stands the digest of the code that gave them: its
+own and that of the cells before it.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
+import hashlib
 import io
 import json
 import sys
@@ -42,11 +46,37 @@ def execute(content: Plain, name: str) -> tuple[Plain, list[list[Plain]]]:
     for number, cell in enumerate(code_cells(content)):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile("".join(cell["source"]), f"{name}, code cell {number}", "exec"), namespace)
+            value = _run("".join(cell["source"]), f"{name}, code cell {number}", namespace)
         figures = [pyplot.figure(figure) for figure in pyplot.get_fignums()]
-        outputs.append([*_text(printed.getvalue()), *map(_picture, figures)])
+        outputs.append([*_text(printed.getvalue()), *map(_picture, figures), *_value(value, number + 1)])
         pyplot.close("all")
     return namespace, outputs
+
+
+def digests(content: Plain) -> list[str]:
+    """For each code cell a digest of its source and of the code cells before it."""
+    so_far, found = hashlib.sha256(), []
+    for cell in code_cells(content):
+        so_far.update("".join(cell["source"]).encode("utf-8") + b"\0")
+        found.append(so_far.hexdigest()[:16])
+    return found
+
+
+def _run(source: str, name: str, namespace: Plain) -> Any:
+    """The value of the last line where that is an expression, else None."""
+    tree = ast.parse(source, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), namespace)
+    return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+
+
+def _value(value: Any, number: int) -> list[Plain]:
+    if value is None:
+        return []
+    data: Plain = {"text/plain": [repr(value)]}
+    if hasattr(value, "_repr_svg_"):
+        data["image/svg+xml"] = value._repr_svg_().splitlines(keepends=True)
+    return [{"output_type": "execute_result", "execution_count": number, "data": data, "metadata": {}}]
 
 
 def _text(printed: str) -> list[Plain]:
@@ -65,8 +95,10 @@ def store(notebook: Path) -> None:
     """Run a notebook and write its outputs into it."""
     content = read(notebook)
     _, outputs = execute(content, notebook.name)
-    for number, (cell, own) in enumerate(zip(code_cells(content), outputs, strict=True), 1):
+    cells = zip(code_cells(content), outputs, digests(content), strict=True)
+    for number, (cell, own, digest) in enumerate(cells, 1):
         cell["outputs"], cell["execution_count"] = own, number
+        cell["metadata"] = {"outputs_of": digest}
     notebook.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{notebook.name}  {notebook.stat().st_size:,} bytes")
 

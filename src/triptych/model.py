@@ -24,16 +24,7 @@ from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.model_inside import ModelInside
 from triptych.other_libraries import answers_arguments
-from triptych.probe import (
-    Edits,
-    HeadTable,
-    LinkTable,
-    Plan,
-    Reads,
-)
-from triptych.probe.links import link as rank_link
-from triptych.probe.role_texts import TEXTS, Link, Word
-from triptych.probe.roles import heads as score_heads
+from triptych.probe import Edits, Plan, Reads, heads, link
 from triptych.probe.size import check_size, limit_of, trace_size
 from triptych.quantize import packing_for
 from triptych.spec import ModelSpec as Spec
@@ -50,61 +41,8 @@ class Model(ModelInside):
 
     executor: running.Executor = "auto"
 
-    def heads(
-        self,
-        texts: Texts | None = None,
-        targets: Texts | None = None,
-        *,
-        roles: Sequence[str] | None = None,
-        links: dict[str, Sequence[Link]] | None = None,
-        delimiters: Sequence[int] | None = None,
-        boundaries: Sequence[int] | None = None,
-        ablate: int = 3,
-        seed: int = 0,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> HeadTable:
-        """What each attention head does: its score in each role, beside a null and the effect of its ablation.
-
-        `texts` are texts or ids, by default six short ones; random tokens that are repeated are read as well.
-        `targets` are what the decoder beside an encoder reads; by default what it generates.  `roles` are names of
-        `probe.ROLES` and of `links`: for each name (text, word that reads, word that is read), a word being `bank`, or
-        `bank@2` for the second.  `delimiters` and `boundaries` are token ids, where the tokenizer does not tell them.
-        The `ablate` best heads of each role are ablated one by one, and its best eight together; 0 ablates none.
-
-        docs/concepts/heads.md has the formula of each role.  Raises InputError for a role or a word that is not there
-        and for texts that do not fit the model, before anything runs.
-        """
-        self.check_words("heads")
-        if self.spec.layout == "encoder-decoder" and targets is None and (texts is not None or self.tokenizer):
-            if isinstance(texts, str):
-                raise InputError("give a list of texts, not one string: [text]")
-            texts = list(TEXTS) if texts is None else texts
-            targets = [written.ids for written in self.generate(texts, max_new_tokens=24)]
-        return score_heads(
-            self, texts, targets, roles=roles, links=links, delimiters=delimiters, boundaries=boundaries,
-            ablate=ablate, seed=seed, on_progress=on_progress,
-        )  # fmt: skip
-
-    def link(
-        self,
-        text: str | Sequence[int],
-        query: Word,
-        key: Word,
-        target: str | Sequence[int] | None = None,
-        *,
-        seed: int = 0,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> LinkTable:
-        """All heads ranked by the weight that the word `query` gives the word `key` in `text`.
-
-        The null reads the same text with other words in the place of `key`, and in that of `query`: a head counts only
-        where it is above both.  With a `target`, for encoder-decoders, `query` stands there and cross-attention is
-        ranked.  A word that occurs more than once is written `bank@2`.
-
-        Raises InputError for a word that is not there or not definite, and for one that its model cannot see.
-        """
-        self.check_words("link")
-        return rank_link(self, text, query, key, target, seed=seed, on_progress=on_progress)
+    heads = heads
+    link = link
 
     @answers_arguments
     def generate(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from triptych import nn, tasks
 from triptych.checkpoints import LoadReport
+from triptych.draw import Drawing, draw
 from triptych.errors import InputError
 from triptych.nn import Row
 from triptych.other_libraries import NamesOfOthers, of_model
@@ -179,6 +180,14 @@ class ModelInside(metaclass=NamesOfOthers):
     steer = steer
     lens = lens
     attribute_logit = attribute_logit
+
+    def draw(self) -> Drawing:
+        """The model as a picture: its layout with repeated layers folded, and each kind of block with its shapes.
+
+        A notebook shows it; `.svg` is its text and `.save("model.svg")` writes it.  It is drawn from the spec alone:
+        `triptych.draw.draw(spec)` needs no weights.
+        """
+        return draw(self.spec)
 
     def _forward(
         self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps

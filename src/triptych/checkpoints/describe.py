@@ -14,7 +14,7 @@ from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.header import Header, read_header
 from triptych.spec import LinearSpec, ModelSpec, Part
-from triptych.spec.masks import And, Mask, Or
+from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
 
 
@@ -164,14 +164,3 @@ def _value(name: str, value: Any, default: Any) -> str:
         return name
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return f"{name} {value:,.0f}" if is_whole else f"{name} {value}"
-
-
-def mask_text(mask: Mask) -> str:
-    """A mask as Python code: `causal & window(back=512)`."""
-    if isinstance(mask, And | Or):
-        return (" & " if isinstance(mask, And) else " | ").join(map(mask_text, mask.parts))
-    function = re.sub(r"(?<!^)(?=[A-Z])", "_", type(mask).__name__).lower()
-    arguments = ", ".join(
-        f"{item.name}={value}" for item in fields(mask) if (value := getattr(mask, item.name)) != item.default
-    )
-    return f"{function}({arguments})" if arguments else function

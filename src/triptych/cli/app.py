@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
+from triptych.cli.ablate import ablate
 from triptych.cli.bench import bench
 from triptych.cli.chat import chat
 from triptych.cli.check import check
@@ -56,7 +57,7 @@ def _root(
 GROUPS = {
     "Train": (quickstart, train),
     "Run": (generate, chat, fill, encode, classify, transcribe, convert),
-    "Inspect": (explain, lab, inspect, heads, lens, patch, page, check, count, bench, doctor),
+    "Inspect": (explain, lab, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():
     for _command in _commands:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from triptych.cli import options, screen
+from triptych.cli.loading import header_of
 from triptych.cli.screen import mib
 from triptych.families.named import NAMED
 
 if TYPE_CHECKING:
+    from triptych.checkpoints.header import Header
     from triptych.count import Count, Prediction
-    from triptych.spec import ModelSpec
 
 DEFAULT_POSITIONS = 4096  # for models without a context limit
 Row = tuple[str, str, str]
@@ -45,18 +45,33 @@ def count(
     ] = "fp16",
     cache_dtype: Annotated[
         str | None,
-        typer.Option("--cache-dtype", help="Dtype of the cache; that of weights in fp32 or bf16, else fp16."),
+        typer.Option(
+            "--cache-dtype",
+            help="Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.",
+        ),
     ] = None,
     speed: Annotated[
         bool, typer.Option("--speed", help="Measure this machine for a few seconds and print the speed it allows.")
     ] = False,
     read: Annotated[
         float | None,
-        typer.Option("--read", metavar="GB/S", min=1e-3, help="Memory bandwidth of another machine, with --matmul."),
+        typer.Option(
+            "--read",
+            metavar="GB/S",
+            min=1e-3,
+            callback=options.finite,
+            help="Memory bandwidth of another machine, with --matmul.",
+        ),
     ] = None,
     matmul: Annotated[
         float | None,
-        typer.Option("--matmul", metavar="GFLOP/S", min=1e-3, help="Matmul rate of another machine, with --read."),
+        typer.Option(
+            "--matmul",
+            metavar="GFLOP/S",
+            min=1e-3,
+            callback=options.finite,
+            help="Matmul rate of another machine, with --read.",
+        ),
     ] = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
@@ -71,7 +86,8 @@ def count(
             raise typer.BadParameter(f"{option} {name!r} is not one of {', '.join(DTYPES)}")
     if (read is None) != (matmul is None):
         raise typer.BadParameter("--read and --matmul go together: the speed follows from both")
-    spec, stored = _spec_of(model, ignore or (), offline)
+    header = header_of(model, ignore or (), offline=offline)
+    spec, stored = header.spec, _stored_bytes(header)
     counts, positions = count_model(spec), context or spec.context or DEFAULT_POSITIONS
     cache_dtype = cache_dtype or (dtype if dtype in ("fp32", "bf16") else "fp16")
     source = positions if spec.layout == "encoder-decoder" else 0
@@ -101,24 +117,12 @@ def count(
         )
 
 
-def _spec_of(model: str, ignore: Sequence[str], offline: bool) -> tuple[ModelSpec, dict[str, int]]:
-    """The spec of a path or of a known model, and the bytes of its tensors by the type they are stored in."""
-    from triptych import families
-    from triptych.checkpoints.header import read_header
-    from triptych.errors import CheckpointError, nearest
-
-    if model in NAMED and not Path(model).exists():
-        return families.read_config(dict(NAMED[model]), where=model), {}
-    try:
-        header = read_header(model, ignore, offline=offline, weights=False)
-    except CheckpointError as error:
-        if similar := nearest(model, NAMED) if "/" not in model and not Path(model).exists() else "":
-            raise CheckpointError(f"{error}{similar}") from None
-        raise
+def _stored_bytes(header: Header) -> dict[str, int]:
+    """The bytes of a file's tensors by the type they are stored in; empty without a file."""
     stored: Counter[str] = Counter()
     for info in header.source.infos.values() if header.source is not None else ():
         stored[info.dtype] += info.nbytes
-    return header.spec, dict(stored)
+    return dict(stored)
 
 
 def _measured(dtype: str) -> tuple[float, float]:

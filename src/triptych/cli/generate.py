@@ -10,17 +10,20 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
+from triptych.cli.steering import Away, Steer, Toward, parse_steer, steering_edit
 
 if TYPE_CHECKING:
     from triptych.attention import CacheType
     from triptych.generate import QueueProgress
     from triptych.model import Model
+    from triptych.probe import Edit
 
 
 class GenerateSettings(options.SamplingSettings):
     """Those of `chat`, and what only `generate` takes."""
 
     decoder_prefix: str
+    edit: tuple[Edit, ...]
 
 
 class DraftSettings(TypedDict):
@@ -62,9 +65,15 @@ def generate(
     draft_tokens: options.DraftTokens = 4,
     matmul: options.Matmul = options.Products.AUTO,
     cache: options.Cache = options.CacheForm.auto,
+    steer: Steer = None,
+    toward: Toward = None,
+    away: Away = None,
     as_json: options.Json = False,
 ) -> None:
     """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
+    steered = parse_steer(steer, toward, away)
+    if steered is not None and (draft is not None or beams):
+        raise typer.BadParameter(f"--steer does not go with {'--draft' if draft is not None else '--beams'}")
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
@@ -78,6 +87,7 @@ def generate(
         "seed": seed,
         "stop": tuple(stop or ()),
         "decoder_prefix": decoder_prefix,
+        "edit": () if steered is None else (steering_edit(model, steered, toward, away),),
     }
     from triptych.tasks import note_on_prompts
 

@@ -49,14 +49,28 @@ def inspect(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option("--save", metavar="FILE", help="Write the attention to an offline .html page or a .png picture."),
+        typer.Option(
+            "--save",
+            metavar="FILE",
+            help="Write the attention to an offline .html page or a .png picture, with --draw the drawing to an .svg.",
+        ),
     ] = None,
     program: Annotated[
         bool, typer.Option("--program", help="Show the forward as a list of operations with shapes.")
     ] = False,
+    draw: Annotated[
+        bool,
+        typer.Option("--draw", help="Draw the model as SVG; MODEL may also be config.json or a name that count knows."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it."""
+    if draw:
+        selects = {"TEXT": text, "--site": site, "--layer": layer, "--head": head, "--target": target}
+        if other := [name for name, value in selects.items() if value is not None] or ["--program"] * program:
+            raise typer.BadParameter(f"--draw shows the model itself, of any text; leave out {other[0]}")
+        _draw(checkpoint, save=save, as_json=as_json)
+        return
     need_text = {"--site": site, "--layer": layer, "--head": head, "--target": target, "--save": save}
     if program:
         if text is not None or any(value is not None for value in need_text.values()):
@@ -118,6 +132,23 @@ def _show_program(checkpoint: options.Checkpoint, *, as_json: bool) -> None:
             out.print(f"  {plain(line)}", soft_wrap=True, highlight=False)
     for module, reason in program.unlowered.items():
         screen.note(f"{module} runs as a module: {reason}")
+
+
+def _draw(checkpoint: options.Checkpoint, *, save: Path | None, as_json: bool) -> None:
+    """The model as SVG, from its header alone: into a file, or on stdout."""
+    from triptych.cli.loading import header_of
+    from triptych.draw import draw
+
+    if save is not None:
+        screen.check_suffix(save, (".svg",), "--save")
+    drawing = draw(header_of(checkpoint.model, checkpoint.ignore or (), offline=checkpoint.offline).spec)
+    if save is not None:
+        drawing.save(save)
+        screen.note(f"wrote {save}; a browser shows it")
+    if as_json:
+        screen.result({"svg": drawing.svg, "width": drawing.width, "height": drawing.height})
+    elif save is None:
+        print(drawing.svg, end="")
 
 
 def _sites(spec: ModelSpec) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typer import BadParameter
@@ -16,6 +17,7 @@ from triptych.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+    from triptych.checkpoints.header import Header
     from triptych.model import Model
 
 _TORCH = {DType.fp32: "float32", DType.fp16: "float16", DType.bf16: "bfloat16"}
@@ -39,6 +41,27 @@ def load_model(checkpoint: Checkpoint) -> Model:
     for line in () if model.report is None else model.report.notes:
         note(line)
     return model
+
+
+def header_of(model: str, ignore: Sequence[str], *, offline: bool) -> Header:
+    """What a model is, without its weights; MODEL may be a `config.json` or the name of a known model besides.
+
+    Raises CheckpointError with the nearest name where there is neither a file nor a known model.
+    """
+    from triptych import families
+    from triptych.checkpoints.header import Header, read_header
+    from triptych.errors import CheckpointError, nearest
+    from triptych.families.named import NAMED
+
+    if model in NAMED and not Path(model).exists():
+        config = dict(NAMED[model])
+        return Header(Path(model), families.read_config(config, where=model), config, None)
+    try:
+        return read_header(model, ignore, offline=offline, weights=False)
+    except CheckpointError as error:
+        if similar := nearest(model, NAMED) if "/" not in model and not Path(model).exists() else "":
+            raise CheckpointError(f"{error}{similar}") from None
+        raise
 
 
 def load_draft(checkpoint: Checkpoint, draft: str | None) -> Model | str | None:

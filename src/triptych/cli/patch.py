@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,7 +15,10 @@ from triptych.cli.screen import plain
 
 if TYPE_CHECKING:
     from triptych.probe import PatchGrid
+    from triptych.probe.head_names import HeadName
     from triptych.probe.metric import MetricName
+    from triptych.probe.path_patching import Projection
+    from triptych.spec import ModelSpec
 
 PAGE = (".html", ".htm")
 WIDEST = 16  # columns of a table; a wider grid is listed by its largest cells
@@ -78,17 +82,30 @@ def patch(
     gradient: Annotated[
         bool, typer.Option("--gradient", help="Estimate all cells from one backward pass instead of running each.")
     ] = False,
+    path: Annotated[
+        str | None,
+        typer.Option(
+            "--path",
+            metavar="HEADS:HEADS",
+            help="What heads tell later heads (path patching), as in L0H1,L0H2:L1H4.k, or the output: L0H1:logits.",
+        ),
+    ] = None,
+    freeze_mlps: Annotated[
+        bool, typer.Option("--freeze-mlps", help="With --path: MLPs between the heads keep their values.")
+    ] = False,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the grid to an offline .html page.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run a prompt with values of another in its place, one site, position or head at a time (activation patching)."""
+    """Run a prompt with values of another in its place: one site, position, head or path between heads at a time."""
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
     if other is not None and answer is None:
         raise typer.BadParameter("--other needs an --answer to compare with")
     pairs = None if align is None else _pairs(align)
+    _check_path(path, freeze_mlps, {"--site": site, "--heads": heads, "--position": position, "--align": align,
+                                    "--gradient": gradient})  # fmt: skip
     from triptych.cli.loading import load_model
 
     model = load_model(checkpoint)
@@ -96,10 +113,17 @@ def patch(
     answers = [one for one in (answer, other) if one is not None]
     name: MetricName | None = None if metric is None else metric.value
     with screen.waiting("patching"):
-        grid = model.patch(
-            clean, corrupt, answer=answers or None, metric=name, site=site or None, heads=heads,
-            positions=position or (None if heads else "all"), at=at, align=pairs, target=target, gradient=gradient,
-        )  # fmt: skip
+        if path is not None:
+            senders, receivers, into = _path(model.spec, path)
+            grid = model.path_patch(
+                clean, corrupt, senders, receivers, into=into, answer=answers or None, metric=name, at=at,
+                target=target, mlps="frozen" if freeze_mlps else "recomputed",
+            )  # fmt: skip
+        else:
+            grid = model.patch(
+                clean, corrupt, answer=answers or None, metric=name, site=site or None, heads=heads,
+                positions=position or (None if heads else "all"), at=at, align=pairs, target=target, gradient=gradient,
+            )  # fmt: skip
     facts = [("Model", checkpoint.model), ("Clean", clean), ("Corrupt", corrupt)]
     if save is not None:
         from triptych.page import write
@@ -111,6 +135,32 @@ def patch(
         screen.result({key.lower(): value for key, value in facts[:1]} | grid.to_dict())
     elif save is None:
         _show(grid)
+
+
+def _check_path(path: str | None, freeze_mlps: bool, of_grids: Mapping[str, object]) -> None:
+    """Raise BadParameter for options that do not go together."""
+    if path is None and freeze_mlps:
+        raise typer.BadParameter("--freeze-mlps is for --path")
+    if path is not None and (other := [name for name, value in of_grids.items() if value]):
+        raise typer.BadParameter(f"--path patches what heads tell other heads; leave out {other[0]}")
+    if path is not None and (path.count(":") != 1 or not all(path.split(":"))):
+        raise typer.BadParameter(f"--path {path} must be heads that give and heads that read, as in L0H1,L0H2:L1H4.k")
+
+
+def _path(spec: ModelSpec, path: str) -> tuple[list[HeadName], list[HeadName] | Literal["logits"], Projection]:
+    """Senders, receivers and the receivers' input of --path.  Raises BadParameter for receivers of several inputs."""
+    from triptych.probe.head_names import typed_head
+
+    first, second = path.split(":")
+    senders = [typed_head(spec, text) for text in first.split(",")]
+    if second.strip() == "logits":
+        return senders, "logits", "q"
+    names, inputs = zip(*(text.strip().rpartition(".")[::2] for text in second.split(",")), strict=True)
+    if set(inputs) - {"q", "k", "v"} or len(set(inputs)) > 1:
+        raise typer.BadParameter(
+            f"--path {path}: heads that read end in .q, .k or .v, all in the same, as in L1H4.k,L1H5.k; or write logits"
+        )
+    return senders, [typed_head(spec, name) for name in names], inputs[0]
 
 
 def _pairs(text: str) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from triptych.count.flops import head_flops, kv_width, span_of, stack_flops
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
 from triptych.spec import (
+    AttentionSpec,
     DisentangledSpec,
     LayerNormSpec,
     LearnedSpec,
@@ -57,8 +58,9 @@ class Count:
 
     def cache_bytes(self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0) -> int:
         """Bytes of the keys and values of `batch` rows of `positions` tokens: `positions * G * (K + Kv)` numbers a
-        layer.  A layer with a window keeps no more than it sees; cross-attention keeps `source` positions; an
-        encoder alone keeps nothing."""
+        layer, and in "int8", as `cache="int8"` keeps them, 2 bytes of scale for each 32 numbers of a vector.  A layer
+        with a window keeps no more than it sees; cross-attention keeps `source` positions; an encoder alone keeps
+        nothing."""
         return sum(self.caches_bytes(positions, batch=batch, dtype=dtype, source=source).values())
 
     def caches_bytes(
@@ -69,8 +71,8 @@ class Count:
         decoder = self.spec.decoder
         for block in () if decoder is None else decoder.blocks:
             assert decoder is not None
-            own += kv_width(block.attn) * span_of(decoder, block.attn.kind, positions)
-            cross += kv_width(block.cross) * source if block.cross is not None else 0
+            own += _kept_width(block.attn, dtype) * span_of(decoder, block.attn.kind, positions)
+            cross += _kept_width(block.cross, dtype) * source if block.cross is not None else 0
         return {"self": _bytes(own * batch, dtype), "cross": _bytes(cross * batch, dtype)}
 
     def step_bytes(self, dtype: str = "bf16") -> int:
@@ -197,6 +199,12 @@ def _part_of(name: str, part: object) -> str:
     places = {"attn": "attention", "cross": "attention", "mlp": "mlp", "embed": "embedding", "head": "head"}
     places["branch"] = "mlp"
     return next(places[word] for word in name.split(".") if word in places)
+
+
+def _kept_width(attn: AttentionSpec, dtype: str) -> int:
+    """Numbers that a cache keeps of one position; in int8 the bytes of the scales are counted among them."""
+    scales = 2 * (-(-attn.head_width // 32) - (-attn.value_width // 32)) if dtype == "int8" else 0
+    return kv_width(attn) + attn.kv_heads * scales
 
 
 def _bytes(numbers: int, dtype: str) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from triptych.probe.ablation import AblatedUnit, Ablations, ablate
     from triptych.probe.attention_flow import rollout, value_weighted
     from triptych.probe.lenses import Lens, lens
-    from triptych.probe.links import LinkScore, LinkTable
+    from triptych.probe.links import LinkScore, LinkTable, link
     from triptych.probe.logit_attribution import LogitAttribution, attribute_logit
     from triptych.probe.metric import Metric
     from triptych.probe.patching import PatchGrid, patch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.reductions import Statistics
     from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
+    from triptych.probe.roles import heads
     from triptych.probe.session import Session
     from triptych.probe.size import TraceSize
     from triptych.probe.steering import steer
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ROLES", "AblatedUnit", "Ablations", "Edit", "Edits", "HeadRole", "HeadTable", "Lens", "LinkScore",
     "LinkTable", "LogitAttribution", "Metric", "PatchGrid", "Plan", "Read", "Reads", "RoleEffect", "Session",
-    "Site", "Statistics", "Trace", "TraceSize", "Where", "ablate", "add", "attribute_logit", "lens", "patch",
-    "path_patch", "put", "rollout", "sites", "steer", "value_weighted", "zero",
+    "Site", "Statistics", "Trace", "TraceSize", "Where", "ablate", "add", "attribute_logit", "heads", "lens", "link",
+    "patch", "path_patch", "put", "rollout", "sites", "steer", "value_weighted", "zero",
 ]  # fmt: skip
 
 _NAMES = {
@@ -48,8 +49,9 @@ _NAMES = {
     "trace": ("Trace",),
     "reductions": ("Statistics",),
     "size": ("TraceSize",),
+    "roles": ("heads",),
     "role_table": ("ROLES", "HeadRole", "HeadTable", "RoleEffect"),
-    "links": ("LinkScore", "LinkTable"),
+    "links": ("LinkScore", "LinkTable", "link"),
     "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}

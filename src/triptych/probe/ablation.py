@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
+from triptych.probe.head_names import HeadName, attention_head
 from triptych.probe.metric import Answer, MetricFunction, MetricName, measured, metric_of
 from triptych.probe.prompts import (
     BATCH_TOKENS,
@@ -114,7 +115,7 @@ def ablate(
     *,
     how: Replaced = "zero",
     within: str = "*",
-    heads: Sequence[int] | None = None,
+    heads: Sequence[int | HeadName] | None = None,
     units: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
     reference: Sequence[PromptInput] | None = None,
@@ -136,8 +137,9 @@ def ablate(
     how         what stands in its place: "zero"; "mean", over all positions of the `reference` texts (by default the
                 texts); "resample", what one other reference text, drawn with `seed`, has at the same positions.
     within      a glob over site names that restricts the units, for example "blocks.3.*" or "decoder.*".
-    heads, units, positions   these heads, neurons and positions only; `positions` elsewhere than with "positions"
-                replaces the values at these positions and no others.
+    heads, units, positions   these heads, neurons and positions only.  A head is a number, of every attention, or one
+                head by name as in `path_patch`: (block, head).  `positions` elsewhere than with "positions" replaces
+                the values at these positions and no others.
     at, target  as in `patch`; `target` is what the decoder beside an encoder reads with every text.
 
     Raises InputError for positions out of range, answers of several tokens, more than `max_runs` runs and nothing to
@@ -153,7 +155,11 @@ def ablate(
     every = [prompt_of(model, text, target) for text in texts]
     places = [measured_at(model, prompt, at) for prompt in every]
     known = _sites(model, part, within)
-    made = _units(model, part, known, every, heads, units, positions)
+    if heads is not None and part != "heads":
+        raise InputError(f"heads= is for the ablation of heads; this one is of {part}")
+    numbers = _head_numbers(model, known, heads, within) if part == "heads" else {}
+    known = {name: site for name, site in known.items() if name in numbers} if numbers else known
+    made = _units(model, part, known, every, numbers, units, positions)
     if len(made) * len(every) > max_runs:
         raise InputError(
             f"{len(made):,} units and {len(every)} texts are {len(made) * len(every):,} runs, over "
@@ -203,14 +209,13 @@ def _sites(model: ProbedModel, part: str, within: str) -> dict[str, Site]:
 
 
 def _units(
-    model: ProbedModel, part: str, known: dict[str, Site], prompts: Sequence[Prompt], heads: Sequence[int] | None,
-    units: Sequence[int] | None, positions: Sequence[int] | None,
+    model: ProbedModel, part: str, known: dict[str, Site], prompts: Sequence[Prompt],
+    heads: dict[str, Sequence[int]], units: Sequence[int] | None, positions: Sequence[int] | None,
 ) -> list[AblatedUnit]:  # fmt: skip
-    """What is ablated one at a time."""
-    for value, name, of in ((heads, "heads", "heads"), (units, "units", "neurons")):
-        if value is not None and part != of:
-            raise InputError(f"{name}= is for the ablation of {of}; this one is of {part}")
-    for value, name in ((heads, "heads"), (units, "units"), (positions, "positions")):
+    """What is ablated one at a time; `heads` are the numbers of those at each site."""
+    if units is not None and part != "neurons":
+        raise InputError(f"units= is for the ablation of neurons; this one is of {part}")
+    for value, name in ((units, "units"), (positions, "positions")):
         if value is not None:
             check_list(value, name)
     longest = {name: max(prompt.length(site, model.spec) for prompt in prompts) for name, site in known.items()}
@@ -231,7 +236,7 @@ def _units(
             chosen = range(longest[name]) if at is None else at
             made += [AblatedUnit(f"{name} position {i}", (name,), Place((i,))) for i in chosen]
         elif part == "heads":
-            for head in _chosen(heads, site.heads or 1, f"{name} has heads"):
+            for head in heads[name]:
                 made.append(AblatedUnit(f"{name} head {head}", (name,), Place(at, (head,))))
         else:
             for unit in _chosen(units, site.width, f"{name} has neurons"):
@@ -245,13 +250,35 @@ def _block(name: str) -> str:
     return f"{before}blocks.{after.partition('.')[0]}"
 
 
-def _chosen(wanted: Sequence[int] | None, count: int, what: str) -> Sequence[int]:
+def _head_numbers(
+    model: ProbedModel, known: dict[str, Site], heads: Sequence[int | HeadName] | None, within: str
+) -> dict[str, Sequence[int]]:
+    """The numbers of the heads at each site: numbers are of every site, names of one attention each."""
+    if heads is not None:
+        check_list(heads, "heads")
+    named = [head for head in heads or () if isinstance(head, tuple | list)]
+    if heads is None or not named:
+        return {name: _chosen(heads, site.heads or 1, f"{name} has heads") for name, site in known.items()}
+    if len(named) < len(heads):
+        raise InputError(f"heads={shown(heads)} must be all numbers, or all names (block, head)")
+    numbers: dict[str, list[int]] = {}
+    for attention, number in (attention_head(model.spec, head) for head in named):
+        if f"{attention}.z" not in known:
+            raise ProbeError(f"within={within!r} leaves out {attention}, of which a head is to be ablated")
+        numbers.setdefault(f"{attention}.z", []).append(number)
+    return {name: list(dict.fromkeys(of_site)) for name, of_site in numbers.items()}
+
+
+def _chosen(wanted: Sequence[object] | None, count: int, what: str) -> Sequence[int]:
     if wanted is None:
         return range(count)
+    chosen = []
     for i in wanted:
-        if index_below(count, i) is None:
+        number = index_below(count, i)
+        if number is None:
             raise ProbeError(f"{what} 0..{count - 1}, not {shown(i)}")
-    return [int(i) for i in wanted]
+        chosen.append(number)
+    return chosen
 
 
 def _replacements(

@@ -110,7 +110,15 @@ def link(
     seed: int = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> LinkTable:
-    """Rank every head by the weight that the word `query` gives the word `key`; see `Model.link`."""
+    """All heads ranked by the weight that the word `query` gives the word `key` in `text`.
+
+    The null reads the same text with other words in the place of `key`, and in that of `query`: a head counts only
+    where it is above both.  With a `target`, for encoder-decoders, `query` stands there and cross-attention is
+    ranked.  A word that occurs more than once is written `bank@2`.
+
+    Raises InputError for a word that is not there or not definite, and for one that its model cannot see.
+    """
+    model.check_words("link")
     progress = on_progress or (lambda stage: None)
     both = model.spec.layout == "encoder-decoder"
     if target is not None and not both:

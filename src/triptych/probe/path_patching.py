@@ -20,8 +20,9 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from triptych.errors import InputError, ProbeError, nearest, shown
+from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.ablation import values_at
+from triptych.probe.head_names import HeadName, attention_head, head_text
 from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, measured, metric_of
 from triptych.probe.patching import PatchGrid
 from triptych.probe.prompts import (
@@ -35,7 +36,6 @@ from triptych.probe.prompts import (
     check_list,
     chunks,
     forward,
-    index_below,
     measured_at,
     prompt_of,
     same_prompts,
@@ -43,8 +43,6 @@ from triptych.probe.prompts import (
 from triptych.probe.sites import sites
 from triptych.spec.model import ModelSpec
 
-HeadName = tuple[int | str, int]
-"""A head: its block (or the name of its attention, "decoder.blocks.1.cross") and its number."""
 Projection = Literal["q", "k", "v"]
 Nodes = Literal["recomputed", "frozen"]
 
@@ -87,8 +85,8 @@ def path_patch(
     check_list(senders, "senders")
     if not direct:
         check_list(receivers, "receivers")
-    sending = [_head(model.spec, head) for head in senders]
-    receiving = [] if isinstance(receivers, str) else [_head(model.spec, head) for head in receivers]
+    sending = [attention_head(model.spec, head) for head in senders]
+    receiving = [] if isinstance(receivers, str) else [attention_head(model.spec, head) for head in receivers]
     _check_order(model.spec, sending, receiving, into)
     intact = prompt_of(model, clean, target)
     broken = prompt_of(model, corrupt, target if corrupt_target is None else corrupt_target)
@@ -113,9 +111,9 @@ def path_patch(
         values, fired = values[:, None], fired[:, None]
     else:
         values, fired = _received(model, broken, broken_at, measure, paths, receiving, into, batch_tokens)
-        columns = tuple(f"{_shown(head)}.{into}" for head in receiving)
+        columns = tuple(f"{head_text(head)}.{into}" for head in receiving)
     before, _ = measured(model, [EditedRun(broken, broken_at)], measure, batch_tokens)
-    rows = tuple(map(_shown, sending))
+    rows = tuple(map(head_text, sending))
     return PatchGrid(str(measure), rows, columns, values, fired, float(measure(plain.logits)), float(before))
 
 
@@ -152,23 +150,6 @@ def _frozen_but(
     return changes | {name: Place().put(name, there)}
 
 
-def _head(spec: ModelSpec, head: HeadName) -> tuple[str, int]:
-    """The name of a head's attention, and its number.  Raises ProbeError for one that is not there."""
-    known = {name.removesuffix(".z"): site for name, site in sites(spec).items() if name.endswith(".z")}
-    if not isinstance(head, Sequence) or isinstance(head, str) or len(head) != 2:
-        raise InputError(f"{shown(head)} is not a head; give (block, head)")
-    where, number = head
-    if isinstance(where, int) and len(spec.stacks) > 1:
-        raise InputError(f'{shown(head)}: in which stack? give a name, ("decoder.blocks.{where}.cross", {number})')
-    name = f"blocks.{where}.attn" if isinstance(where, int) else where
-    if name not in known:
-        raise ProbeError(f"no attention {shown(name)} in this {spec.family} model{nearest(name, known)}")
-    count = known[name].heads or 1
-    if index_below(count, number) is None:
-        raise ProbeError(f"{name} has heads 0..{count - 1}, not {shown(number)}")
-    return name, number
-
-
 def _check_order(
     spec: ModelSpec, sending: Sequence[tuple[str, int]], receiving: Sequence[tuple[str, int]], into: str
 ) -> None:
@@ -187,7 +168,3 @@ def _check_order(
                     f"no direct path leads from {sender} to {into} of {receiver}: the encoder reaches the decoder "
                     "through k and v of cross-attention"
                 )
-
-
-def _shown(head: tuple[str, int]) -> str:
-    return f"{head[0]} head {head[1]}"

@@ -54,7 +54,23 @@ def heads(
     seed: int = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> HeadTable:
-    """Score every attention head; see `Model.heads`.  An encoder-decoder with texts takes their targets too."""
+    """What each attention head does: its score in each role, beside a null and the effect of its ablation.
+
+    `texts` are texts or ids, by default six short ones; random tokens that are repeated are read as well.
+    `targets` are what the decoder beside an encoder reads; by default what it generates.  `roles` are names of
+    `probe.ROLES` and of `links`: for each name (text, word that reads, word that is read), a word being `bank`, or
+    `bank@2` for the second.  `delimiters` and `boundaries` are token ids, where the tokenizer does not tell them.
+    The `ablate` best heads of each role are ablated one by one, and its best eight together; 0 ablates none.
+
+    docs/concepts/heads.md has the formula of each role.  Raises InputError for a role or a word that is not there
+    and for texts that do not fit the model, before anything runs.
+    """
+    model.check_words("heads")
+    if model.spec.layout == "encoder-decoder" and targets is None and (texts is not None or model.tokenizer):
+        if isinstance(texts, str):
+            raise InputError("give a list of texts, not one string: [text]")
+        texts = list(TEXTS) if texts is None else texts
+        targets = [written.ids for written in model.generate(texts, max_new_tokens=24)]
     progress = on_progress or (lambda stage: None)
     pairs: dict[str, Sequence[Link]] = {**LINKS, **_checked_links(links)}
     wanted = _checked_roles(roles, pairs)

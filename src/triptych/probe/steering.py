@@ -7,11 +7,13 @@ generated, cached or not.  Blocks that are edited run as modules, not in the nat
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from triptych.checkpoints.safetensors import open_file
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.ablation import values_at
 from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, prompt_of, same_prompts
@@ -67,3 +69,17 @@ def steer(
     if vector.shape != (place.width,) or not bool(torch.isfinite(vector).all()):
         raise ProbeError(f"the vector is {list(vector.shape)}; at {place.name} it must be {place.width} finite numbers")
     return add(place.name, scale * vector, at=at)
+
+
+def read_vector(path: str | Path) -> Tensor:
+    """The vector of a safetensors file that holds one tensor [D].
+
+    Raises CheckpointError for a file that cannot be read, InputError for one that holds anything else.
+    """
+    source = open_file(Path(path))
+    if len(source.names) != 1:
+        raise InputError(f"{path} holds {len(source.names)} tensors; a steering vector is the only one of its file")
+    vector = source.read(source.names[0])
+    if vector.dim() != 1:
+        raise InputError(f"{path} holds a tensor {list(vector.shape)}; a steering vector has one dimension")
+    return vector

@@ -13,8 +13,9 @@ Conventions
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import index
 from typing import Any, NoReturn, SupportsIndex
 
@@ -225,3 +226,14 @@ def keys(lengths: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
 
 def dense(array: Any) -> Mask:
     return Dense(array)
+
+
+def mask_text(mask: Mask) -> str:
+    """A mask as Python code: `causal & window(back=512)`."""
+    if isinstance(mask, And | Or):
+        return (" & " if isinstance(mask, And) else " | ").join(map(mask_text, mask.parts))
+    function = re.sub(r"(?<!^)(?=[A-Z])", "_", type(mask).__name__).lower()
+    arguments = ", ".join(
+        f"{item.name}={value}" for item in fields(mask) if (value := getattr(mask, item.name)) != item.default
+    )
+    return f"{function}({arguments})" if arguments else function

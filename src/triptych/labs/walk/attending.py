@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend_reference, attention_pattern, attention_scores
-from triptych.checkpoints.describe import mask_text
 from triptych.labs.walk import again
 from triptych.labs.walk.steps import Printed, Shown, Step
 from triptych.spec import Mask, full
-from triptych.spec.masks import Full, Points
+from triptych.spec.masks import Full, Points, mask_text
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,28 @@
+"""A stack of attention alone, without norms and MLPs: what circuits are written into by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triptych.spec import BlockSpec, EmbedSpec, KindSpec, LearnedSpec, Mask, NormsSpec, StackSpec, attention
+
+
+def bare_stack(
+    vocab: int, places: int, width: int, head_width: int, heads: Sequence[int], mask: Mask, *,
+    cross: Sequence[int] = (), scale: float | None = None,
+) -> StackSpec:  # fmt: skip
+    """One block for each number of `heads`, with `cross` as many heads of cross-attention in each; learned places."""
+    blocks = []
+    for layer, count in enumerate(heads):
+        blocks.append(
+            BlockSpec(
+                attn=attention(width, count, head_width=head_width, scale=scale),
+                mlp=None,
+                attn_norm=NormsSpec(),
+                mlp_norm=None,
+                cross=attention(width, cross[layer], head_width=head_width, scale=scale) if cross else None,
+                cross_norm=NormsSpec() if cross else None,
+            )
+        )
+    embed = EmbedSpec(vocab=vocab, width=width, position=LearnedSpec(length=places, width=width))
+    return StackSpec(embed=embed, kinds={"self": KindSpec(mask=mask)}, blocks=tuple(blocks))

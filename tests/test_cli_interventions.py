@@ -1,0 +1,249 @@
+"""`triptych ablate`, `patch --path` and `generate --steer`: what the library gives, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import cli_models
+from triptych.cli import main
+from triptych.errors import InputError
+from triptych.model import load
+from triptych.probe.head_names import head_text, typed_head
+
+PROMPTS = ["--clean", "abc", "--corrupt", "axc"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(list(argv))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def decoder() -> str:
+    return str(cli_models.checkpoint("decoder"))
+
+
+@pytest.fixture(scope="module")
+def both() -> str:
+    return str(cli_models.checkpoint("encoder-decoder"))
+
+
+def test_a_head_as_it_is_typed(decoder: str, both: str) -> None:
+    one, two = load(decoder).spec, load(both).spec
+    for text in ("L2H5", "2.5", " l2h5", "decoder 2.5"):
+        assert typed_head(one, text) == ("blocks.2.attn", 5)
+    assert typed_head(two, "cross.L2H1") == ("decoder.blocks.2.cross", 1)
+    assert typed_head(two, "encoder 1.0") == ("encoder.blocks.1.attn", 0)
+    assert head_text(("blocks.2.attn", 5)) == "blocks.2.attn head 5"
+    for spec, text, line in (
+        (one, "L3H0", "there are layers 0..2 and heads 0..5; the nearest is L2H0"),
+        (one, "L0H9", "the nearest is L0H5"),
+        (one, "head 3", "write L4H2, layer and head counted from 0"),
+        (one, "", "is not a head"),
+        (one, "encoder.L0H0", "is decoder alone"),
+        (two, "L0H0", "write encoder.L4H2, decoder.L4H2 or cross.L4H2"),
+        (two, "encoder.L2H9", "the nearest is encoder.L1H5"),
+    ):
+        with pytest.raises(InputError, match=line):
+            typed_head(spec, text)
+
+
+# ---------------------------------------------------------------- ablate
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+def test_heads_by_name(kind: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "ablate", decoder, "abc", "xyz", "--heads", "L1H4,L0H2", "--kind", kind, "--json")
+    assert code == 0
+    printed, expected = json.loads(out), load(decoder).ablate(["abc", "xyz"], how=kind, heads=[(1, 4), (0, 2)])
+    assert printed["units"] == ["blocks.0.attn.z head 2", "blocks.1.attn.z head 4"]
+    assert printed["effect"] == pytest.approx(expected.effect.tolist(), abs=1e-5)
+    every = load(decoder).ablate(["abc", "xyz"], how=kind)
+    of_name = dict(zip([unit.name for unit in every.units], every.effect.tolist(), strict=True))
+    assert printed["effect"] == pytest.approx([of_name[name] for name in printed["units"]], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "unit"),
+    [
+        (["--part", "neurons", "--within", "blocks.1.*", "--unit", "7"], "blocks.1.mlp.act neuron 7"),
+        (["--part", "blocks", "--answer", "d", "--other", "e"], "blocks.2"),
+        (["--part", "positions", "--position", "1", "--at", "2"], "embed position 1"),
+        (["--part", "mlp", "--kind", "mean", "--reference", "another text"], "blocks.2.mlp.out"),
+        (["--part", "attention", "--metric", "kl"], "blocks.0.attn.out"),
+    ],
+)
+def test_parts(options: list[str], unit: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "ablate", decoder, "abc", *options)
+    assert (code, err) == (0, "")
+    assert unit in out
+    assert "as it is" in out
+
+
+def test_an_encoder_decoder_and_few_lines(both: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "ablate", both, "abc", "--target", "de", "--top", "2")
+    assert (code, "2 of " in err) == (0, True)
+    code, out, err = run(capsys, "ablate", both, "abc", "--target", "de", "--heads", "cross.L2H3")
+    assert "decoder.blocks.2.cross.z head 3" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "code"),
+    [
+        (["abc", "--heads", "L9H1"], "the nearest is L2H1", 1),
+        (["abc", "--heads", "L1H6"], "the nearest is L1H5", 1),
+        (["abc", "--heads", "L1H1,,"], "is not a head", 1),
+        (["abc", "--heads", "L1H1", "--part", "mlp"], "--heads is for --part heads", 2),
+        (["abc", "--heads", "L1H1", "--within", "blocks.0.*"], "leaves out blocks.1.attn", 1),
+        (["abc", "--unit", "3"], "--unit is for --part neurons", 2),
+        (["abc", "--part", "neurons", "--unit", "37"], "has neurons 0..36, not 37", 1),
+        (["abc", "--reference", "x"], "--reference is for --kind", 2),
+        (["abc", "--kind", "meen"], "meen", 2),
+        (["abc", "--position", "9"], "9", 1),
+        (["abc", "--other", "d"], "--other needs an --answer", 2),
+        (["a", "--kind", "mean", "--heads", "L0H1"], "no ablation changed a value", 1),
+        (["abc", "--kind", "resample"], "nothing to resample from", 1),
+        ([], "no text given", 2),
+    ],
+)
+def test_what_is_not_ablated(
+    options: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed, out, err = run(capsys, "ablate", decoder, *options)
+    assert (failed, out, err.count("\n")) == (code, "", 1)
+    assert line in err
+
+
+# ---------------------------------------------------------------- patch --path
+
+
+@pytest.mark.parametrize(
+    ("path", "senders", "receivers", "into"),
+    [
+        ("L0H1,L0H2:L1H4.k", [(0, 1), (0, 2)], [(1, 4)], "k"),
+        ("0.1:L1H4.v,L2H0.v", [(0, 1)], [(1, 4), (2, 0)], "v"),
+        ("L2H1:logits", [(2, 1)], "logits", "q"),
+    ],
+)
+def test_paths(
+    path: str, senders: list[tuple[int, int]], receivers: object, into: str, decoder: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    code, out, err = run(capsys, "patch", decoder, *PROMPTS, "--answer", "d", "--path", path, "--json")
+    assert code == 0, err
+    printed, model = json.loads(out), load(decoder)
+    expected = model.path_patch("abc", "axc", senders, receivers, into=into, answer="d")  # type: ignore[arg-type]
+    assert printed["rows"] == list(expected.rows)
+    assert printed["columns"] == list(expected.columns)
+    values = [value for row in printed["values"] for value in row]
+    assert values == pytest.approx(expected.values.flatten().tolist(), abs=1e-4)
+    code, frozen, _ = run(
+        capsys, "patch", decoder, *PROMPTS, "--answer", "d", "--path", path, "--freeze-mlps", "--json"
+    )
+    assert code == 0
+    assert json.loads(frozen)["values"] != printed["values"]
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "code"),
+    [
+        (["--path", "L0H1"], "must be heads that give and heads that read", 2),
+        (["--path", "L0H1:"], "must be heads that give and heads that read", 2),
+        (["--path", "L0H1:L1H4"], "end in .q, .k or .v", 2),
+        (["--path", "L0H1:L1H4.k,L1H5.v"], "all in the same", 2),
+        (["--path", "L0H1:L1H4.z"], "end in .q, .k or .v", 2),
+        (["--path", "L0H7:logits"], "the nearest is L0H5", 1),
+        (["--path", "L1H1:L0H4.k"], "no path leads from", 1),
+        (["--path", "L0H1:logits", "--heads"], "leave out --heads", 2),
+        (["--path", "L0H1:logits", "--gradient"], "leave out --gradient", 2),
+        (["--freeze-mlps"], "--freeze-mlps is for --path", 2),
+    ],
+)
+def test_what_is_no_path(
+    options: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed, out, err = run(capsys, "patch", decoder, *PROMPTS, *options)
+    assert (failed, out, err.count("\n")) == (code, "", 1)
+    assert line in err
+
+
+# ---------------------------------------------------------------- generate --steer
+
+
+def test_steering_is_that_of_the_library(decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, pair = load(decoder), ["--toward", "abc", "--away", "xyz"]
+    edit = model.steer("abc", "xyz", site="blocks.1.resid_post", scale=6.0)
+    plain = model.generate(["Mill"], max_new_tokens=8)[0].text
+    expected = model.generate(["Mill"], max_new_tokens=8, edit=edit)[0].text
+    assert expected != plain
+    file = tmp_path / "vector.safetensors"
+    rows = model.trace(["abc", "xyz"], read=["blocks.1.resid_post"])["blocks.1.resid_post"]
+    save_file({"vector": (rows[0][-1] - rows[1][-1]).contiguous()}, file)
+    for steer in (["--steer", "1:6", *pair], ["--steer", "blocks.1.resid_post:6", *pair], ["--steer", f"{file}@1:6"]):
+        code, out, err = run(capsys, "generate", decoder, "Mill", "--max-new-tokens", "8", *steer)
+        assert (code, out) == (0, expected + "\n"), err
+        code, out, _ = run(capsys, "generate", decoder, "Mill", "Mill", "--max-new-tokens", "8", *steer, "--json")
+        assert [one["text"] for one in json.loads(out)["results"]] == [expected] * 2
+
+
+@pytest.mark.parametrize("site", ["encoder.blocks.1.resid_post", "2", "decoder.blocks.0.resid_mid"])
+def test_both_stacks_are_steered(site: str, both: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vector, file = torch.linspace(-1, 1, 24), tmp_path / "v.safetensors"
+    save_file({"v": vector}, file)
+    name = "decoder.blocks.2.resid_post" if site == "2" else site
+    model = load(both)
+    (expected,) = model.generate(["abc"], max_new_tokens=3, edit=model.steer(site=name, vector=vector, scale=30.0))
+    code, out, _ = run(
+        capsys, "generate", both, "abc", "--max-new-tokens", "3", "--steer", f"{file}@{site}:30", "--json"
+    )
+    assert (code, json.loads(out)["results"][0]["ids"]) == (0, expected.ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "code"),
+    [
+        (["--steer", "1:nan", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
+        (["--steer", "1:0", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
+        (["--steer", "1:x", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
+        (["--steer", ":2", "--toward", "a", "--away", "b"], "must be a site", 2),
+        (["--steer", "1"], "needs --toward TEXT and --away TEXT", 2),
+        (["--steer", "1", "--toward", "a"], "needs --toward TEXT and --away TEXT", 2),
+        (["--toward", "a"], "--toward and --away are for --steer", 2),
+        (["--steer", "f@1", "--toward", "a", "--away", "b"], "not from both", 2),
+        (["--steer", "1", "--toward", "a", "--away", "a"], "the two prompts are the same", 1),
+        (["--steer", "7", "--toward", "a", "--away", "b"], "blocks.7.resid_post", 1),
+        (["--steer", "blocks.1.attn.z", "--toward", "a", "--away", "b"], "choose resid_post", 1),
+        (["--steer", "none.safetensors@1"], "none.safetensors", 1),
+        (["--steer", "1", "--toward", "a", "--away", "b", "--beams", "2"], "--steer does not go with --beams", 2),
+        (["--steer", "1", "--toward", "a", "--away", "b", "--draft", "ngram"], "does not go with --draft", 2),
+    ],
+)
+def test_what_is_not_steered(
+    options: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed, out, err = run(capsys, "generate", decoder, "abc", "--max-new-tokens", "2", *options)
+    assert (failed, out, err.count("\n")) == (code, "", 1)
+    assert line in err
+
+
+@pytest.mark.parametrize(
+    ("tensors", "line"),
+    [
+        ({"a": torch.zeros(24), "b": torch.zeros(24)}, "holds 2 tensors"),
+        ({"a": torch.zeros(2, 24)}, "holds a tensor [2, 24]"),
+        ({"a": torch.ones(23)}, "it must be 24 finite numbers"),
+        ({"a": torch.full((24,), torch.nan)}, "it must be 24 finite numbers"),
+    ],
+)
+def test_files_that_hold_no_vector(
+    tensors: dict[str, torch.Tensor], line: str, decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file(tensors, tmp_path / "v.safetensors")
+    code, _, err = run(capsys, "generate", decoder, "abc", "--steer", f"{tmp_path / 'v.safetensors'}@1")
+    assert (code, line in err, err.count("\n")) == (1, True, 1)
