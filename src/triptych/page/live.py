@@ -23,8 +23,8 @@ NOTES = {
 }
 
 
-def live_section(model: Model, text: str | None = None) -> LiveSection:
-    """The section that runs `model`, in int8 with fp32 activations; it begins with `text`.
+def live_section(model: Model, text: str | None = None, note: str | None = None) -> LiveSection:
+    """The section that runs `model`, in int8 with fp32 activations; it begins with `text`, and `note` introduces it.
 
     Raises InputError for a model without a tokenizer, one that reads no text, and as `live_export.export`.
     """
@@ -44,7 +44,7 @@ def live_section(model: Model, text: str | None = None) -> LiveSection:
         "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
         "weights": exported.base64(),
     }  # fmt: skip
-    return LiveSection("Run the model", NOTES[spec.layout], content)
+    return LiveSection("Run the model", note or NOTES[spec.layout], content)
 
 
 def live_page(model: Model, name: str, text: str | None = None) -> str:

@@ -20,7 +20,8 @@ class LiveView {
     this.decodes = section.layout !== "encoder";
     this.generates = this.decodes && section.head === "LMHead";
     this.masked = new Set(); // positions that the reader masked, of an encoder's text
-    this.before = { key: null, logits: [] }; // the whole model's logits of the same tokens
+    this.now = null; // the last result of `compute`, and that of the whole model on the same tokens
+    this.whole = null;
     this.seed = 0;
     this.cost = 0; // milliseconds that the last text took
     this.build(place);
@@ -125,30 +126,27 @@ class LiveView {
 
   how(changed = true) {
     const how = { patterns: true };
-    return changed ? { ...how, cuts: this.board.cuts, mask: !this.off.mask, scale: !this.off.scale } : how;
+    return changed ? { ...how, cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale } : how;
   }
 
   get changed() {
     return this.board.cuts.size > 0 || this.off.mask || this.off.scale;
   }
 
-  // The attention of all stacks and the logits of the rows that are shown.
-  compute({ source, ids }, how) {
+  // The runs of all stacks, their attention, and the logits of the rows that are shown.
+  compute({ source, ids }, how, earlier = []) {
     const patterns = new Map();
-    const keep = (run) => run.patterns.forEach((value, part) => patterns.set(part, value));
-    let memory = {};
-    if (source) {
-      const encoded = this.model.encode(source, how);
-      keep(encoded.run);
-      memory = encoded.memory;
-    }
-    const { run, hidden } = this.decodes ? this.model.decode(ids, how, memory) : this.model.encode(ids, how);
-    keep(run);
+    const of = (stack) => earlier.map((one) => one?.[stack]);
+    const read = source ?? (this.decodes ? null : ids);
+    const encoder = read && this.model.encode(read, how, of("encoder"));
+    const decoder = this.decodes ? this.model.decode(ids, how, encoder?.memory, null, of("decoder")) : null;
+    for (const stack of [encoder, decoder]) stack?.run.patterns.forEach((value, part) => patterns.set(part, value));
+    const { hidden } = decoder ?? encoder;
     const whole = this.section.head === "ClassHead"; // its head reads all vectors and gives one row
     const rows = whole ? [0] : this.rowsOf(ids);
     const logits = this.model.logits(hidden, whole ? null : rows);
     const width = last(logits);
-    return { patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
+    return { encoder, decoder, hidden, patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
   }
 
   // The positions whose predictions are shown: the last of a text that goes on, the masks, or the first.
@@ -166,10 +164,12 @@ class LiveView {
       this.warning.textContent = "There are no tokens yet; type something.";
       return;
     }
-    const now = this.compute(tokens, this.how());
+    const now = this.compute(tokens, this.how(), [this.now, this.whole]);
     const key = JSON.stringify(tokens);
-    if (!this.changed) this.before = { key, logits: now.logits };
-    else if (this.before.key !== key) this.before = { key, logits: this.compute(tokens, { patterns: false }).logits };
+    if (!this.changed) this.whole = { ...now, key };
+    else if (this.whole?.key !== key) this.whole = { ...this.compute(tokens, this.how(false), [this.whole]), key };
+    this.now = now;
+    this.tokens = tokens;
     this.showTokens(tokens);
     this.showPredictions(tokens, now);
     this.showAttention(tokens, now.patterns);
@@ -220,7 +220,7 @@ class LiveView {
     const temperature = this.generates ? Number(this.temperature.input.value) : 1;
     const pairs = rows.slice(0, count).map((row, i) => {
       const now = probabilities([...logits[i]], temperature);
-      const before = this.changed ? probabilities([...this.before.logits[i]], temperature) : null;
+      const before = this.changed ? probabilities([...this.whole.logits[i]], temperature) : null;
       const kept = this.generates ? nucleus(now, Number(this.top.input.value)) : null;
       this.bars[i].title.textContent = this.heading(ids, row);
       this.bars[i].show(now, before, kept, (index) => this.nameOf(index));

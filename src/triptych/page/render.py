@@ -23,7 +23,7 @@ from triptych.errors import CheckpointError, TriptychError
 from .sections import Chapter, Section, section_data
 
 SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js")
-INTERPRETER = ("live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_model.js")
+INTERPRETER = ("live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_model.js")
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
 #: Style and scripts that a page has besides where it has a section of a kind.
 OF_KIND = {
