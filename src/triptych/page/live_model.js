@@ -117,6 +117,7 @@ class LiveModel {
     const rest = held?.tokens ? { tokens: given.tokens - held.tokens, values: { ...given.values, ids: integers(given.values.ids.data.subarray(held.tokens)) } } : given;
     const run = new Run(this, name, rest, how, null, held);
     run.given = given;
+    for (const [key, value] of Object.entries(given.values)) run.values.set(key, value);
     run.held = null; // or every run would keep all those before it
     return run;
   }

@@ -48,33 +48,83 @@ class LiveView {
     this.effect = el("p", { class: "effect", "aria-live": "polite" });
     this.speed = el("p", { class: "quiet" });
     this.maps = el("div", { class: "maps" });
+    this.flow = new Flow(this);
+    this.lessons = new Lessons(this);
     place.append(
       el("div", { class: "desk" },
         el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning, ...this.writing()),
         el("div", {}, this.predictions, this.effect, this.speed)),
+      el("h3", {}, "Ten short chapters"),
+      this.lessons.node,
       el("h3", {}, "Parts"),
       el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, and a line on each bar marks the whole model."),
       this.board.node,
       this.switches(),
+      el("h3", {}, "The way through the model"),
+      this.flow.node,
       el("h3", {}, "Attention"),
       this.maps);
+    this.flow.draw();
   }
 
   // Whether scores are masked and scaled; pressed is as the model was trained.
   switches() {
     const one = (label, key, hint) => {
-      const toggle = button(label, hint, () => {
-        this.off[key] = !this.off[key];
-        toggle.setAttribute("aria-pressed", !this.off[key]);
-        this.update();
-      });
+      const toggle = button(label, hint, () => this.switch(key, !this.off[key]));
       toggle.setAttribute("aria-pressed", "true");
+      this.toggles[key] = toggle;
       return toggle;
     };
     this.off = { mask: false, scale: false };
-    const mask = one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
-    const scale = one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
-    return el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...(this.decodes ? [mask] : []), scale);
+    this.toggles = {};
+    const both = [
+      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training")] : []),
+      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper")] : []),
+    ];
+    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...both) : "";
+  }
+
+  switch(key, off) {
+    this.off[key] = off;
+    this.toggles[key].setAttribute("aria-pressed", !off);
+    this.update();
+  }
+
+  // Whether the model scales its scores: T5 does not.
+  get scales() {
+    const { encode, decode } = this.section.program.entries;
+    return [encode, decode].some((entry) => entry?.instructions.some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
+  }
+
+  // Whether tokens can be masked and filled in.
+  get masks() {
+    return !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
+  }
+
+  // Whether norms stand before the parts that read them.
+  get prenorm() {
+    return Object.values(this.section.program.entries).some(({ instructions }) => instructions.some(({ weights }) => Object.values(weights).some((name) => /norm\.pre/.test(name))));
+  }
+
+  setText(text) {
+    this.source.input.value = text;
+    this.masked.clear();
+    this.update();
+  }
+
+  // These parts and arrows are cut, and no others.
+  cutOnly(...cuts) {
+    this.board.set(cuts);
+  }
+
+  cutsAre(...cuts) {
+    return cuts.length === this.board.cuts.size && cuts.every((cut) => this.board.cuts.has(cut));
+  }
+
+  heat(temperature) {
+    this.temperature.input.value = temperature;
+    this.temperature.input.dispatchEvent(new Event("input"));
+    this.update();
   }
 
   // What a model that generates has besides.
@@ -173,6 +223,8 @@ class LiveView {
     this.showTokens(tokens);
     this.showPredictions(tokens, now);
     this.showAttention(tokens, now.patterns);
+    this.flow.show();
+    this.lessons.show();
     this.cost = performance.now() - began;
     const count = tokens.ids.length + (tokens.source?.length ?? 0);
     this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${this.model.weights.kernel.name}.`;
@@ -192,8 +244,7 @@ class LiveView {
       return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
     };
     const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
-    const masks = !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
-    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, masks));
+    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, this.masks));
     if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
   }
 

@@ -156,8 +156,8 @@ PANELS = {
             "decoder",
             "A decoder that writes",
             "Generated text",
-            "It reads a text character by character and predicts the next one.  Type, let it write, cut parts out.  Each "
-            "row of a map shows how one character attends to those before it; later ones are masked.",
+            "It reads a text character by character and predicts the next one.  Type, let it write, cut parts out.  "
+            "Each row of a map shows how one character attends to those before it; later ones are masked.",
             _continue,
             _nats,
             SENTENCE,
@@ -166,8 +166,8 @@ PANELS = {
             "encoder",
             "An encoder that fills in masked words",
             "Predictions for masked words",
-            "It reads a whole text at once with some words masked, and predicts those.  Type, press a word to mask it, cut "
-            "parts out.  Each row of a map shows how one word attends to the words on both sides of it.",
+            "It reads a whole text at once with some words masked, and predicts those.  Type, press a word to mask it, "
+            "cut parts out.  Each row of a map shows how one word attends to the words on both sides of it.",
             _fill,
             _filled,
             GAPS[2],
@@ -177,8 +177,8 @@ PANELS = {
             "An encoder-decoder that modernizes spelling",
             "Passages in modern spelling",
             "Its encoder reads a passage as the First Folio of 1623 spells it, its decoder writes it in modern "
-            "spelling.  Type a source and let it write.  The cross-attention maps are alignments: they show which letters "
-            "of the source each letter of the output attends to.",
+            "spelling.  Type a source and let it write.  The cross-attention maps are alignments: they show which "
+            "letters of the source each letter of the output attends to.",
             _modernize,
             _corrected,
             FOLIO[2],
