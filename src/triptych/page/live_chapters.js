@@ -234,7 +234,7 @@ const CHAPTERS = [
       for (let q = 0; q < n; q++) for (let k = 0; k < n; k++) open += sees(q, k);
       return ["In training every token had to predict the next one, so it must not see it. The mask sets the scores of later tokens to −∞, and softmax makes of that a weight of exactly 0: of ", about.count("pairs", n * n), " pairs of your ", about.count("tokens", n),
         " tokens, ", about.count("open", open), " stay open. ", ...(about.both ? ["The source has no such mask: it is known from the beginning. "] : []),
-        ...(about.view.off.mask ? ["Now the mask is off: earlier tokens read later ones, as they never did in training.", ...about.effect("It is off")] : ["Turn it off and see what changes."])];
+        ...(about.view.off.mask ? ["Now the mask is off: earlier tokens read later ones, as they never did in training.", ...about.effect("It is off"), ...(about.moved < 1e-6 ? [" With a single layer the last token saw everything before, too."] : [])] : ["Turn it off and see what changes."])];
     },
     steps: [
       ["Turn the mask off", (about) => about.view.switch("mask", true), (about) => about.view.off.mask, (about) => about.decodes],

@@ -41,7 +41,7 @@ class Flow {
       el("p", { class: "quiet" }, "Press a box to see its equation, its shapes and its numbers for the token you follow. Press an arrow to cut it: the box behind it then reads zeros."),
       this.chooser, this.tokens, el("div", { class: "flow-parts" }, this.picture, this.detail));
     this.picture.addEventListener("keydown", (event) => this.move(event));
-    onwidth(this.picture, () => this.draw());
+    onwidth(this.picture, () => this.picture.clientWidth !== this.width && this.draw());
     repaints.push(() => this.box && this.view.now && this.explain());
   }
 
@@ -77,7 +77,7 @@ class Flow {
   }
 
   draw() {
-    const width = this.picture.clientWidth;
+    const width = (this.width = this.picture.clientWidth);
     if (!width) return;
     const lines = svg("svg", { "aria-hidden": "true" });
     const nodes = [];
@@ -225,6 +225,9 @@ class Flow {
   showTokens() {
     const at = this.position(this.stack);
     const held = this.tokens.contains(document.activeElement);
+    const key = `${this.stack} ${at} ${this.ids}`;
+    if (this.shownTokens === key) return;
+    this.shownTokens = key;
     this.tokens.replaceChildren(...this.view.tokenizer.pieces(this.ids).map((piece, i) => {
       const chip = el("button", { type: "button", class: "chip", "aria-pressed": i === at, tabindex: i === at ? 0 : -1, onclick: () => this.follow(i) }, bdi(piece), el("sub", {}, String(i)));
       onkeys(chip, { ArrowRight: () => this.follow(Math.min(i + 1, this.ids.length - 1)), ArrowLeft: () => this.follow(Math.max(i - 1, 0)) });

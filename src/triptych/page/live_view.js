@@ -13,7 +13,7 @@ const slider = (name, attributes) => {
 class LiveView {
   constructor(section, place) {
     this.section = section;
-    this.model = new LiveModel(section);
+    this.model = null; // until its weights are unpacked, behind the first picture of the page
     this.tokenizer = Tokenizer.from(section.tokenizer);
     this.parts = partsOf(section);
     this.both = section.layout === "encoder-decoder";
@@ -25,7 +25,16 @@ class LiveView {
     this.seed = 0;
     this.cost = 0; // milliseconds that the last text took
     this.build(place);
+    place.setAttribute("aria-busy", "true");
+    this.speed.textContent = "Unpacking the weights …";
+    requestAnimationFrame(() => setTimeout(() => this.load(place), 0));
+  }
+
+  load(place) {
+    this.model = new LiveModel(this.section);
     this.update();
+    place.setAttribute("aria-busy", "false");
+    performance.mark("live-ready");
   }
 
   build(place) {
@@ -208,6 +217,7 @@ class LiveView {
 
   update() {
     clearTimeout(this.soon);
+    if (!this.model) return;
     const began = performance.now();
     const tokens = this.read();
     if (!tokens.ids.length || tokens.source?.length === 0) {
@@ -231,6 +241,9 @@ class LiveView {
   }
 
   showTokens({ source, ids }) {
+    const key = JSON.stringify([source, ids, [...this.masked]]);
+    if (this.shownTokens === key) return;
+    this.shownTokens = key;
     const strip = (label, list, mask) => {
       const chips = this.tokenizer.pieces(list).map((piece, at) => {
         const inside = [bdi(piece), el("sub", {}, String(list[at]))];
