@@ -292,9 +292,10 @@ def test_the_switches_are_those_that_the_model_has(browser: Browser, pages: dict
             typed(tab, "I haue", 1)
         for at in range(len(expected)):
             tab.evaluate(f'document.querySelectorAll(".switches button")[{at}].click()')
-            # With one decoder layer the last token, which saw everything before, predicts the same; the first does not.
-            # With one decoder layer the last token, which saw everything before, predicts the same; earlier ones do not.
-            whole, now = (torch.tensor(tab.evaluate(read.replace("WHICH", which))) for which in ("whole", "now"))
+            # With one decoder layer the last token, which saw everything before, predicts the same; others do not.
+            read = "[...RUN.logits[0], ...[...RUN.patterns.values()].flatMap(({ data }) => [...data])]"
+            runs = [tab.evaluate(read.replace("RUN", f"{VIEW}.{which}")) for which in ("whole", "now")]
+            whole, now = map(torch.tensor, runs)
             assert float((whole - now).abs().max()) > 1e-3
             tab.evaluate(f'document.querySelectorAll(".switches button")[{at}].click()')
 
