@@ -34,7 +34,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # Without --resume, the run of the last `make quickstart` is deleted.
-quickstart: $(VENV)/.installed ## train, sample, and show the attention (options in ARGS="--panel encoder")
+quickstart: $(VENV)/.installed ## train, sample, write a page that runs the model (options in ARGS="--panel encoder")
 	$(BIN)/triptych quickstart $(if $(filter --resume --force,$(ARGS)),,--force) $(ARGS)
 
 test: lint imports ## lint, types, docs and the short run of the tests: under five minutes on two cores

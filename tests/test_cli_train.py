@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cli_models import checkpoint
+from test_page import Reader
 from triptych import quickstart
 from triptych.cli import main
 from triptych.cli.training_progress import TrainingProgress, summary
@@ -237,6 +238,9 @@ def test_the_page_of_a_run_names_what_its_model_gives(
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert heading in page
     assert "What it writes" not in page
+    live = next(one for one in Reader(page).sections() if one["kind"] == "live")
+    assert live["text"] == PANELS[panel].text
+    assert live["weights"]
 
 
 def test_a_quickstart_that_cannot_start_deletes_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import parity
 import references
 import tiny
 from browser import CHROMIUM, Browser, Tab
-from live_pages import in_browser, in_python, interpreter_page, without
+from live_pages import in_browser, in_python, interpreter_page, section, without
 from test_program import MODULES
 from triptych.model import Model
 from triptych.page.live_export import MASKS, OPERATIONS, export
@@ -146,3 +146,89 @@ def test_the_webassembly_is_assembled_from_its_source(tmp_path: Path) -> None:
     if "could not get" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What an earlier run holds: `first` is run before `then`, and `then` also alone.  All values, attention weights and the
+# number of vectors that went through a product are compared.
+AFTER = """
+((section, first, then, source) => {
+  const how = (given) => ({ patterns: true, ...given, cuts: new Set(given.cuts ?? []) });
+  const model = new LiveModel(section);
+  let vectors = 0;
+  const product = model.weights.product.bind(model.weights);
+  model.weights.product = (x, n, name) => ((vectors += n), product(x, n, name));
+  const run = ([ids, given], earlier) => {
+    const decodes = model.entries.decode;
+    const encoder = source || !decodes ? model.encode(source ?? ids, how(given), [earlier?.encoder]) : null;
+    const decoder = decodes ? model.decode(ids, how(given), encoder?.memory, null, [earlier?.decoder]) : null;
+    return { encoder, decoder };
+  };
+  const before = run(first);
+  vectors = 0;
+  const after = run(then, before);
+  const spent = vectors;
+  vectors = 0;
+  const alone = run(then);
+  let worst = 0;
+  const compare = (a, b) => {
+    if (a.length !== b.length) throw new Error(`${a.length} and ${b.length} numbers`);
+    a.forEach((x, i) => (worst = Math.max(worst, Math.abs(x - b[i]))));
+  };
+  for (const part of ["encoder", "decoder"]) {
+    if (!alone[part]) continue;
+    for (const [name, value] of alone[part].run.values) {
+      const own = after[part].run.values.get(name);
+      if (String(own.shape) !== String(value.shape)) throw new Error(`${name}: ${own.shape} and ${value.shape}`);
+      compare(own.data, value.data);
+    }
+    for (const [name, { data }] of alone[part].run.patterns) compare(after[part].run.patterns.get(name).data, data);
+  }
+  return [worst, spent / vectors];
+})"""
+LONG = [7, 3, 11, 40, 5, 9, 2, 8]
+CASES = {
+    "goes on": (LONG, {}, [*LONG, 4], {}),
+    "other end": (LONG, {}, [*LONG[:6], 1, 1, 1], {}),
+    "shorter": (LONG, {}, LONG[:5], {}),
+    "other start": (LONG, {}, [1, *LONG[1:]], {}),
+    "nothing": (LONG, {}, LONG, {}),
+    "cut and goes on": (LONG, {"cuts": ["CUT"]}, [*LONG, 4], {"cuts": ["CUT"]}),
+    "cut": (LONG, {}, LONG, {"cuts": ["CUT"]}),
+    "put back": (LONG, {"cuts": ["CUT"]}, LONG, {}),
+    "other text and a cut": (LONG, {}, [*LONG, 4], {"cuts": ["CUT"]}),
+    "scale off": (LONG, {}, LONG, {"scale": False}),
+    "mask off": (LONG, {}, LONG, {"mask": False}),
+    "goes on without a mask": (LONG, {"mask": False}, [*LONG, 4], {"mask": False}),
+}
+SPARED = {"goes on", "other end", "shorter", "nothing", "cut and goes on", "cut", "put back"}
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder", "encoder_decoder"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_an_earlier_run_holds_is_what_a_whole_run_computes(name: str, case: str, tab: Tab) -> None:
+    model = Model(getattr(tiny, name)())
+    exported = export(model)
+    entry = exported.program["entries"]["encode" if name == "encoder" else "decode"]
+    ports = [step["attributes"]["ports"][0] for step in entry["instructions"] if step["op"] == "attend"]
+    first, how, then, other = CASES[case]
+    cut = f"{ports[-1].rpartition('.')[0]}:1"
+    given = json.dumps([[first, how], [then, other]]).replace("CUT", cut)
+    source = parity.ROWS[0] if name == "encoder_decoder" else None
+    arguments = f"{json.dumps(section(model, exported))}, ...{given}, {json.dumps(source)}"
+    worst, spent = tab.evaluate(f"{AFTER}({arguments})")
+    assert worst <= 1e-5
+    if name == "decoder" and case in SPARED:
+        assert spent <= {"nothing": 0, "goes on": 0.15, "other end": 0.4}.get(case, 0.9)
+    if name == "decoder" and case not in SPARED:
+        assert spent > 0.5
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gemma2", "gpt2", "mistral", "gpt-neox", "t5"])
+def test_families_hold_the_first_tokens(name: str, tab: Tab) -> None:
+    """Biases, mixtures, soft caps and windows: a text that goes on is what it is in one run."""
+    model = parity.ours(name)
+    source = parity.ROWS[0] if model.spec.layout == "encoder-decoder" else None
+    arguments = f"{json.dumps(section(model, export(model)))}, {json.dumps([LONG, {}])}, {json.dumps([[*LONG, 4], {}])}"
+    worst, spent = tab.evaluate(f"{AFTER}({arguments}, {json.dumps(source)})")
+    assert worst <= 1e-4
+    assert spent < 0.5

@@ -50,7 +50,7 @@ def quickstart(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a small transformer on real text in 90 seconds, sample from it, and show its attention."""
+    """Train a small transformer on real text in 90 seconds, sample from it, and write a page that runs it."""
     from triptych.cli.training_progress import TrainingProgress
 
     if resume and force:
@@ -71,4 +71,5 @@ def quickstart(
         screen.result(result.to_dict())
         return
     title = f"{result.steps:,} steps in {result.seconds:,.0f} s. {result.held_out.sentence}"
-    screen.show(screen.facts([("model", str(result.model)), ("page", f"{result.report}, open it in a browser")]), title)
+    page = f"{result.report}, open it in a browser: the model runs in it, offline"
+    screen.show(screen.facts([("model", str(result.model)), ("page", page)]), title)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from triptych import ops
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page.live_export import check_size, export
@@ -23,8 +25,8 @@ NOTES = {
 }
 
 
-def live_section(model: Model, text: str | None = None) -> LiveSection:
-    """The section that runs `model`, in int8 with fp32 activations; it begins with `text`.
+def live_section(model: Model, text: str | None = None, note: str | None = None) -> LiveSection:
+    """The section that runs `model`, in int8 with fp32 activations; it begins with `text`, and `note` introduces it.
 
     Raises InputError for a model without a tokenizer, one that reads no text, and as `live_export.export`.
     """
@@ -42,9 +44,9 @@ def live_section(model: Model, text: str | None = None) -> LiveSection:
         "ids": {"mask": model.tokenizer.mask_id, "start": spec.ids.start, "stop": sorted(stops)},
         "tokenizer": tokenizer, "program": exported.program, "tables": exported.tables, "tensors": exported.tensors,
         "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
-        "weights": exported.base64(),
+        "equations": _equations(exported.program), "weights": exported.base64(),
     }  # fmt: skip
-    return LiveSection("Run the model", NOTES[spec.layout], content)
+    return LiveSection("Run the model", note or NOTES[spec.layout], content)
 
 
 def live_page(model: Model, name: str, text: str | None = None) -> str:
@@ -61,6 +63,12 @@ def live_page(model: Model, name: str, text: str | None = None) -> str:
         ],
     )
     return render(name, [section, facts], subtitle="A model that runs in this page")
+
+
+def _equations(program: Mapping[str, Any]) -> dict[str, str]:
+    """What each operation of a program computes, from the table of operations."""
+    used = {step["op"] for entry in program["entries"].values() for step in entry["instructions"]}
+    return {name: ops.OPERATIONS[name].equation for name in sorted(used) if name in ops.OPERATIONS}
 
 
 def _first_text(model: Model) -> str:

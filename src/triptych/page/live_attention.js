@@ -75,8 +75,10 @@ Object.assign(operations, {
     return valueOf([heads, n, s], out);
   },
 
-  extend({ k, v, layer, leaf, run }) {
-    return run.cache ? run.cache.extend(layer, leaf, k ?? v) : k ?? v;
+  extend({ k, v, layer, leaf, run, out }) {
+    const fresh = k ?? v;
+    if (run.cache) return run.cache.extend(layer, leaf, fresh);
+    return run.held?.tokens ? joinRows(run.held.run.values.get(out), run.past, fresh) : fresh;
   },
 
   attend,

@@ -24,6 +24,12 @@ function half(bits) {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
+// fp16 numbers, by their bits, as fp32 ones.
+function floats(bits, into) {
+  if (globalThis.Float16Array) return into.set(new Float16Array(bits.buffer, bits.byteOffset, bits.length));
+  for (let i = 0; i < bits.length; i++) into[i] = half(bits[i]);
+}
+
 // One row of a matrix as fp32 numbers; `from` is a multiple of 32.
 function expandRow(codes, from, scales, columns, line) {
   for (let c = 0; c < columns; c++) line[c] = codes[from + c] * scales[(from + c) >> 5];
@@ -155,7 +161,7 @@ class Weights {
     if (kind === "fp32") return { shape, data: new Float32Array(stored(0, count * 4)) };
     new Uint8Array(this.kernel.buffer, at, count).set(raw.subarray(offset, offset + count));
     const [scales, halves] = [at + aligned(count), new Uint16Array(stored(count, (count / GROUP) * 2))];
-    new Float32Array(this.kernel.buffer, scales, halves.length).set(Float32Array.from(halves, half));
+    floats(halves, new Float32Array(this.kernel.buffer, scales, halves.length));
     return { shape, codes: at, scales, rows: shape[0], columns: shape[1], stride: padded(shape[1]) };
   }
 

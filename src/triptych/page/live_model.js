@@ -1,7 +1,8 @@
 // The interpreter: runs the entries of a program on one text, as `triptych.program.interpret` does.
 //
 // `how` says what is run differently and what is kept:
-//   cuts       a Set of parts that contribute nothing: "blocks.0.attn:3" is a head, "blocks.0.mlp" an MLP.
+//   cuts       a Set of what contributes nothing: "blocks.0.attn:3" is a head, "blocks.0.mlp" an MLP, and
+//              "decode:t18<x" the arrow into the input `x` of the step whose result is t18.
 //   mask       false: every query sees every key.      scale     false: scores are not scaled by 1/√d.
 //   patterns   true: keep the attention weights of every head.
 
@@ -9,24 +10,40 @@ const integers = (numbers) => ({ shape: [numbers.length], data: Int32Array.from(
 const counting = (from, count) => integers(Array.from({ length: count }, (_, i) => from + i));
 
 // One entry on one text.  `values` has every value by name afterwards, `patterns` the attention weights by part.
+// `held` is what still holds of an earlier run (live_reuse.js).
 class Run {
-  constructor(model, entry, given, how, cache) {
-    Object.assign(this, { model, how, cache, weights: model.weights });
-    const tokens = given.tokens;
-    this.past = cache ? cache.length : 0;
-    this.end = this.past + tokens;
+  constructor(model, name, given, how, cache = null, held = null) {
+    const entry = model.entries[name];
+    Object.assign(this, { model, name, entry, given, how, cache, held, weights: model.weights });
+    this.past = cache ? cache.length : held?.tokens ?? 0;
+    this.end = this.past + given.tokens;
     this.patterns = new Map();
     this.values = new Map(Object.entries(given.values));
-    const own = {
+    this.own(given.tokens);
+    entry.instructions.forEach((step, index) => this.values.set(step.out[0], this.earlier(step, index) ?? this.result(step)));
+    if (held?.tokens) joinRuns(this, held);
+    if (cache && cache.length < this.end) cache.length = this.end;
+    this.outputs = entry.outputs.map((output) => this.values.get(output));
+  }
+
+  // Inputs that are made from the number of tokens alone.
+  own(tokens) {
+    const made = {
       positions: () => counting(this.past, tokens),
       q_pos: () => counting(this.past, tokens),
       k_pos: () => counting(0, this.end),
       row_ends: () => integers(Array(tokens).fill(this.end)),
       token_types: () => integers(Array(tokens).fill(0)),
     };
-    for (const name of entry.inputs) if (!this.values.has(name) && own[name]) this.values.set(name, own[name]());
-    this.outputs = this.steps(entry);
-    if (cache && cache.length < this.end) cache.length = this.end;
+    for (const input of this.entry.inputs) if (!(input in this.given.values) && made[input]) this.values.set(input, made[input]());
+  }
+
+  // What an earlier run of the same text has for a step before the first one that changed.
+  earlier(step, index) {
+    if (!this.held || index >= this.held.step) return undefined;
+    const { run } = this.held;
+    if (step.op === "attend" && run.patterns.has(attendPart(step))) this.patterns.set(attendPart(step), run.patterns.get(attendPart(step)));
+    return run.values.get(step.out[0]);
   }
 
   steps(entry) {
@@ -35,18 +52,16 @@ class Run {
   }
 
   result(step) {
-    const call = { ...step.attributes, run: this, names: step.weights };
-    for (const [key, name] of Object.entries(step.inputs)) call[key] = this.values.get(name);
+    const call = { ...step.attributes, run: this, names: step.weights, out: step.out[0] };
+    for (const [key, name] of Object.entries(step.inputs)) {
+      const value = this.values.get(name);
+      call[key] = this.how.cuts?.has(arrowName(this.name, step, key)) ? zeros(value) : value;
+    }
     for (const [key, name] of Object.entries(step.weights)) {
       if (this.model.section.tensors[name].kind === "fp32") call[key] = this.weights.numbers(name);
     }
     const value = operations[step.op](call);
-    return this.how.cuts?.has(step.op === "site" && this.partOf(step.out[0])) ? zeros(value) : value;
-  }
-
-  // "blocks.0.mlp" for the site "blocks.0.mlp.out", where an MLP's contribution passes.
-  partOf(site) {
-    return site.endsWith(".mlp.out") ? site.slice(0, -".out".length) : null;
+    return this.how.cuts?.has(step.op === "site" && mlpPart(step)) ? zeros(value) : value;
   }
 
   // The steps of one expert of a mixture, with that expert's weights.
@@ -55,10 +70,17 @@ class Run {
     const renamed = (step) => ({ ...step, weights: Object.fromEntries(Object.entries(step.weights).map(([k, v]) => [k, own(v)])) });
     const inside = Object.create(this); // the same run with values of its own: names repeat
     inside.values = new Map([[entry.inputs[0], x]]);
+    inside.how = {}; // cuts name steps of the entry, not of its experts
     return inside.steps({ ...entry, instructions: entry.instructions.map(renamed) })[0];
   }
 }
 
+// "blocks.0.mlp" for the site "blocks.0.mlp.out", where an MLP's contribution passes; "blocks.0.attn" for an attention.
+const mlpPart = (step) => (step.out[0].endsWith(".mlp.out") ? step.out[0].slice(0, -".out".length) : null);
+const attendPart = (step) => step.attributes.ports[0].slice(0, step.attributes.ports[0].lastIndexOf("."));
+
+// The arrow into one input of a step: cut, the step reads zeros there.
+const arrowName = (entry, step, key) => `${entry}:${step.out[0]}<${key}`;
 const zeros = (value) => valueOf(value.shape, new Float32Array(value.data.length));
 
 class LiveModel {
@@ -70,21 +92,34 @@ class LiveModel {
     this.weights = new Weights(section.tensors, section.weights, plain);
   }
 
-  // The encoder on a text; `memory` is what a decoder beside it reads: its keys and values of every layer.
-  encode(input, how = {}) {
-    const run = new Run(this, this.entries.encode, this.given(input), how, null);
+  // The encoder on a text; `memory` is what a decoder beside it reads: its keys and values of every layer.  Earlier
+  // results of this method shorten the run where they can.
+  encode(input, how = {}, earlier = []) {
+    const run = this.run("encode", this.given(input), how, earlier.map((one) => one?.run));
     if (!this.entries.cross_kv) return { run, hidden: run.outputs[0] };
     const [hidden] = run.outputs;
-    const entry = this.entries.cross_kv;
-    const keys = new Run(this, entry, { tokens: hidden.shape[0], values: { memory: hidden } }, how, null);
-    return { run, hidden, memory: Object.fromEntries(entry.outputs.map((name, i) => [name, keys.outputs[i]])) };
+    const given = { tokens: hidden.shape[0], values: { memory: hidden } };
+    const keys = this.run("cross_kv", given, how, earlier.map((one) => one?.keys));
+    return { run, hidden, keys, memory: Object.fromEntries(keys.entry.outputs.map((name, i) => [name, keys.outputs[i]])) };
   }
 
   // The decoder on ids; with a cache, on those that follow the ones it holds.
-  decode(ids, how = {}, memory = {}, cache = null) {
+  decode(ids, how = {}, memory = {}, cache = null, earlier = []) {
     const { tokens, values } = this.given(ids);
-    const run = new Run(this, this.entries.decode, { tokens, values: { ...values, ...memory } }, how, cache);
+    const given = { tokens, values: { ...values, ...memory } };
+    const run = cache ? new Run(this, "decode", given, how, cache) : this.run("decode", given, how, earlier.map((one) => one?.run));
     return { run, hidden: run.outputs[0] };
+  }
+
+  // An entry, of which as much is computed as no earlier run has.
+  run(name, given, how, earlier) {
+    const held = mostHeld(this.entries[name], given, how, earlier);
+    const rest = held?.tokens ? { tokens: given.tokens - held.tokens, values: { ...given.values, ids: integers(given.values.ids.data.subarray(held.tokens)) } } : given;
+    const run = new Run(this, name, rest, how, null, held);
+    run.given = given;
+    for (const [key, value] of Object.entries(given.values)) run.values.set(key, value);
+    run.held = null; // or every run would keep all those before it
+    return run;
   }
 
   // Token ids, or frames or patches as a value.
@@ -95,16 +130,20 @@ class LiveModel {
     return { tokens, values: { [name]: input } };
   }
 
-  // What the head gives: of all vectors, or of those at `rows` alone.
-  logits(hidden, rows = null) {
-    if (!this.entries.unembed) return hidden;
+  // The head's run, on all vectors or on those at `rows` alone; null for a model that has none.
+  unembed(hidden, rows = null) {
+    if (!this.entries.unembed) return null;
     const width = last(hidden);
     let chosen = hidden;
     if (rows) {
       chosen = valueOf([rows.length, width], new Float32Array(rows.length * width));
       rows.forEach((row, i) => chosen.data.set(hidden.data.subarray(row * width, (row + 1) * width), i * width));
     }
-    const given = { tokens: chosen.shape[0], values: { hidden: chosen } };
-    return new Run(this, this.entries.unembed, given, {}, null).outputs[0];
+    return new Run(this, "unembed", { tokens: chosen.shape[0], values: { hidden: chosen } }, {});
+  }
+
+  // What the head gives.
+  logits(hidden, rows = null) {
+    return this.unembed(hidden, rows)?.outputs[0] ?? hidden;
   }
 }

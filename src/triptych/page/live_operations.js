@@ -92,9 +92,9 @@ const operations = {
     return eachVector(x, (vector, out) => {
       let mean = 0;
       let variance = 0;
-      for (const value of vector) mean += value;
+      for (let i = 0; i < vector.length; i++) mean += vector[i];
       mean /= vector.length;
-      for (const value of vector) variance += (value - mean) ** 2;
+      for (let i = 0; i < vector.length; i++) variance += (vector[i] - mean) ** 2;
       const factor = 1 / Math.sqrt(variance / vector.length + eps);
       for (let i = 0; i < out.length; i++) {
         out[i] = (vector[i] - mean) * factor * weight.data[i] + (bias ? bias.data[i] : 0);
@@ -105,7 +105,7 @@ const operations = {
   rms_norm({ x, weight, offset, eps }) {
     return eachVector(x, (vector, out) => {
       let squares = 0;
-      for (const value of vector) squares += value * value;
+      for (let i = 0; i < vector.length; i++) squares += vector[i] * vector[i];
       const factor = 1 / Math.sqrt(squares / vector.length + (eps ?? 2 ** -23)); // torch's default is fp32's epsilon
       for (let i = 0; i < out.length; i++) out[i] = vector[i] * factor * (weight.data[i] + (offset ?? 0));
     });
@@ -114,7 +114,7 @@ const operations = {
   l2_normalize({ x }) {
     return eachVector(x, (vector, out) => {
       let squares = 0;
-      for (const value of vector) squares += value * value;
+      for (let i = 0; i < vector.length; i++) squares += vector[i] * vector[i];
       const norm = Math.max(Math.sqrt(squares), 1e-12);
       for (let i = 0; i < out.length; i++) out[i] = vector[i] / norm;
     });

@@ -66,7 +66,12 @@ class Board {
   }
 
   clear() {
-    this.cuts.clear();
+    this.set([]);
+  }
+
+  // These are cut, and no others.
+  set(cuts) {
+    this.cuts = new Set(cuts);
     this.mark();
     this.changed();
   }

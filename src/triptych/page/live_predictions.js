@@ -79,11 +79,13 @@ class CachePicture {
     this.canvas = el("canvas", { class: "cache", "aria-hidden": "true" });
     this.text = el("p", { class: "quiet", role: "status" });
     this.node = el("div", { class: "kv", hidden: "" }, el("h4", {}, "KV cache"), this.canvas, this.text);
+    repaints.push(() => this.last && this.show(...this.last));
   }
 
   // `filled` positions, of which the last step computed `fresh`.
   show(filled, fresh, capacity) {
     this.node.hidden = false;
+    this.last = [filled, fresh, capacity];
     const columns = Math.min(capacity, Math.max(64, filled));
     const first = Math.max(0, filled - columns);
     this.canvas.width = columns;

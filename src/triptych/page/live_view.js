@@ -13,18 +13,28 @@ const slider = (name, attributes) => {
 class LiveView {
   constructor(section, place) {
     this.section = section;
-    this.model = new LiveModel(section);
+    this.model = null; // until its weights are unpacked, behind the first picture of the page
     this.tokenizer = Tokenizer.from(section.tokenizer);
     this.parts = partsOf(section);
     this.both = section.layout === "encoder-decoder";
     this.decodes = section.layout !== "encoder";
     this.generates = this.decodes && section.head === "LMHead";
     this.masked = new Set(); // positions that the reader masked, of an encoder's text
-    this.before = { key: null, logits: [] }; // the whole model's logits of the same tokens
+    this.now = null; // the last result of `compute`, and that of the whole model on the same tokens
+    this.whole = null;
     this.seed = 0;
     this.cost = 0; // milliseconds that the last text took
     this.build(place);
+    place.setAttribute("aria-busy", "true");
+    this.speed.textContent = "Unpacking the weights …";
+    requestAnimationFrame(() => setTimeout(() => this.load(place), 0));
+  }
+
+  load(place) {
+    this.model = new LiveModel(this.section);
     this.update();
+    place.setAttribute("aria-busy", "false");
+    performance.mark("live-ready");
   }
 
   build(place) {
@@ -47,33 +57,83 @@ class LiveView {
     this.effect = el("p", { class: "effect", "aria-live": "polite" });
     this.speed = el("p", { class: "quiet" });
     this.maps = el("div", { class: "maps" });
+    this.flow = new Flow(this);
+    this.lessons = new Lessons(this);
     place.append(
       el("div", { class: "desk" },
         el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning, ...this.writing()),
         el("div", {}, this.predictions, this.effect, this.speed)),
+      el("h3", {}, "Ten short chapters"),
+      this.lessons.node,
       el("h3", {}, "Parts"),
       el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, and a line on each bar marks the whole model."),
       this.board.node,
       this.switches(),
+      el("h3", {}, "The way through the model"),
+      this.flow.node,
       el("h3", {}, "Attention"),
       this.maps);
+    this.flow.draw();
   }
 
   // Whether scores are masked and scaled; pressed is as the model was trained.
   switches() {
     const one = (label, key, hint) => {
-      const toggle = button(label, hint, () => {
-        this.off[key] = !this.off[key];
-        toggle.setAttribute("aria-pressed", !this.off[key]);
-        this.update();
-      });
+      const toggle = button(label, hint, () => this.switch(key, !this.off[key]));
       toggle.setAttribute("aria-pressed", "true");
+      this.toggles[key] = toggle;
       return toggle;
     };
     this.off = { mask: false, scale: false };
-    const mask = one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
-    const scale = one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
-    return el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...(this.decodes ? [mask] : []), scale);
+    this.toggles = {};
+    const both = [
+      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training")] : []),
+      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper")] : []),
+    ];
+    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...both) : "";
+  }
+
+  switch(key, off) {
+    this.off[key] = off;
+    this.toggles[key].setAttribute("aria-pressed", !off);
+    this.update();
+  }
+
+  // Whether the model scales its scores: T5 does not.
+  get scales() {
+    const { encode, decode } = this.section.program.entries;
+    return [encode, decode].some((entry) => entry?.instructions.some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
+  }
+
+  // Whether tokens can be masked and filled in.
+  get masks() {
+    return !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
+  }
+
+  // Whether norms stand before the parts that read them.
+  get prenorm() {
+    return Object.values(this.section.program.entries).some(({ instructions }) => instructions.some(({ weights }) => Object.values(weights).some((name) => /norm\.pre/.test(name))));
+  }
+
+  setText(text) {
+    this.source.input.value = text;
+    this.masked.clear();
+    this.update();
+  }
+
+  // These parts and arrows are cut, and no others.
+  cutOnly(...cuts) {
+    this.board.set(cuts);
+  }
+
+  cutsAre(...cuts) {
+    return cuts.length === this.board.cuts.size && cuts.every((cut) => this.board.cuts.has(cut));
+  }
+
+  heat(temperature) {
+    this.temperature.input.value = temperature;
+    this.temperature.input.dispatchEvent(new Event("input"));
+    this.update();
   }
 
   // What a model that generates has besides.
@@ -125,30 +185,27 @@ class LiveView {
 
   how(changed = true) {
     const how = { patterns: true };
-    return changed ? { ...how, cuts: this.board.cuts, mask: !this.off.mask, scale: !this.off.scale } : how;
+    return changed ? { ...how, cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale } : how;
   }
 
   get changed() {
     return this.board.cuts.size > 0 || this.off.mask || this.off.scale;
   }
 
-  // The attention of all stacks and the logits of the rows that are shown.
-  compute({ source, ids }, how) {
+  // The runs of all stacks, their attention, and the logits of the rows that are shown.
+  compute({ source, ids }, how, earlier = []) {
     const patterns = new Map();
-    const keep = (run) => run.patterns.forEach((value, part) => patterns.set(part, value));
-    let memory = {};
-    if (source) {
-      const encoded = this.model.encode(source, how);
-      keep(encoded.run);
-      memory = encoded.memory;
-    }
-    const { run, hidden } = this.decodes ? this.model.decode(ids, how, memory) : this.model.encode(ids, how);
-    keep(run);
+    const of = (stack) => earlier.map((one) => one?.[stack]);
+    const read = source ?? (this.decodes ? null : ids);
+    const encoder = read && this.model.encode(read, how, of("encoder"));
+    const decoder = this.decodes ? this.model.decode(ids, how, encoder?.memory, null, of("decoder")) : null;
+    for (const stack of [encoder, decoder]) stack?.run.patterns.forEach((value, part) => patterns.set(part, value));
+    const { hidden } = decoder ?? encoder;
     const whole = this.section.head === "ClassHead"; // its head reads all vectors and gives one row
     const rows = whole ? [0] : this.rowsOf(ids);
     const logits = this.model.logits(hidden, whole ? null : rows);
     const width = last(logits);
-    return { patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
+    return { encoder, decoder, hidden, patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
   }
 
   // The positions whose predictions are shown: the last of a text that goes on, the masks, or the first.
@@ -160,25 +217,33 @@ class LiveView {
 
   update() {
     clearTimeout(this.soon);
+    if (!this.model) return;
     const began = performance.now();
     const tokens = this.read();
     if (!tokens.ids.length || tokens.source?.length === 0) {
       this.warning.textContent = "There are no tokens yet; type something.";
       return;
     }
-    const now = this.compute(tokens, this.how());
+    const now = this.compute(tokens, this.how(), [this.now, this.whole]);
     const key = JSON.stringify(tokens);
-    if (!this.changed) this.before = { key, logits: now.logits };
-    else if (this.before.key !== key) this.before = { key, logits: this.compute(tokens, { patterns: false }).logits };
+    if (!this.changed) this.whole = { ...now, key };
+    else if (this.whole?.key !== key) this.whole = { ...this.compute(tokens, this.how(false), [this.whole]), key };
+    this.now = now;
+    this.tokens = tokens;
     this.showTokens(tokens);
     this.showPredictions(tokens, now);
     this.showAttention(tokens, now.patterns);
+    this.flow.show();
+    this.lessons.show();
     this.cost = performance.now() - began;
     const count = tokens.ids.length + (tokens.source?.length ?? 0);
     this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${this.model.weights.kernel.name}.`;
   }
 
   showTokens({ source, ids }) {
+    const key = JSON.stringify([source, ids, [...this.masked]]);
+    if (this.shownTokens === key) return;
+    this.shownTokens = key;
     const strip = (label, list, mask) => {
       const chips = this.tokenizer.pieces(list).map((piece, at) => {
         const inside = [bdi(piece), el("sub", {}, String(list[at]))];
@@ -192,8 +257,7 @@ class LiveView {
       return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
     };
     const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
-    const masks = !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
-    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, masks));
+    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, this.masks));
     if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
   }
 
@@ -220,7 +284,7 @@ class LiveView {
     const temperature = this.generates ? Number(this.temperature.input.value) : 1;
     const pairs = rows.slice(0, count).map((row, i) => {
       const now = probabilities([...logits[i]], temperature);
-      const before = this.changed ? probabilities([...this.before.logits[i]], temperature) : null;
+      const before = this.changed ? probabilities([...this.whole.logits[i]], temperature) : null;
       const kept = this.generates ? nucleus(now, Number(this.top.input.value)) : null;
       this.bars[i].title.textContent = this.heading(ids, row);
       this.bars[i].show(now, before, kept, (index) => this.nameOf(index));

@@ -23,13 +23,18 @@ from triptych.errors import CheckpointError, TriptychError
 from .sections import Chapter, Section, section_data
 
 SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js")
-INTERPRETER = ("live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_model.js")
+INTERPRETER = (
+    "live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_model.js",
+)  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
 #: Style and scripts that a page has besides where it has a section of a kind.
 OF_KIND = {
-    "live": ("live.css", *INTERPRETER, *TOKENIZER_SCRIPTS, "live_parts.js", "live_predictions.js", "live_view.js"),
+    "live": (
+        "live.css", *INTERPRETER, *TOKENIZER_SCRIPTS, "live_parts.js", "live_predictions.js", "live_graph.js",
+        "live_words.js", "live_flow.js", "live_chapters.js", "live_lessons.js", "live_view.js",
+    ),
     "playground": ("playground.js",),
-}
+}  # fmt: skip
 
 
 def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:

@@ -1,7 +1,7 @@
-"""Train a small transformer on real text, write with it, and show its attention: one call, three panels.
+"""Train a small transformer on real text, write with it, and make a page that runs it: one call, three panels.
 
-A panel is one layout on one task: a recipe of the same name, the samples it writes, how it is evaluated, and what its
-page shows.
+A panel is one layout on one task: a recipe of the same name, the samples it writes, how it is evaluated, and the text
+that its page begins with.
 """
 
 from __future__ import annotations

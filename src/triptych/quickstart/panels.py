@@ -1,16 +1,14 @@
-"""The three panels: the samples they write, how they are evaluated, and the attention maps they show."""
+"""The three panels: the samples they write, how they are evaluated, and the text that their page begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from triptych.model import Model
-from triptych.page import AttentionMap
-from triptych.page.inspect import inspect_text
 from triptych.train import Job
 from triptych.train.sources import pairs
 
@@ -41,7 +39,8 @@ class HeldOutResult:
 class Panel:
     """One layout on one task.
 
-    `samples` is the heading over what `write` gives, `description` says what the attention maps show.
+    `samples` is the heading over what `write` gives.  `text` is what the model in the page begins with, `description`
+    says what the model does with it and what its attention maps show.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Panel:
     description: str
     write: Callable[[Model], Samples]
     evaluate: Callable[[Model, Job], HeldOutResult]
-    maps: Callable[[Model], Sequence[AttentionMap]]
+    text: str
 
 
 # ---------------------------------------------------------------- decoder
@@ -109,7 +108,6 @@ FOLIO = (
     "we shall",
     "Pesant slaue",
 )  # as long as the passages of its training data
-STACKS = ("cross", "encoder", "decoder")
 PASSAGES = 200  # held-out passages that are generated for the evaluation
 
 
@@ -158,32 +156,32 @@ PANELS = {
             "decoder",
             "A decoder that writes",
             "Generated text",
-            "It reads a text character by character and predicts the next one.  Each row of a map shows how one "
-            "character attends to those before it; later ones are masked, so the upper right stays empty.",
+            "It reads a text character by character and predicts the next one.  Type, let it write, cut parts out.  "
+            "Each row of a map shows how one character attends to those before it; later ones are masked.",
             _continue,
             _nats,
-            lambda model: inspect_text(model, SENTENCE).maps,
+            SENTENCE,
         ),
         Panel(
             "encoder",
             "An encoder that fills in masked words",
             "Predictions for masked words",
-            "It reads a whole text at once with some words masked, and predicts the masked words.  Each row of a map "
-            "shows how one word attends to the words on both sides of it.",
+            "It reads a whole text at once with some words masked, and predicts those.  Type, press a word to mask it, "
+            "cut parts out.  Each row of a map shows how one word attends to the words on both sides of it.",
             _fill,
             _filled,
-            lambda model: inspect_text(model, GAPS[2]).maps,
+            GAPS[2],
         ),
         Panel(
             "encoder-decoder",
             "An encoder-decoder that modernizes spelling",
             "Passages in modern spelling",
             "Its encoder reads a passage as the First Folio of 1623 spells it, its decoder writes it in modern "
-            "spelling.  The cross-attention maps are alignments: they show which letters of the source each letter of "
-            "the output attends to.",
+            "spelling.  Type a source and let it write.  The cross-attention maps are alignments: they show which "
+            "letters of the source each letter of the output attends to.",
             _modernize,
             _corrected,
-            lambda model: sorted(inspect_text(model, FOLIO[2]).maps, key=lambda item: STACKS.index(item.stack)),
+            FOLIO[2],
         ),
     )
 }

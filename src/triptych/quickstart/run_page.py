@@ -7,6 +7,7 @@ from pathlib import Path
 
 from triptych import page
 from triptych.model import Model
+from triptych.page.live import live_section
 from triptych.page.plot import png
 from triptych.quickstart.panels import HeldOutResult, Panel
 from triptych.train import Job
@@ -30,7 +31,7 @@ def curve(job: Job) -> page.Curve:
 def write_page(
     out: Path, panel: Panel, job: Job, model: Model, samples: list[page.Sample], held_out: HeldOutResult
 ) -> None:
-    """`loss.png` if matplotlib is installed, and `report.html`, one file that works offline."""
+    """`loss.png` if matplotlib is installed, and `report.html`: one file that works offline and runs the model."""
     losses = curve(job)
     if importlib.util.find_spec("matplotlib") is not None:
         png(out / CURVE, losses)
@@ -46,8 +47,8 @@ def write_page(
     commands = _commands(panel, out / "model")
     sections: list[page.Section] = [
         page.Facts("Result", facts),
+        live_section(model, panel.text, panel.description),
         page.Samples(panel.samples, samples),
-        page.AttentionSection("Attention", panel.description, list(panel.maps(model))),
         losses,
         page.Prose("Next commands", commands),
     ]
