@@ -40,7 +40,7 @@ class Reading {
     this.node.replaceChildren(
       el("h4", {}, bdi(head.queries[t]), el("sub", {}, String(t)), " reads"),
       el("ol", {}, ...items),
-      el("p", { class: "quiet" }, head.count ? `The ${head.count} largest weights of this row; together ${sum.toFixed(3)} of its sum.` : `This row sums to ${sum.toFixed(3)} over ${row.length} keys.`),
+      el("p", { class: "quiet" }, head.count ? `The largest weights of this row, of at least 0.02 and at most ${head.count}; they sum to ${sum.toFixed(3)}.` : `This row sums to ${sum.toFixed(3)} over ${row.length} keys.`),
     );
   }
 }
@@ -75,7 +75,7 @@ class AttentionView {
     this.top = el("span");
     const stacks = this.stacks.map((stack) => [stack, STACKS[stack].label, STACKS[stack].hint]);
     const shades = Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]);
-    const kept = this.section.heads ? "" : ` Weights are kept in steps of 1/${this.section.steps}, those of long texts to within 0.002.`;
+    const kept = this.section.heads ? "" : ` Weights are kept in steps of 1/${this.section.steps}, those of long texts to within 0.004.`;
     this.lines.node.hidden = true;
     const controls = el("div", { class: "controls" },
       choice("Drawn as", [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]], this.as, (as) => this.draw(as)),

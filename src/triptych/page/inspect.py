@@ -46,7 +46,8 @@ class Inspection:
     """One text inside a model: `maps` are the attention patterns that were read, `values` the other sites.
 
     Where all patterns are together too large for a page, `largest` has the largest weights of each query, and `maps`
-    the patterns that were selected.  `ids` are those of the text, `target_ids` all that the decoder beside an encoder read.
+    the patterns that were selected.  `ids` are those of the text, `target_ids` all that the decoder beside an encoder
+    read.
     """
 
     text: str
@@ -131,7 +132,7 @@ def inspect_text(
             if name.endswith(".pattern"):
                 maps.append(_whole_map(model, name, value, rows, targets, heads))
             else:
-                values.append(_values(name, value))
+                values.append(values_of(name, value))
     if not whole:
         every = check_selection(model.spec, site)
         wanted = [name for name in every if name.endswith(".pattern")]
@@ -140,7 +141,7 @@ def inspect_text(
         reads = [Read(name, reduce=Statistics(top=count)) for name in wanted]
         trace = model.trace(rows, targets, read=[*reads, *map(Read, others)])
         largest += [_top_map(model, name, trace.statistics(name)[0], rows, targets) for name in wanted]
-        values += [_values(name, trace[name][0]) for name in others]
+        values += [values_of(name, trace[name][0]) for name in others]
     decoded = None if targets is None else tuple(targets[0])
     return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), tuple(rows[0]), decoded)
 
@@ -225,7 +226,8 @@ def _tokens(model: Model, ids: Sequence[int]) -> list[str]:
     return [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
 
 
-def _values(name: str, value: Tensor) -> Values:
+def values_of(name: str, value: Tensor) -> Values:
+    """Numbers of the values at a site, [T, ...]; of scores those of keys that are seen."""
     x = value.float()
     x = x[x.isfinite()] if name.endswith(".scores") else x  # hidden keys have -inf
     norm = math.nan if matrix(name) else float(x.flatten(1).norm(dim=1).mean())

@@ -114,9 +114,16 @@ class TopMap:
         return 3 * self.top_keys.size
 
     def packed(self) -> Json:
-        return {"count": self.top_keys.shape[2], "top": pack_top(self.top_keys, self.top_weights)}
+        """Each query's keys in their order, which packs better than that of the weights; of those after the first only
+        weights of at least `LEAST`."""
+        kept = (self.top_weights >= LEAST) | (np.arange(self.top_keys.shape[2]) == 0)
+        keys = np.where(kept, self.top_keys, -1)
+        order = np.argsort(np.where(keys < 0, MOST_KEYS, keys), axis=-1, kind="stable")
+        weights = np.take_along_axis(np.where(kept, self.top_weights, np.float32(0)), order, -1)
+        return {"count": self.top_keys.shape[2], "top": pack_top(np.take_along_axis(keys, order, -1), weights)}
 
 
+LEAST = 0.02  # weights of a long text that a page keeps, beside the largest of each query
 MOST_KEYS = 65535  # positions that two bytes hold, beside the sign for none
 AnyMap = AttentionMap | TopMap
 

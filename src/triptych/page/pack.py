@@ -47,7 +47,7 @@ def pack_top(keys: npt.NDArray[np.integer], weights: npt.NDArray[np.float32]) ->
     """Base64 text of the keys [H, T, K] (-1: none) and weights in [0, 1] of each query, best first.
 
     Keys become differences from those of the query before, modulo 2^16, in two byte planes [H, K, T]: a head that reads
-    one token, or always the same distance, is a row of equal bytes.  The weights' bytes follow, to within 0.002.
+    one token, or always the same distance, is a row of equal bytes.  The weights' bytes follow, to within 0.004.
     """
     order = (0, 2, 1)
     places = keys.transpose(order).astype(np.int64)
