@@ -18,7 +18,7 @@ from test_page import NASTY, Reader, pattern
 from triptych.cli import main
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
-from triptych.page import AttentionMap, AttentionSection, MatrixSection, PlaneSection, Points, TopMap, render
+from triptych.page import AttentionMap, AttentionSection, MatrixSection, PlanePoints, PlaneSection, TopMap, render
 from triptych.page import inspect as inspection_module
 from triptych.page.drawing import svg
 from triptych.page.head_names import names
@@ -152,7 +152,7 @@ def test_sections_that_do_not_fit_are_refused() -> None:
         TopMap("decoder", 0, ["a"], ["a"], keys, weights)
     with pytest.raises(InputError, match="positions below 2"):
         TopMap("decoder", 0, ["a", "b"], ["a", "b"], keys + 5, weights)
-    points = Points("decoder", ["l"], ["a", "b"], [0, 0], [0, 1], np.zeros((1, 3, 2)), [1.0])
+    points = PlanePoints("decoder", ["l"], ["a", "b"], [0, 0], [0, 1], np.zeros((1, 3, 2)), [1.0])
     with pytest.raises(InputError, match="points of the decoder"):
         PlaneSection("t", "", ["x"], [points])
 

@@ -28,7 +28,7 @@ from .sections import (
     VerdictSection,
 )
 from .tokenizer_data import tokenizer_data
-from .views import MatrixSection, PlaneSection, Points
+from .views import MatrixSection, PlanePoints, PlaneSection
 
 __all__ = [
     "AnyMap",
@@ -42,9 +42,9 @@ __all__ = [
     "Grid",
     "LiveSection",
     "MatrixSection",
+    "PlanePoints",
     "PlaneSection",
     "PlaygroundSection",
-    "Points",
     "Prose",
     "Sample",
     "Samples",

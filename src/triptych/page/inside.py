@@ -20,8 +20,8 @@ from triptych.page import (
     ComparisonSection,
     Facts,
     MatrixSection,
+    PlanePoints,
     PlaneSection,
-    Points,
     Section,
     Tab,
     TableSection,
@@ -191,7 +191,7 @@ def _plane(model: Model, inspections: Sequence[Inspection], stage: Stage) -> lis
     return [PlaneSection("Vectors by layer", PLANE, [one.text for one in inspections], [one for one in stacks if one])]
 
 
-def _points(model: Model, stack: str, inspections: Sequence[Inspection]) -> Points | None:
+def _points(model: Model, stack: str, inspections: Sequence[Inspection]) -> PlanePoints | None:
     """The tokens of all texts in one stack, in the plane of each of its layers."""
     layers = layer_sites(model.spec, stack)
     of_target = stack == "decoder" and model.spec.layout == "encoder-decoder"
@@ -216,7 +216,7 @@ def _points(model: Model, stack: str, inspections: Sequence[Inspection]) -> Poin
     at_layers, share = planes([torch.cat(kept) for kept in vectors], torch.tensor(place) > 0)
     short = [site.rpartition("blocks.")[2].removesuffix(".resid_post") for site in layers]
     names = ["embedding", *(f"block {number}" for number in short[1:])]
-    return Points(stack, names, tokens, text, place, at_layers.numpy(), share)
+    return PlanePoints(stack, names, tokens, text, place, at_layers.numpy(), share)
 
 
 def planes(vectors: Sequence[Tensor], counted: Tensor) -> tuple[Tensor, list[float]]:

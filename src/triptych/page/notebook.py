@@ -19,8 +19,8 @@ from triptych.page import (
     AttentionSection,
     Facts,
     MatrixSection,
+    PlanePoints,
     PlaneSection,
-    Points,
     Section,
     Tab,
     TableSection,
@@ -152,7 +152,7 @@ def _layer(site: str) -> int:
     return int(site.partition("blocks.")[2].partition(".")[0])
 
 
-def _points(trace: Trace, plain: Sequence[str]) -> list[Points]:
+def _points(trace: Trace, plain: Sequence[str]) -> list[PlanePoints]:
     """The residual stream of each stack, where at least two layers of the same positions were read."""
     found: dict[Stack, list[str]] = {}
     for site in plain:
@@ -167,7 +167,7 @@ def _points(trace: Trace, plain: Sequence[str]) -> list[Points]:
         vectors = [trace[name][0].detach().float().cpu() for name in same]
         at, share = planes(vectors, torch.tensor(places) > 0)
         tokens = _axes(trace, same[0], places, 0)[0]
-        stacks.append(Points(stack, same, tokens, [0] * len(places), list(places), at.numpy(), share))
+        stacks.append(PlanePoints(stack, same, tokens, [0] * len(places), list(places), at.numpy(), share))
     return stacks
 
 

@@ -66,7 +66,7 @@ class MatrixSection:
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class PlanePoints:
     """The tokens of a stack in a plane, layer by layer: `at` is [L, N, 2], and `share` [L] the part of the variance
     that the plane shows.  `text` says which of the section's texts each of the N `tokens` stands in, `place` where."""
 
@@ -89,7 +89,7 @@ class PlaneSection:
     title: str
     note: str
     texts: Sequence[str]
-    stacks: Sequence[Points]
+    stacks: Sequence[PlanePoints]
     kind: ClassVar[str] = "plane"
 
     def __post_init__(self) -> None:
