@@ -49,7 +49,7 @@ class AttentionView {
   constructor(section, place) {
     this.section = section;
     this.place = place;
-    this.shade = "head";
+    this.shade = section.maps?.some((map) => map.top) ? "root" : "head"; // the small weights of a long text show
     this.as = "map";
     this.order = "layer";
     this.cell = null;
