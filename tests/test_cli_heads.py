@@ -40,7 +40,7 @@ def test_the_table_and_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "no head of" in out
     assert "next was not measured: a causal model" in err
     page = (tmp_path / "heads.html").read_text("utf-8")
-    assert "Heads by role" in page
+    assert "The best heads of each role" in page
     assert "http:" not in page.replace("http://www.w3.org", "")
 
 

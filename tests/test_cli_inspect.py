@@ -180,7 +180,7 @@ def test_inspect_saves_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("argv", "endings"),
     [
-        (["inspect", "m", "text", "--save", "out.pdf"], ".html or .htm or .png"),
+        (["inspect", "m", "text", "--save", "out.pdf"], ".html or .htm or .svg or .png or .json"),
         (["explain", "--example", "L2.1", "--save", "out.png"], ".html or .htm"),
         (["lab", "scaling", "--report", "out.png"], ".html or .htm"),
     ],

@@ -140,7 +140,7 @@ def test_a_page_that_still_unpacks_its_weights_says_so_and_shows_no_controls(bro
     tab.evaluate("release()")
     tab.wait()
     assert tab.evaluate(STATUS) == ""
-    assert tab.evaluate(BUTTONS) == 2 + 2 + 3 + 3 + 2  # and the heads, the scales, the sizes and the two files
+    assert tab.evaluate(BUTTONS) == 2 + 2 + 2 + 3 + 3 + 3  # and the heads, map or lines, scales, sizes, three files
     assert tab.console() == []
 
 

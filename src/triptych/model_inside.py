@@ -18,6 +18,7 @@ from triptych.errors import InputError
 from triptych.nn import Row
 from triptych.other_libraries import NamesOfOthers, of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
+from triptych.probe.display import Displayed
 from triptych.probe.sites import Selection
 from triptych.probe.size import TraceSize, check_size, limit_of, shared_sites, trace_size
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
@@ -26,7 +27,7 @@ from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import Tokenizer
 
 
-class ModelInside(metaclass=NamesOfOthers):
+class ModelInside(Displayed, metaclass=NamesOfOthers):
     """A module with its tokenizer and config; its logits, traces, statistics, patching and lenses."""
 
     def __init__(
@@ -130,6 +131,7 @@ class ModelInside(metaclass=NamesOfOthers):
         check_size(self._size(plan, first, second, limit), limit, max_bytes)
         session = Session(plan, allow_null=allow_null)
         session.trace.read_rows(rows, first, second)
+        session.trace.tokenizer = self.tokenizer
         with torch.set_grad_enabled(plan.wants_grad):
             session.trace.logits = self._forward(first, second, None, None, session.taps)
         return session.close()

@@ -140,7 +140,10 @@ def _show_link(table: LinkTable) -> None:
 
 def _save(model: Model, table: HeadTable, text: str | None, name: str, path: Path) -> None:
     from triptych.page import write
-    from triptych.page.heads import heads_page
+    from triptych.page.heads import TEXT
+    from triptych.page.inside import inside_page
+    from triptych.page.inspect import inspect_text
 
-    write(path, heads_page(model, table, name, text))
+    inspection = inspect_text(model, TEXT if text is None else text)
+    write(path, inside_page(model, [inspection], name, table=table, title="Attention heads"))
     screen.note(f"wrote {path}; open it in a browser")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from triptych.checkpoints.describe import Description, PartLine
-    from triptych.page import AttentionMap
+    from triptych.model import Model
+    from triptych.page import AnyMap, AttentionMap, TopMap
     from triptych.page.inspect import Inspection
     from triptych.spec import ModelSpec
 
-PAGE_OR_PICTURE = (".html", ".htm", ".png")
+PAGE = (".html", ".htm")
+SAVED = (*PAGE, ".svg", ".png", ".json")
+MOST_DRAWN = 64  # heads in a picture of matplotlib
 TOP_KEYS = 4  # keys listed for each query
 
 
@@ -47,12 +51,16 @@ def inspect(
         str | None,
         typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder; by default generated."),
     ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option("--beside", metavar="TEXT", help="Another text, shown beside the first in a page. Repeatable."),
+    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(
             "--save",
             metavar="FILE",
-            help="Write the attention to an offline .html page or a .png picture, with --draw the drawing to an .svg.",
+            help="Write an offline .html page, an .svg or .png picture, or .json; with --draw the drawing, as .svg.",
         ),
     ] = None,
     program: Annotated[
@@ -66,12 +74,17 @@ def inspect(
 ) -> None:
     """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it."""
     if draw:
-        selects = {"TEXT": text, "--site": site, "--layer": layer, "--head": head, "--target": target}
+        selects = {
+            "TEXT": text, "--site": site, "--layer": layer, "--head": head, "--target": target,
+            "--beside": beside or None,
+        }  # fmt: skip
         if other := [name for name, value in selects.items() if value is not None] or ["--program"] * program:
             raise typer.BadParameter(f"--draw shows the model itself, of any text; leave out {other[0]}")
         _draw(checkpoint, save=save, as_json=as_json)
         return
-    need_text = {"--site": site, "--layer": layer, "--head": head, "--target": target, "--save": save}
+    need_text = {
+        "--site": site, "--layer": layer, "--head": head, "--target": target, "--beside": beside or None, "--save": save
+    }  # fmt: skip
     if program:
         if text is not None or any(value is not None for value in need_text.values()):
             raise typer.BadParameter("--program shows the forward of any text; leave out TEXT and what selects of it")
@@ -82,14 +95,48 @@ def inspect(
             raise typer.BadParameter(f"{alone[0]} needs a TEXT to run the model on")
         _show_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline, as_json=as_json)
         return
+    _check_texts(text, beside or [], save)
     if save is not None:
-        screen.check_suffix(save, PAGE_OR_PICTURE, "--save")
+        _check_file(save)
+    from triptych.checkpoints.header import read_header
     from triptych.cli.loading import load_model
-    from triptych.page.inspect import inspect_text
+    from triptych.page.inspect import check_selection, inspect_text
 
+    # The header alone says whether the site, layer and head are there: nothing is loaded for a misspelt one.
+    header = read_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline)
+    check_selection(header.spec, site, layer, head, maps=save is not None and save.suffix.lower() != ".json")
     model = load_model(checkpoint)
-    inspection = inspect_text(model, text, target=target, site=site, layer=layer, head=head)
-    _show_inspection(inspection, checkpoint.model, save=save, as_json=as_json)
+    with screen.stages() as stage:
+        inspections = []
+        for number, one in enumerate([text, *(beside or [])]):
+            stage(f"text {number + 1}" if beside else "reading")
+            inspections.append(inspect_text(model, one, target=target, site=site, layer=layer, head=head))
+        if save is not None:
+            _save(model, inspections, checkpoint.model, save, stage)
+    if save is not None:
+        screen.note(f"wrote {save}" + ("; open it in a browser" if save.suffix.lower() in PAGE else ""))
+    if as_json:
+        screen.result(_as_json(inspections[0]))
+    elif save is None:
+        _show_inspection(inspections[0])
+
+
+def _check_texts(text: str, beside: Sequence[str], save: Path | None) -> None:
+    """Raise BadParameter for texts that are empty, or shown beside another without a page."""
+    for name, one in (("TEXT", text), *(("--beside", one) for one in beside)):
+        if not one.strip():
+            raise typer.BadParameter(f"{name} is empty; write a text to run the model on")
+    if beside and (save is None or save.suffix.lower() not in PAGE):
+        raise typer.BadParameter("--beside shows texts side by side in a page; add --save FILE.html")
+
+
+def _check_file(path: Path) -> None:
+    """Refuse a file that cannot be written, or that Triptych did not write, before anything is read or run."""
+    from triptych.page.render import check_place, check_replaced
+
+    screen.check_suffix(path, SAVED, "--save")
+    check_place(path)
+    check_replaced(path)
 
 
 def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
@@ -247,39 +294,59 @@ def ranges(numbers: Collection[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _show_inspection(inspection: Inspection, name: str, *, save: Path | None, as_json: bool) -> None:
-    """Attention and activations: written to `save`, or as tables."""
-    if save is not None:
-        _save(inspection, name, save)
-    if as_json:
-        maps = [
-            {"stack": m.stack, "layer": m.layer, "heads": m.head_names, "queries": list(m.queries),
-             "keys": list(m.keys), "pattern": m.weights.tolist()}
-            for m in inspection.maps
-        ]  # fmt: skip
-        values = [asdict(one) for one in inspection.values]
-        screen.result({"text": inspection.text, "target": inspection.target, "maps": maps, "values": values})
-    elif save is None:
-        if inspection.target is not None:
-            screen.note(f"target: {plain(inspection.target)}")
-        for one in inspection.maps:
-            _map(one)
-        if inspection.values:
-            _values(inspection)
+def _as_json(inspection: Inspection) -> dict[str, object]:
+    """All that was read: of long texts the largest weights of each query."""
+
+    def described(one: AnyMap, weights: dict[str, object]) -> dict[str, object]:
+        measures = {name: list(values) for name, values in (one.measures or {}).items()}
+        return {
+            "stack": one.stack, "layer": one.layer, "heads": one.head_names, "names": list(one.roles or ()),
+            "measures": measures, "queries": list(one.queries), "keys": list(one.keys), **weights,
+        }  # fmt: skip
+
+    maps = [described(one, {"pattern": one.weights.tolist()}) for one in inspection.maps]
+    largest = [
+        described(one, {"top_keys": one.top_keys.tolist(), "top_weights": one.top_weights.tolist()})
+        for one in inspection.largest
+    ]
+    values = [asdict(one) for one in inspection.values]
+    found: dict[str, object] = {"text": inspection.text, "target": inspection.target, "maps": maps, "values": values}
+    return found | ({"largest": largest} if largest else {})
 
 
-def _save(inspection: Inspection, name: str, path: Path) -> None:
+def _show_inspection(inspection: Inspection) -> None:
+    """Attention and activations as tables."""
+    if inspection.target is not None:
+        screen.note(f"target: {plain(inspection.target)}")
+    for summary in inspection.largest:
+        _numbers(summary)
+    for one in inspection.maps:
+        _map(one)
+    if inspection.values:
+        _values(inspection)
+
+
+def _save(model: Model, inspections: Sequence[Inspection], name: str, path: Path, stage: Callable[[str], None]) -> None:
+    """The page, picture or numbers, by the ending of `path`."""
     from triptych.page import AttentionSection, write
+    from triptych.page.drawing import svg
+    from triptych.page.inside import inside_page
     from triptych.page.plot import png
 
-    if path.suffix.lower() == ".png":
-        if not inspection.maps:
-            raise InputError("a picture shows attention; choose a site that ends in .pattern")
-        png(path, AttentionSection("Attention", "", inspection.maps))
-        screen.note(f"wrote {path}")
+    kind, maps = path.suffix.lower(), inspections[0].attention
+    if kind == ".json":
+        write(path, json.dumps({"made_by": "Triptych", "model": name} | _as_json(inspections[0]), ensure_ascii=False))
+    elif kind == ".svg":
+        write(path, svg(maps, "Attention"))
+    elif kind == ".png":
+        if sum(len(one.head_names) for one in maps) > MOST_DRAWN or inspections[0].largest:
+            raise InputError(
+                f"a .png has at most {MOST_DRAWN} heads with all their weights; select them with --layer and --head, or"
+                " save an .svg or .html file"
+            )
+        png(path, AttentionSection("Attention", "", maps))
     else:
-        write(path, inspection.page(name))
-        screen.note(f"wrote {path}; open it in a browser")
+        write(path, inside_page(model, inspections, name, stage=stage))
 
 
 def _map(one: AttentionMap) -> None:
@@ -291,6 +358,16 @@ def _map(one: AttentionMap) -> None:
         keys = "   ".join(f"{plain(one.keys[s])} {row[s]:.0%}" for s in best if row[s] >= 0.005)
         table.add_row(plain(query), keys)
     screen.show(table, f"{one.stack} layer {one.layer}, {heads}")
+
+
+def _numbers(one: TopMap) -> None:
+    """Of a long text: each head with the means over its queries."""
+    measures = one.measures or {}
+    table = screen.table("head", "name", *measures, right=list(measures))
+    for i, head in enumerate(one.head_names):
+        name = (one.roles[i] if one.roles else "") or "–"
+        table.add_row(str(head), name, *(f"{values[i]:,.3g}" for values in measures.values()))
+    screen.show(table, f"{one.stack} layer {one.layer}, means over {len(one.queries):,} queries")
 
 
 def _values(inspection: Inspection) -> None:

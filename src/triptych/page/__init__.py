@@ -7,11 +7,10 @@ interactive, a function in `mounts` of a `.js` file.  A new kind of section need
 from __future__ import annotations
 
 from .live_section import LiveSection
+from .maps import AnyMap, AttentionMap, AttentionSection, ComparisonSection, TopMap
 from .playground import playground
 from .render import render, write
 from .sections import (
-    AttentionMap,
-    AttentionSection,
     Chapter,
     Criterion,
     Curve,
@@ -23,28 +22,37 @@ from .sections import (
     Samples,
     Section,
     Steps,
+    Tab,
     TableSection,
     Unfolding,
     VerdictSection,
 )
 from .tokenizer_data import tokenizer_data
+from .views import MatrixSection, PlanePoints, PlaneSection
 
 __all__ = [
+    "AnyMap",
     "AttentionMap",
     "AttentionSection",
     "Chapter",
+    "ComparisonSection",
     "Criterion",
     "Curve",
     "Facts",
     "Grid",
     "LiveSection",
+    "MatrixSection",
+    "PlanePoints",
+    "PlaneSection",
     "PlaygroundSection",
     "Prose",
     "Sample",
     "Samples",
     "Section",
     "Steps",
+    "Tab",
     "TableSection",
+    "TopMap",
     "Unfolding",
     "VerdictSection",
     "playground",

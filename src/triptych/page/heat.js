@@ -1,14 +1,28 @@
-// Attention weights: unpacking them, their colours, and pictures of them.
+// Attention weights: unpacking them, their colours, and heads that hold them.
 
-// Base64 of deflated byte planes (all high bytes, then all low bytes) -> Uint16Array of steps.
-async function unpack(text) {
+// Base64 of deflated bytes.
+async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// All high bytes, then all low bytes -> Uint16Array of steps.
+async function unpack(text) {
+  const planes = await inflate(text);
   const count = planes.length / 2;
   const steps = new Uint16Array(count);
   for (let i = 0; i < count; i++) steps[i] = (planes[i] << 8) | planes[count + i];
   return steps;
+}
+
+// The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
+async function unpackTop(text, queries) {
+  const planes = await inflate(text);
+  const count = planes.length / 3;
+  const keys = new Uint16Array(count);
+  for (let i = 0; i < count; i++) keys[i] = ((planes[i] << 8) | planes[count + i]) + (i % queries ? keys[i - 1] : 0);
+  return { keys, roots: planes.subarray(2 * count) };
 }
 
 // Two scales, from nothing to much: paper to ultramarine by day, night to gold in the dark.  In each, lightness
@@ -38,28 +52,72 @@ const SHADES = {
   one: { label: "0–1", hint: "The same scale for every head, 0 to 1", top: () => 1, shade: (w) => w },
 };
 
-function paintSteps(canvas, values, width, shade, dark) {
-  canvas.width = width;
-  canvas.height = values.length / width;
+const TABLES = new Map(); // a palette as the 32-bit pixels of this machine
+
+function pixels(dark) {
+  if (!TABLES.has(dark)) TABLES.set(dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer));
+  return TABLES.get(dark);
+}
+
+// Weights in [0, 1], one pixel each, or `zoom` by `zoom` pixels.
+function paintWeights(canvas, { values, width }, shade, dark, zoom = 1) {
+  const height = values.length / width;
+  [canvas.width, canvas.height] = [width * zoom, height * zoom];
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
-  const table = colours(dark);
-  for (let i = 0; i < values.length; i++) {
-    const [r, g, b] = table[Math.round(shade(values[i]) * 255)];
-    image.data.set([r, g, b, 255], i * 4);
+  const out = new Uint32Array(image.data.buffer);
+  const table = pixels(dark);
+  for (let y = 0, i = 0; y < canvas.height; y++) {
+    const row = Math.floor(y / zoom) * width;
+    for (let x = 0; x < canvas.width; x++) out[i++] = table[Math.round(shade(values[row + (zoom === 1 ? x : Math.floor(x / zoom))]) * 255)];
   }
   context.putImageData(image, 0, 0);
 }
 
-// One head's weights; `at(t, s)` is in [0, 1].
-class Head {
-  constructor(map, index, values, tokens, steps) {
+// What all heads have in common; those below hold weights, `at(t, s)` in [0, 1].
+class AnyHead {
+  constructor(map, index, tokens) {
     this.stack = map.stack;
     this.layer = map.layer;
     this.head = map.heads[index];
     this.role = map.roles?.[index] ?? "";
+    this.measures = Object.entries(map.measures ?? {}).map(([name, values]) => [name, values[index]]);
     this.queries = tokens[map.queries];
     this.keys = tokens[map.keys];
+  }
+
+  row(t) {
+    return Array.from(this.keys, (_, s) => this.at(t, s));
+  }
+
+  // The weights of some rows and columns, each pixel the largest of `each` by `each`: thin diagonals and single bright
+  // cells must not vanish in a small picture.
+  pooled(each = 1, from = [0, 0], to = [this.queries.length, this.keys.length]) {
+    const width = Math.ceil((to[1] - from[1]) / each);
+    const values = new Float32Array(width * Math.ceil((to[0] - from[0]) / each));
+    this.visit(from, to, (t, s, weight) => {
+      const place = Math.floor((t - from[0]) / each) * width + Math.floor((s - from[1]) / each);
+      if (weight > values[place]) values[place] = weight;
+    });
+    return { values, width };
+  }
+
+  shader(shade) {
+    return (weight) => SHADES[shade].shade(weight, this.max);
+  }
+
+  // A whole number of pixels to a weight, or of weights to a pixel, at most `side` pixels across, in root scale.
+  thumbnail(canvas, side, dark) {
+    const longest = Math.max(this.queries.length, this.keys.length);
+    const zoom = Math.max(1, Math.floor((1.12 * side) / longest));
+    paintWeights(canvas, this.pooled(Math.ceil(longest / side)), this.shader("root"), dark, zoom);
+  }
+}
+
+// One head with all its weights.
+class Head extends AnyHead {
+  constructor(map, index, values, tokens, steps) {
+    super(map, index, tokens);
     const size = this.queries.length * this.keys.length;
     this.values = values.subarray(index * size, (index + 1) * size);
     this.steps = steps;
@@ -70,97 +128,57 @@ class Head {
     return this.values[t * this.keys.length + s] / this.steps;
   }
 
-  row(t) {
-    return Array.from(this.keys, (_, s) => this.at(t, s));
-  }
-
-  // One pixel a weight; whoever shows it scales it up.
-  paint(canvas, shade, dark) {
-    paintSteps(canvas, this.values, this.keys.length, (step) => SHADES[shade].shade(step / this.steps, this.max), dark);
-  }
-
-  // At most `side` pixels across, each the largest weight it stands for, in root scale: thin diagonals and single
-  // bright cells must not vanish in a small picture.
-  thumbnail(canvas, side, dark) {
-    const [rows, columns] = [this.queries.length, this.keys.length];
-    const each = Math.ceil(Math.max(rows, columns) / side);
-    const width = Math.ceil(columns / each);
-    const small = new this.values.constructor(width * Math.ceil(rows / each));
-    for (let t = 0, i = 0; t < rows; t++) {
-      const start = Math.floor(t / each) * width;
-      for (let s = 0; s < columns; s++, i++) {
-        const place = start + Math.floor(s / each);
-        if (this.values[i] > small[place]) small[place] = this.values[i];
+  visit(from, to, act) {
+    for (let t = from[0]; t < to[0]; t++) {
+      const row = t * this.keys.length;
+      for (let s = from[1]; s < to[1]; s++) {
+        if (this.values[row + s]) act(t, s, this.values[row + s] / this.steps);
       }
     }
-    paintSteps(canvas, small, width, (step) => SHADES.root.shade(step / this.steps, this.max), dark);
+  }
+}
+
+// One head of a long text, with the largest weights of each query alone.
+class TopHead extends AnyHead {
+  constructor(map, index, { keys, roots }, tokens) {
+    super(map, index, tokens);
+    this.count = map.count;
+    const size = this.queries.length * this.count;
+    this.kept = keys.subarray(index * size, (index + 1) * size);
+    this.roots = roots.subarray(index * size, (index + 1) * size);
+    this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
+  }
+
+  row(t) {
+    const row = new Array(this.keys.length).fill(0);
+    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
+    return row;
+  }
+
+  at(t, s) {
+    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) return (this.roots[i] / 255) ** 2;
+    return 0;
+  }
+
+  visit(from, to, act) {
+    for (let k = 0; k < this.count; k++) {
+      for (let t = from[0], i = k * this.queries.length + t; t < to[0]; t++, i++) {
+        const s = this.kept[i];
+        if (s >= from[1] && s < to[1]) act(t, s, (this.roots[i] / 255) ** 2);
+      }
+    }
   }
 }
 
 const argmax = (row) => row.reduce((best, value, index) => (value > row[best] ? index : best), 0);
 
+const LONGEST = 160; // letters of a token that are shown
+
 // Tokens as they are read: spaces and line ends that would not show get a sign.
 function shown(token) {
   if (token === "") return "∅";
-  return token.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
+  const letters = token.length > 2 * LONGEST ? `${[...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("")}… (${token.length.toLocaleString("en-US")} letters)` : token;
+  return letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
 }
 
 const three = (weight) => (weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3));
-
-// A picture of one head for a document: title, both axes, weights, scale.
-function picture(head, title, shade, dark) {
-  const cell = clamp(Math.floor(7000 / Math.max(head.keys.length, head.queries.length)), 1, 28);
-  const font = Math.max(10, Math.min(20, cell - 6));
-  const every = Math.ceil((font + 2) / cell);
-  const canvas = el("canvas");
-  const context = canvas.getContext("2d");
-  const type = (weight, size) => (context.font = `${weight} ${size}px system-ui, sans-serif`);
-  type(400, font);
-  const cut = (text) => ([...text].length > 24 ? [...text].slice(0, 23).join("") + "…" : text);
-  const width = (tokens) => Math.max(...tokens.map((token) => context.measureText(cut(shown(token))).width));
-  const left = width(head.queries) + 40;
-  const upright = width(head.keys) <= cell * every; // as in the page: single letters are not turned
-  const top = (upright ? font : width(head.keys)) + 90;
-  canvas.width = Math.max(left + head.keys.length * cell + 30, 460);
-  canvas.height = top + head.queries.length * cell + 80;
-
-  const style = getComputedStyle(root);
-  const ink = style.getPropertyValue(dark ? "--ink-dark" : "--ink-light");
-  context.fillStyle = style.getPropertyValue(dark ? "--paper-dark" : "--paper-light");
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = ink;
-  context.textBaseline = "middle";
-  type(600, 22);
-  context.fillText(title, 24, 36);
-
-  const heat = el("canvas");
-  head.paint(heat, shade, dark);
-  context.imageSmoothingEnabled = false;
-  context.drawImage(heat, left, top, head.keys.length * cell, head.queries.length * cell);
-
-  type(400, font);
-  context.textAlign = "right";
-  head.queries.forEach((token, t) => t % every || context.fillText(cut(shown(token)), left - 8, top + (t + 0.5) * cell));
-  context.textAlign = upright ? "center" : "left";
-  head.keys.forEach((token, s) => {
-    if (s % every) return;
-    context.save();
-    context.translate(left + (s + 0.5) * cell, top - 8);
-    if (!upright) context.rotate(-Math.PI / 2);
-    context.fillText(cut(shown(token)), 0, 0);
-    context.restore();
-  });
-
-  const bar = canvas.height - 44;
-  colours(dark).forEach((colour, index) => {
-    context.fillStyle = css(colour);
-    context.fillRect(left + index, bar, 1.5, 14);
-  });
-  context.fillStyle = ink;
-  type(400, 14);
-  context.textAlign = "right";
-  context.fillText("0", left - 8, bar + 7);
-  context.textAlign = "left";
-  context.fillText(`${SHADES[shade].top(head.max).toFixed(3)}${shade === "root" ? " (square root)" : ""}`, left + 266, bar + 7);
-  return canvas;
-}

@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Sequence
 
-from triptych.page import Facts, Grid, Section, Steps, TableSection, Unfolding, render
+from triptych.page import Facts, MatrixSection, Section, TableSection, render
 from triptych.probe import Lens, LogitAttribution, PatchGrid
 
-OPENABLE = 64  # positions whose candidates have a table of their own
 LARGEST = 40  # parts of a logit that are listed
 
 RESTORED = (
@@ -21,7 +20,8 @@ ESTIMATED = (
     "All cells are estimated by one backward pass, to first order; single cells may be far from what a run gives."
 )
 READ_OUT = (
-    "The vectors that leave a block, read through the final norm and the head. The last row is what the model answers."
+    "The vectors that leave a block, read through the final norm and the head. The last row is what the model answers. "
+    "Choose a cell for its candidates."
 )
 DIRECT = (
     "What each part writes to the residual stream, as the final norm and the head turn it into a logit, with the scale "
@@ -31,61 +31,61 @@ DIRECT = (
 
 def patch_page(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> str:
     """A patching grid as one offline HTML page; `facts` are names and values of what was run."""
-    restored = grid.restored.tolist()
-    shade = [[0.0 if math.isnan(x) else min(abs(x), 1.0) for x in row] for row in restored]
-    cells = [["" if math.isnan(x) else f"{x:.2f}" for x in row] for row in restored]
-    table = Grid(
-        "share restored", f"{len(grid.rows)} x {len(grid.columns)}", grid.metric, grid.columns,
-        list(zip(_short_names(grid.rows), cells, strict=True)), named=True, shade=shade,
-    )  # fmt: skip
-    meaning = RESTORED + (f" {ESTIMATED}" if grid.estimated else "")
-    step = Unfolding(
-        1, "Patching, place by place", "(patched - corrupt) / (clean - corrupt)", meaning, [table], "", True
-    )
-    best = [(row, column, f"{value:.4f}") for row, column, value in grid.best(12)]
+    return render("Activation patching", patch_sections(grid, facts))
+
+
+def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Section]:
+    """The grid, the places that move the metric most, and what was run."""
+    restored, values = grid.restored.tolist(), grid.values.tolist()
+    shade = [[min(abs(x), 1.0) if math.isfinite(x) else 0.0 for x in row] for row in restored]
+    cells = [["" if math.isnan(x) else f"{round(x, 2) + 0.0:.2f}" for x in row] for row in restored]
+    details = [
+        [[("share restored", a), (grid.metric, b)] if math.isfinite(a) and math.isfinite(b) else [] for a, b in pairs]
+        for pairs in (list(zip(*both, strict=True)) for both in zip(restored, values, strict=True))
+    ]
+    best = grid.best(12)
     measured = [
         ("Metric", grid.metric),
         ("Metric, clean", f"{grid.clean:.4f}"),
         ("Metric, corrupt", f"{grid.corrupt:.4f}"),
     ]
-    sections: list[Section] = [
-        Facts("What was run", [*facts, *measured]),
-        Steps("Activation patching", [step]),
-        TableSection("The places that move the metric most", ("site", "position or head", "metric"), best),
+    chosen = (grid.rows.index(best[0][0]), list(grid.columns).index(best[0][1])) if best else None
+    meaning = RESTORED + (f" {ESTIMATED}" if grid.estimated else "")
+    about = "(patched - corrupt) / (clean - corrupt)"
+    largest = [(row, column, f"{value:.4f}") for row, column, value in best]
+    rows = _short_names(grid.rows)
+    return [
+        MatrixSection("Patching, place by place", meaning, rows, grid.columns, cells, shade, details, about, chosen),
+        TableSection("The places that move the metric most", ("site", "position or head", "metric"), largest),
+        Facts("What was patched", [*facts, *measured]),
     ]
-    return render("Activation patching", sections)
 
 
 def lens_page(seen: Lens | None, parts: LogitAttribution | None, facts: Sequence[tuple[str, str]]) -> str:
     """A lens, a logit attribution or both as one offline HTML page."""
-    sections: list[Section] = [Facts("What was run", facts)]
+    sections: list[Section] = []
     if seen is not None:
-        sections.append(Steps("Logit lens", _lens_steps(seen)))
+        sections.append(lens_matrix(seen, "Logit lens", READ_OUT))
     if parts is not None:
-        sections += _attribution(parts)
-    return render("Logit lens" if seen is not None else "Logit attribution", sections)
+        sections += attribution_sections(parts)
+    title = "Logit lens" if seen is not None else "Logit attribution"
+    return render(title, [*sections, Facts("What was run", facts)])
 
 
-def _lens_steps(seen: Lens) -> list[Unfolding]:
-    """The likeliest token of each layer and position, then the candidates of each position."""
-    p = seen.probabilities.tolist()
+def lens_matrix(seen: Lens, title: str, note: str) -> MatrixSection:
+    """The likeliest token of each layer and position, each cell with its candidates."""
+    chances = seen.probabilities.tolist()
+    cells = [
+        [f"{names[0]} {p[0]:.0%}" for names, p in zip(row, of_row, strict=True)]
+        for row, of_row in zip(seen.names, chances, strict=True)
+    ]
+    details = [
+        [list(zip(names, p, strict=True)) for names, p in zip(row, of_row, strict=True)]
+        for row, of_row in zip(seen.names, chances, strict=True)
+    ]
     columns = [f"{at} {token}" for at, token in zip(seen.positions, seen.tokens, strict=True)]
-    every, layers = range(len(columns)), _short_names(seen.layers)
-    shape = f"{len(seen.layers)} x {len(columns)}"
-    rows = [(layer, [f"{seen.names[i][t][0]} {p[i][t][0]:.0%}" for t in every]) for i, layer in enumerate(seen.layers)]
-    shade = [[p[i][t][0] for t in every] for i in range(len(rows))]
-    whole = Grid("likeliest token", shape, "softmax(head(final_norm(x)))", columns, rows, named=True, shade=shade)
-    steps = [Unfolding(1, "The likeliest token after each layer", "head(final_norm(x))", READ_OUT, [whole], "", True)]
-    ranks = [str(k + 1) for k in range(seen.ids.shape[-1])]
-    for t, column in enumerate(columns[:OPENABLE] if len(ranks) > 1 else []):
-        cells = [
-            (layer, [f"{name} {x:.1%}" for name, x in zip(seen.names[i][t], p[i][t], strict=True)])
-            for i, layer in enumerate(layers)
-        ]
-        shape = f"{len(cells)} x {len(ranks)}"
-        one = Grid("candidates", shape, "", ranks, cells, named=True, shade=[p[i][t] for i in range(len(cells))])
-        steps.append(Unfolding(t + 2, f"Candidates at position {column}", "", "", [one], ""))
-    return steps
+    shade = [[p[0] for p in row] for row in chances]
+    return MatrixSection(title, note, _short_names(seen.layers), columns, cells, shade, details, "Probabilities.")
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
@@ -103,7 +103,8 @@ def _short_names(names: Sequence[str]) -> list[str]:
     return short
 
 
-def _attribution(parts: LogitAttribution) -> list[Section]:
+def attribution_sections(parts: LogitAttribution) -> list[Section]:
+    """What each part adds to a logit, layer by layer, and the largest of them."""
     of = " - ".join(parts.answers)
     capped = " (before the softcap)" if parts.softcapped else ""
     facts = [
@@ -113,13 +114,10 @@ def _attribution(parts: LogitAttribution) -> list[Section]:
     ]
     rows = [(name, f"{value:+.4f}") for name, value in parts.largest(LARGEST)]
     table = TableSection(f"The {len(rows)} largest of {len(parts.parts)} parts", ("part", "contribution"), rows)
-    steps = [
-        Unfolding(1, "Heads and MLPs, layer by layer", "W_U[answer] · part / scale", DIRECT, [_layers(parts)], "", True)
-    ]
-    return [Facts("Direct logit attribution", facts), Steps("Contributions", steps), table]
+    return [_layers(parts), table, Facts("Direct logit attribution", facts)]
 
 
-def _layers(parts: LogitAttribution) -> Grid:
+def _layers(parts: LogitAttribution) -> MatrixSection:
     """Attention layers by heads, with the MLPs as a column."""
     cells: dict[str, dict[str, float]] = {}
     for name, value in zip(parts.parts, parts.values.tolist(), strict=True):
@@ -131,7 +129,6 @@ def _layers(parts: LogitAttribution) -> Grid:
     heads = sorted({column for row in cells.values() for column in row if column != "MLP"}, key=lambda c: int(c[5:]))
     columns = [*heads, "MLP"]
     most = max((abs(value) for row in cells.values() for value in row.values()), default=0.0) or 1.0
-    rows = [(name, [f"{row[c]:+.2f}" if c in row else "" for c in columns]) for name, row in cells.items()]
+    texts = [[f"{row[c]:+.2f}" if c in row else "" for c in columns] for row in cells.values()]
     shade = [[abs(row.get(c, 0.0)) / most for c in columns] for row in cells.values()]
-    shape = f"{len(rows)} x {len(columns)}"
-    return Grid("contribution", shape, "to the logit", columns, rows, named=True, shade=shade)
+    return MatrixSection("Heads and MLPs, layer by layer", DIRECT, list(cells), columns, texts, shade)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .maps import Json
 from .render import render
-from .sections import Json, PlaygroundSection, Prose
+from .sections import PlaygroundSection, Prose
 
 #: The lectures' worked examples (`triptych explain --example`) that give or compute Q, K and V of a printable size.
 EXAMPLES = ("L2.example-1", "L2.1", "L0.2.6", "L4.12.3", "L4.15")

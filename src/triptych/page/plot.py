@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from triptych.errors import InputError
 
-from .sections import AttentionMap, AttentionSection, Curve
+from .maps import AttentionMap, AttentionSection
+from .sections import Curve
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +32,12 @@ MOST_TOKENS = 40  # along a side; more would be illegible
 def png(path: str | os.PathLike[str], section: Curve | AttentionSection) -> None:
     """Draw a curve, or every head of an attention section, as a PNG; no display is needed.
 
-    Raises InputError where matplotlib is not installed.
+    Raises InputError where matplotlib is not installed, and for a layer that has its largest weights alone.
     """
+    if isinstance(section, AttentionSection) and not all(isinstance(one, AttentionMap) for one in section.maps):
+        raise InputError(
+            f"drawing {os.fspath(path)} needs all weights of each head; save an .svg or .html file instead"
+        )
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -47,7 +52,7 @@ def png(path: str | os.PathLike[str], section: Curve | AttentionSection) -> None
         _draw_curve(figure.add_subplot(), section)
     else:
         _draw_maps(figure, section)
-    figure.savefig(path, format="png")
+    figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:
@@ -110,11 +115,12 @@ def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
 
 def _draw_maps(figure: Figure, section: AttentionSection) -> None:
     """A row of heads for each layer, with the tokens where they are few enough to be legible."""
-    columns = max(len(one.head_names) for one in section.maps)
+    maps = [one for one in section.maps if isinstance(one, AttentionMap)]
+    columns = max(len(one.head_names) for one in maps)
     side = 5.0 if columns == 1 else 2.4
-    figure.set_size_inches(max(4.0, side * columns), side * len(section.maps) + 0.6)
-    grid = figure.subplots(len(section.maps), columns, squeeze=False)
-    for row, one in zip(grid, section.maps, strict=True):
+    figure.set_size_inches(max(4.0, side * columns), side * len(maps) + 0.6)
+    grid = figure.subplots(len(maps), columns, squeeze=False)
+    for row, one in zip(grid, maps, strict=True):
         for axes, name, weights in zip(row, one.head_names, one.weights, strict=False):
             _draw_head(axes, one, name, weights)
         for axes in row[len(one.head_names) :]:

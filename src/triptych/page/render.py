@@ -20,9 +20,11 @@ from markupsafe import Markup
 
 from triptych.errors import CheckpointError, TriptychError
 
-from .sections import Chapter, Section, section_data
+from .sections import Chapter, Section, Tab, section_data
 
-SCRIPTS = ("base.js", "curve.js", "heat.js", "attention.js", "steps.js")
+SCRIPTS = (
+    "base.js", "export.js", "curve.js", "heat.js", "gallery.js", "map.js", "lines.js", "attention.js", "steps.js",
+)  # fmt: skip
 INTERPRETER = (
     "live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_model.js",
 )  # fmt: skip
@@ -34,13 +36,17 @@ OF_KIND = {
         "live_words.js", "live_flow.js", "live_chapters.js", "live_lessons.js", "live_view.js",
     ),
     "playground": ("playground.js",),
+    "tab": ("inside.css", "tabs.js"),
+    "matrix": ("inside.css", "matrix.js"),
+    "plane": ("inside.css", "plane.js"),
+    "comparison": ("inside.css", "comparison.js"),
 }  # fmt: skip
 
 
-def render(title: str, sections: Sequence[Section | Chapter], *, subtitle: str = "") -> str:
+def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
     kinds = _kinds(sections)
-    files = [file for kind, own in OF_KIND.items() if kind in kinds for file in own]
+    files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
     script = "\n".join(map(_asset, (*SCRIPTS, *(file for file in files if file.endswith(".js")), "start.js")))
     data = {
@@ -90,6 +96,19 @@ def check_place(path: Path) -> None:
         raise TriptychError(f"cannot write the page {path}: {problem}; choose another place for it")
 
 
+def check_replaced(path: Path) -> None:
+    """Raise TriptychError where `path` is a file that Triptych did not write; its own are replaced."""
+    if not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(1 << 14)
+    except OSError as error:
+        raise TriptychError(f"cannot replace {path}: {error.strerror}; choose another name") from error
+    if start and b"Triptych" not in start:
+        raise TriptychError(f"{path} exists and was not written by Triptych; choose another name, or remove it")
+
+
 @cache
 def _asset(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
@@ -105,9 +124,9 @@ def _template() -> jinja2.Template:
     return environment.from_string(_asset("page.html"))
 
 
-def _kinds(sections: Sequence[Section | Chapter]) -> set[str]:
-    """The kinds of all sections, those of chapters included."""
-    inner = [kind for section in sections if isinstance(section, Chapter) for kind in _kinds(section.sections)]
+def _kinds(sections: Sequence[Section | Chapter | Tab]) -> set[str]:
+    """The kinds of all sections, those of chapters and tabs included."""
+    inner = [kind for section in sections if isinstance(section, Chapter | Tab) for kind in _kinds(section.sections)]
     return {*(section.kind for section in sections), *inner}
 
 

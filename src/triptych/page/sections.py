@@ -10,18 +10,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import ClassVar, Literal
 
 from triptych.errors import InputError
 
 from .live_section import LiveSection
-from .pack import MAX_BYTES, STEPS, pack, packed_bytes
-
-Stack = Literal["encoder", "decoder", "cross"]
-Json = dict[str, object]
+from .maps import AttentionSection, ComparisonSection, Json
+from .views import MatrixSection, PlaneSection
 
 
 @dataclass(frozen=True)
@@ -154,95 +149,6 @@ class Prose:
         return {"text": self.text}
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionMap:
-    """The attention of one layer: `pattern[h, t, s]` is the weight of key s for query t in head h, [H, T, S].
-
-    `queries` and `keys` are the T and S tokens as text.  `heads` are the numbers of the H heads where they
-    are a selection of the layer's; by default 0 .. H-1.  `roles` say what each of the H heads does, "" where nothing is
-    known; heads of one role have one colour.  Raises InputError for a pattern of another shape, or with weights outside
-    [0, 1], and for another number of roles.
-    """
-
-    stack: Stack
-    layer: int
-    queries: Sequence[str]
-    keys: Sequence[str]
-    pattern: npt.ArrayLike
-    heads: Sequence[int] | None = None
-    roles: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        where = f"attention map {self.stack} layer {self.layer}"
-        if self.stack not in get_args(Stack):
-            raise InputError(f"{where}: no such stack; use one of {', '.join(get_args(Stack))}")
-        weights = np.asarray(self.pattern, dtype=np.float32)
-        shape = (self.head_names, len(self.queries), len(self.keys)) if weights.ndim == 3 else None
-        if shape is None or weights.shape != (len(shape[0]), *shape[1:]) or not weights.size:
-            raise InputError(
-                f"{where}: the pattern is {list(weights.shape)}; it must be [H, T, S] with"
-                f" {len(self.queries)} queries, {len(self.keys)} keys and at least one head"
-            )
-        if not (weights.min() >= 0 and weights.max() <= 1):  # NaN fails both
-            raise InputError(f"{where}: weights must lie in [0, 1]; pass the pattern after softmax, not the scores")
-        if self.roles is not None and len(self.roles) != len(weights):
-            raise InputError(f"{where}: {len(self.roles)} roles for {len(weights)} heads; give one a head")
-        object.__setattr__(self, "pattern", weights)
-
-    @property
-    def weights(self) -> npt.NDArray[np.float32]:
-        return np.asarray(self.pattern, dtype=np.float32)
-
-    @property
-    def head_names(self) -> list[int]:
-        return list(range(len(np.asarray(self.pattern)))) if self.heads is None else list(self.heads)
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionSection:
-    """Interactive attention maps of any number of layers; stacks appear in the order of `maps`.
-
-    Raises InputError when a (stack, layer) appears twice or the weights exceed `MAX_BYTES`.
-    """
-
-    title: str
-    note: str
-    maps: Sequence[AttentionMap]
-    kind: ClassVar[str] = "attention"
-
-    def __post_init__(self) -> None:
-        layers = [(item.stack, item.layer) for item in self.maps]
-        repeated = next((layer for layer in layers if layers.count(layer) > 1), None)
-        if repeated:
-            raise InputError(
-                f"attention {self.title!r}: {repeated[0]} layer {repeated[1]} appears twice; pass one map per layer"
-            )
-        total = sum(packed_bytes(*item.weights.shape) for item in self.maps)
-        if total > MAX_BYTES:
-            heads, queries, keys = max((item.weights.shape for item in self.maps), key=math.prod)
-            raise InputError(
-                f"attention {self.title!r}: {len(self.maps)} layers of up to {heads} heads x {queries} x {keys} weights"
-                f" take {total / 2**20:,.0f} MiB and a page carries at most {MAX_BYTES // 2**20};"
-                " choose fewer layers, heads or query rows"
-            )
-
-    def data(self) -> Json:
-        index: dict[tuple[str, ...], int] = {}  # layers of one stack share their tokens: each list is stored once
-        maps = [
-            {
-                "stack": item.stack,
-                "layer": item.layer,
-                "heads": item.head_names,
-                "queries": index.setdefault(tuple(item.queries), len(index)),
-                "keys": index.setdefault(tuple(item.keys), len(index)),
-                "weights": pack(item.weights),
-            }
-            | ({} if item.roles is None else {"roles": list(item.roles)})
-            for item in self.maps
-        ]
-        return {"note": self.note, "steps": STEPS, "tokens": [list(tokens) for tokens in index], "maps": maps}
-
-
 @dataclass(frozen=True)
 class Grid:
     """A matrix of which some rows and columns are shown: `rows` are (name, cells), `left_out` describes the others.
@@ -346,7 +252,7 @@ class PlaygroundSection:
 
 Section = (
     Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps | LiveSection
-    | PlaygroundSection
+    | PlaygroundSection | MatrixSection | PlaneSection | ComparisonSection
 )  # fmt: skip
 
 
@@ -367,6 +273,18 @@ class Chapter:
         return {"note": self.note, "passed": self.passed, "sections": list(map(section_data, self.sections))}
 
 
-def section_data(section: Section | Chapter) -> Json:
+@dataclass(frozen=True, eq=False)
+class Tab:
+    """Sections that are shown together, behind one tab of the page; without scripts all tabs follow each other."""
+
+    title: str
+    sections: Sequence[Section]
+    kind: ClassVar[str] = "tab"
+
+    def data(self) -> Json:
+        return {"sections": list(map(section_data, self.sections))}
+
+
+def section_data(section: Section | Chapter | Tab) -> Json:
     """A section as it stands in the data block of the page."""
     return {"kind": section.kind, "title": section.title, **section.data()}

@@ -22,6 +22,7 @@ from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
 from triptych.nn.stack import Stack
 from triptych.probe.ablation import values_at
+from triptych.probe.display import Displayed
 from triptych.probe.prompts import (
     BATCH_TOKENS,
     ProbedModel,
@@ -42,7 +43,7 @@ UNEMBEDDED = 512  # rows of one product with the unembedding
 
 
 @dataclass(frozen=True, eq=False)
-class Lens:
+class Lens(Displayed):
     """The likeliest tokens after each layer at each position.
 
     layers         L names: the embedding, then each block.

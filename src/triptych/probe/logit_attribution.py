@@ -28,6 +28,7 @@ from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
 from triptych.probe.ablation import values_at
+from triptych.probe.display import Displayed
 from triptych.probe.lenses import vocabulary
 from triptych.probe.metric import Answer, answers_of, token_id
 from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, measured_at, name_tokens, prompt_of
@@ -35,7 +36,7 @@ from triptych.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, eq=False)
-class LogitAttribution:
+class LogitAttribution(Displayed):
     """What each part adds to a logit (or to the difference of two) at one position.
 
     parts     C names: heads, MLPs, the embedding and biases, in the order of the forward.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError
+from triptych.probe.display import Displayed
 from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, measured, metric_of
 from triptych.probe.patch_places import Alignment, Cells, Pairs, cells_of, patched_sites
 from triptych.probe.prompts import (
@@ -36,7 +37,7 @@ SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
 
 
 @dataclass(frozen=True, eq=False)
-class PatchGrid:
+class PatchGrid(Displayed):
     """The metric of the corrupt prompt with the clean prompt's values at one place, for each place.
 
     values      [R, C], row by row the sites (or heads), column by column the positions (or heads); NaN where a site

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from triptych.errors import InputError, nearest
+from triptych.probe.display import Displayed
 from triptych.probe.role_labels import FAR, FARTHEST, NEAR
 from triptych.probe.role_scores import FAMILY, Stack
 
@@ -90,7 +91,7 @@ class RoleEffect:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadTable:
+class HeadTable(Displayed):
     """Every head of a model in every role.
 
     rows           all heads in all roles that were measured, in the order of the model.

@@ -13,7 +13,9 @@ from torch.nn.functional import pad
 
 from triptych.attention import AttentionStatistics
 from triptych.errors import ProbeError, nearest
+from triptych.probe.display import Displayed
 from triptych.probe.sites import CONTEXT_SITES
+from triptych.text import Tokenizer
 
 How = Literal["tokens", "queries", "sum", "mean"]
 SHOWN = 24  # sites that `repr` lists
@@ -56,7 +58,7 @@ class Record:
         return tuple(p for piece in self.positions for p in piece)
 
 
-class Trace:
+class Trace(Displayed):
     """`trace[site]` is a list with one tensor a row: `[t, ...]` over the read positions, or `[h, t, S]` for scores
     and pattern (keys in order of position).  `trace.positions(site)` are the absolute positions of `t`.
 
@@ -72,6 +74,7 @@ class Trace:
         self.texts: list[str] = []  # what was read, where it was text, and the ids
         self.tokens: list[list[int]] = []
         self.targets: list[list[int]] = []  # the decoder's rows beside a source
+        self.tokenizer: Tokenizer | None = None  # names the tokens where a notebook shows the trace
 
     def read_rows(self, rows: object, ids: Sequence[object], targets: Sequence[Sequence[int]] | None) -> None:
         """Note what a forward reads: texts, where they are, ids, and the decoder's rows beside a source."""

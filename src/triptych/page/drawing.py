@@ -1,0 +1,133 @@
+"""Attention maps as SVG: one head with its tokens, or all heads of a model as small pictures.  No library is needed."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+import numpy as np
+import numpy.typing as npt
+
+from .maps import AnyMap, AttentionMap
+from .plot import SHADES
+
+CELL = 16  # units of a weight, where tokens are named
+NAMED = 160  # tokens along a side that are named
+SMALL = 72  # units of a head among many
+LETTERS = 24  # of a token
+FONT = 'font-family="ui-monospace, Menlo, Consolas, monospace"'
+
+
+def svg(maps: Sequence[AnyMap], title: str) -> str:
+    """One SVG document: the head with its tokens where there is one, else all heads in root scale."""
+    if len(maps) == 1 and len(maps[0].head_names) == 1 and max(len(maps[0].queries), len(maps[0].keys)) <= NAMED:
+        return _one(maps[0], title)
+    return _many(maps, title)
+
+
+def _one(one: AnyMap, title: str) -> str:
+    weights = _weights(one, 0)
+    queries, keys = ([_cut(token) for token in tokens] for tokens in (one.queries, one.keys))
+    left, top = (8 * max(map(len, tokens)) + 40 for tokens in (queries, keys))
+    top += 30
+    across, down = CELL * len(keys), CELL * len(queries)
+    parts = [_image(weights, left, top, across, down)]
+    for t, token in enumerate(queries):
+        parts.append(f'<text x="{left - 6}" y="{top + (t + 0.72) * CELL:.1f}" text-anchor="end">{_text(token)}</text>')
+    for s, token in enumerate(keys):
+        at = f"translate({left + (s + 0.72) * CELL:.1f} {top - 6}) rotate(-90)"
+        parts.append(f'<text transform="{at}">{_text(token)}</text>')
+    parts.append(f'<text x="{left}" y="{top + down + 24}">0 to {float(weights.max()):.3f}</text>')
+    where = f"{one.stack} layer {one.layer}, head {one.head_names[0]}"
+    return _document(max(left + across + 24, 420), top + down + 40, f"{title}: {where}", parts)
+
+
+def _many(maps: Sequence[AnyMap], title: str) -> str:
+    parts = []
+    step = SMALL + 8
+    for row, one in enumerate(maps):
+        y = 66 + row * step
+        parts.append(f'<text x="24" y="{y + SMALL / 2}">{one.stack} {one.layer}</text>')
+        for column, name in enumerate(one.head_names):
+            weights = np.sqrt(_pooled(_weights(one, column), 2 * SMALL))
+            x = 130 + column * step
+            parts.append(f"<g><title>{one.stack} layer {one.layer}, head {name}</title>")
+            parts.append(_image(weights, x, y, SMALL, SMALL * len(one.queries) / len(one.keys)) + "</g>")
+    widest = max(len(one.head_names) for one in maps)
+    return _document(max(130 + widest * step + 16, 420), 66 + len(maps) * step + 16, title, parts)
+
+
+def _weights(one: AnyMap, index: int) -> npt.NDArray[np.float32]:
+    """The weights [T, S] of a head; of a long text those that are kept, at most 2 * `SMALL` along a side."""
+    if isinstance(one, AttentionMap):
+        whole: npt.NDArray[np.float32] = one.weights[index]
+        return whole
+    each = -(-max(len(one.queries), len(one.keys)) // (2 * SMALL))
+    out = np.zeros((-(-len(one.queries) // each), -(-len(one.keys) // each)), dtype=np.float32)
+    keys, weights = one.top_keys[index], one.top_weights[index]
+    rows = np.broadcast_to(np.arange(len(keys))[:, None], keys.shape)
+    kept = keys >= 0
+    np.maximum.at(out, (rows[kept] // each, keys[kept] // each), weights[kept])
+    return out
+
+
+def _pooled(weights: npt.NDArray[np.float32], side: int) -> npt.NDArray[np.float32]:
+    """At most `side` along each side, each the largest weight that it stands for."""
+    each = -(-max(weights.shape) // side)
+    rows, columns = (-(-length // each) * each for length in weights.shape)
+    wide = np.zeros((rows, columns), dtype=np.float32)
+    wide[: weights.shape[0], : weights.shape[1]] = weights
+    blocks: npt.NDArray[np.float32] = wide.reshape(rows // each, each, columns // each, each).max(axis=(1, 3))
+    return blocks
+
+
+def _image(weights: npt.NDArray[np.float32], x: float, y: float, width: float, height: float) -> str:
+    data = base64.b64encode(_png(weights)).decode("ascii")
+    return (
+        f'<image x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" preserveAspectRatio="none"'
+        f' style="image-rendering:pixelated" href="data:image/png;base64,{data}"/>'
+    )
+
+
+def _png(weights: npt.NDArray[np.float32]) -> bytes:
+    """A picture with one pixel a weight, from 0 to the largest, in 256 shades of the page's light scale."""
+    stops = np.array([[int(shade[at : at + 2], 16) for at in (1, 3, 5)] for shade in SHADES], dtype=np.float64)
+    place = np.linspace(0, len(stops) - 1, 256)
+    palette = (
+        np.stack([np.interp(place, np.arange(len(stops)), stops[:, c]) for c in range(3)], 1).round().astype(np.uint8)
+    )
+    index = np.rint(weights / max(float(weights.max()), 1e-12) * 255).astype(np.uint8)
+    lines = b"".join(b"\0" + row.tobytes() for row in index)
+    height, width = index.shape
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0))
+    body = chunk(b"PLTE", palette.tobytes()) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + body
+
+
+def _document(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<!-- Made by Triptych -->\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n'
+        f'<rect width="100%" height="100%" fill="#fbfaf6"/>\n<g {FONT} font-size="12" fill="#1f1e1b">\n'
+        f'<text x="24" y="36" font-size="17" font-family="sans-serif">{_text(title)}</text>\n'
+        + "\n".join(parts)
+        + "\n</g>\n</svg>\n"
+    )
+
+
+def _cut(token: str) -> str:
+    return token if len(token) <= LETTERS else token[: LETTERS - 1] + "…"
+
+
+def _text(text: str) -> str:
+    """Text that XML can hold: characters that it has no place for are replaced."""
+    return escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))

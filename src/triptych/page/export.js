@@ -1,0 +1,49 @@
+// What is drawn, as files: SVG, PNG made from it, and the numbers as JSON.
+
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
+
+// The value of a colour of the style sheet, for pictures that leave the page.
+const colourOf = (name) => {
+  const probe = el("span");
+  probe.style.color = `var(${name})`;
+  root.append(probe);
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+};
+
+// A picture of `width` by `height` with a title, on the paper of the theme.
+function sheet(width, height, title, ...children) {
+  const paper = svg("rect", { width, height, fill: colourOf("--paper") });
+  const heading = svg("text", { x: 24, y: 34, "font-size": 18, "font-weight": 600, fill: colourOf("--ink") }, title);
+  return svg("svg", { xmlns: SVG_NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`, "font-family": "sans-serif", "font-size": 13 }, paper, heading, ...children);
+}
+
+// XML has no place for most control characters and for halves of a surrogate pair, which tokens may contain.
+const xmlText = (text) => text.toWellFormed?.().replace(/[^\t\n\r\x20-\ufffd\u{10000}-\u{10ffff}]/gu, "\ufffd") ?? text;
+
+function serialized(picture) {
+  for (const node of picture.querySelectorAll("text")) node.textContent = xmlText(node.textContent);
+  return new XMLSerializer().serializeToString(picture);
+}
+
+async function rasterized(picture) {
+  const [width, height] = [picture.getAttribute("width"), picture.getAttribute("height")].map(Number);
+  const scale = Math.min(2, 8000 / Math.max(width, height));
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(serialized(picture))}`;
+  await image.decode();
+  const canvas = el("canvas", { width: Math.round(width * scale), height: Math.round(height * scale) });
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob(done));
+}
+
+// Buttons that save what a view shows: `draw()` gives an <svg>, `name()` the file's name, `values()` the numbers.
+function exportButtons(name, draw, values) {
+  return el("div", { class: "choice", role: "group", "aria-label": "Save" },
+    button("PNG", "Save as a picture of pixels", async () => save(`${name()}.png`, await rasterized(draw()))),
+    button("SVG", "Save as a drawing", () => save(`${name()}.svg`, new Blob([serialized(draw())], { type: "image/svg+xml" }))),
+    button("JSON", "Save the numbers", () => saveJson(`${name()}.json`, values())));
+}

@@ -1,0 +1,114 @@
+// Thumbnails of all heads: layers down and heads across, or in groups.
+
+// Heads of one role have one colour, in the order in which the section names the roles.
+const ROLE_COLOURS = 15;
+const roleClass = (roles, role) => (role ? `role-${roles.indexOf(role) % ROLE_COLOURS}` : "role-none");
+const SIDES = [36, 26]; // pixels of a thumbnail; of many layers, and on a narrow page, the second
+const MANY = 16; // layers
+
+class Gallery {
+  constructor(open, roles) {
+    this.open = open;
+    this.roles = roles;
+    this.node = el("div", { class: "gallery", role: "group", "aria-label": "Every layer and head" });
+    this.node.addEventListener("keydown", (event) => this.arrow(event));
+  }
+
+  thumb(head, label = "") {
+    const canvas = el("canvas", { "aria-hidden": "true" });
+    const name = `layer ${head.layer}, head ${head.head}${head.role ? `: ${head.role}` : ""}${label}`;
+    const role = this.roles.length ? `role ${roleClass(this.roles, head.role)}` : null;
+    const thumb = el("button", { type: "button", class: role, title: name, "aria-label": name }, canvas);
+    const one = { head, canvas, thumb };
+    thumb.onclick = () => this.open(one.head);
+    this.thumbs.push(one);
+    return thumb;
+  }
+
+  // Layers down, heads across.
+  show(heads) {
+    const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
+    this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY);
+    const cells = [el("span", { class: "corner" }, "layer ╲ head"), ...columns.map((name) => el("span", {}, String(name)))];
+    heads.forEach((head, index) => {
+      const thumb = this.thumb(head);
+      thumb.style.gridColumn = columns.indexOf(head.head) + 2;
+      if (index === 0 || heads[index - 1].layer !== head.layer) cells.push(el("span", { class: "layer" }, String(head.layer)));
+      cells.push(thumb);
+    });
+    this.end(cells);
+  }
+
+  // Groups are [title, class of its colour, heads, function(head) -> what stands under a head].
+  showGroups(groups) {
+    this.begin(0);
+    this.end(groups.map(([title, colour, heads, under]) => {
+      const title_ = el("h4", {}, el("i", { class: colour }), title, el("sub", {}, String(heads.length)));
+      const ones = heads.map((head) => el("div", {}, this.thumb(head, `, ${under(head)}`), el("span", {}, under(head))));
+      return el("div", { class: "group" }, title_, el("div", { class: "row" }, ...ones));
+    }));
+  }
+
+  begin(columns, many = false) {
+    this.columns = columns;
+    this.side = SIDES[Number(many || innerWidth < 520)];
+    this.node.style.setProperty("--side", `${this.side}px`);
+    this.thumbs = [];
+    this.node.classList.toggle("grouped", !columns);
+    this.node.style.setProperty("--columns", columns);
+  }
+
+  end(cells) {
+    this.node.replaceChildren(...cells);
+    this.paint();
+  }
+
+  // Other weights of the heads that are shown.
+  update(heads) {
+    this.thumbs.forEach((one) => {
+      one.head = heads.find((head) => head.layer === one.head.layer && head.head === one.head.head) ?? one.head;
+    });
+    this.paint();
+  }
+
+  // Pixels of the canvas are pixels of the screen, so that nothing is blurred.
+  paint() {
+    const density = Math.max(1, Math.round(devicePixelRatio));
+    for (const { head, canvas } of this.thumbs) {
+      head.thumbnail(canvas, this.side * density, isDark());
+      canvas.style.width = `${canvas.width / density}px`;
+      canvas.style.height = `${canvas.height / density}px`;
+    }
+  }
+
+  mark(head) {
+    for (const one of this.thumbs) {
+      one.thumb.setAttribute("aria-pressed", one.head === head);
+      one.thumb.tabIndex = one.head === head ? 0 : -1;
+    }
+  }
+
+  // The tab key reaches only the open head; arrow keys move over the grid and open the head they reach.
+  arrow(event) {
+    const from = this.thumbs.findIndex(({ thumb }) => thumb === event.target);
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const down = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (from < 0 || !(step || down)) return;
+    event.preventDefault();
+    const to = step ? this.thumbs[from + step] : this.nextRow(this.thumbs[from], down);
+    if (!to) return;
+    to.thumb.focus();
+    this.open(to.head);
+  }
+
+  // Of the thumbnails in the next row, the one nearest in line.
+  nextRow(from, down) {
+    const places = this.thumbs.map((one) => ({ one, box: one.thumb.getBoundingClientRect() }));
+    const start = from.thumb.getBoundingClientRect();
+    const beyond = places.filter(({ box }) => (box.top - start.top) * down > 4);
+    const row = Math.min(...beyond.map(({ box }) => (box.top - start.top) * down));
+    const aside = ({ box }) => Math.abs(box.left - start.left);
+    const line = beyond.filter(({ box }) => (box.top - start.top) * down < row + 4);
+    return line.sort((a, b) => aside(a) - aside(b))[0]?.one;
+  }
+}

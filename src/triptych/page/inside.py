@@ -1,0 +1,277 @@
+"""The page of one text inside a model: attention, names of heads, lens, other texts beside it, patching, vectors.
+
+`triptych inspect --save`, `triptych heads --save` and notebooks show the same page; a part is there where its numbers
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from triptych.errors import TriptychError
+from triptych.model import Model
+from triptych.page import (
+    AnyMap,
+    AttentionSection,
+    ComparisonSection,
+    Facts,
+    MatrixSection,
+    PlanePoints,
+    PlaneSection,
+    Section,
+    Tab,
+    TableSection,
+    render,
+)
+from triptych.page.head_names import NAMES
+from triptych.page.heads import best_heads, role_effects
+from triptych.page.inspect import Inspection, Values
+from triptych.page.interventions import lens_matrix, patch_sections
+from triptych.probe import HeadTable, PatchGrid, Read
+from triptych.probe.lenses import layer_sites
+
+LENS_TOKENS = 64  # positions of a lens in a page; of longer texts the last ones
+LENS_TOP = 5
+EXACT_TOKENS = 6144  # tokens that patching may run; above, the grid is estimated by one backward pass
+MOST_POINTS = 320  # tokens in a plane, of all texts together
+
+ATTENTION = "Rows are queries, columns are keys; each row sums to 1."
+NAMED = (
+    " Heads are named by what most of their weight is on, in this text; the command triptych heads tests such names "
+    "against chance."
+)
+TESTED = (
+    " The frame of a head has the colour of the role that names it. A role says where a head looks; the tables under "
+    "Roles say what is lost without it."
+)
+LONG = " Each query keeps its largest weights; --layer and --head show all weights of the heads that they select."
+LENS = (
+    "The vectors that leave a block, read through the final norm and the head. The last row is what the model answers. "
+    "Choose a cell for its candidates."
+)
+PLANE = (
+    "Each token's vector after each block, of length 1, in the two directions in which these vectors differ most "
+    "(principal components, layer by layer, turned to follow the layer before). The first token of each text, which "
+    "often has a direction of its own, does not decide the directions. Choose a word to follow it."
+)
+COMPARED = (
+    "The same head on both texts. The number under a head is how far its weights are apart: half the sum of their "
+    "differences for a query, the mean over the queries; 0 for equal patterns, 1 for nothing in common. For texts of "
+    "other lengths it is the larger difference of the weights of the first and of the previous token."
+)
+
+Stage = Callable[[str], None]
+
+
+def inside_page(
+    model: Model,
+    inspections: Sequence[Inspection],
+    name: str,
+    *,
+    table: HeadTable | None = None,
+    title: str = "Inside a model",
+    stage: Stage | None = None,
+) -> str:
+    """The first inspection as one offline HTML page, with the others, texts of the same model, beside it.
+
+    `table` has the tested roles of the heads, which then stand in place of the names from this text.  What a model or
+    text has no place for (a lens without a head over tokens, patching between texts of other lengths) is left out,
+    and the page says why.  Raises InputError where there are no maps.
+    """
+    first = inspections[0]
+    tell: Stage = stage or (lambda _: None)
+    maps = [_with_roles(one, table) for one in first.attention]
+    note = ATTENTION + (TESTED if table else NAMED) + (LONG if first.largest else "")
+    tabs = [Tab("Attention", [AttentionSection("Attention", note, maps)]), _roles(maps, table)]
+    left_out: list[tuple[str, str]] = []
+    parts: list[tuple[str, Callable[[], list[Section]]]] = [
+        ("Lens", lambda: _lens(model, first, tell)),
+        ("Two texts", lambda: _comparison(inspections)),
+        ("Patching", lambda: _patching(model, inspections, tell)),
+        ("Vectors", lambda: _plane(model, inspections, tell)),
+    ]
+    for what, make in parts:
+        try:
+            sections = make()
+        except TriptychError as error:
+            left_out.append((what, str(error)))
+        else:
+            tabs += [Tab(what, sections)] if sections else []
+    tabs.append(Tab("Run", _run(model, inspections, name, left_out, table)))
+    return render(title, tabs, subtitle=_subtitle(first.text))
+
+
+def _subtitle(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 140 else words[:139] + "…"
+
+
+def _with_roles(one: AnyMap, table: HeadTable | None) -> AnyMap:
+    if table is None:
+        return one
+    mains = table.main()
+    rows = [mains.get((one.stack, one.layer, head)) for head in one.head_names]
+    roles = ["" if row is None else row.role + (f" {row.offset:+d}" if row.offset else "") for row in rows]
+    return replace(one, roles=roles)
+
+
+def _roles(maps: Sequence[AnyMap], table: HeadTable | None) -> Tab:
+    """All heads of each stack with their names and numbers, and the tested roles where they were measured."""
+    sections: list[Section] = []
+    for stack in dict.fromkeys(one.stack for one in maps):
+        layers = {one.layer: one for one in sorted(maps, key=lambda one: len(one.head_names)) if one.stack == stack}
+        heads = sorted({head for one in layers.values() for head in one.head_names})
+        cells, shade, details = [], [], []
+        for _, one in sorted(layers.items()):
+            at = {head: i for i, head in enumerate(one.head_names)}
+            found = [at.get(head) for head in heads]
+            roles = list(one.roles or [""] * len(at))
+            cells.append(["" if i is None else roles[i] or "–" for i in found])
+            shade.append([0.5 if i is not None and roles[i] else 0.0 for i in found])
+            details.append([[] if i is None else [(k, v[i]) for k, v in (one.measures or {}).items()] for i in found])
+        title = "Heads" if len({one.stack for one in maps}) == 1 else f"Heads of the {stack}"
+        note = "" if sections or table else "; ".join(f"{role}: {reads}" for role, reads in NAMES.items()) + "."
+        sections.append(MatrixSection(
+            title, note, [f"layer {layer}" for layer in sorted(layers)], [f"head {head}" for head in heads], cells,
+            shade, details, "Means over the queries of this text.", (0, 0),
+        ))  # fmt: skip
+    if table is not None:
+        sections = [role_effects(table), best_heads(table), *sections]
+    return Tab("Roles", sections)
+
+
+def _lens(model: Model, one: Inspection, stage: Stage) -> list[Section]:
+    stage("lens")
+    target = None if one.target_ids is None else list(one.target_ids)
+    length = len(one.target_ids or one.ids)
+    positions = range(max(0, length - LENS_TOKENS), length)
+    seen = model.lens(list(one.ids), top=LENS_TOP, positions=list(positions), target=target)
+    cut = f" These are the last {LENS_TOKENS} of {length:,} tokens." if length > LENS_TOKENS else ""
+    return [lens_matrix(seen, "The likeliest token after each block", LENS + cut)]
+
+
+def _comparison(inspections: Sequence[Inspection]) -> list[Section]:
+    if len(inspections) < 2:
+        return []
+    others = [AttentionSection("Attention", "", one.attention) for one in inspections[1:]]
+    return [ComparisonSection("Two texts side by side", COMPARED, [one.text for one in inspections], others)]
+
+
+def _patching(model: Model, inspections: Sequence[Inspection], stage: Stage) -> list[Section]:
+    """What of the first text, put into the second, brings its answer back."""
+    if len(inspections) < 2:
+        return []
+    stage("patching")
+    clean, corrupt = (list(one.ids) for one in inspections[:2])
+    targets = [None if one.target_ids is None else list(one.target_ids) for one in inspections[:2]]
+    depth = sum(len(stack.blocks) for stack in model.spec.stacks.values())
+    tokens = len(corrupt) + len(targets[1] or ())
+    answer = _answers(model, clean, corrupt)
+    grid: PatchGrid = model.patch(
+        clean, corrupt, answer=answer, target=targets[0], gradient=depth * tokens * tokens > EXACT_TOKENS
+    )
+    return patch_sections(grid, [("Clean", inspections[0].text), ("Corrupt", inspections[1].text)])
+
+
+def _answers(model: Model, clean: list[int], corrupt: list[int]) -> tuple[int, int] | None:
+    """What a decoder writes after each text, where these differ; None measures the whole distribution."""
+    if model.spec.layout != "decoder":
+        return None
+    first, second = (int(model.logits([ids])[0][-1].argmax()) for ids in (clean, corrupt))
+    return None if first == second else (first, second)
+
+
+def _plane(model: Model, inspections: Sequence[Inspection], stage: Stage) -> list[Section]:
+    stage("vectors")
+    stacks = [_points(model, name, inspections) for name in model.spec.stacks]
+    return [PlaneSection("Vectors by layer", PLANE, [one.text for one in inspections], [one for one in stacks if one])]
+
+
+def _points(model: Model, stack: str, inspections: Sequence[Inspection]) -> PlanePoints | None:
+    """The tokens of all texts in one stack, in the plane of each of its layers."""
+    layers = layer_sites(model.spec, stack)
+    of_target = stack == "decoder" and model.spec.layout == "encoder-decoder"
+    each = max(4, MOST_POINTS // len(inspections))
+    vectors: list[list[Tensor]] = [[] for _ in layers]
+    tokens: list[str] = []
+    text: list[int] = []
+    place: list[int] = []
+    for number, one in enumerate(inspections):
+        ids = list(one.target_ids or ()) if of_target else list(one.ids)
+        at = sorted({round(i * (len(ids) - 1) / max(1, min(each, len(ids)) - 1)) for i in range(min(each, len(ids)))})
+        targets = None if one.target_ids is None else [list(one.target_ids)]
+        trace = model.trace([list(one.ids)], targets, read=[Read(site, at=at) for site in layers])
+        for kept, site in zip(vectors, layers, strict=True):
+            kept.append(trace[site][0].float().cpu())
+        names = [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
+        tokens += [names[i] for i in at]
+        text += [number] * len(at)
+        place += at
+    if len(tokens) < 2:
+        return None
+    at_layers, share = planes([torch.cat(kept) for kept in vectors], torch.tensor(place) > 0)
+    short = [site.rpartition("blocks.")[2].removesuffix(".resid_post") for site in layers]
+    names = ["embedding", *(f"block {number}" for number in short[1:])]
+    return PlanePoints(stack, names, tokens, text, place, at_layers.numpy(), share)
+
+
+def planes(vectors: Sequence[Tensor], counted: Tensor) -> tuple[Tensor, list[float]]:
+    """Vectors [N, D] of each of L layers -> points [L, N, 2] in fp64, and the share of the variance that they show.
+
+    Each layer's vectors are scaled to length 1 and projected on its first two principal components.  Those that are not
+    `counted` [N] do not decide the components (unless fewer than three do).  A plane has no direction of its own: each
+    is turned or mirrored to come nearest to the one before (orthogonal Procrustes).
+    """
+    counted = counted if int(counted.sum()) > 2 else torch.ones_like(counted)
+    points: list[Tensor] = []
+    share: list[float] = []
+    for layer in vectors:
+        x = torch.nn.functional.normalize(layer.double(), dim=-1)
+        mean = x[counted].mean(0)
+        _, sizes, directions = torch.linalg.svd(x[counted] - mean, full_matrices=False)
+        two = torch.zeros(2, x.shape[1], dtype=x.dtype)
+        two[: min(2, len(directions))] = directions[:2]
+        place = (x - mean) @ two.T
+        if points:
+            left, _, right = torch.linalg.svd(place.T @ points[-1])
+            place = place @ (left @ right)
+        points.append(place)
+        whole = float(sizes.square().sum())
+        share.append(float(sizes[:2].square().sum()) / whole if whole > 0 else 0.0)
+    return torch.stack(points), share
+
+
+def _run(
+    model: Model, inspections: Sequence[Inspection], name: str, left_out: Sequence[tuple[str, str]],
+    table: HeadTable | None,
+) -> list[Section]:  # fmt: skip
+    first = inspections[0]
+    parameters = sum(p.numel() for p in model.module.parameters())
+    facts = [("Model", name), ("Family", f"{model.spec.family}, {model.spec.layout}, {parameters:,} parameters")]
+    for number, one in enumerate(inspections):
+        label = "Text" if len(inspections) == 1 else f"Text {number + 1}"
+        facts.append((label, one.text))
+        facts += [(f"{label}, target", one.target)] if one.target is not None else []
+    facts.append(("Tokens", " and ".join(f"{len(one.ids):,}" for one in inspections)))
+    if table is not None:
+        mains = table.main()
+        facts += [("Heads", str(len(mains))), ("Named", str(sum(row is not None for row in mains.values())))]
+        facts.append(("Seed", str(table.seed)))
+    facts += [(f"No {what.lower()}", reason) for what, reason in left_out]
+    sections: list[Section] = [Facts("What was run", facts)]
+    return sections + ([values_table(first.values)] if first.values else [])
+
+
+def values_table(values: Sequence[Values]) -> TableSection:
+    """Numbers of the sites that are no patterns."""
+    header = ("site", "shape", "mean", "std", "min", "max", "norm")
+    rows = [
+        [one.site, " × ".join(map(str, one.shape)),
+         *("–" if x != x else f"{x:,.3f}" for x in (one.mean, one.std, one.least, one.most, one.norm))]
+        for one in values
+    ]  # fmt: skip
+    return TableSection("Values at other sites", header, rows)

@@ -1,0 +1,209 @@
+"""What a notebook shows of a trace, a table of heads, a lens, a grid or a model: a page in a frame without rights.
+
+The frame is sandboxed: its scripts run, may save files and reach nothing else, neither the notebook nor a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import torch
+from torch import Tensor
+
+from triptych.errors import TriptychError
+from triptych.model_inside import ModelInside
+from triptych.page import (
+    AnyMap,
+    AttentionMap,
+    AttentionSection,
+    Facts,
+    MatrixSection,
+    PlanePoints,
+    PlaneSection,
+    Section,
+    Tab,
+    TableSection,
+    TopMap,
+    render,
+)
+from triptych.page.heads import best_heads, role_effects
+from triptych.page.inside import ATTENTION, PLANE, planes, values_table
+from triptych.page.inspect import WHOLE_BYTES, values_of
+from triptych.page.interventions import lens_page, patch_page
+from triptych.page.maps import Stack
+from triptych.page.pack import packed_bytes
+from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
+from triptych.probe.sites import sites
+
+HEIGHT = 760  # pixels of the frame; its corner changes it
+LARGEST = 8  # weights of each query where the patterns are too large for a page
+
+
+def display(shown: object) -> str:
+    """The frame; the text of `repr` where there is nothing to draw, or too much."""
+    try:
+        html = page_of(shown)
+    except TriptychError as error:
+        return f"<pre>{escape(repr(shown))}\n\n{escape(str(error))}</pre>"
+    if html is None:
+        return f"<pre>{escape(repr(shown))}</pre>"
+    return (
+        f'<iframe sandbox="allow-scripts allow-downloads" title="{escape(type(shown).__name__)}" '
+        f'style="width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:8px;resize:vertical;overflow:auto" '
+        f'srcdoc="{escape(html)}"></iframe>'
+    )
+
+
+def page_of(shown: object) -> str | None:
+    """The page of a result; None where it has nothing to draw."""
+    if isinstance(shown, Trace):
+        return trace_page(shown)
+    if isinstance(shown, HeadTable):
+        return render("Attention heads", [*_grids(shown), role_effects(shown), best_heads(shown)])
+    if isinstance(shown, PatchGrid):
+        return patch_page(shown, [])
+    if isinstance(shown, Lens):
+        return lens_page(shown, None, [])
+    if isinstance(shown, LogitAttribution):
+        return lens_page(None, shown, [])
+    return model_page(shown) if isinstance(shown, ModelInside) else None
+
+
+def trace_page(trace: Trace) -> str | None:
+    """The patterns, vectors and other values of the first row of a trace; None where nothing was read."""
+    plain = [site for site in trace if ":" not in site]
+    dense = [site for site in plain if site.endswith(".pattern") and trace[site][0].dim() == 3]
+    size = sum(packed_bytes(*trace[site][0].shape) for site in dense)
+    maps: list[AnyMap] = [one for site in dense if (one := _map(trace, site, whole=size <= WHOLE_BYTES)) is not None]
+    reduced = dict.fromkeys(site.partition(":")[0] for site in trace if site.endswith(":top_keys"))
+    maps += [one for site in reduced if (one := _reduced(trace, site)) is not None]
+    tabs = [Tab("Attention", [AttentionSection("Attention", ATTENTION, maps)])] if maps else []
+    if points := _points(trace, plain):
+        tabs += [Tab("Vectors", [PlaneSection("Vectors by layer", PLANE, _texts(trace), points)])]
+    rest = [values_of(site, trace[site][0]) for site in plain if site not in dense and trace[site][0].numel()]
+    tabs += [Tab("Values", [values_table(rest)])] if rest else []
+    if not tabs:
+        return None
+    others = f"the first of {len(trace.tokens)} rows" if len(trace.tokens) > 1 else ""
+    return render("Trace", tabs, subtitle=" · ".join(part for part in ("".join(_texts(trace))[:140], others) if part))
+
+
+def _texts(trace: Trace) -> list[str]:
+    return trace.texts[:1] or [" ".join(map(str, trace.tokens[0][:40])) if trace.tokens else ""]
+
+
+def _stack(site: str, causal: bool) -> Stack:
+    if ".cross." in site:
+        return "cross"
+    if site.startswith(("encoder.", "decoder.")):
+        return "encoder" if site.startswith("encoder.") else "decoder"
+    return "decoder" if causal else "encoder"
+
+
+def _names(trace: Trace, site: str, keys: bool) -> list[str]:
+    """The tokens of the first row that a pattern's keys or queries are."""
+    of_target = bool(trace.targets) and not site.startswith("encoder.") and not (keys and ".cross." in site)
+    rows = trace.targets if of_target else trace.tokens
+    ids = list(rows[0]) if rows else []
+    return [str(i) for i in ids] if trace.tokenizer is None else trace.tokenizer.tokens(ids)
+
+
+def _axes(trace: Trace, site: str, positions: Sequence[int], keys: int) -> tuple[list[str], list[str]]:
+    """The queries at `positions` and the first `keys` keys; those behind the text, as generated ones, have numbers."""
+    queries, across = _names(trace, site, False), _names(trace, site, True)
+    return [queries[p] if p < len(queries) else str(p) for p in positions], [
+        across[s] if s < len(across) else str(s) for s in range(keys)
+    ]
+
+
+def _map(trace: Trace, site: str, *, whole: bool) -> AnyMap | None:
+    value = trace[site][0].detach().float().cpu().clamp(0, 1)
+    positions = trace.positions(site)[0]
+    if len(positions) != value.shape[1] or not value.numel():
+        return None  # a mean over positions has no queries
+    queries, keys = _axes(trace, site, positions, value.shape[2])
+    stack, layer = _stack(site, _causal(value, positions)), _layer(site)
+    if whole:
+        return AttentionMap(stack, layer, queries, keys, value.numpy())
+    best = value.topk(min(LARGEST, value.shape[2]))
+    return TopMap(stack, layer, queries, keys, best.indices.int().numpy(), best.values.numpy())
+
+
+def _causal(value: Tensor, positions: Sequence[int]) -> bool:
+    later = torch.arange(value.shape[2])[None] > torch.tensor(positions)[:, None]
+    return not bool(value[:, later].any())
+
+
+def _reduced(trace: Trace, site: str) -> TopMap | None:
+    (found, *_), positions = trace.statistics(site), trace.positions(f"{site}:top_keys")[0]
+    if not found.top_keys.numel():
+        return None
+    queries, keys = _axes(trace, site, positions, found.received.shape[-1])
+    causal = bool((found.top_keys <= torch.tensor(positions)[None, :, None]).all())
+    measures = {"effective keys": found.effective_keys.mean(1).tolist(), "distance": found.distance.mean(1).tolist()}
+    top = found.top_weights.float().clamp(0, 1).numpy()
+    return TopMap(
+        _stack(site, causal), _layer(site), queries, keys, found.top_keys.int().numpy(), top, measures=measures
+    )
+
+
+def _layer(site: str) -> int:
+    return int(site.partition("blocks.")[2].partition(".")[0])
+
+
+def _points(trace: Trace, plain: Sequence[str]) -> list[PlanePoints]:
+    """The residual stream of each stack, where at least two layers of the same positions were read."""
+    found: dict[Stack, list[str]] = {}
+    for site in plain:
+        if site.endswith((".resid_post", ".resid_pre", "embed")) and trace[site][0].dim() == 2:
+            found.setdefault(_stack(site, causal=True), []).append(site)
+    stacks = []
+    for stack, names in found.items():
+        places = trace.positions(names[0])[0]
+        same = [name for name in names if trace.positions(name)[0] == places]
+        if len(same) < 2 or len(places) < 2:
+            continue
+        vectors = [trace[name][0].detach().float().cpu() for name in same]
+        at, share = planes(vectors, torch.tensor(places) > 0)
+        tokens = _axes(trace, same[0], places, 0)[0]
+        stacks.append(PlanePoints(stack, same, tokens, [0] * len(places), list(places), at.numpy(), share))
+    return stacks
+
+
+def _grids(table: HeadTable) -> list[Section]:
+    """All heads of each stack with the role that names them; a head opens its scores in all roles."""
+    mains = table.main()
+    sections: list[Section] = []
+    for stack in dict.fromkeys(at[0] for at in mains):
+        layers = sorted({at[1] for at in mains if at[0] == stack})
+        heads = sorted({at[2] for at in mains if at[0] == stack})
+        grid = [[mains.get((stack, layer, head)) for head in heads] for layer in layers]
+        cells = [["–" if one is None else one.role for one in row] for row in grid]
+        shade = [[0.0 if one is None else one.score for one in row] for row in grid]
+        details = [[[(r.role, r.score) for r in table.of(stack, layer, head)] for head in heads] for layer in layers]
+        rows, columns = [f"layer {layer}" for layer in layers], [f"head {head}" for head in heads]
+        about = "Scores from 0 to 1; the table of the best heads has their nulls and effects."
+        sections.append(MatrixSection(f"Heads of the {stack}", "", rows, columns, cells, shade, details, about, (0, 0)))
+    return sections
+
+
+def model_page(model: ModelInside) -> str:
+    """What a model is: its facts, and the sites that can be read and changed."""
+    spec = model.spec
+    parameters = sum(p.numel() for p in model.module.parameters())
+    facts = [
+        ("Family", f"{spec.family}, {spec.layout}"),
+        ("Parameters", f"{parameters:,}"),
+        ("Type", str(model.module.dtype).removeprefix("torch.")),
+        ("Blocks", ", ".join(f"{len(stack.blocks)} ({name})" for name, stack in spec.stacks.items())),
+        ("Vocabulary", f"{spec.vocab:,}" if spec.vocab else "none"),
+        ("Context", "no limit" if spec.context is None else f"{spec.context:,} positions"),
+        ("From", str(model.path or "memory")),
+    ]
+    first = [one for one in sites(spec).values() if one.layer in (None, 0)]
+    rows = [[one.name, str(one.width), "" if one.heads is None else str(one.heads)] for one in first]
+    title = "Sites of the first block; the others have the same"
+    return render(
+        f"{spec.family} model", [Facts("Model", facts), TableSection(title, ("site", "width", "heads"), rows)]
+    )

@@ -1,0 +1,184 @@
+"""The page of a text inside a model, in a real browser: drawn whole, used by keyboard alone, nothing on the console."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from browser import CHROMIUM, Browser, Tab
+from cli_models import checkpoint
+from test_page import NASTY, pattern
+from triptych.model import load
+from triptych.page import AttentionMap, AttentionSection, TopMap, render, write
+from triptych.page.inside import inside_page
+from triptych.page.inspect import inspect_text
+
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
+
+SHOWN = '[...document.querySelectorAll("main > section")].filter((one) => one.checkVisibility()).map((one) => one.id)'
+# Files that the page saves arrive in `saved` instead.
+SAVED = """
+window.saved = [];
+const objectUrl = URL.createObjectURL;
+URL.createObjectURL = (blob) => {
+  blob.text().then((text) => saved.push([blob.type, text]));
+  return objectUrl.call(URL, blob);
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two texts in an encoder-decoder, whose page has every tab."""
+    model = load(checkpoint("encoder-decoder"))
+    texts = [inspect_text(model, text, target="ab") for text in ("the mill", "the hill")]
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    write(path, inside_page(model, texts, "m"))
+    return path
+
+
+def press(tab: Tab, key: str) -> None:
+    """A key as a reader presses it, in what has the focus."""
+    for kind in ("keyDown", "keyUp"):
+        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+
+def long_page(folder: Path, length: int, layers: int = 2) -> Path:
+    """A page of `length` tokens of which each query keeps two weights: itself and the token two before."""
+    tokens = [f"t{i}" for i in range(length)]
+    query = np.arange(length)
+    keys = np.stack([query, np.maximum(query - 2, -1)], -1)[None].repeat(2, 0).astype(np.int32)
+    weights = np.broadcast_to(np.float32([0.64, 0.25]), keys.shape).copy()
+    weights[keys < 0] = 0
+    maps = [TopMap("decoder", layer, tokens, tokens, keys, weights) for layer in range(layers)]
+    write(folder / "page.html", render("t", [AttentionSection("t", "", maps)]))
+    return folder / "page.html"
+
+
+def test_every_tab_is_reached_and_read_by_keyboard(browser: Browser, page: Path) -> None:
+    tab = browser.open(page).wait()
+    assert tab.evaluate(SHOWN) == ["section-0"]
+    tab.evaluate('document.querySelector("[role=tab]").focus()')
+    count = tab.evaluate('document.querySelectorAll("[role=tab]").length')
+    assert count == 7
+    for index in range(1, count):
+        press(tab, "ArrowRight")
+        tab.wait()
+        assert tab.evaluate(SHOWN) == [f"section-{index}"]
+        assert tab.evaluate("document.activeElement.id") == f"tab-{index}"
+        assert tab.evaluate('document.querySelector("main > section.shown").innerText.length') > 40
+    press(tab, "Home")
+    assert tab.evaluate(SHOWN) == ["section-0"]
+    assert tab.console() == []
+
+
+def test_arrow_keys_move_in_the_map_the_heads_and_the_lens(browser: Browser, page: Path) -> None:
+    tab = browser.open(page).wait()
+    tab.evaluate('document.querySelector(".gallery button[aria-pressed=true]").focus()')
+    press(tab, "ArrowDown")
+    assert "layer 1 · head 0" in tab.evaluate('document.querySelector(".large h3").textContent')
+    press(tab, "ArrowRight")
+    assert "layer 1 · head 1" in tab.evaluate('document.querySelector(".large h3").textContent')
+    tab.evaluate('document.querySelector(".heat").focus()')
+    press(tab, "Home")
+    readout = tab.evaluate('document.querySelector(".readout").textContent')
+    press(tab, "ArrowRight")
+    assert tab.evaluate('document.querySelector(".readout").textContent') != readout
+    tab.evaluate('document.querySelectorAll("[role=tab]")[2].click()')
+    tab.evaluate('document.querySelector("#section-2 td[tabindex=\\"0\\"]").focus()')
+    before = tab.evaluate('document.querySelector("#section-2 .reading h4").textContent')
+    press(tab, "ArrowUp")
+    assert tab.evaluate('document.querySelector("#section-2 .reading h4").textContent') != before
+    assert tab.console() == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_tab_is_wider_than_the_page(browser: Browser, page: Path, width: int, dark: bool) -> None:
+    tab = browser.open(page, width=width, dark=dark).wait()
+    for index in range(7):
+        tab.evaluate(f'document.querySelectorAll("[role=tab]")[{index}].click()')
+        tab.wait()
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.console() == []
+
+
+def test_a_head_as_lines_and_in_groups(browser: Browser, tmp_path: Path) -> None:
+    tokens = ["a", "b", "c", "d"]
+    eye = np.stack([np.eye(4), np.eye(4, k=-1)]).astype(np.float32)
+    one = AttentionMap("decoder", 0, tokens, tokens, eye, roles=["self", "previous"])
+    write(tmp_path / "page.html", render("t", [AttentionSection("t", "", [one])]))
+    tab = browser.open(tmp_path / "page.html").wait()
+    tab.evaluate("""[...document.querySelectorAll("button")].find((one) => one.textContent === "Lines").click()""")
+    assert tab.evaluate('document.querySelectorAll(".lines path").length') == 4  # one from each token to itself
+    tab.evaluate("""[...document.querySelectorAll("button")].find((one) => one.textContent === "By role").click()""")
+    titles = tab.evaluate('[...document.querySelectorAll(".group h4")].map((one) => one.textContent)')
+    assert titles == ["self1", "previous1"]
+    tab.evaluate('document.querySelectorAll(".gallery button")[1].click()')
+    assert tab.evaluate('document.querySelectorAll(".lines path").length') == 3  # the first token reads nothing
+    assert tab.console() == []
+
+
+def test_four_thousand_tokens_are_a_part_and_a_picture_of_the_whole(browser: Browser, tmp_path: Path) -> None:
+    tab = browser.open(long_page(tmp_path, 4096)).wait()
+    labels = tab.evaluate("[...document.querySelectorAll('.side bdi')].map((one) => one.title)")
+    assert labels == [f"t{i}" for i in range(4096 - 48, 4096)]
+    assert tab.evaluate('document.querySelector(".overview").checkVisibility()')
+    tab.evaluate('document.querySelector(".heat").focus()')
+    for _ in range(5):
+        press(tab, "PageUp")  # leaves the part that is shown, so that another one is
+    assert "t4045" in tab.evaluate("[...document.querySelectorAll('.side bdi')].map((one) => one.title)")
+    items = tab.evaluate("[...document.querySelectorAll('.reading li')].map((one) => one.textContent)")
+    assert items == ["t404540450.640", "t404340430.252"]  # the query's own place and two before, as they were stored
+    assert tab.console() == []
+
+
+def test_letters_beyond_counting_are_text(browser: Browser, tmp_path: Path) -> None:
+    tokens = ["x" * 100_000, *NASTY[:4], "\x00\x07\x1b[31m"]
+    one = AttentionMap("decoder", 0, tokens, tokens, pattern(2, 6, 6))
+    write(tmp_path / "page.html", render(NASTY[0], [AttentionSection(NASTY[0], "", [one])]))
+    tab = browser.open(tmp_path / "page.html", width=390).wait()
+    assert "(100,000 letters)" in tab.evaluate("document.querySelector('.side').textContent")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.evaluate("document.images.length") == 0
+    assert tab.console() == []
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_what_each_tab_saves_can_be_read(browser: Browser, page: Path, index: int) -> None:
+    tab = browser.open(page, before=SAVED).wait()
+    tab.evaluate(f'document.querySelectorAll("[role=tab]")[{index}].click()')
+    tab.wait()
+    for number, name in enumerate(("SVG", "JSON", "PNG"), start=1):
+        buttons = '[...document.querySelectorAll("section.shown button")]'
+        tab.evaluate(f'{buttons}.find((one) => one.textContent === "{name}").click()')
+        tab.wait(f"saved.length === {number}")
+    files: list[Any] = tab.evaluate("saved")
+    assert [kind for kind, _ in files] == ["image/svg+xml", "application/json", "image/png"]
+    assert ElementTree.fromstring(files[0][1]).tag.endswith("svg")
+    assert json.loads(files[1][1])
+    assert "PNG" in files[2][1][:8]
+    assert tab.console() == []
+
+
+def test_what_a_notebook_frames_is_drawn_where_storage_is_refused(browser: Browser, tmp_path: Path) -> None:
+    """As in a sandboxed frame, in which the page has no storage."""
+    html = load(checkpoint("decoder")).trace(["the mill"], read=["*.pattern"])._repr_html_()
+    (tmp_path / "page.html").write_text(unescape(html.partition('srcdoc="')[2].removesuffix('"></iframe>')), "utf-8")
+    refuse = 'Object.defineProperty(window, "localStorage", { get() { throw new Error("refused"); } });'
+    tab = browser.open(tmp_path / "page.html", before=refuse).wait()
+    assert tab.evaluate('document.querySelectorAll(".gallery button").length') == 18
+    assert tab.console() == []
