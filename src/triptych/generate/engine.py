@@ -125,7 +125,12 @@ class Engine:
         return rows
 
     def prepare(self, request: Request) -> LiveRow:
-        """A row for this request, which has no slot yet.  Raises as `add`."""
+        """A row for this request, which has no slot yet.  Raises as `add`, and InputError where the model was moved or
+        cast under rows that run; without rows the engine begins again."""
+        if not self.forward.serves():
+            if self.rows:
+                raise InputError("the model was moved or cast while rows run; let them end first, or call reset()")
+            self.reset()
         self._check(request)
         if request.source is not None:
             self.module.flat([request.source])  # raises for a source of another form
