@@ -244,6 +244,7 @@ class Model(ModelInside):
         row = scheduler.submit(request)  # what cannot be run is refused before the first piece
         return running.pieces(scheduler, row, detokenizer, ends, on_token)
 
+    @answers_arguments
     def engine(
         self,
         *,

@@ -58,6 +58,8 @@ class Engine:
         budget: int | None = None, executor: Executor = "auto", matmul: Matmul = "auto", reuse: bool = False,
         speculation: Speculation | None = None, cache_type: CacheType = "auto",
     ) -> None:  # fmt: skip
+        if not isinstance(module, torch.nn.Module):
+            raise InputError(f"an engine runs a Transformer, as model.module is one, not a {type(module).__name__}")
         if module.decoder is None:
             raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
         if module.spec.head is None:
