@@ -347,3 +347,24 @@ def test_a_greedy_step_enters_few_functions_of_the_engine() -> None:
         engine.step()
     own = [name for name in frames(engine) if name.startswith("generate/")]
     assert len(own) <= 4, own
+
+
+def test_an_engine_follows_a_cast_of_its_model() -> None:
+    module = tiny.decoder()
+    engine = Engine(module, reuse=True)
+    engine.add(Request(prompt=[3, 1, 4], max_new_tokens=4))
+    run(engine)
+    engine.add(Request(prompt=[3, 1, 4], max_new_tokens=4))
+    engine.step()
+    module.to(torch.float64)
+    with pytest.raises(InputError, match=r"moved or cast while rows run.*reset\(\)"):
+        engine.add(Request(prompt=[5], max_new_tokens=4))
+    engine.reset()
+    (row,) = engine.add(Request(prompt=[3, 1, 4], max_new_tokens=4))
+    run(engine)
+    assert engine.cache.stores[0].k.dtype == torch.float64
+    module.to(torch.float32)
+    (again,) = engine.add(Request(prompt=[3, 1, 4], max_new_tokens=4))
+    run(engine)
+    assert engine.cache.stores[0].k.dtype == torch.float32
+    assert again.new == row.new

@@ -12,7 +12,7 @@ import torch
 import cli_models
 import tiny
 from triptych.errors import InputError, ProbeError, TriptychError
-from triptych.generate import forbid
+from triptych.generate import Engine, Request, forbid
 from triptych.generate.sampling import Sampling, sample
 from triptych.model import Model, load
 from triptych.probe import zero
@@ -47,6 +47,10 @@ def written() -> Model:
         ({"seed": "a"}, "seed='a' must be an integer"),
         ({"chunk": -1}, "chunk=-1 must be an integer of at least 1"),
         ({"chunk": 0}, "chunk=0 must be an integer of at least 1"),
+        ({"draft_tokens": -1}, "draft_tokens=-1 must be an integer of at least 1"),
+        ({"draft": torch.zeros(2, 2)}, r"^draft=tensor\(.*\) must be a Model or 'ngram'$"),
+        ({"on_token": 5}, "on_token=5 must be a function"),
+        ({"on_progress": "bar"}, "on_progress='bar' must be a function"),
         ({"beams": -1}, "beams=-1 must be an integer of at least 0"),
         ({"beams": 1.5}, "beams=1.5 must be an integer"),
         ({"beams": 2, "length_penalty": float("nan")}, "length_penalty=nan must be in"),
@@ -63,6 +67,27 @@ def written() -> Model:
 def test_settings_that_mean_nothing_are_refused(model: Model, how: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         model.generate([PROMPT], **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"prompt": None}, "prompt 0: None must be a list of token ids"),
+        ({"prompt": "text"}, "prompt 0: 'text' must be a list of token ids"),
+        ({"sampling": {"temperature": 1}}, "must be a Sampling"),
+        ({"ends": 2}, "ends=2 must be a collection of token ids"),
+        ({"number": -1}, "number=-1 must be an integer of at least 0"),
+    ],
+    ids=str,
+)
+def test_requests_that_mean_nothing_are_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Request(**({"prompt": PROMPT} | how))
+
+
+def test_an_engine_runs_modules(model: Model) -> None:
+    with pytest.raises(InputError, match=r"as model\.module is one, not a Model"):
+        Engine(model)
 
 
 @pytest.mark.parametrize(

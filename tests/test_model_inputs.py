@@ -143,6 +143,10 @@ def test_the_vectors_can_be_trained_on(model: Model) -> None:
     assert torch.equal(model.encode(TEXTS, pooling="cls"), model.encode(TEXTS, pooling="first"))
     with pytest.raises(InputError, match=r"'first' \(also called 'cls'\)"):
         model.encode(TEXTS, pooling="max")
+    with pytest.raises(InputError, match="batch_tokens=0 must be an integer of at least 1"):
+        model.encode(TEXTS, batch_tokens=0)
+    with pytest.raises(InputError, match="normalize='l2' must be True or False"):
+        model.encode(TEXTS, normalize="l2")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from triptych.model import create
 from triptych.native import library
 from triptych.nn.feedforward import GLU
 from triptych.probe import Plan, Session, zero
+from triptych.program.changes import Contents
 from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep, PreparedStep
 from triptych.text.detokenize import TextStream
 
@@ -127,6 +128,56 @@ def test_bf16_vectors_are_copied_again() -> None:
     norm = _block(module).attn_norm.pre
     norm.weight = torch.nn.Parameter(norm.weight.detach().bfloat16())
     followed(module, _norm_of_bf16)
+
+
+def _fused_step(module: nn.Transformer) -> None:
+    parameters = [one for one in module.parameters() if one.dim() and one.dtype == torch.float32]
+    copied = [_block(module).attn_norm.pre.weight] if module.spec.family == "llama" else []
+    for one in (*parameters, *copied):
+        one.grad = torch.ones_like(one)
+    for some in (parameters, copied):
+        if some:
+            torch.optim.AdamW(some, lr=0.3, fused=True).step()
+
+
+def _data_in_place(module: nn.Transformer) -> None:
+    for one in module.parameters():
+        one.data.mul_(-2)
+
+
+def _swapped_class(module: nn.Transformer) -> None:
+    mlp = _block(module).mlp
+
+    class Doubled(type(mlp)):  # type: ignore[misc]
+        def forward(self, *inputs: Any) -> Any:
+            return 2 * super().forward(*inputs)
+
+    mlp.__class__ = Doubled
+
+
+@pytest.mark.parametrize("change", [_fused_step, _data_in_place, _swapped_class], ids=lambda one: one.__name__)
+def test_changes_that_torch_does_not_count_are_followed(change: Callable[[nn.Transformer], None]) -> None:
+    """Of what the binding copied: vectors in bf16, and the table of T5's biases in any dtype."""
+    module = llama().to(torch.bfloat16).to(torch.float32)  # numbers that bf16 holds
+    norm = _block(module).attn_norm.pre
+    norm.weight = torch.nn.Parameter(norm.weight.detach().bfloat16())
+    followed(module, change)
+    if change is not _swapped_class:
+        followed(tiny.decoder("t5"), change)
+
+
+def test_the_end_of_a_large_tensor_is_compared_and_memory_that_moved_is_not_read() -> None:
+    tensors = [torch.zeros(1000), torch.zeros(3, 40).T, torch.zeros(0), torch.zeros((), dtype=torch.bfloat16)]
+    for tensor, place in ((tensors[0], -1), (tensors[0], 500), (tensors[1], (-1, -1)), (tensors[3], ())):
+        contents = Contents(tensors, 64)
+        assert contents.same()
+        tensor.data[place] = 7
+        assert not contents.same()
+    contents = Contents(tensors, 64)
+    tensors[0].data[100] = 7
+    assert contents.same()  # of a large tensor not every number is compared
+    tensors[0].share_memory_()
+    assert not contents.same()
 
 
 @torch.no_grad()

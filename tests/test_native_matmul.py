@@ -262,6 +262,9 @@ def test_what_does_not_fit_is_refused(native: Library) -> None:
         multiply(weight, x[:1].expand(3, 64))
     with pytest.raises(InputError, match=r"out is .*\[3, 19\]"):
         multiply(weight, x, out=torch.empty(3, 19))
+    for threads in (0, -1, True, 10**9):  # OpenMP would end the process
+        with pytest.raises(InputError, match="must be an integer from 1 to 1024"):
+            multiply(weight, x, threads=threads)
     with pytest.raises(InputError, match="bias is"):
         multiply(weight, x, torch.zeros(21))
     with pytest.raises(InputError, match="rows 8 to 20"):

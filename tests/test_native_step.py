@@ -269,11 +269,13 @@ def test_a_fork_after_use_works() -> None:
     module, threads = llama(), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        expected = _natively(module)
+        expected, square = _natively(module), torch.ones(700, 700)
+        product = square @ square  # by threads of torch
         child = os.fork()
         if child == 0:
             signal.alarm(60)  # a child that waits for threads it does not have
-            os._exit(0 if torch.equal(_natively(module), _natively(module)) else 1)
+            same = torch.equal(_natively(module), _natively(module)) and torch.equal(square @ square, product)
+            os._exit(0 if same else 1)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert torch.equal(_natively(module), expected)

@@ -245,6 +245,8 @@ def test_what_cannot_be_rounded_is_refused() -> None:
         quantize(normal(4, 32), "int3")
     with pytest.raises(InputError, match="groups of 32"):
         quantize(normal(4, 33), "int8")
+    with pytest.raises(InputError, match="packs matrices of numbers"):
+        quantize(normal(4, 32).to("meta"), "int8")
     for form in ("int4", "int8"):
         for bad in (math.nan, math.inf, 1e9):
             weight = normal(4, 32)

@@ -111,6 +111,12 @@ def test_a_packed_file_stays_packed_unless_something_else_is_asked_for(
         load(path, dequantize=False)
 
 
+def test_whether_to_dequantize_is_a_truth_value(tmp_path: Path, unchecked: None) -> None:
+    create(LLAMA, seed=3).save(tmp_path / "hf")
+    with pytest.raises(InputError, match="dequantize='int8' must be True or False"):
+        load(tmp_path / "hf", dequantize="int8")
+
+
 def test_a_packed_weight_is_not_trained(tmp_path: Path) -> None:
     module = load(gguf_file(LLAMA, "q4_0", tmp_path)).module
     with pytest.raises(InputError, match=r"packed weights are constants.*dequantize=True"):

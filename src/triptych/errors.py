@@ -58,8 +58,8 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def shown(value: object) -> str:
-    """`repr(value)`, kept short and shallow: nothing out of a file breaks a one-line message."""
-    return _SHORT.repr(value)
+    """`repr(value)`, kept short, shallow and in one line: nothing out of a file breaks a one-line message."""
+    return _SHORT.repr(value).replace("\n", " ")
 
 
 def said(error: BaseException) -> str:

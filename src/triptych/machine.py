@@ -5,11 +5,13 @@ Nothing here imports torch but `use_threads`, `device` and `torch_facts`.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +109,12 @@ def free_memory(root: Path = ROOT) -> int | None:
             stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
             free.append(max(0, min(limits) - int(used) + int(stat.get("inactive_file", 0))))
     return min(free, default=None)
+
+
+def give_back_memory() -> None:
+    """Give the system what the C allocator keeps of freed memory, where it has such a function (glibc)."""
+    with suppress(OSError, TypeError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def cores(root: Path = ROOT) -> Cores:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import families, nn, tasks
+from triptych import families, machine, nn, tasks
 from triptych import generate as running
 from triptych.attention import CacheType, check_cache_type
 from triptych.checkpoints import open_source
@@ -182,6 +182,7 @@ class Model(ModelInside):
         row = scheduler.submit(request)  # what cannot be run is refused before the first piece
         return running.pieces(scheduler, row, detokenizer, ends, on_token)
 
+    @answers_arguments
     def engine(
         self,
         *,
@@ -355,7 +356,10 @@ def load(
     plain, packer = packing.dequantize, packing.packer
     with torch.inference_mode(False):  # tensors made in inference mode count no changes and cannot be trained
         module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=plain, packer=packer)
-    return Model(module, tokenizer, header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes)))
+    hf, where, report = header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes))
+    del header, source, packing, packer
+    machine.give_back_memory()
+    return Model(module, tokenizer, hf, where, report)
 
 
 def create(config: dict[str, Any] | Spec, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:

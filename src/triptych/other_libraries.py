@@ -86,6 +86,9 @@ _ARGUMENTS_OF_FUNCTIONS = {
     "eos_token_id": ("stop=",), "pad_token_id": ("nothing: rows are never padded",), "use_cache": (_CACHE,),
     "inputs": ("prompts=",), "input_ids": ("prompts=",), "prompt": ("prompts=",), "streamer": ("on_token=",),
     "logits_processor": ("rules=",), "output_scores": ("logprobs=",), "assistant_model": ("draft=",),
+    "prompt_lookup_num_tokens": ('draft="ngram" and draft_tokens=',), "stop_token_ids": ("stop=",),
+    "n_threads": ("nothing: torch.set_num_threads(N) sets the threads",),
+    "cache_implementation": ("cache=", _CACHE), "quantization": ("quantize=",), "max_num_seqs": ("max_rows=",),
     "batch_size": ("batch_tokens=", "max_rows="), "normalize_embeddings": ("normalize=",), "sentences": ("texts=",),
     "convert_to_tensor": _TENSORS, "convert_to_numpy": _TENSORS,
 }  # fmt: skip

@@ -59,6 +59,8 @@ class Engine:
         budget: int | None = None, executor: Executor = "auto", matmul: Matmul = "auto", reuse: bool = False,
         speculation: Speculation | None = None, cache_type: CacheType = "auto",
     ) -> None:  # fmt: skip
+        if not isinstance(module, torch.nn.Module):
+            raise InputError(f"an engine runs a Transformer, as model.module is one, not a {type(module).__name__}")
         if module.decoder is None:
             raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
         if module.spec.head is None:
@@ -126,7 +128,12 @@ class Engine:
         return rows
 
     def prepare(self, request: Request) -> LiveRow:
-        """A row for this request, which has no slot yet.  Raises as `add`."""
+        """A row for this request, which has no slot yet.  Raises as `add`, and InputError where the model was moved or
+        cast under rows that run; without rows the engine begins again."""
+        if not self.forward.serves():
+            if self.rows:
+                raise InputError("the model was moved or cast while rows run; let them end first, or call reset()")
+            self.reset()
         self._check(request)
         if request.source is not None:
             self.module.flat([request.source])  # raises for a source of another form

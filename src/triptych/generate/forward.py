@@ -73,6 +73,7 @@ class Forward:
         assert module.decoder is not None
         assert module.spec.decoder is not None
         self.module = module
+        self.made_for = module.dtype, module.device
         self.cache: Cache = module.decoder.cache(cache_type=cache_type)
         self.cross: CrossCache | None = None
         if module.encoder is not None:
@@ -93,6 +94,10 @@ class Forward:
         self.chunk = chunk if self.in_pieces else sys.maxsize
         self.unchanged = False
         self.running: Sequence[LiveRow] = ()
+
+    def serves(self) -> bool:
+        """Whether the model still has the dtype and the device that the caches were made for."""
+        return self.made_for == (self.module.dtype, self.module.device)
 
     @property
     def pads(self) -> bool:

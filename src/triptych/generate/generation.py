@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from triptych.errors import InputError, shown
 from triptych.generate.beam import beam_search, check_beams
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
@@ -47,9 +48,10 @@ def generate(
     """Run requests to their ends, and give what they wrote in their order; `on_token` is called for every token as it
     comes, `on_progress` after each step.
 
-    Without a tokenizer there are ids alone.  Raises what `Scheduler.submit` raises before anything runs, and ProbeError
-    for reads and edits that had no effect.
+    Without a tokenizer there are ids alone.  Raises what `Scheduler.submit` raises, and InputError for callbacks that
+    are no functions, before anything runs; ProbeError for reads and edits that had no effect.
     """
+    _check_callbacks(on_token, on_progress)
     rows = [scheduler.submit(request) for request in requests]
     logprobs: dict[LiveRow, list[TokenLogprobs]] = {row: [] for row in rows}
     unchanged = False
@@ -88,6 +90,7 @@ def search(
     Raises InputError, before anything runs, as `Engine.add`, and for a request whose hypotheses do not fit the memory.
     """
     check_beams(beams, length_penalty)
+    _check_callbacks(on_token, on_progress)
     sizes = [check_fits(engine, engine.prepare(request), free_cache_bytes(engine), beams) for request in requests]
     together = max(1, min(max_rows // beams, free_cache_bytes(engine) // max(sizes, default=1)))
     found: list[Generation] = []
@@ -103,6 +106,12 @@ def search(
         if on_progress is not None:
             on_progress(QueueProgress(len(found), 0, len(requests), sum(len(one.ids) for one in found), 0))
     return found
+
+
+def _check_callbacks(on_token: object, on_progress: object) -> None:
+    for name, value in (("on_token", on_token), ("on_progress", on_progress)):
+        if value is not None and not callable(value):
+            raise InputError(f"{name}={shown(value)} must be a function")
 
 
 def pieces(

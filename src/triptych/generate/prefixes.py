@@ -20,16 +20,18 @@ from triptych.generate.forward import Forward
 from triptych.generate.request import LiveRow
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import Structure
+from triptych.program.changes import Contents, Structure
 
+PIECE = 128  # bytes of each tensor that are compared, three times
 LEAST = 8  # ids; fewer are computed again, which takes less time than copying them
 
 
 class ModelState:
     """The modules and weights of a model as they are now.
 
-    Changes are seen by torch's counter of in-place changes, by where the numbers lie, and by which modules there are.
-    A change in place through `.data` is in none of these and not seen.
+    Changes are seen by torch's counter of in-place changes, by where the numbers lie, by which modules there are, and
+    by some numbers of each tensor: a step of a fused optimizer is not counted.  A change in place through `.data` of
+    other numbers alone is in none of these and not seen.
 
     plain   whether the modules alone say what is computed, and every change of a weight is counted.
     """
@@ -37,18 +39,22 @@ class ModelState:
     def __init__(self, module: Transformer) -> None:
         self.structure = Structure(module)
         tensors = [*module.parameters(), *module.buffers()]
-        self.tensors = [one.blocks if isinstance(one, PackedWeight) else one for one in tensors]
-        self.counted = not any(one.is_inference() for one in self.tensors)
+        self.dense = [one for one in tensors if not isinstance(one, PackedWeight)]
+        self.packed = [one for one in tensors if isinstance(one, PackedWeight)]
+        self.counted = not any(one.is_inference() for one in self._held())
         self.plain = self.counted and self.structure.refusal() is None
-        self.before = self._now()
+        self.before, self.contents = self._now(), Contents(self._held(), PIECE)
+
+    def _held(self) -> list[Tensor]:
+        return [*self.dense, *(one.blocks for one in self.packed)]
 
     def _now(self) -> tuple[list[int], list[int]]:
-        versions = [one._version for one in self.tensors] if self.counted else []
-        return list(map(Tensor.data_ptr, self.tensors)), versions
+        held = self._held()
+        return list(map(Tensor.data_ptr, held)), [one._version for one in held] if self.counted else []
 
     def same(self) -> bool:
         """Whether nothing has changed since."""
-        return self.structure.same() and self._now() == self.before
+        return self.structure.same() and self._now() == self.before and self.contents.same()
 
 
 class Prefixes:

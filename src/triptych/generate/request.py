@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.generate.arguments import integer
 from triptych.generate.custom_rules import Rule
 from triptych.generate.sampling import Sampling
@@ -53,6 +53,14 @@ class Request:
     keep_slot: bool = False
 
     def __post_init__(self) -> None:
+        prompt: object = self.prompt
+        if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
+            raise InputError(f"prompt {self.number}: {shown(prompt)} must be a list of token ids")
+        if not isinstance(self.sampling, Sampling):
+            raise InputError(f"sampling={shown(self.sampling)} must be a Sampling")
+        if not isinstance(self.ends, Collection):
+            raise InputError(f"ends={shown(self.ends)} must be a collection of token ids")
+        integer("number", self.number, 0)
         if not len(self.prompt):
             raise InputError(f"prompt {self.number} is empty: give it at least one token")
         integer("max_new_tokens", self.max_new_tokens, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import sysconfig
 from ctypes import POINTER, Structure, c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import cache
@@ -95,6 +96,17 @@ def usable_threads(count: int) -> int:
     fork, and a child that used more would wait for them for ever.
     """
     return max(count, 1) if os.getpid() == _PROCESS else 1
+
+
+def _one_thread() -> None:
+    """Torch computes with one thread too, until it is told otherwise: its products use the same team of OpenMP."""
+    use = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if use is not None:
+        use(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_one_thread)
 
 
 @cache

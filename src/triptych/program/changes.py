@@ -1,11 +1,14 @@
 """Whether a module still does what its program says, looked up at every step without walking it.
 
-A hook, a replaced forward, a replaced part and training mode show in the dictionaries of the modules; replaced
-parameters in those of parameters, and in where their numbers lie.  All are compared by loops that run in C.
+A hook, a replaced forward, a replaced part and training mode show in the dictionaries of the modules and in their
+classes; replaced parameters in those of parameters, and in where their numbers lie.  All are compared by loops that run
+in C.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -19,6 +22,7 @@ _training = itemgetter("training")
 _blocks = attrgetter("blocks")
 _calls = attrgetter("forward", "__call__")
 _version = attrgetter("_version", "dtype")
+PIECE = 4096  # bytes: vectors, which are most of what is copied, are compared whole
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 
@@ -33,19 +37,21 @@ class Structure:
         self.hooks = [*(own[key] for own in self.dicts for key in _HOOKS), *_EVERYWHERE]
         self.children = [own["_modules"] for own in self.dicts if own["_modules"]]
         self.parameters = [own["_parameters"] for own in self.dicts if own["_parameters"]]
-        self.classes = list(dict.fromkeys(type(one) for one in self.modules))
         self.before = self._now()
 
     def _now(self) -> tuple[Any, ...]:
         """What `same` compares.  Parts are compared by identity, as modules have no equality of their own; a forward
-        that is set on an instance is one entry more in its dictionary."""
+        that is set on an instance is one entry more in its dictionary, and one that is set on a class, or comes with
+        another class of an instance, shows in the classes."""
+        classes = list(map(type, self.modules))
         return (
             any(self.hooks),
             any(map(_training, self.dicts)),
             list(map(len, self.dicts)),
             list(chain.from_iterable(map(dict.values, self.children))),
             list(map(id, chain.from_iterable(map(dict.values, self.parameters)))),
-            list(map(_calls, self.classes)),
+            classes,
+            list(map(_calls, dict.fromkeys(classes))),
         )
 
     def same(self) -> bool:
@@ -67,12 +73,39 @@ class Structure:
         return None
 
 
+class Contents:
+    """The bytes of tensors on the CPU at the beginning, in the middle and at the end of each, to see what torch does
+    not count: its fused optimizers and changes through `.data` leave the version of a tensor as it is.
+
+    piece    bytes of each of the three; smaller tensors are read whole.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], piece: int) -> None:
+        self.tensors = [one.detach() for one in tensors if one.device.type == "cpu"]  # they keep the memory
+        self.addresses = list(map(Tensor.data_ptr, self.tensors))
+        self.views: list[ctypes.Array[ctypes.c_char]] = []
+        for tensor, address in zip(self.tensors, self.addresses, strict=True):
+            places = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            size = places * tensor.element_size() if tensor.numel() else 0
+            starts = (0,) if size <= 3 * piece else (0, size // 2, size - piece)
+            length = size if len(starts) == 1 else piece
+            self.views += [(ctypes.c_char * length).from_address(address + start) for start in starts]
+        self.before = self._now()
+
+    def _now(self) -> bytes:
+        return b"".join(self.views)
+
+    def same(self) -> bool:
+        """Whether they are what they were; nothing is read of memory that a tensor has given up."""
+        return list(map(Tensor.data_ptr, self.tensors)) == self.addresses and self._now() == self.before
+
+
 class Numbers:
     """Where the numbers of tensors lie; and for those that were copied, whether they were changed since."""
 
     def __init__(self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight]) -> None:
         self.shared, self.copied, self.packed = shared, copied, packed
-        self.before = self._now()
+        self.before, self.contents = self._now(), Contents(copied, PIECE)
 
     def _now(self) -> tuple[Any, ...]:
         return (
@@ -83,4 +116,4 @@ class Numbers:
         )
 
     def same(self) -> bool:
-        return self._now() == self.before
+        return self._now() == self.before and self.contents.same()

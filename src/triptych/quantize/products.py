@@ -7,9 +7,11 @@ import ctypes
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.native import Input, Library, Matrix, library, usable_threads, why_not
 from triptych.quantize.layouts import PackedMatrix
+
+MOST_THREADS = 1024  # OpenMP ends the process where it has no memory for its threads
 
 
 def multiply(
@@ -21,11 +23,17 @@ def multiply(
     any `threads` (by default those of torch; in a forked process one).  `out`, where given, receives the result.  No
     gradients.
 
-    Raises InputError for shapes and dtypes that do not fit, and where the native kernels are not there.
+    Raises InputError for shapes and dtypes that do not fit, for `threads` outside [1, MOST_THREADS], and where the
+    native kernels are not there.
     """
     kernels = library()
     if kernels is None:
         raise InputError(why_not() or "")
+    threads = torch.get_num_threads() if threads is None else threads
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise InputError(f"threads={shown(threads)} must be an integer from 1 to {MOST_THREADS}")
+    if not isinstance(x, Tensor):
+        raise InputError(f"x={shown(x)} must be a tensor [count, {weight.columns}]")
     count = len(x) if x.dim() else 0
     if out is None:
         out = torch.empty((count, weight.rows), dtype=torch.float32)
@@ -34,7 +42,7 @@ def multiply(
     if bias is not None:
         _check("bias", bias, (weight.rows,))
     if count and weight.rows:
-        _run(kernels, weight, x, bias, out, usable_threads(torch.get_num_threads() if threads is None else threads))
+        _run(kernels, weight, x, bias, out, usable_threads(threads))
     return out
 
 

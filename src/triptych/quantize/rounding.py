@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError, nearest
+from triptych.errors import InputError, nearest, shown
 from triptych.quantize.layouts import BAND, GROUP, LAYOUTS, Codes, Memory, PackedMatrix, chunks, plain_memory
 
 # Steps between the least and the largest number of a group that are tried first.  With 15 of them both have a code;
@@ -28,7 +28,9 @@ def quantize(weight: Tensor, form: str, memory: Memory = plain_memory) -> Packed
     or too large for fp16 scales.
     """
     if form not in FORMS:
-        raise InputError(f"unknown packed form {form!r}{nearest(form, FORMS)}; known are {', '.join(FORMS)}")
+        raise InputError(f"unknown packed form {form!r}{nearest(str(form), FORMS)}; known are {', '.join(FORMS)}")
+    if not isinstance(weight, Tensor) or weight.device.type == "meta":
+        raise InputError(f"{form} packs matrices of numbers, not {shown(weight)}")
     if weight.dim() != 2 or weight.shape[1] % GROUP:
         raise InputError(f"{form} packs matrices with columns in groups of {GROUP}, not {list(weight.shape)}")
     name, rounded = FORMS[form]

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from triptych.attention import CacheType
 from triptych.errors import InputError, shown
 from triptych.generate import BUDGET, DraftModel, Engine, Executor, PromptLookup, Speculation
+from triptych.generate.arguments import integer
 from triptych.nn import Transformer
 from triptych.text import Tokenizer
 
@@ -28,8 +29,10 @@ def speculation(
     """Up to `tokens` guesses a step for `model`, by `draft`: another model, whose cache is of `cache_type` too, "ngram"
     for prompt lookup, None for none.
 
-    Raises InputError for anything else, and for a draft model with another vocabulary or other tokens.
+    Raises InputError for anything else, for a number of tokens below 1, and for a draft model with another vocabulary
+    or other tokens.
     """
+    integer("draft_tokens", tokens, 1)
     if draft is None:
         return None
     if draft == NGRAM:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from triptych.attention import Rows
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.generate import Executor
+from triptych.generate.arguments import integer
 from triptych.native import library
 from triptych.nn import Batch, Pooling, Row, Transformer
 from triptych.nn.weights import PackedWeight
@@ -29,8 +30,11 @@ def pooling(module: Transformer, mode: str | None = None, normalize: bool | None
     """How the model's vectors are pooled: as the checkpoint says, else by their mean; `mode` and `normalize` replace
     that.  `cls`, as sentence-transformers calls it, is `first`.
 
-    Raises InputError for an unknown mode, and for `dense` without the checkpoint's pooler.
+    Raises InputError for an unknown mode, for `dense` without the checkpoint's pooler, and for a `normalize` that is no
+    truth value.
     """
+    if normalize not in (None, True, False):
+        raise InputError(f"normalize={shown(normalize)} must be True or False")
     how = module.spec.head if isinstance(module.spec.head, spec.PoolingSpec) else spec.PoolingSpec()
     if mode is not None:
         chosen: Mode | None = next((m for m in get_args(Mode) if m == ("first" if mode == "cls" else mode)), None)
@@ -52,10 +56,11 @@ def encode(
     natively where its weights are packed or its products are in bf16, as `matmul` says (`Matmul`).
 
     The result carries no graph, and is an ordinary tensor that training may use.  Raises InputError for another
-    executor or `matmul`, and where products in bf16 were asked for and cannot be had.
+    executor or `matmul`, for `batch_tokens` below 1, and where products in bf16 were asked for and cannot be had.
     """
     if executor not in get_args(Executor):
         raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
+    integer("batch_tokens", batch_tokens, 1)
     bf16 = multiplies_in_bf16(module, matmul)
     pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(pooling, dense=None))
     if isinstance(module.head, Pooling) and pooling != module.head.spec:
