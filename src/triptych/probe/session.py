@@ -136,7 +136,7 @@ class Session:
         key = repr((item, read.items, read.at, read.heads, read.dtype, read.reduce))
         if key not in known:
             known[key] = self._part(name, read, value, index[1], source)
-        self.trace.keep(name, item, at, known[key], how)
+        self.trace.keep(name, item, at, known[key], how, read.dtype if how == "mean" else None)
 
     def _part(
         self, name: str, read: Read, value: Tensor, places: tuple[Tensor | slice, ...], source: Tensor | None
@@ -145,7 +145,7 @@ class Session:
         part = value[places].detach()
         if isinstance(read.reduce, str):
             part = reduced(part, read.reduce, name)
-        if isinstance(read.dtype, torch.dtype):
+        if isinstance(read.dtype, torch.dtype) and read.reduce != "mean":
             part = part.to(read.dtype)
         view = part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
         return part.clone() if view and (source is None or read.items is not None) else part

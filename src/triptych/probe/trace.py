@@ -25,11 +25,13 @@ class Record:
 
     how   what a piece is: "tokens" `[t, ...]`, "queries" `[h, t, ...]`, or the "sum" or "mean" of what was read so far,
           whose last dimension grows with the keys in a generation; of a mean the pieces hold the sum.
+    dtype what a mean is given in: its sum is kept in fp32 or better, where it can neither overflow nor lose digits.
     """
 
     how: How = "tokens"
     positions: list[tuple[int, ...]] = field(default_factory=list)  # queries' absolute positions of each piece
     pieces: list[Tensor] = field(default_factory=list)
+    dtype: torch.dtype | None = None
 
     def add(self, positions: tuple[int, ...], value: Tensor) -> None:
         self.positions.append(positions)
@@ -41,7 +43,8 @@ class Record:
 
     def joined(self, leaf: str) -> Tensor:
         if self.how == "mean":
-            return self.pieces[0] / len(self.at())
+            mean = self.pieces[0] / len(self.at())
+            return mean if self.dtype is None else mean.to(self.dtype)
         if len(self.pieces) == 1 and not self.pieces[0].is_inference():
             return self.pieces[0]  # itself: a tensor read with its gradient
         if self.how != "queries":
@@ -80,10 +83,14 @@ class Trace:
         self.tokens = [list(row) for row in ids if isinstance(row, list)]
         self.targets = [list(row) for row in targets or ()]
 
-    def keep(self, site: str, item: int, positions: tuple[int, ...], value: Tensor, how: How = "tokens") -> None:
+    def keep(
+        self, site: str, item: int, positions: tuple[int, ...], value: Tensor, how: How = "tokens",
+        dtype: torch.dtype | str | None = None,
+    ) -> None:  # fmt: skip
         """Add what row `item` had at `site`, as `Record` says.  `k_ctx` and `v_ctx` hold the whole context each time:
         the last counts."""
-        record = self.records.setdefault(site, {}).setdefault(item, Record(how))
+        kept_as = dtype if isinstance(dtype, torch.dtype) else None
+        record = self.records.setdefault(site, {}).setdefault(item, Record(how, dtype=kept_as))
         if site.rpartition(".")[2] in CONTEXT_SITES:
             record.positions.clear()
             record.pieces.clear()
