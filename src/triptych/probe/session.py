@@ -33,6 +33,7 @@ class Session:
     def __init__(self, plan: Plan, *, allow_null: bool = False) -> None:
         self.plan, self.allow_null = plan, allow_null
         self.trace = Trace()
+        self.trace.mixed = {name for name, reads in plan.reads.items() if _mixed(reads)}
         self.items: Sequence[int] | None = None  # of each row of the next forward its row of the batch; None: the same
         self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
         self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
@@ -234,6 +235,14 @@ class ProbeTaps(Taps):
             if name in self.plan.edits:
                 value[slot, :, live] = part.transpose(0, 1)
         return value
+
+
+def _mixed(reads: Sequence[Read]) -> bool:
+    """Whether reads of one site keep different things, or a position twice; statistics have names of their own."""
+    kept = [read for read in reads if not isinstance(read.reduce, Statistics)]
+    ways = {repr((read.heads, read.dtype, read.reduce)) for read in kept}
+    where = [(read.items, read.at) for read in kept]
+    return len(kept) > 1 and (len(ways) > 1 or (None, None) in where)
 
 
 def _split(value: Tensor, rows: Rows) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triptych.attention import AttentionStatistics
-from triptych.errors import ProbeError, nearest
+from triptych.errors import ProbeError, nearest, shown
 from triptych.probe.sites import CONTEXT_SITES
 
 How = Literal["tokens", "queries", "sum", "mean"]
@@ -71,6 +71,7 @@ class Trace:
     def __init__(self) -> None:
         self.records: dict[str, dict[int, Record]] = {}
         self.logits: list[Tensor] = []
+        self.mixed: set[str] = set()  # sites of which reads keep different things under one name
         self.fired: dict[str, int] = {}  # site -> how often an edit changed something there
         self.texts: list[str] = []  # what was read, where it was text, and the ids
         self.tokens: list[list[int]] = []
@@ -178,6 +179,9 @@ class Trace:
         rows = len({item for of in self.records.values() for item in of}) or len(self.logits)
         lines = [f"Trace of {rows} row{'s' * (rows != 1)}, {len(self)} sites, {self.nbytes:,} bytes"]
         for site in list(self)[:SHOWN]:
+            if site in self.mixed:
+                lines.append(f"  {site}  read in several ways")
+                continue
             values = self[site]
             shapes = ", ".join(str(list(value.shape)) for value in values[:4]) + ", ..." * (len(values) > 4)
             lines.append(f"  {site}  {shapes}  {str(values[0].dtype).removeprefix('torch.')}")
@@ -193,6 +197,14 @@ class Trace:
         return sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
 
     def _rows(self, site: str) -> dict[int, Record]:
+        if not isinstance(site, str):
+            raise ProbeError(
+                f"a trace is indexed by the name of a site, not by {shown(site)}; trace.keys() are the names"
+            )
+        if site in self.mixed:
+            raise ProbeError(
+                f"{site} was read in several ways, which one trace cannot hold apart; read it in two traces"
+            )
         if site not in self.records:
             raise ProbeError(f"nothing was read at {site!r}{nearest(site, self.records)}")
         return self.records[site]

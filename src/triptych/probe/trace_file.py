@@ -57,7 +57,8 @@ def save(trace: Trace, path: str | Path) -> None:
         return names[key]
 
     sites: dict[str, list[_Row]] = {}
-    for site, rows in trace.records.items():
+    for site in trace.records:
+        rows = trace._rows(site)
         for item, record in sorted(rows.items()):
             value = record.joined(site.rpartition(".")[2])
             how = "tokens" if record.how == "mean" else record.how  # a mean is divided by now
