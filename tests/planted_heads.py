@@ -25,11 +25,14 @@ from triptych.spec import (
     causal,
     full,
 )
+from triptych.spec.positions import Position
 
 V, P = 40, 72  # tokens, places
 TOKEN, PLACE, ONE, BEFORE = 0, V, V + P, V + P + 1
 D = 2 * V + P + 2  # even
-K = V + P  # width of a head
+TURNED = 8  # numbers of a head that a rotation turns
+K = V + P + TURNED  # width of a head; what is planted by token and place stands behind those that are turned
+FREE = TURNED  # the first of these
 DELIMITERS, MARKED = [3, 5, 8], (30, 21)  # and the two words, the reading one first
 SHARP = 24.0  # score of a match
 Plant = Callable[[Tensor, Tensor], None]  # writes the query and the key matrix of one head, [K, D]
@@ -39,46 +42,66 @@ def offset(by: int) -> Plant:
     def write(q: Tensor, k: Tensor) -> None:
         for place in range(P):
             if 0 <= place + by < P:
-                q[place + by, PLACE + place] = SHARP
-            k[place, PLACE + place] = 1.0
+                q[FREE + place + by, PLACE + place] = SHARP
+            k[FREE + place, PLACE + place] = 1.0
+
+    return write
+
+
+def turned(by: int) -> Plant:
+    """The same by rotation alone: each pair of numbers turns as positions differ, and fits at this distance."""
+
+    def write(q: Tensor, k: Tensor) -> None:
+        half = TURNED // 2
+        angles = -by * torch.logspace(0, -(half - 1) / half * 4, half)
+        q[:half, ONE], q[half:TURNED, ONE] = 2 * SHARP * angles.cos(), -2 * SHARP * angles.sin()
+        k[:half, ONE] = 1.0
 
     return write
 
 
 def first(q: Tensor, k: Tensor) -> None:
-    q[0, ONE], k[0, PLACE] = SHARP, 1.0
+    q[FREE, ONE], k[FREE, PLACE] = SHARP, 1.0
 
 
 def delimiter(q: Tensor, k: Tensor) -> None:
-    q[0, ONE] = SHARP
-    k[0, [TOKEN + token for token in DELIMITERS]] = 1.0
+    q[FREE, ONE] = SHARP
+    k[FREE, [TOKEN + token for token in DELIMITERS]] = 1.0
 
 
 def duplicate(q: Tensor, k: Tensor) -> None:
     for token in range(V):
-        q[token, TOKEN + token], k[token, TOKEN + token] = SHARP, 1.0
+        q[FREE + token, TOKEN + token], k[FREE + token, TOKEN + token] = SHARP, 1.0
     for place in range(P):  # not itself
-        q[V + place, PLACE + place], k[V + place, PLACE + place] = -SHARP, 1.0
+        q[FREE + V + place, PLACE + place], k[FREE + V + place, PLACE + place] = -SHARP, 1.0
 
 
 def induction(q: Tensor, k: Tensor) -> None:
     for token in range(V):
-        q[token, TOKEN + token], k[token, BEFORE + token] = SHARP, 1.0
+        q[FREE + token, TOKEN + token], k[FREE + token, BEFORE + token] = SHARP, 1.0
 
 
 def marked(q: Tensor, k: Tensor) -> None:
-    q[0, TOKEN + MARKED[0]], k[0, TOKEN + MARKED[1]] = SHARP, 1.0
+    q[FREE, TOKEN + MARKED[0]], k[FREE, TOKEN + MARKED[1]] = SHARP, 1.0
 
 
 def nothing(q: Tensor, k: Tensor) -> None:
     """A head that reads evenly."""
 
 
-def _stack(plants: Sequence[Sequence[Plant]], mask: Mask, cross: Sequence[Sequence[Plant]] = ()) -> StackSpec:
-    return bare_stack(V, P, D, K, list(map(len, plants)), mask, cross=list(map(len, cross)))
+def _stack(
+    plants: Sequence[Sequence[Plant]], mask: Mask, cross: Sequence[Sequence[Plant]] = (),
+    position: Position | None = None, share: int = 1,
+) -> StackSpec:  # fmt: skip
+    """`position` acts in attention, beside the places in the stream; `share` heads read one key."""
+    return bare_stack(
+        V, P, D, K, list(map(len, plants)), mask, cross=list(map(len, cross)), position=position, share=share
+    )
 
 
-def _write(module: nn.Transformer, name: str, plants: Sequence[Sequence[Plant]], values: bool = False) -> None:
+def _write(
+    module: nn.Transformer, name: str, plants: Sequence[Sequence[Plant]], values: bool = False, share: int = 1
+) -> None:
     """The projections of every layer under `name`; the value of layer 0's first head is the token, written to the
     space for the token before."""
     parameters = dict(module.named_parameters())
@@ -88,15 +111,15 @@ def _write(module: nn.Transformer, name: str, plants: Sequence[Sequence[Plant]],
         for head, plant in enumerate(heads):
             plant(q[head], k[head])
         parameters[f"{at}.q.weight"].data.copy_(q.flatten(0, 1) * K**0.5)
-        parameters[f"{at}.k.weight"].data.copy_(k.flatten(0, 1))
+        parameters[f"{at}.k.weight"].data.copy_(k[::share].flatten(0, 1))
         v, out = torch.zeros(len(heads), K, D), torch.zeros(D, len(heads) * K)
         if values and layer == 0:
             v[0, :V, TOKEN : TOKEN + V] = torch.eye(V)
             out[BEFORE : BEFORE + V, :V] = torch.eye(V)
-        elif values:  # what is read is predicted
+        elif values and heads[0] is not nothing:  # what is read is predicted
             v[0, :V, TOKEN : TOKEN + V] = 20 * torch.eye(V)
             out[TOKEN : TOKEN + V, :V] = torch.eye(V)
-        parameters[f"{at}.v.weight"].data.copy_(v.flatten(0, 1))
+        parameters[f"{at}.v.weight"].data.copy_(v[::share].flatten(0, 1))
         parameters[f"{at}.out.weight"].data.copy_(out)
 
 
@@ -128,12 +151,13 @@ NAMES = {
 }  # fmt: skip
 
 
-def decoder(plants: Sequence[Sequence[Plant]] = DECODER) -> Model:
+def decoder(plants: Sequence[Sequence[Plant]] = DECODER, position: object = None, share: int = 1) -> Model:
     head = LMHeadSpec(proj=LinearSpec(inputs=D, outputs=V))
-    module = nn.new(ModelSpec(family="triptych", decoder=_stack(plants, causal()), head=head, context=P))
+    stack = _stack(plants, causal(), position=position, share=share)
+    module = nn.new(ModelSpec(family="triptych", decoder=stack, head=head, context=P))
     with torch.no_grad():
         _embed(module, "decoder.embed")
-        _write(module, "decoder.blocks.{}.attn", plants, values=True)
+        _write(module, "decoder.blocks.{}.attn", plants, values=True, share=share)
         _head(module)
     return Model(module)
 

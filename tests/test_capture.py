@@ -97,6 +97,21 @@ def test_reductions(model: Model, piece: int, monkeypatch: pytest.MonkeyPatch) -
             torch.testing.assert_close(got[row], wanted, atol=1e-6, rtol=1e-5)
 
 
+def test_a_mean_in_half_precision_is_of_exact_sums(model: Model, tmp_path: Path) -> None:
+    """A sum of many values overflows fp16, and loses digits in bf16."""
+    edit = put(STREAM, torch.full((tiny.D,), 30_000.0))
+    for dtype, site, near in (("fp16", STREAM, 0.0), ("bf16", PATTERN, 4e-3)):
+        read = Read(site, reduce="mean", dtype=dtype)
+        found = model.trace(ROWS, read=read, edit=edit)
+        plain = model.trace(ROWS, read=Read(site, reduce="mean"), edit=edit)
+        assert model.trace_size(ROWS, read=read).total == found.nbytes
+        found.save(tmp_path / "x.safetensors")
+        for a, b, c in zip(found[site], plain[site], Trace.load(tmp_path / "x.safetensors")[site], strict=True):
+            assert a.dtype == (torch.float16 if dtype == "fp16" else torch.bfloat16)
+            torch.testing.assert_close(a.float(), b, atol=near, rtol=0)
+            assert torch.equal(a, c)
+
+
 @pytest.mark.parametrize("piece", [1 << 20, 50], ids=["whole", "pieces"])
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "linear"])
 def test_statistics_are_read_beside_the_pattern(name: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:

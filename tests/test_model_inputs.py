@@ -183,6 +183,7 @@ def test_calling_a_model_says_what_to_write() -> None:
         ("do_sample", "; write temperature="),
         ("num_beams", "; write beams=$"),
         ("batch_size", "; write max_rows=$"),
+        ("output_attentions", r'write read="\*.pattern"$'),
         ("pad_token_id", "; write nothing: rows are never padded"),
         ("temperatur", "did you mean 'temperature'"),
         ("zzz", "generate has no argument 'zzz'$"),
@@ -193,6 +194,12 @@ def test_arguments_of_other_libraries_are_answered_with_ours(argument: str, hint
         Model(tiny.decoder()).generate([[1, 2]], **{argument: 1})
 
 
+def test_arguments_of_other_forwards_are_answered_with_a_trace() -> None:
+    for name in ("output_attentions", "output_hidden_states", "names_filter"):
+        with pytest.raises(TypeError, match=f"logits has no argument '{name}'; write model.trace"):
+            Model(tiny.decoder()).logits([[1, 2]], **{name: True})
+
+
 @pytest.mark.parametrize(("argument", "ours"), [("torch_dtype", "dtype="), ("load_in_8bit", 'quantize="int8"')])
 def test_arguments_of_other_loaders_are_answered_with_ours(argument: str, ours: str) -> None:
     with pytest.raises(TypeError, match=f"load has no argument '{argument}'; write {ours}$"):
@@ -200,7 +207,7 @@ def test_arguments_of_other_loaders_are_answered_with_ours(argument: str, ours: 
 
 
 def test_every_argument_named_in_place_of_another_library_s_is_one_of_ours() -> None:
-    functions = (load, Model.generate, Model.stream, Model.encode)
+    functions = (load, Model.generate, Model.stream, Model.encode, Model.logits, Model.trace)
     ours = set().union(*(signature(function).parameters for function in functions))
     for name, answers in other_libraries._ARGUMENTS_OF_FUNCTIONS.items():
         assert name not in signature(load).parameters | signature(Model.generate).parameters

@@ -295,6 +295,7 @@ def words() -> Model:
         ({"heads": []}, InputError, "heads=.* at least one"),
         ({"positions": [0], "site": "embed"}, ProbeError, "nothing was changed"),
         ({"max_bytes": 10}, ProbeError, "over max_bytes=10"),
+        ({"metric": lambda logits: logits[:, 0] * math.nan, "answer": None}, InputError, "is NaN for the prompts"),
         ({"batch_tokens": 0}, InputError, "at least 1"),
         ({"target": "x"}, InputError, "a target is for encoder-decoders"),
     ],

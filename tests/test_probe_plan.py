@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +182,90 @@ def test_what_has_no_content_equals_nothing() -> None:
     loop: list[Any] = [1]
     loop.append(loop)
     assert digest(loop) == digest(loop)
+
+
+@pytest.mark.parametrize(
+    ("make", "site", "reason"),
+    [
+        (lambda: tiny.decoder(mechanism="linear"), "blocks.1.attn.scores", "linear attention never forms them"),
+        (tiny.mixture, "blocks.0.mlp.act", "a mixture of experts, which has the sites in, router and out"),
+        (tiny.mixture, "blocks.0.resid_mid", "attention and MLP are parallel"),
+        (tiny.attention_only, "blocks.*.mlp.out", "its blocks have no MLP"),
+        (tiny.decoder, "blocks.0.cross.pattern", "no cross-attention"),
+        (tiny.decoder, "blocks.0.mlp.router", "no mixture of experts"),
+        (tiny.decoder, "encoder.blocks.0.attn.z", "this decoder has no encoder"),
+        (tiny.encoder, "blocks.0.mlp.gate", "its MLP has no gate"),
+        (tiny.encoder, "blocks.0.branch.out", "no convolution beside the block"),
+        (tiny.encoder_decoder, "encoder.blocks.0.cross.z", "no cross-attention"),
+        (tiny.encoder_decoder, "blocks.0.attn.z", "did you mean 'encoder.blocks.0.attn.z'"),
+    ],
+)
+def test_a_site_that_a_part_cannot_serve_is_refused_with_the_reason(
+    make: Callable[[], Any], site: str, reason: str
+) -> None:
+    with pytest.raises(ProbeError, match=f"no site .*{reason}") as caught:
+        Plan.of(make().spec, site)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_of_other_libraries_are_answered_with_ours(model: Model) -> None:
+    """Every hook of the table in docs/concepts/from-transformerlens.md, and modules of transformers."""
+    table = Path("docs/concepts/from-transformerlens.md").read_text()
+    pairs = re.findall(r"^\| `([\w.]+)`[^|]*\| `([\w.]+)` \|", table, re.M)
+    pairs += [("hook_embed", "embed"), ("blocks.i.mlp.hook_pre", "blocks.i.mlp.gate")]
+    pairs += [("model.layers.i.self_attn", "blocks.i.attn.out"), ("transformer.h.i", "blocks.i.resid_post")]
+    known = [(there.replace("i.", "1.") if ".i." in there else there.replace(".i", ".1"), ours.replace(".i.", ".1."))
+             for there, ours in pairs if "mlp.up" not in ours]  # fmt: skip
+    assert len(known) > 20
+    for there, ours in known:
+        if there != ours:
+            with pytest.raises(ProbeError, match=f"write '{re.escape(ours)}'$|mean '{re.escape(ours)}'"):
+                model.trace(ROWS, read=there)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"read": partial(Read, STREAM, at=9)}, r"never fired: .*at=9 of rows 0 to 1 with positions up to 7"),
+        ({"read": partial(Read, STREAM, items=2)}, "never fired: .*items=2"),
+        ({"read": partial(Read, STREAM, items=1, at=5)}, "never fired"),
+        ({"edit": partial(zero, STREAM, at=8)}, "the edit at .* would change nothing"),
+        ({"edit": partial(zero, STREAM, items=[2, 3])}, "the edit at .* would change nothing"),
+        ({"read": partial(Read, "*.z", heads=slice(6, 9))}, r"has heads 0\.\.5, and heads="),
+        ({"read": partial(Read, "*.z", layers=True)}, "layers=True must be an integer"),
+        ({"read": partial(Read, 3)}, "a site is a name or a glob, not 3"),
+        ({"edit": partial(add, STREAM, 2.0)}, "2.0 is no tensor"),
+        ({"edit": partial(put, STREAM, None)}, "None is no tensor"),
+    ],
+)
+def test_what_no_row_has_is_refused_before_anything_runs(
+    model: Model, how: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "_forward", None)
+    with pytest.raises(ProbeError, match=message) as caught:
+        trace(model, **{name: make() for name, make in how.items()})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_generation_refuses_positions_that_it_never_reaches(model: Model) -> None:
+    model.generate(ROWS, max_new_tokens=4, read=Read(STREAM, at=10))
+    with pytest.raises(ProbeError, match="never fired"):
+        model.generate(ROWS, max_new_tokens=4, read=Read(STREAM, at=11))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_site_is_read_in_one_way_in_a_trace(model: Model) -> None:
+    """The same read twice is one; two that differ change no logits, and cannot be told apart in the trace."""
+    once = trace(model, read=STREAM)[STREAM]
+    for read in ([STREAM, STREAM], [STREAM, "*.resid_post"]):
+        assert all(torch.equal(a, b) for a, b in zip(trace(model, read=read)[STREAM], once, strict=True))
+    parts = trace(model, read=[Read(STREAM, at=0), Read(STREAM, at=2)])
+    assert parts.positions(STREAM) == [(0, 2), (0, 2)]
+    for other in (Read(STREAM, reduce="mean"), Read(STREAM, at=2)):
+        mixed = trace(model, read=[STREAM, other])
+        assert "read in several ways" in repr(mixed)
+        with pytest.raises(ProbeError, match="was read in several ways"):
+            mixed[STREAM]
+    with pytest.raises(ProbeError, match="indexed by the name of a site"):
+        parts[0]  # type: ignore[index]

@@ -34,6 +34,11 @@ CASES = {
 ROWS = [[3, 7, 1, 22, 9], [30, 5, 11]]
 
 
+def test_a_learned_position_table_may_be_of_odd_width() -> None:
+    model = create(GPT2 | {"n_embd": 15, "n_head": 3})
+    assert model.logits(ROWS)[0].shape == (5, 43)
+
+
 def gguf_file(hf: dict[str, object], dtype: str, directory: Path) -> Path:
     create(hf, seed=3).save(directory / "hf")
     convert(directory / "hf", directory / "x.gguf", dtype=dtype)

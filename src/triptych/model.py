@@ -25,7 +25,7 @@ from triptych.media import audio
 from triptych.model_inside import ModelInside
 from triptych.other_libraries import answers_arguments
 from triptych.probe import Edits, Plan, Reads, heads, link
-from triptych.probe.size import check_size, limit_of, trace_size
+from triptych.probe.size import check_fires, check_size, limit_of, trace_size
 from triptych.quantize import packing_for
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import Texts
@@ -121,6 +121,7 @@ class Model(ModelInside):
         sources = [self.module.length(request.source) for request in requests if request.source is not None]
         lengths = [len(request.prompt) + max_new_tokens for request in requests]
         size = trace_size(plan, lengths, sources, self.module.dtype.itemsize, new=max_new_tokens)
+        check_fires(plan, [max(length - 1, 1) for length in lengths], sources, allow_null=allow_null)
         check_size(size, limit_of(max_bytes), max_bytes)
         if beams:
             return running.search(

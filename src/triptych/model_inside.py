@@ -16,11 +16,11 @@ from triptych.checkpoints import LoadReport
 from triptych.draw import Drawing, draw
 from triptych.errors import InputError
 from triptych.nn import Row
-from triptych.other_libraries import NamesOfOthers, of_model
+from triptych.other_libraries import NamesOfOthers, answers_arguments, of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
 from triptych.probe.sites import Selection
-from triptych.probe.size import TraceSize, check_size, limit_of, shared_sites, trace_size
+from triptych.probe.size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
@@ -87,6 +87,7 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
             slot = "sound" if isinstance(self.spec.reads.embed, FramesSpec) else "images"
             raise InputError(f"{what} needs a model that reads text; this {self.spec.family} model reads {slot}")
 
+    @answers_arguments
     @torch.no_grad()
     def logits(
         self,
@@ -102,11 +103,14 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
 
         The result carries no graph.  Raises ProbeError for edits as `trace`.
         """
-        session = Session(Plan.of(self.spec, (), edit), allow_null=allow_null)
-        logits = self._forward(rows, target, mask, target_mask, session.taps)
+        plan, first, second = Plan.of(self.spec, (), edit), *self._both(rows, target, mask, target_mask)
+        check_fires(plan, *self._lengths(first, second), allow_null=allow_null)
+        session = Session(plan, allow_null=allow_null)
+        logits = self._forward(first, second, None, None, session.taps)
         session.close()
         return logits
 
+    @answers_arguments
     def trace(
         self,
         rows: Texts,
@@ -128,6 +132,7 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         """
         plan, first, second = Plan.of(self.spec, read, edit, grad=grad), *self._both(rows, target)
         limit = limit_of(max_bytes)
+        check_fires(plan, *self._lengths(first, second), allow_null=allow_null)
         check_size(self._size(plan, first, second, limit), limit, max_bytes)
         session = Session(plan, allow_null=allow_null)
         session.trace.read_rows(rows, first, second)
@@ -207,16 +212,23 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
             where = where_target
         return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
 
-    def _both(self, rows: Texts, target: Texts | None) -> tuple[Sequence[Row], list[list[int]] | None]:
+    def _both(
+        self, rows: Texts, target: Texts | None, mask: Tensor | None = None, target_mask: Tensor | None = None
+    ) -> tuple[Sequence[Row], list[list[int]] | None]:
         """What the model reads, and the decoder's rows beside a source."""
-        return self.source(rows), None if target is None else self.ids(target, target=True)
+        return self.source(rows, mask), None if target is None else self.ids(target, target_mask, target=True)
+
+    def _lengths(self, first: Sequence[Row], second: list[list[int]] | None) -> tuple[list[int], list[int]]:
+        """The lengths of the decoder's (or only) rows, and of the source's beside them."""
+        read_from = [self.module.length(row) for row in first]
+        return (read_from, []) if second is None else ([len(row) for row in second], read_from)
 
     def _size(
         self, plan: Plan, first: Sequence[Row], second: list[list[int]] | None, limit: int, new: int | None = None
     ) -> TraceSize:  # fmt: skip
         """What the reads keep at most; where that is more than `limit`, what they keep with shared values once."""
-        read_from = [self.module.length(row) for row in first]
-        lengths, sources = (read_from, []) if second is None else ([len(row) for row in second], read_from)
+        lengths, sources = self._lengths(first, second)
+        read_from = sources or lengths
         if new is not None and second is None and self.spec.layout == "encoder-decoder":
             lengths, sources = [1] * len(read_from), read_from
         if new is not None:

@@ -6,6 +6,7 @@ are those of llama.cpp, Ollama and transformers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from functools import wraps
 from inspect import signature
@@ -38,6 +39,8 @@ _LOADERS = (
 _HEADS = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification")
 _OF_MODEL = {
     "add_hook": "model.trace(texts, edit=[...])",
+    "blocks": "model.module.decoder.blocks, or model.trace(texts, read=[...]) for what passes there",
+    "layers": "model.module.decoder.blocks, or model.trace(texts, read=[...]) for what passes there",
     "cfg": "model.spec, or model.hf for the checkpoint's own config",
     "config": "model.spec, or model.hf for the checkpoint's own config",
     "create_chat_completion": "model.chat(messages)",
@@ -51,6 +54,7 @@ _OF_MODEL = {
     "hook_dict": "triptych.probe.sites(model.spec)",
     "load": LOAD,
     "predict": "model.classify(texts), or model.generate(prompts)",
+    "register_forward_hook": "model.trace(texts, read=[...]) or edit=[...]; model.module takes hooks of PyTorch too",
     "push_to_hub": "model.save(path), then hf upload",
     "run_with_cache": "model.trace(texts, read=[...])",
     "run_with_hooks": "model.trace(texts, edit=[...])",
@@ -70,6 +74,10 @@ _OF_MODULE = (
 # Keyword argument -> arguments of ours, of which the first that the function has is named; one without `=` always fits.
 _CACHE = "nothing: a generation always has a cache"
 _LENGTH = ("max_new_tokens=, which does not count the prompt",)
+_TRACE = "model.trace, whose argument read names the sites"
+_PATTERNS = ('read="*.pattern"', _TRACE)
+_STREAM = ('read="*.resid_post"', _TRACE)
+_SOME = ("read=", _TRACE)
 _TENSORS = ("nothing: the result is a tensor, and .numpy() makes an array of it",)
 _ARGUMENTS_OF_FUNCTIONS = {
     "torch_dtype": ("dtype=",), "device_map": ("device=",), "load_in_8bit": ('quantize="int8"',),
@@ -90,6 +98,8 @@ _ARGUMENTS_OF_FUNCTIONS = {
     "n_threads": ("nothing: torch.set_num_threads(N) sets the threads",),
     "cache_implementation": ("cache=", _CACHE), "quantization": ("quantize=",), "max_num_seqs": ("max_rows=",),
     "batch_size": ("batch_tokens=", "max_rows="), "normalize_embeddings": ("normalize=",), "sentences": ("texts=",),
+    "output_attentions": _PATTERNS, "output_hidden_states": _STREAM, "names_filter": _SOME, "fwd_hooks": ("edit=",),
+    "return_type": _SOME, "remove_batch_dim": ("nothing: each row has a tensor of its own",),
     "convert_to_tensor": _TENSORS, "convert_to_numpy": _TENSORS,
 }  # fmt: skip
 
@@ -140,6 +150,29 @@ _ARGUMENTS = {
 }  # fmt: skip
 _THREADS = "OMP_NUM_THREADS=N before triptych"
 _STDIN = "- in place of the text, which reads stdin: - < FILE"
+
+
+# Hooks of TransformerLens and modules of transformers, without the number of the block -> the site.
+_SITES = {
+    "hook_embed": "embed", "hook_pos_embed": "embed", "ln_final.hook_normalized": "final", "unembed": "logits",
+    "ln1.hook_normalized": "attn.in", "ln2.hook_normalized": "mlp.in", "hook_attn_in": "attn.in",
+    "attn.hook_rot_q": "attn.q_rot", "attn.hook_rot_k": "attn.k_rot", "attn.hook_attn_scores": "attn.scores",
+    "mlp.hook_pre": "mlp.up", "mlp.hook_pre_linear": "mlp.up", "mlp.hook_post": "mlp.act", "hook_attn_out": "attn.out",
+    "hook_mlp_out": "mlp.out", "attn.hook_result": "attn.z", "self_attn": "attn.out", "attn": "attn.out",
+    "attention": "attn.out", "self_attn.o_proj": "attn.out", "self_attn.q_proj": "attn.q", "self_attn.k_proj": "attn.k",
+    "self_attn.v_proj": "attn.v", "mlp": "mlp.out", "mlp.down_proj": "mlp.out", "mlp.up_proj": "mlp.up",
+    "mlp.gate_proj": "mlp.gate", "input_layernorm": "attn.in", "post_attention_layernorm": "mlp.in", "": "resid_post",
+    "model.norm": "final", "transformer.ln_f": "final", "model.embed_tokens": "embed", "transformer.wte": "embed",
+    "lm_head": "logits",
+}  # fmt: skip
+
+
+def of_site(name: str) -> str:
+    """The site that a hook of TransformerLens or a module of transformers stands for, where it is one of the usual."""
+    block = re.match(r"(?:blocks|(?:model\.|gpt_neox\.)?layers|(?:transformer\.)?h)\.(\d+|\*)(?:\.|$)", name)
+    rest = name[block.end() :] if block is not None else name
+    site = _SITES.get(rest, rest.replace("hook_", ""))
+    return site if block is None else f"blocks.{block[1]}.{site}"
 
 
 def of_package(name: str, known: Collection[str]) -> str:

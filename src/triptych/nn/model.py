@@ -191,7 +191,8 @@ def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
                 value = torch.full(shape, 1.0 - getattr(part, "offset", 0.0), dtype=dtype)
             elif isinstance(part, LearnedSpec):
                 places, waves = torch.arange(shape[0]), SinusoidalSpec(width=shape[1])
-                value = (sinusoidal(places, waves) * 2.5 * model.init_std).to(dtype)
+                table = sinusoidal(places, waves)[:, : shape[1]]  # of an odd width the last cosine is left out
+                value = (table * 2.5 * model.init_std).to(dtype)
             else:
                 value = torch.empty(shape).normal_(0, _std(model, name, part), generator=random).to(dtype)
             assign(module, full, value)

@@ -158,6 +158,8 @@ def patch(
     new = {one.name: pairs.moved(whole.trace[one.name][0], one) for one in wanted}
     how = _estimated if gradient else _patched
     corrupt_value, values, fired = how(model, broken, broken_at, measure, cells, new, batch_tokens)
+    if math.isnan(corrupt_value) or math.isnan(float(measure(whole.logits))):
+        raise InputError(f"the metric {measure} is NaN for the prompts as they are; it must be a number")
     if not bool(fired.any()):
         raise ProbeError("nothing was changed: the clean prompt has the same values as the corrupt one at these places")
     return PatchGrid(

@@ -124,13 +124,21 @@ def zero(site: str, *, items: Selection = None, at: Selection = None, heads: Sel
 
 
 def add(site: str, vector: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
-    """Steer: add `vector`, broadcast over the chosen places."""
+    """Steer: add `vector`, broadcast over the chosen places.  Raises ProbeError for anything but a tensor."""
+    _check_tensor(site, vector)
     return Edit(site, Add(vector), items, at, heads)
 
 
 def put(site: str, value: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
-    """Patch: `value` in place of what passes, broadcast over the chosen places."""
+    """Patch: `value` in place of what passes, broadcast over the chosen places.  Raises ProbeError for anything but a
+    tensor."""
+    _check_tensor(site, value)
     return Edit(site, Put(value), items, at, heads)
+
+
+def _check_tensor(site: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ProbeError(f"the edit at {site}: {shown(value)} is no tensor; write torch.tensor(...)")
 
 
 Reads = Sequence[Read | str] | Read | str
@@ -165,7 +173,8 @@ class Plan:
                     layers=None,
                 )  # fmt: skip
                 _check_kept(site, one)
-                reads.setdefault(site.name, []).append(one)
+                if one not in reads.setdefault(site.name, []):  # a site that two globs name is read once
+                    reads[site.name].append(one)
         for change in _edits(edit):
             for site in match(change.site, model, known):
                 _check_width(site, change)
@@ -274,6 +283,8 @@ def _selection(site: Site, chosen: Read | Edit, *, from_end: bool = False) -> tu
         raise ProbeError(f"{site.name} has no heads; leave heads= out")
     range_of_heads = f"{site.name} has heads 0..{(site.heads or 1) - 1}"
     heads = _indices(chosen.heads, "heads", range_of_heads)
+    if isinstance(heads, slice) and not range(site.heads or 1)[heads]:
+        raise ProbeError(f"{range_of_heads}, and heads={shown(chosen.heads)} chooses none of them")
     for head in [heads] if isinstance(heads, int) else heads if isinstance(heads, tuple) else ():
         if head >= (site.heads or 1):
             raise ProbeError(f"{range_of_heads}, not {head}")

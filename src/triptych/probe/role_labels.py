@@ -7,6 +7,7 @@ other keys stand in place of the role's.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ DRAWS = 1600  # random rows a role: with 16 roles, 1% of them all
 FARTHEST = 8  # offset that is searched
 NEAR, FAR = 4, 16  # places: `local` is at most the one, `long-range` at least the other
 QUERIES = 160  # of a role whose null is drawn; more are thinned
+DISTANT = 64  # the same of `local` and `long-range`, which have many keys a query
+HALF = 0.5  # of the weight that even attention leaves, where chance is coarse: of few places, or of near ones
+MOST = 0.75  # the same where random weights come far: one token of few types, and far places with learned positions
+ENOUGH = 1600  # sets of other types that a null must choose from
 
 Ints = NDArray[np.int64]
 
@@ -69,6 +74,7 @@ class Labels:
 
     matrix       sparse `[(1 + draws) * K, places]`: the role, then the draws; each with its K alternatives.
     offsets      of each alternative, for the role that searches the best one.
+    floor        of the weight that even attention leaves, the share that the role must reach at least.
     queries      for some samples the positions of the role's queries: where an ablation is measured.
     """
 
@@ -77,6 +83,7 @@ class Labels:
     draws: int
     offsets: tuple[int, ...]
     queries: dict[int, list[int]]
+    floor: float = 0.0
 
     def scores(self, patterns: Tensor) -> Tensor:
         """`patterns` `[places, H]` -> `[1 + draws, K, H]`."""
@@ -97,7 +104,7 @@ def label(role: str, view: View, types: dict[str, set[int]], noise: np.random.Ge
     if role in ("duplicate", "induction"):
         return _repeated(role, view, noise)
     if role in ("local", "long-range"):
-        return _distance(role, view)
+        return _distance(role, view, noise)
     return _links(role, view, noise)
 
 
@@ -193,7 +200,8 @@ def _any_key(view: View, at: Ints, noise: np.random.Generator) -> Callable[[Ints
 
 
 def _first(view: View, noise: np.random.Generator) -> Labels | None:
-    """All queries of a sample on its first key; the null on one other key of each sample.  Samples weigh the same.
+    """All queries of a sample on its first key; the null on one other place, the same in all samples: with learned
+    positions a head may like any place, in all rows.  Samples weigh the same.
 
     Where a special token stands before every text, only the samples without it count: in the others the place of a key
     and what it says are the same for all samples, and a head that happens to like that token would stand out.
@@ -212,15 +220,15 @@ def _first(view: View, noise: np.random.Generator) -> Labels | None:
     if not per:
         return None
     rows, columns, values = [], [], []
+    usable = [s for s in range(1, min(map(len, per))) if all(len(of_key[s]) for of_key in per)] or [0]
+    drawn = np.array(usable)[noise.integers(len(usable), size=DRAWS)]
     for of_key in per:
-        usable = [s for s in range(1, len(of_key)) if len(of_key[s])] or [0]
-        drawn = np.array(usable)[noise.integers(len(usable), size=DRAWS)]
         for draw, s in enumerate([0, *drawn.tolist()]):
             rows.append(draw)
             columns.append(of_key[s])
             values.append(1 / len(of_key[s]) / len(per))
     at = _queries(view, samples[:4], least=4)
-    return Labels("first", _of_sets(rows, columns, values, view), DRAWS, (0,), _positions(at))
+    return Labels("first", _of_sets(rows, columns, values, view), DRAWS, (0,), _positions(at), HALF)
 
 
 def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) -> Labels | None:
@@ -257,7 +265,8 @@ def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) 
             rows.append(draw)
             columns.append(places[one])
     matrix = _of_sets(rows, columns, [1 / len(chosen)] * len(columns), view)
-    return Labels(role, matrix, DRAWS, (0,), _positions(chosen))
+    floor = MOST if math.comb(len(every), len(real)) < ENOUGH else 0.0
+    return Labels(role, matrix, DRAWS, (0,), _positions(chosen), floor)
 
 
 def _repeated(role: str, view: View, noise: np.random.Generator) -> Labels | None:
@@ -285,29 +294,46 @@ def _repeated(role: str, view: View, noise: np.random.Generator) -> Labels | Non
     return _of_queries(role, view, np.array(at), [np.array(keys)], (0,), draw)
 
 
-def _distance(role: str, view: View) -> Labels | None:
-    """Keys at most `NEAR` places away, or at least `FAR` but for the first key of a row; compared with even weights."""
-    at, rows = [], []
+def _distance(role: str, view: View, noise: np.random.Generator) -> Labels | None:
+    """Keys at most `NEAR` places away, or at least `FAR` but for the first key of a row.  The null reads as many
+    visible keys that stand at random places, the same for all queries: a head that reads one place from everywhere is
+    often far from it."""
+    at = []
     for r in view.of_kind("text", "control"):
-        apart = np.abs(np.arange(len(view.queries[r]))[:, None] - np.arange(len(view.keys[r])))
-        inside = view.visible[r] & (apart <= NEAR if role == "local" else apart >= FAR)
-        outside = view.visible[r] & ~inside
-        if role == "long-range":
-            inside[:, 0] = False
-        for t in np.flatnonzero((inside.sum(1) >= 4) & (outside.sum(1) >= 4)).tolist():
-            at.append((r, t))
-            rows.append(view.places(r, t, np.flatnonzero(inside[t])))
+        inside = _inside(role, view, r)
+        few = (inside.sum(1) >= 4) & ((view.visible[r] & ~inside).sum(1) >= 4)
+        at += [(r, t) for t in np.flatnonzero(few).tolist()]
     if len(at) < 8:
         return None
-    columns = [np.concatenate(rows)]
-    matrix = _matrix([np.zeros_like(columns[0])], columns, [np.full(len(columns[0]), 1 / len(at), np.float32)],
-                     (1, view.starts[-1]))  # fmt: skip
-    return Labels(role, matrix, 0, (0,), _positions(np.array(at)))
+    chosen = _thin(np.array(at, dtype=np.int64), DISTANT, noise)
+    order = noise.random((DRAWS, max(map(len, view.keys)))).astype(np.float32)
+    rows, columns = [], []
+    for r, t in chosen.tolist():
+        inside = _inside(role, view, r)[t]
+        keys = np.flatnonzero(inside)
+        among = np.flatnonzero(view.visible[r][t])
+        among = among[among > 0] if role == "long-range" else among
+        drawn = among[order[:, among].argpartition(len(keys) - 1, axis=1)[:, : len(keys)]]
+        rows.append(np.repeat(np.arange(1 + DRAWS), len(keys)))
+        columns.append(view.places(r, t, np.concatenate([keys, drawn.ravel()])))
+    values = [np.full(len(one), 1 / len(chosen), np.float32) for one in rows]
+    matrix = _matrix(rows, columns, values, (1 + DRAWS, view.starts[-1]))
+    return Labels(role, matrix, DRAWS, (0,), _positions(chosen), HALF if role == "local" else MOST)
+
+
+def _inside(role: str, view: View, r: int) -> NDArray[np.bool_]:
+    """`[T, S]`: the keys of `local` or `long-range` that the queries of a sample see."""
+    apart = np.abs(np.arange(len(view.queries[r]))[:, None] - np.arange(len(view.keys[r])))
+    inside: NDArray[np.bool_] = view.visible[r] & (apart <= NEAR if role == "local" else apart >= FAR)
+    if role == "long-range":
+        inside[:, 0] = False
+    return inside
 
 
 def _links(role: str, view: View, noise: np.random.Generator) -> Labels | None:
     """From one word to another: the weight on all tokens of the one, mean over those of the other (Clark et al. 2019).
-    The null are the same distances at other places of the texts."""
+    Half of the null are the same distances at other places of the texts, the other half the same places of texts
+    without such pairs, which a head reads alike that likes a place."""
     pairs = [(r, *pair) for r, sample in enumerate(view.samples) for pair in sample.links.get(role, ())]
     pairs = [one for one in pairs if all(view.visible[one[0]][t, s] for t in one[1] for s in one[2])]
     if not pairs:
@@ -322,7 +348,10 @@ def _links(role: str, view: View, noise: np.random.Generator) -> Labels | None:
         ]  # fmt: skip
         if len(other) < 8:
             return None
+        same = [(o, shift) for o, shift in other if shift == 0 and view.samples[o].kind == "text"]
         drawn = np.array([(r, 0), *other])[[0, *(1 + noise.integers(len(other), size=DRAWS))]]
+        if len(same) >= 4:
+            drawn[2::2] = np.array(same)[noise.integers(len(same), size=len(drawn[2::2]))]
         for t in query:
             for s in key:
                 rows.append(np.arange(1 + DRAWS))

@@ -21,8 +21,8 @@ from triptych.text import Tokenizer
 
 FAMILY = 0.01  # probability that a model without any role has one above its null, over all heads and roles
 FLOOR = 0.25  # of the weight that even attention leaves: less is no role, however far from chance
-EVEN_FLOOR = 0.5  # the same where nothing is drawn: random weights make positions near or far a little likelier
 DIFFUSE = 0.5  # effective number of keys, as a share of those visible
+TIMES = 2.5  # and what a diffuse head has of what is usual in its stack and layer
 SPREAD = 0.01  # least standard deviation of a null: what differs by less is not a pattern
 BYTES = 128 << 20  # of patterns read at once
 ALIGNED = 40  # tokens on either side of an alignment
@@ -72,6 +72,7 @@ class HeadLayer:
 class RoleScores:
     """One role in every layer that can have it: `[H]` tensors in the order of `layers`.
 
+    `floor` is the share that a score must reach of the weight that even attention leaves, at least `FLOOR`.
     `score`, `mean` and `spread` of the null, `even` the score of even weights, `offset` the best of those searched.
     `highest` `[draws]` is the largest standardized score of any head in each draw of the null.
     """
@@ -85,6 +86,7 @@ class RoleScores:
     even: list[Tensor] = field(default_factory=list)
     offset: list[Tensor] = field(default_factory=list)
     highest: Tensor | None = None
+    floor: float = 0.0
 
     def add(self, attention: HeadLayer, scores: Tensor, even: Tensor, offsets: Sequence[int] = (0,)) -> None:
         """`scores` `[1 + draws, K, H]`, the role first; `even` `[K, H]`."""
@@ -109,7 +111,7 @@ class RoleScores:
         limits, zs, ps = [], [], []
         for score, mean, spread, even in zip(self.score, self.mean, self.spread, self.even, strict=True):
             least = torch.maximum(mean, even)
-            limit = least + (EVEN_FLOOR if self.highest is None else FLOOR) * (1 - least)
+            limit = least + max(FLOOR, self.floor) * (1 - least)
             z = p = None
             if self.highest is not None:
                 z = (score - mean) / spread
@@ -124,14 +126,15 @@ class RoleScores:
         return limits, zs, ps
 
     def _above_others(self) -> list[Tensor]:
-        """`DIFFUSE`, and twice the median of the heads of the same stack: a model that has learned nothing reads
-        evenly in all heads, and then none of them stands out."""
+        """`DIFFUSE`, and `TIMES` the median of the heads of the same stack and the lower quartile of the same layer: a
+        model that has learned nothing reads evenly in all heads, or in all of a layer, and then none stands out."""
         limits = []
         for attention, score in zip(self.layers, self.score, strict=True):
             all_heads = torch.cat([
                 other for at, other in zip(self.layers, self.score, strict=True) if at.stack == attention.stack
             ])  # fmt: skip
-            limits.append(torch.full_like(score, max(DIFFUSE, 2 * float(all_heads.median()))))
+            usual = max(float(all_heads.median()), float(score.quantile(0.25, interpolation="lower")))
+            limits.append(torch.full_like(score, max(DIFFUSE, TIMES * usual)))
         return limits
 
 
@@ -172,7 +175,7 @@ def score_all(
             even = torch.cat([p.flatten(1) for p in without_content], 1).T
         for one in labels[key]:
             role = scores.setdefault(one.role, RoleScores(one.role))
-            role.queries[attention.stack] = one.queries
+            role.queries[attention.stack], role.floor = one.queries, max(role.floor, one.floor)
             role.add(attention, one.scores(flat), one.scores(even.contiguous())[0], one.offsets)
         _add_diffuse(scores, roles, attention, view, flat)
         if attention.stack == "cross" and "alignment" in roles:

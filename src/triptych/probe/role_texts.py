@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import numpy as np
 
@@ -138,9 +138,12 @@ def linked_samples(
 def words_of(text: str | Sequence[int], tokenizer: Tokenizer | None) -> tuple[list[int], list[tuple[str, list[int]]]]:
     """The ids of a text and its words in order, each with the places of its tokens; ids are words by themselves.
 
-    Raises InputError for a text without a tokenizer.
+    Raises InputError for a text without a tokenizer, and for what are no ids.
     """
     if not isinstance(text, str):
+        wrong = [one for one in text if isinstance(one, bool) or not isinstance(one, SupportsIndex)]
+        if wrong:
+            raise InputError(f"{shown(wrong[0])} is no token id; give one text, or the ids of one")
         ids = [int(i) for i in text]
         return ids, [(str(i), [at]) for at, i in enumerate(ids)]
     if tokenizer is None:

@@ -77,6 +77,8 @@ def heads(
     _checked_count("ablate", ablate)
     _checked_count("seed", seed)
     samples = _samples(model, texts, targets, seed)
+    _checked_ids(model, "delimiters", delimiters)
+    _checked_ids(model, "boundaries", boundaries)
     own = () if links is None else tuple(links)
     linked = {role: pairs[role] for role in wanted if role in pairs}
     samples += linked_samples(linked, model.spec, model.tokenizer, strict=own)
@@ -113,6 +115,8 @@ def _checked_roles(roles: Sequence[str] | None, links: dict[str, Sequence[Link]]
 
 def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequence[Link]]:
     """Raises InputError for anything but lists of (text, word that reads, word that is read) by role."""
+    if not isinstance(links or {}, dict):
+        raise InputError(f"links={shown(links)} must be a table of a role's name and its list of pairs")
     for role, every in (links or {}).items():
         if role in SELF_ROLES or role in CROSS_ROLES:
             raise InputError(f"links={{{role!r}: ...}}: this is another role; choose a name of your own")
@@ -122,6 +126,16 @@ def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequenc
             if not isinstance(one, list | tuple) or len(one) != 3:
                 raise InputError(f"links[{role!r}]: {shown(one)} is no (text, word that reads, word that is read)")
     return links or {}
+
+
+def _checked_ids(model: Probed, name: str, ids: Sequence[object] | None) -> None:
+    """Raises InputError for anything but a list of token ids of the model."""
+    vocab = max(model.spec.vocab, model.spec.source_vocab)
+    if ids is not None and (isinstance(ids, str) or not isinstance(ids, Sequence)):
+        raise InputError(f"{name}={shown(ids)} must be a list of token ids")
+    for token in ids or ():
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+            raise InputError(f"{name}: {shown(token)} is no token id from 0 to {vocab - 1}")
 
 
 def _checked_count(name: str, value: object) -> None:

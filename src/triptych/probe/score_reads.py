@@ -65,7 +65,10 @@ def _read_row(scores: RowScores, reads: list[Read], trace: Trace, item: int, at:
         for room in rooms:
             room.add(piece, weights if room.pattern and weights is not None else piece.scores)
     for room in rooms:
-        trace.keep(room.read.site, item, at, room.out, "mean" if room.read.reduce == "mean" else "queries")
+        of_mean = room.read.reduce == "mean"
+        trace.keep(
+            room.read.site, item, at, room.out, "mean" if of_mean else "queries", room.read.dtype if of_mean else None
+        )
 
 
 class _Room:
@@ -82,7 +85,8 @@ class _Room:
     @property
     def out(self) -> Tensor:
         made = self._made()
-        return made.to(self.read.dtype) if isinstance(self.read.dtype, torch.dtype) else made
+        keep = self.read.reduce == "mean"  # a sum, which the trace divides before it takes the dtype
+        return made.to(self.read.dtype) if isinstance(self.read.dtype, torch.dtype) and not keep else made
 
     def _made(self) -> Tensor:
         if self.made is None:

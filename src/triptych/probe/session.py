@@ -33,6 +33,7 @@ class Session:
     def __init__(self, plan: Plan, *, allow_null: bool = False) -> None:
         self.plan, self.allow_null = plan, allow_null
         self.trace = Trace()
+        self.trace.mixed = {name for name, reads in plan.reads.items() if _mixed(reads)}
         self.items: Sequence[int] | None = None  # of each row of the next forward its row of the batch; None: the same
         self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
         self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
@@ -136,7 +137,7 @@ class Session:
         key = repr((item, read.items, read.at, read.heads, read.dtype, read.reduce))
         if key not in known:
             known[key] = self._part(name, read, value, index[1], source)
-        self.trace.keep(name, item, at, known[key], how)
+        self.trace.keep(name, item, at, known[key], how, read.dtype if how == "mean" else None)
 
     def _part(
         self, name: str, read: Read, value: Tensor, places: tuple[Tensor | slice, ...], source: Tensor | None
@@ -145,7 +146,7 @@ class Session:
         part = value[places].detach()
         if isinstance(read.reduce, str):
             part = reduced(part, read.reduce, name)
-        if isinstance(read.dtype, torch.dtype):
+        if isinstance(read.dtype, torch.dtype) and read.reduce != "mean":
             part = part.to(read.dtype)
         view = part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
         return part.clone() if view and (source is None or read.items is not None) else part
@@ -234,6 +235,14 @@ class ProbeTaps(Taps):
             if name in self.plan.edits:
                 value[slot, :, live] = part.transpose(0, 1)
         return value
+
+
+def _mixed(reads: Sequence[Read]) -> bool:
+    """Whether reads of one site keep different things, or a position twice; statistics have names of their own."""
+    kept = [read for read in reads if not isinstance(read.reduce, Statistics)]
+    ways = {repr((read.heads, read.dtype, read.reduce)) for read in kept}
+    where = [(read.items, read.at) for read in kept]
+    return len(kept) > 1 and (len(ways) > 1 or (None, None) in where)
 
 
 def _split(value: Tensor, rows: Rows) -> list[Tensor]:

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest, shown
+from triptych.other_libraries import of_site
 from triptych.spec.model import ModelSpec
 from triptych.spec.parts import (
     AttentionSpec,
@@ -48,6 +49,7 @@ from triptych.spec.parts import (
 
 CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
+MLP_SITES = ("in", "gate", "up", "act", "router", "out")
 Selection = int | slice | Sequence[int] | None
 
 
@@ -84,7 +86,13 @@ def sites(model: ModelSpec) -> dict[str, Site]:
 
 
 def match(pattern: str, model: ModelSpec, known: dict[str, Site]) -> list[Site]:
-    """The sites a glob names (`blocks.*.attn.pattern`).  Raises ProbeError with near names when there is none."""
+    """The sites a glob names (`blocks.*.attn.pattern`).
+
+    Raises ProbeError where there is none: with the reason why this model has not what others have there, with ours for
+    a name of another library, or with the nearest name.
+    """
+    if not isinstance(pattern, str):
+        raise ProbeError(f"a site is a name or a glob, not {shown(pattern)}")
     stacks = list(model.stacks)
     if len(stacks) == 1 and pattern.startswith(f"{stacks[0]}."):
         pattern = pattern.removeprefix(f"{stacks[0]}.")
@@ -107,7 +115,10 @@ def in_layers(found: list[Site], layers: Selection, pattern: str) -> list[Site]:
     count = max(numbers) + 1
     try:
         every = range(count)[layers] if isinstance(layers, slice) else layers
-        chosen = [operator.index(i) for i in (every if isinstance(every, Sequence) else [every])]
+        listed = list(every) if isinstance(every, Sequence) else [every]
+        if any(isinstance(i, bool) for i in listed):
+            raise TypeError
+        chosen = [operator.index(i) for i in listed]
     except (TypeError, ValueError):
         raise ProbeError(f"layers={shown(layers)} must be an integer, a slice or a list of integers") from None
     wrong = [i for i in chosen if not -count <= i < count]
@@ -127,7 +138,47 @@ def _hint(pattern: str, model: ModelSpec, known: dict[str, Site]) -> str:
         stack = model.stacks.get(block[1] or "") or max(model.stacks.values(), key=lambda stack: len(stack.blocks))
         if int(block[2]) >= len(stack.blocks):
             return f": its blocks are 0 to {len(stack.blocks) - 1}"
-    return nearest(pattern, known)
+    if reason := _missing(pattern, model):
+        return f": {reason}"
+    ours = of_site(pattern)
+    if pattern.endswith(".mlp.hook_pre") and (gate := ours.replace(".up", ".gate")) in known:
+        ours = gate  # what that hook has in a gated MLP
+    return f"; write {ours!r}" if ours in known else nearest(pattern, known)
+
+
+def _missing(pattern: str, model: ModelSpec) -> str:
+    """Why the model has not a site that others have; "" where none has it."""
+    name = re.fullmatch(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+|\*)\.)?([\w.*]+)", pattern)
+    if name is None:
+        return ""
+    if name[1] and name[1] not in model.stacks:
+        return f"this {model.layout} has no {name[1]}"
+    if name[3] == "logits" and model.head is None:
+        return "it has no head"
+    if name[2] is None or (name[1] is None and len(model.stacks) > 1):
+        return ""
+    block = model.stacks[name[1] or next(iter(model.stacks))].blocks[0 if name[2] == "*" else int(name[2])]
+    part, _, leaf = name[3].rpartition(".")
+    attention = block.cross if part == "cross" else block.attn
+    if part == "cross" and block.cross is None:
+        return "its blocks have no cross-attention"
+    if part in ("attn", "cross") and leaf in MATRIX_SITES and attention is not None:
+        return "linear attention never forms them" if isinstance(attention.mechanism, LinearKernelSpec) else ""
+    if leaf == "resid_mid" and isinstance(block, ParallelBlockSpec):
+        return "attention and MLP are parallel, so that nothing stands between them"
+    if part == "branch":
+        return "it has no convolution beside the block"
+    return _missing_of_mlp(block.mlp, leaf) if part == "mlp" and leaf in MLP_SITES else ""
+
+
+def _missing_of_mlp(mlp: FeedForward | None, leaf: str) -> str:
+    if mlp is None:
+        return "its blocks have no MLP"
+    if leaf == "router":
+        return "its MLP is no mixture of experts"
+    if isinstance(mlp, MoESpec):
+        return "its MLP is a mixture of experts, which has the sites in, router and out"
+    return "its MLP has no gate" if leaf == "gate" else ""
 
 
 def _stack(stack: StackSpec, prefix: str) -> list[Site]:

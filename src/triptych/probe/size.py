@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triptych import machine
 from triptych.errors import ConfigError, ProbeError, shown
 from triptych.nn import Transformer
-from triptych.probe.reads_and_edits import Plan, Read, select
+from triptych.probe.reads_and_edits import Edit, Plan, Read, select
 from triptych.probe.reductions import Statistics
 from triptych.probe.sites import CONTEXT_SITES, Site
 from triptych.program import lower
@@ -86,6 +86,27 @@ def check_size(size: TraceSize, limit: int, max_bytes: int | None) -> None:
         f"the reads would keep {size.total:,} bytes, over {what} ({named}); choose layers=, heads=, at= or items=, "
         "dtype='bf16', reduce= (Statistics() of a pattern), fewer or shorter texts, or raise max_bytes"
     )
+
+
+def check_fires(plan: Plan, lengths: Sequence[int], sources: Sequence[int], *, allow_null: bool) -> None:
+    """Raise ProbeError for a read, or an edit unless `allow_null`, of rows or positions that none of the rows has.
+
+    `lengths` are those of the decoder's (or only) rows, `sources` those of the rows that an encoder beside it reads.
+    """
+    every: list[tuple[str, Read | Edit]] = [(name, read) for name, reads in plan.reads.items() for read in reads]
+    every += [] if allow_null else [(name, edit) for name, edits in plan.edits.items() for edit in edits]
+    for name, chosen in every:
+        if chosen.items is None and chosen.at is None:
+            continue
+        site = plan.sites[name]
+        rows = sources if sources and (name.startswith("encoder.") or site.of_source) else lengths
+        if not any(select(chosen.at, range(rows[item])) for item in select(chosen.items, range(len(rows)))):
+            what = f"never fired: {name}" if isinstance(chosen, Read) else f"the edit at {name} would change nothing"
+            longest = max(rows, default=0) - 1
+            raise ProbeError(
+                f"{what}; it selects items={shown(chosen.items)}, at={shown(chosen.at)} of rows 0 to {len(rows) - 1} "
+                f"with positions up to {longest}"
+            )
 
 
 def check_reads(plan: Plan, lengths: Sequence[int], sources: Sequence[int], max_bytes: int | None) -> None:

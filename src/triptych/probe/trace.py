@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triptych.attention import AttentionStatistics
-from triptych.errors import ProbeError, nearest
+from triptych.errors import ProbeError, nearest, shown
 from triptych.probe.display import Displayed
 from triptych.probe.sites import CONTEXT_SITES
 from triptych.text import Tokenizer
@@ -27,11 +27,13 @@ class Record:
 
     how   what a piece is: "tokens" `[t, ...]`, "queries" `[h, t, ...]`, or the "sum" or "mean" of what was read so far,
           whose last dimension grows with the keys in a generation; of a mean the pieces hold the sum.
+    dtype what a mean is given in: its sum is kept in fp32 or better, where it can neither overflow nor lose digits.
     """
 
     how: How = "tokens"
     positions: list[tuple[int, ...]] = field(default_factory=list)  # queries' absolute positions of each piece
     pieces: list[Tensor] = field(default_factory=list)
+    dtype: torch.dtype | None = None
 
     def add(self, positions: tuple[int, ...], value: Tensor) -> None:
         self.positions.append(positions)
@@ -43,7 +45,8 @@ class Record:
 
     def joined(self, leaf: str) -> Tensor:
         if self.how == "mean":
-            return self.pieces[0] / len(self.at())
+            mean = self.pieces[0] / len(self.at())
+            return mean if self.dtype is None else mean.to(self.dtype)
         if len(self.pieces) == 1 and not self.pieces[0].is_inference():
             return self.pieces[0]  # itself: a tensor read with its gradient
         if self.how != "queries":
@@ -70,6 +73,7 @@ class Trace(Displayed):
     def __init__(self) -> None:
         self.records: dict[str, dict[int, Record]] = {}
         self.logits: list[Tensor] = []
+        self.mixed: set[str] = set()  # sites of which reads keep different things under one name
         self.fired: dict[str, int] = {}  # site -> how often an edit changed something there
         self.texts: list[str] = []  # what was read, where it was text, and the ids
         self.tokens: list[list[int]] = []
@@ -83,10 +87,14 @@ class Trace(Displayed):
         self.tokens = [list(row) for row in ids if isinstance(row, list)]
         self.targets = [list(row) for row in targets or ()]
 
-    def keep(self, site: str, item: int, positions: tuple[int, ...], value: Tensor, how: How = "tokens") -> None:
+    def keep(
+        self, site: str, item: int, positions: tuple[int, ...], value: Tensor, how: How = "tokens",
+        dtype: torch.dtype | str | None = None,
+    ) -> None:  # fmt: skip
         """Add what row `item` had at `site`, as `Record` says.  `k_ctx` and `v_ctx` hold the whole context each time:
         the last counts."""
-        record = self.records.setdefault(site, {}).setdefault(item, Record(how))
+        kept_as = dtype if isinstance(dtype, torch.dtype) else None
+        record = self.records.setdefault(site, {}).setdefault(item, Record(how, dtype=kept_as))
         if site.rpartition(".")[2] in CONTEXT_SITES:
             record.positions.clear()
             record.pieces.clear()
@@ -174,6 +182,9 @@ class Trace(Displayed):
         rows = len({item for of in self.records.values() for item in of}) or len(self.logits)
         lines = [f"Trace of {rows} row{'s' * (rows != 1)}, {len(self)} sites, {self.nbytes:,} bytes"]
         for site in list(self)[:SHOWN]:
+            if site in self.mixed:
+                lines.append(f"  {site}  read in several ways")
+                continue
             values = self[site]
             shapes = ", ".join(str(list(value.shape)) for value in values[:4]) + ", ..." * (len(values) > 4)
             lines.append(f"  {site}  {shapes}  {str(values[0].dtype).removeprefix('torch.')}")
@@ -189,6 +200,14 @@ class Trace(Displayed):
         return sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
 
     def _rows(self, site: str) -> dict[int, Record]:
+        if not isinstance(site, str):
+            raise ProbeError(
+                f"a trace is indexed by the name of a site, not by {shown(site)}; trace.keys() are the names"
+            )
+        if site in self.mixed:
+            raise ProbeError(
+                f"{site} was read in several ways, which one trace cannot hold apart; read it in two traces"
+            )
         if site not in self.records:
             raise ProbeError(f"nothing was read at {site!r}{nearest(site, self.records)}")
         return self.records[site]

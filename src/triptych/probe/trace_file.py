@@ -57,10 +57,12 @@ def save(trace: Trace, path: str | Path) -> None:
         return names[key]
 
     sites: dict[str, list[_Row]] = {}
-    for site, rows in trace.records.items():
+    for site in trace.records:
+        rows = trace._rows(site)
         for item, record in sorted(rows.items()):
-            value = record.pieces[0] if record.how == "mean" else record.joined(site.rpartition(".")[2])
-            row = _Row(item=item, tensor=named(value), positions=_ranges(record.at()), how=record.how)
+            value = record.joined(site.rpartition(".")[2])
+            how = "tokens" if record.how == "mean" else record.how  # a mean is divided by now
+            row = _Row(item=item, tensor=named(value), positions=_ranges(record.at()), how=how)
             sites.setdefault(site, []).append(row)
     contents = _Contents(
         version=1, texts=trace.texts, tokens=trace.tokens, targets=trace.targets, fired=trace.fired,
