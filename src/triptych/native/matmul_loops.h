@@ -15,18 +15,12 @@
 #define NEAR (1 << 15) /* bytes */
 #define FEW 8 /* vectors, up to which reading the weights takes longest */
 
-/* CALL(n) for the n that is `count`, a constant in each call, or `most` where `count` is more. */
-#define FOR_COUNT(COUNT, MOST, CALL)                \
-    switch ((COUNT) < (MOST) ? (COUNT) : (MOST)) {  \
-    case 1: CALL(1); break;                         \
-    case 2: if (MOST >= 2) { CALL(2); } break;      \
-    case 3: if (MOST >= 3) { CALL(3); } break;      \
-    case 4: if (MOST >= 4) { CALL(4); } break;      \
-    case 5: if (MOST >= 5) { CALL(5); } break;      \
-    case 6: if (MOST >= 6) { CALL(6); } break;      \
-    case 7: if (MOST >= 7) { CALL(7); } break;      \
-    case 8: if (MOST >= 8) { CALL(8); } break;      \
-    default: break;                                 \
+/* CALL(n) for the n that is COUNT, a constant in each call, or MOST where COUNT is more. */
+#define CASE(N, MOST, CALL) case N: if ((MOST) >= N) { CALL(N); } break;
+#define FOR_COUNT(COUNT, MOST, CALL)                                                                   \
+    switch ((COUNT) < (MOST) ? (COUNT) : (MOST)) {                                                     \
+        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL)                \
+        CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) CASE(8, MOST, CALL) default: break; \
     }
 
 /* The scale is the largest magnitude over 127; numbers are rounded to the nearest, halves to even, by adding
