@@ -2,7 +2,7 @@
 
    A score is a sum over the numbers of a key in 16 lanes: number d is added to lane d % 16 with fma, then the upper
    half of the lanes is added to the lower half until one is left.  The softmax is over one range of positions at a
-   time; its exponentials are those of `exponentials` in step_attend_portable.c.  A value, times its weight, is added
+   time; its exponentials are those of `exponentials` in attend_loops.h.  A value, times its weight, is added
    with fma to the sums of its query in the order of positions.  All kernels give the same bits.  */
 
 #ifndef TRIPTYCH_ATTEND_H
@@ -34,12 +34,13 @@ struct query {
     int32_t from, to;              /* of them, places [from, to) are in the range */
 };
 
-/* Keys or values at places [place, place + TILE_KEYS) of a range.  Where there is none, another stands in its place.
-   `across` is room for the keys in another order, [TILE_KEYS][width rounded up to 16], aligned to 64 bytes.  */
+/* Keys or values, fp32, at places [place, place + TILE_KEYS) of a range.  Where there is none, another stands in its
+   place.  `across` is room for what bf16_scores makes of keys, [TILE_KEYS][width rounded up to 16], aligned to 64
+   bytes.  */
 struct tile {
     int32_t place;
     float *across;
-    const float *rows[TILE_KEYS];
+    const void *rows[TILE_KEYS];
 };
 
 /* What the kernels do for `count` queries, whose scores, or weights, are [count][SCORES].  The bits of a query's sums
@@ -53,17 +54,12 @@ struct attend_kernels {
                    int32_t width);
 };
 
-extern const struct attend_kernels portable_attend;
-
-/* The same with products in bf16 (step_attend_bf16.c), for keys and values of at most WIDEST_BF16 numbers. */
+/* The same with products in bf16 (step_attend_bf16.c, where there are tiles.h), for keys and values of at most
+   WIDEST_BF16 numbers. */
 #define WIDEST_BF16 256
 void bf16_scores(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
                  int32_t width);
 void bf16_values(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
                  int32_t width);
-
-#if X86_KERNELS
-extern const struct attend_kernels avx2_attend, avx512_attend;
-#endif
 
 #endif

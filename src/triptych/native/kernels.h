@@ -1,4 +1,8 @@
-/* What matmul.c and the files of kernels share; not for others. */
+/* What matmul.c, repack.c and the files of kernels share; not for others.
+
+   The kernels are written once, in matmul_loops.h, matmul_pairs.h and attend_loops.h, over a few operations on vectors
+   of 16 numbers.  kernels_portable.c, kernels_avx2.c and kernels_avx512.c define these operations and include the
+   loops: kernels_portable.c in plain C, which says what each operation computes.  */
 
 #ifndef TRIPTYCH_KERNELS_H
 #define TRIPTYCH_KERNELS_H
@@ -7,11 +11,9 @@
 
 #include "matmul.h"
 
-#define TILE 8   /* vectors that one call of a kernel serves at most */
-#define MANY 12  /* vectors from which on a pair_kernel is faster */
-#define STREAMS 4 /* bands that a stream_kernel reads at once */
+#define STREAMS 4 /* bands that a kernel for one vector reads at once, where it reads several */
 #define LAYOUTS 6
-#define LINE 64  /* bytes */
+#define LINE 64   /* bytes */
 #ifndef AHEAD
 #define AHEAD 5120 /* bytes; from 2560 to 16384 the speed is the same, without it a fifth less */
 #endif
@@ -22,41 +24,29 @@
 #define S8_BYTES (8 * LINE + 2 * BAND)
 #define S8X16_BYTES (64 * LINE + 16 * BAND + 2 * BAND)
 
-/* out[m][r] for the vectors first + m, m < count <= TILE, and the rows r of a band; rows beyond w->rows get any
-   numbers. */
-typedef void band_kernel(const struct matrix *w, int32_t band, const struct input *in, int32_t first, int32_t count,
-                         float (*out)[BAND]);
-
-/* out[z][r] for vector 0 and the rows r of the bands band + z * apart, z < STREAMS.  One core reads several places far
-   from one another up to a half faster than one place. */
-typedef void stream_kernel(const struct matrix *w, int32_t band, int32_t apart, const struct input *in,
-                           float (*out)[BAND]);
-
-/* All of `multiply` for the bands `band` and `band + 1`, which have 32 rows of the matrix. */
-typedef void pair_kernel(const struct matrix *w, int32_t band, const struct input *in, float *y, ptrdiff_t y_stride,
-                         const float *bias);
+/* `multiply` for one layout. */
+typedef void multiply_kernel(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride,
+                             const float *bias, int32_t first_band, int32_t last_band);
 
 struct kernels {
     void (*round)(struct input *in, int32_t vector, int32_t first, int32_t last);
-    band_kernel *multiply[LAYOUTS];  /* by layout */
-    stream_kernel *streams[LAYOUTS]; /* by layout, for one vector; NULL where there is none */
-    pair_kernel *const *pairs;       /* by layout, for MANY vectors and more; NULL where there is none */
+    multiply_kernel *multiply[LAYOUTS]; /* by layout */
+    int reads_streams;                  /* of packed layouts, for one vector */
+    const struct attend_kernels *attend; /* attend.h */
 };
 
-extern pair_kernel *const no_pairs[LAYOUTS];
 extern const struct kernels portable_kernels;
 #if defined(__x86_64__)
 #define X86_KERNELS 1
 extern const struct kernels avx2_kernels, avx512_kernels;
-extern pair_kernel *const avx512_pairs[LAYOUTS];
 #endif
 
-/* The number of the kernels in use, as select_kernels gave it. */
-int kernels_in_use(void);
+/* Those that select_kernels chose. */
+extern const struct kernels *kernels_in_use;
 
 /* Ask for the `bytes` that are AHEAD of `block`, as the processor does itself only within a page.  Nothing is read, so
    an address beyond the last byte is harmless.  */
-static inline __attribute__((always_inline)) void prefetch(const uint8_t *block, size_t bytes)
+static inline __attribute__((always_inline)) void prefetch(const void *block, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += LINE)
         __builtin_prefetch((const void *)((uintptr_t)block + AHEAD + i));

@@ -67,7 +67,7 @@ class Library:
     def use(self, at_most: str) -> str:
         """Compute with the best kernels up to `at_most` that this processor has, and return their name in `ISAS`.
 
-        Acts on the whole process; the best of all are in use from the start.  `best_kernels` in
+        Acts on the whole process; the best of all are in use from the start.  `select_kernels` in
         matmul.c knows which instructions each of them needs.  Raises ValueError for an unknown name.
         """
         self.isa = ISAS[self.functions.select_kernels(ISAS.index(at_most))]

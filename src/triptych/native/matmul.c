@@ -4,36 +4,23 @@
 
 #include "kernels.h"
 
-pair_kernel *const no_pairs[LAYOUTS] = {NULL};
-
-static const struct kernels *best_kernels(int at_most, int *level)
-{
-#if X86_KERNELS
-    __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-    if (at_most >= 2 && avx2 && avx512)
-        return *level = 2, &avx512_kernels;
-    if (at_most >= 1 && avx2)
-        return *level = 1, &avx2_kernels;
-#endif
-    (void)at_most;
-    return *level = 0, &portable_kernels;
-}
-
-static const struct kernels *kernels = &portable_kernels;
-static int in_use;
+const struct kernels *kernels_in_use = &portable_kernels;
 
 int select_kernels(int at_most)
 {
-    kernels = best_kernels(at_most, &in_use);
-    return in_use;
-}
-
-int kernels_in_use(void)
-{
-    return in_use;
+    int level = 0;
+    (void)at_most;
+#if X86_KERNELS
+    const struct kernels *kernels[] = {&portable_kernels, &avx2_kernels, &avx512_kernels};
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) level = 1;
+    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        level = 2;
+    if (at_most < level) level = at_most < 0 ? 0 : at_most;
+    kernels_in_use = kernels[level];
+#endif
+    return level;
 }
 
 __attribute__((constructor)) static void select_best(void)
@@ -41,10 +28,7 @@ __attribute__((constructor)) static void select_best(void)
     select_kernels(2);
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + LINE - 1) / LINE * LINE;
-}
+static size_t aligned(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns)
 {
@@ -88,54 +72,25 @@ void place_input(struct input *in, void *memory)
 
 void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
 {
-    kernels->round(in, vector, first, last);
-}
-
-/* The rows of a band, and their biases, into a vector of the result. */
-static void put(float *y, const float *sums, const struct matrix *w, int32_t band, const float *bias)
-{
-    int32_t row = band * BAND, rows = w->rows - row < BAND ? w->rows - row : BAND;
-    for (int32_t r = 0; r < rows; r++)
-        y[row + r] = bias ? sums[r] + bias[row + r] : sums[r];
+    kernels_in_use->round(in, vector, first, last);
 }
 
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band)
 {
-    band_kernel *kernel = kernels->multiply[w->layout];
-    stream_kernel *streams = in->count == 1 ? kernels->streams[w->layout] : NULL;
-    pair_kernel *pair = in->count < MANY ? NULL : kernels->pairs[w->layout];
-    float out[TILE][BAND];
-    int32_t band = first_band, apart = streams ? (last_band - first_band) / STREAMS : 0;
-    for (; band < first_band + apart; band++) {
-        streams(w, band, apart, in, out);
-        for (int32_t z = 0; z < STREAMS; z++)
-            put(y, out[z], w, band + z * apart, bias);
-    }
-    band += (STREAMS - 1) * apart;
-    for (; pair && band + 2 <= last_band && (band + 2) * BAND <= w->rows; band += 2)
-        pair(w, band, in, y, y_stride, bias);
-    for (; band < last_band; band++)
-        for (int32_t first = 0; first < in->count; first += TILE) {
-            int32_t count = in->count - first < TILE ? in->count - first : TILE;
-            kernel(w, band, in, first, count, out);
-            for (int32_t m = 0; m < count; m++)
-                put(y + (first + m) * y_stride, out[m], w, band, bias);
-        }
+    kernels_in_use->multiply[w->layout](w, in, y, y_stride, bias, first_band, last_band);
 }
 
 const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart)
 {
     size_t bytes = matrix_bytes(w->layout, BAND, w->columns);
-    *apart = kernels->streams[w->layout] ? (size_t)((last_band - first_band) / STREAMS) * bytes : 0;
+    int streams = kernels_in_use->reads_streams && w->layout >= LAYOUT_U4;
+    *apart = streams ? (size_t)((last_band - first_band) / STREAMS) * bytes : 0;
     return (const char *)w->data + (size_t)first_band * bytes;
 }
 
 /* The start of share `i` of `parts` equal shares of `n`. */
-static int32_t share(int32_t n, int32_t i, int32_t parts)
-{
-    return (int32_t)((int64_t)n * i / parts);
-}
+static int32_t share(int32_t n, int32_t i, int32_t parts) { return (int32_t)((int64_t)n * i / parts); }
 
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
                        int32_t threads)

@@ -2,9 +2,9 @@
 
    A matrix W [rows, columns] is stored in one of the layouts below; y[m][n] = sum over k of x[m][k] * W[n][k].  All
    layouts go by bands of 16 rows, so a product can be cut anywhere between two bands and given to several threads.
-   A row of y has the same bits for any number of vectors, any cut, any number of threads and any kernels: every kernel
-   adds the products of one output in the same order.  matmul_portable.c is the readable definition of that order and
-   of the layouts.
+   A row of y has the same bits for any number of vectors, any cut, any number of threads and any kernels: all kernels are
+   one set of loops, in matmul_loops.h, and add the products of one output in the same order.  unpack_row, in
+   kernels_portable.c, is the readable definition of the packed layouts.
 
    The packed layouts multiply integers: each vector is rounded to 8 bits in groups of 32 columns, with a scale per
    group (never per vector), the integer sums are exact, and the scales are applied in fp32, group after group.  */

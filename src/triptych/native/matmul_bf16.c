@@ -110,8 +110,8 @@ INLINE_BF16 void finish(const struct bf16_product *it, int32_t pair, int32_t fir
 {
     const int32_t padded = pairs_in(it->rows) * PAIR;
     for (int b = 0; b < 2; b++) {
-        int32_t row = pair * PAIR + BAND * b, left = it->rows - row;
-        __mmask16 mask = left >= BAND ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
+        int32_t row = pair * PAIR + BAND * b;
+        __mmask16 mask = first_of(it->rows - row);
         __m512 bias = it->bias ? _mm512_maskz_loadu_ps(mask, it->bias + row) : _mm512_setzero_ps();
         for (int32_t m = 0; m < count; m++) {
             size_t at = (size_t)(first + m) * (size_t)it->rows + (size_t)row;
@@ -188,18 +188,15 @@ INLINE_BF16 void unpack_band(const struct matrix *w, int32_t band, int32_t from,
 
 BF16 void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32_t to, uint16_t *tiles)
 {
-    for (int32_t band = 2 * pair; band < 2 * pair + 2; band++, tiles += TILE_NUMBERS) {
-        if (band * BAND >= w->rows)
-            for (int32_t t = 0; t < to - from; t++) memset(tiles + t * 2 * TILE_NUMBERS, 0, TILE_NUMBERS * sizeof *tiles);
-        else if (w->layout == LAYOUT_U4)
-            unpack_band(w, band, from, to, tiles, LAYOUT_U4, U4_BYTES);
-        else if (w->layout == LAYOUT_U5)
-            unpack_band(w, band, from, to, tiles, LAYOUT_U5, U5_BYTES);
-        else if (w->layout == LAYOUT_S8)
-            unpack_band(w, band, from, to, tiles, LAYOUT_S8, S8_BYTES);
-        else
-            unpack_band(w, band, from, to, tiles, LAYOUT_S8X16, S8X16_BYTES);
-    }
+    for (int32_t band = 2 * pair; band < 2 * pair + 2; band++, tiles += TILE_NUMBERS)
+        switch (band * BAND < w->rows ? w->layout : -1) {
+        case LAYOUT_U4: unpack_band(w, band, from, to, tiles, LAYOUT_U4, U4_BYTES); break;
+        case LAYOUT_U5: unpack_band(w, band, from, to, tiles, LAYOUT_U5, U5_BYTES); break;
+        case LAYOUT_S8: unpack_band(w, band, from, to, tiles, LAYOUT_S8, S8_BYTES); break;
+        case LAYOUT_S8X16: unpack_band(w, band, from, to, tiles, LAYOUT_S8X16, S8X16_BYTES); break;
+        default: /* rows that the matrix lacks */
+            for (int32_t t = 0; t < to - from; t++) memset(tiles + t * 2 * TILE_NUMBERS, 0, TILE_NUMBERS * 2);
+        }
 }
 
 static part_kernel *kernel;
@@ -219,25 +216,11 @@ AMX static void configure(int32_t count)
     _tile_loadconfig(&tiles);
 }
 
-AMX static void release(void)
-{
-    _tile_release();
-}
+AMX static void release(void) { _tile_release(); }
 
-void begin_parts(int32_t count)
-{
-    if (kernel == amx_part) configure(count);
-}
-
-void multiply_part(const struct part *it, float *sums)
-{
-    kernel(it, sums);
-}
-
-void end_parts(void)
-{
-    if (kernel == amx_part) release();
-}
+void begin_parts(int32_t count) { if (kernel == amx_part) configure(count); }
+void multiply_part(const struct part *it, float *sums) { kernel(it, sums); }
+void end_parts(void) { if (kernel == amx_part) release(); }
 
 /* All of a pair for the vectors [first, last), at most BLOCKS blocks of them.  A block of fewer than 16 vectors begins
    earlier, where there are such, and computes what other blocks have, too.  */
@@ -281,9 +264,8 @@ void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last)
 BF16 void round_bf16(uint16_t *out, const float *x, int32_t columns)
 {
     for (int32_t i = 0; i < pairs_in(columns) * PAIR; i += BAND) {
-        int32_t left = columns - i;
-        __mmask16 mask = left >= BAND ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
-        _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i)));
+        __m512 part = _mm512_maskz_loadu_ps(first_of(columns - i), x + i);
+        _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(part));
     }
 }
 
@@ -308,25 +290,12 @@ int select_bf16(int at_most)
 
 #else
 
-int select_bf16(int at_most)
+int select_bf16(int at_most) { return (void)at_most, 0; }
+void multiply_bf16(const struct bf16_product *it, int32_t a, int32_t b) { (void)it, (void)a, (void)b; }
+void unpack_tiles(const struct matrix *w, int32_t a, int32_t b, int32_t c, uint16_t *out)
 {
-    (void)at_most;
-    return 0;
+    (void)w, (void)a, (void)b, (void)c, (void)out;
 }
-
-void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last)
-{
-    (void)it, (void)first, (void)last;
-}
-
-void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32_t to, uint16_t *tiles)
-{
-    (void)w, (void)pair, (void)from, (void)to, (void)tiles;
-}
-
-void round_bf16(uint16_t *out, const float *x, int32_t columns)
-{
-    (void)out, (void)x, (void)columns;
-}
+void round_bf16(uint16_t *out, const float *x, int32_t columns) { (void)out, (void)x, (void)columns; }
 
 #endif

@@ -9,22 +9,9 @@
 
 #include "kernels.h"
 
-static uint32_t word_at(const uint8_t *bytes)
-{
-    uint32_t word;
-    memcpy(&word, bytes, sizeof word);
-    return word;
-}
-
-static uint16_t half_at(const uint8_t *bytes)
-{
-    return (uint16_t)(bytes[0] | bytes[1] << 8);
-}
-
-static int finite_half(uint16_t half)
-{
-    return (half & 0x7c00) != 0x7c00;
-}
+static uint32_t word_at(const uint8_t *bytes) { uint32_t word; memcpy(&word, bytes, sizeof word); return word; }
+static uint16_t half_at(const uint8_t *bytes) { return (uint16_t)(bytes[0] | bytes[1] << 8); }
+static int finite_half(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 
 /* -x * 2^power for a finite fp16 number x; where it is too large, a number that is not finite. */
 static uint16_t negative_multiple(uint16_t half, int power)
@@ -58,20 +45,10 @@ struct type {
     int layout, bytes, minimum, fifths, power;
 };
 
-static const struct type *type_of(int number)
-{
-    static const struct type q4_0 = {LAYOUT_U4, 18, 0, 0, 3}, q4_1 = {LAYOUT_U4, 20, 1, 0, 0},
-                             q5_0 = {LAYOUT_U5, 22, 0, 1, 4}, q5_1 = {LAYOUT_U5, 24, 1, 1, 0},
-                             q8_0 = {LAYOUT_S8, 34, 0, 0, 0};
-    switch (number) {
-    case 2: return &q4_0;
-    case 3: return &q4_1;
-    case 6: return &q5_0;
-    case 7: return &q5_1;
-    case 8: return &q8_0;
-    default: return NULL;
-    }
-}
+/* By the number of the type in GGUF; where `bytes` is 0 there is none. */
+static const struct type types[] = {[2] = {LAYOUT_U4, 18, 0, 0, 3}, [3] = {LAYOUT_U4, 20, 1, 0, 0},
+                                    [6] = {LAYOUT_U5, 22, 0, 1, 4}, [7] = {LAYOUT_U5, 24, 1, 1, 0},
+                                    [8] = {LAYOUT_S8, 34, 0, 0, 0}};
 
 /* The block `in` of row r into its group; -> whether its numbers are finite in fp16. */
 static int place_block(uint8_t *out, const uint8_t *in, int32_t r, const struct type *type)
@@ -101,8 +78,9 @@ static int place_block(uint8_t *out, const uint8_t *in, int32_t r, const struct 
 
 int repack_blocks(int type_number, const uint8_t *blocks, const struct matrix *w, int32_t threads)
 {
-    const struct type *type = type_of(type_number);
-    if (!type || type->layout != w->layout) return -1;
+    if (type_number < 0 || type_number > 8 || !types[type_number].bytes) return -1;
+    const struct type *type = types + type_number;
+    if (type->layout != w->layout) return -1;
     int32_t groups = w->columns / GROUP, bands = w->rows / BAND + (w->rows % BAND != 0);
     size_t group_bytes = matrix_bytes(w->layout, 1, GROUP);
     int finite = 1;

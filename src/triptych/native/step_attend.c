@@ -6,6 +6,7 @@
    compute which of its ranges.  */
 
 #include "attend.h"
+#include "tiles.h"
 #include "vector.h"
 
 #include <math.h>
@@ -85,24 +86,14 @@ static void fill(struct tile *tile, struct worker *me, const struct instruction 
     for (int32_t j = to - begin; j < TILE_KEYS; j++) tile->rows[j] = tile->rows[from - begin];
 }
 
-static const struct attend_kernels *kernels(void)
-{
-#if X86_KERNELS
-    if (kernels_in_use() == 2) return &avx512_attend;
-    if (kernels_in_use() == 1) return &avx2_attend;
-#endif
-    return &portable_attend;
-}
-
 /* The sums of `count` queries of a unit over the range that begins at position `begin`.  Each sees something of it. */
 static void attend_range(struct worker *me, const struct instruction *it, const struct unit *unit,
                          struct query *queries, int32_t count, int32_t begin)
 {
-    struct attend_kernels use = *kernels();
-    if (it->number) {
-        use.scores = bf16_scores;
-        use.values = bf16_values;
-    }
+    struct attend_kernels use = *kernels_in_use->attend;
+#if HAS_TILES
+    if (it->number) use.scores = bf16_scores, use.values = bf16_values;
+#endif
     const struct room room = room_of(me, it);
     float(*scores)[SCORES] = (float(*)[SCORES])room.scores;
     struct tile tile = {.across = room.across};

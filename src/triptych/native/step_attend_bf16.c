@@ -16,7 +16,7 @@
 #define LINES (TILE_KEYS / PAIR * 2 * TILE_NUMBERS) /* numbers of the tiles of 64 places and 32 numbers of each */
 
 /* The tiles of 32 keys, [width / 32][2][16 lines][16 keys][2]. */
-BF16 static void tiles_of_keys(uint16_t *tiles, const float *const *keys, int32_t width)
+BF16 static void tiles_of_keys(uint16_t *tiles, const void *const *keys, int32_t width)
 {
     const __m512i step = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
                                             _mm512_set1_epi32(BAND));
@@ -24,7 +24,7 @@ BF16 static void tiles_of_keys(uint16_t *tiles, const float *const *keys, int32_
         for (int32_t d = 0; d < width; d += PAIR) {
             uint16_t *line = tiles + d / PAIR * 2 * TILE_NUMBERS + r / BAND * TILE_NUMBERS + r % BAND * 2;
             uint16_t numbers[PAIR] __attribute__((aligned(64)));
-            round_bf16(numbers, keys[r] + d, width - d < PAIR ? width - d : PAIR);
+            round_bf16(numbers, (const float *)keys[r] + d, width - d < PAIR ? width - d : PAIR);
             _mm512_i32scatter_epi32(line, step, _mm512_load_si512(numbers), 4);
         }
 }
@@ -53,14 +53,15 @@ void bf16_scores(float (*scores)[SCORES], const struct query *queries, int32_t c
 
 /* The tiles of numbers [d, d + 32) of 64 values, [2][2][16 lines][16 numbers][2]; -> 0 in all lanes, or NaN where a
    number is not finite. */
-BF16 static __m512 tiles_of_values(uint16_t *lines, const float *const *values, int32_t d, int32_t width)
+BF16 static __m512 tiles_of_values(uint16_t *lines, const void *const *values, int32_t d, int32_t width)
 {
     __m512 nothing = _mm512_setzero_ps();
     for (int32_t j = 0; j < TILE_KEYS; j += 2)
         for (int b = 0; b < 2; b++) {
-            int32_t at = d + BAND * b, left = width - at;
-            __mmask16 mask = left >= BAND ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
-            __m512 even = _mm512_maskz_loadu_ps(mask, values[j] + at), odd = _mm512_maskz_loadu_ps(mask, values[j + 1] + at);
+            int32_t at = d + BAND * b;
+            __mmask16 mask = first_of(width - at);
+            __m512 even = _mm512_maskz_loadu_ps(mask, (const float *)values[j] + at);
+            __m512 odd = _mm512_maskz_loadu_ps(mask, (const float *)values[j + 1] + at);
             nothing = _mm512_add_ps(nothing, _mm512_add_ps(_mm512_sub_ps(even, even), _mm512_sub_ps(odd, odd)));
             int32_t tile = j / PAIR * 2 + b, line = j % PAIR / 2;
             _mm512_storeu_si512(lines + tile * TILE_NUMBERS + line * PAIR, line_of(even, odd));
@@ -74,7 +75,7 @@ static void without_infinities(const struct query *queries, int32_t count, struc
     static const float zeros[WIDEST_BF16];
     for (int32_t j = 0; j < TILE_KEYS; j++) {
         int finite = 1, place = values->place + j;
-        for (int32_t d = 0; d < width; d++) finite &= isfinite(values->rows[j][d]) != 0;
+        for (int32_t d = 0; d < width; d++) finite &= isfinite(((const float *)values->rows[j])[d]) != 0;
         if (finite) continue;
         values->rows[j] = zeros;
         for (int32_t i = 0; i < count; i++)
@@ -89,10 +90,8 @@ BF16 static void rounded_weights(uint16_t (*x)[TILE_KEYS], const struct query *q
 {
     for (int32_t i = 0; i < count; i++)
         for (int32_t j = 0; j < TILE_KEYS; j += BAND) {
-            int32_t from = queries[i].from - place - j, to = queries[i].to - place - j;
-            uint32_t upto = to >= BAND ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
-            uint32_t before = from >= BAND ? 0xffff : from <= 0 ? 0 : (1u << from) - 1;
-            __m512 w = _mm512_maskz_loadu_ps((__mmask16)(upto & ~before), weights[i] + place + j);
+            __mmask16 seen = first_of(queries[i].to - place - j) & (__mmask16)~first_of(queries[i].from - place - j);
+            __m512 w = _mm512_maskz_loadu_ps(seen, weights[i] + place + j);
             _mm256_storeu_si256((__m256i *)(x[i] + j), (__m256i)_mm512_cvtneps_pbh(w));
         }
 }
@@ -123,26 +122,12 @@ BF16 void bf16_values(const struct query *queries, float (*weights)[SCORES], int
             for (int32_t i = 0; i < part.count && m + i < count; i++)
                 for (int32_t b = 0; b < PAIR && d + b < width; b += BAND) {
                     float *out = queries[m + i].range.out + d + b;
-                    __mmask16 mask = width - d - b >= BAND ? 0xffff : (__mmask16)((1u << (width - d - b)) - 1);
+                    __mmask16 mask = first_of(width - d - b);
                     __m512 y = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), _mm512_load_ps(sums[i] + b));
                     _mm512_mask_storeu_ps(out, mask, y);
                 }
         }
     end_parts();
-}
-
-#else
-
-void bf16_scores(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
-                 int32_t width)
-{
-    (void)scores, (void)queries, (void)count, (void)keys, (void)width;
-}
-
-void bf16_values(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *tile,
-                 int32_t width)
-{
-    (void)queries, (void)weights, (void)count, (void)tile, (void)width;
 }
 
 #endif

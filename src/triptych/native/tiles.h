@@ -33,6 +33,12 @@ void begin_parts(int32_t count);
 void multiply_part(const struct part *it, float *sums);
 void end_parts(void);
 
+/* The first n of 16 numbers. */
+INLINE_BF16 __mmask16 first_of(int32_t n)
+{
+    return n >= BAND ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+}
+
 /* A line of a tile: the numbers of 16 rows in two columns that follow one another, rounded. */
 INLINE_BF16 __m512i line_of(__m512 even, __m512 odd)
 {

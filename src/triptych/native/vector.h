@@ -14,22 +14,16 @@
 #else
 #define CLONES
 #endif
-#define INLINE static inline __attribute__((always_inline))
+#ifndef TARGET /* what the functions of a file may need of the processor */
+#define TARGET
+#endif
+#define INLINE static inline TARGET __attribute__((always_inline))
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 
-INLINE v16 load16(const float *x)
-{
-    v16 y;
-    memcpy(&y, x, sizeof y);
-    return y;
-}
-
-INLINE void store16(float *x, v16 y)
-{
-    memcpy(x, &y, sizeof y);
-}
+INLINE v16 load16(const float *x) { v16 y; memcpy(&y, x, sizeof y); return y; }
+INLINE void store16(float *x, v16 y) { memcpy(x, &y, sizeof y); }
 
 /* The first n < 16 numbers, the others `rest`. */
 INLINE v16 load_part(const float *x, int32_t n, float rest)
@@ -39,15 +33,8 @@ INLINE v16 load_part(const float *x, int32_t n, float rest)
     return y;
 }
 
-INLINE v16 pick(i16 mask, v16 a, v16 b)
-{
-    return (v16)((mask & (i16)a) | (~mask & (i16)b));
-}
-
-INLINE v16 larger(v16 a, v16 b)
-{
-    return pick(a > b, a, b);
-}
+INLINE v16 pick(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
+INLINE v16 larger(v16 a, v16 b) { return pick(a > b, a, b); }
 
 /* Sum and maximum over the 16 numbers, by halves. */
 INLINE float sum16(v16 x)
@@ -92,10 +79,7 @@ INLINE v16 exp16(v16 x)
     return pick(small, (v16){0}, p * power);
 }
 
-INLINE v16 tanh16(v16 x)
-{
-    return 1.0f - 2.0f / (exp16(2.0f * x) + 1.0f);
-}
+INLINE v16 tanh16(v16 x) { return 1.0f - 2.0f / (exp16(2.0f * x) + 1.0f); }
 
 /* Abramowitz and Stegun 7.1.26, within 1.5e-7. */
 INLINE v16 erf16(v16 x)
@@ -127,23 +111,6 @@ INLINE uint16_t bf16_of_float(float x)
     memcpy(&bits, &x, sizeof bits);
     if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)((bits >> 16) | 0x40);
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-/* x . y over n numbers. */
-INLINE float dot(const float *x, const float *y, int32_t n)
-{
-    v16 even = {0}, odd = {0};
-    int32_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        even += load16(x + i) * load16(y + i);
-        odd += load16(x + i + 16) * load16(y + i + 16);
-    }
-    if (i + 16 <= n) {
-        even += load16(x + i) * load16(y + i);
-        i += 16;
-    }
-    if (i < n) odd += load_part(x + i, n - i, 0.0f) * load_part(y + i, n - i, 0.0f);
-    return sum16(even + odd);
 }
 
 #endif

@@ -1,0 +1,289 @@
+/* The loops of the products of matmul.h, over the operations that each of the files kernels_*.c defines before it
+   includes this one.  They fix the order of every sum, so all kernels give the same bits.
+
+   A function for `count` vectors is compiled for every count up to VECTORS, so that all sums stay in registers and the
+   weights are read and unpacked once for these vectors.  */
+
+#include <float.h>
+
+#ifndef HAS_STREAMS
+#define HAS_STREAMS 0
+#endif
+#ifndef HAS_PAIRS
+#define HAS_PAIRS 0
+#endif
+#define NEAR (1 << 15) /* bytes */
+#define FEW 8 /* vectors, up to which reading the weights takes longest */
+
+/* CALL(n) for the n that is COUNT, a constant in each call, or MOST where COUNT is more. */
+#define CASE(N, MOST, CALL) case N: if ((MOST) >= N) { CALL(N); } break;
+#define FOR_COUNT(COUNT, MOST, CALL)                                                                   \
+    switch ((COUNT) < (MOST) ? (COUNT) : (MOST)) {                                                     \
+        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL)                \
+        CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) CASE(8, MOST, CALL) default: break; \
+    }
+
+/* The scale is the largest magnitude over 127; numbers are rounded to the nearest, halves to even, by adding
+   1.5 * 2^23.  Among the bits of magnitudes, as integers, those of infinity and NaN are larger than all others.  */
+TARGET static void ISA(round)(struct input *in, int32_t vector, int32_t first, int32_t last)
+{
+    for (int32_t g = first; g < last; g++) {
+        size_t at = (size_t)vector * (size_t)(in->columns / GROUP) + (size_t)g;
+        const float *x = in->dense + vector * in->stride + (ptrdiff_t)g * GROUP;
+        int8_t *rounded = in->rounded + GROUP * at;
+        int32_t most = 0, bits[GROUP], sums[2];
+        float largest;
+        memcpy(bits, x, sizeof bits);
+        for (int i = 0; i < GROUP; i++) most = (bits[i] & 0x7fffffff) > most ? bits[i] & 0x7fffffff : most;
+        memcpy(&largest, &most, sizeof largest);
+        int finite = most < 0x7f800000;
+        float scale = largest / 127, inverse = scale >= FLT_MIN ? 1 / scale : 0; /* 1 / scale must not overflow */
+        for (int half = 0; half < 2; half++) {
+            float shifted[16];
+            sums[half] = 0;
+            for (int i = 0; i < 16; i++) shifted[i] = (finite ? x[16 * half + i] * inverse : 0.0f) + 12582912.0f;
+            memcpy(bits, shifted, sizeof shifted);
+            for (int i = 0; i < 16; i++) {
+                rounded[16 * half + i] = (int8_t)(bits[i] - 0x4b400000);
+                sums[half] += bits[i] - 0x4b400000;
+            }
+        }
+        in->scales[at] = finite ? scale : NAN;
+        in->sums[2 * at] = (float)(sums[0] + sums[1]);
+        in->sums[2 * at + 1] = (float)sums[0];
+    }
+}
+
+/* Rounded vectors, from one of an input and a group on. */
+struct vectors {
+    const int8_t *rounded;
+    const float *scales, *sums;
+    size_t columns, groups;
+};
+
+INLINE struct vectors vectors_from(const struct input *in, int32_t vector, int32_t group)
+{
+    size_t groups = (size_t)in->columns / GROUP, at = (size_t)vector * groups + (size_t)group;
+    return (struct vectors){in->rounded + GROUP * at, in->scales + at, in->sums + 2 * at, GROUP * groups, groups};
+}
+
+INLINE size_t bytes_of(const enum layout layout)
+{
+    if (layout <= LAYOUT_U5) return layout == LAYOUT_U4 ? U4_BYTES : U5_BYTES;
+    return layout == LAYOUT_S8 ? S8_BYTES : S8X16_BYTES;
+}
+
+/* Columns 16 h to 16 h + 15 of a group: line i, of `bands` of which this is one, has columns 16 h + 4 i to + 3. */
+INLINE void unpack_half(vb *lines, const uint8_t *group, const int h, const int bands, const enum layout layout)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        vb line;
+        if (layout >= LAYOUT_S8)
+            line = signed_line(group + LINE * (4 * h + i));
+        else
+            line = half_bytes(unsigned_line(group + LINE * (2 * h + i / 2)), i % 2);
+        if (layout == LAYOUT_U5) line = with_fifth_bits(line, unsigned_line(group + 4 * LINE), 4 * h + i);
+        lines[bands * i] = line;
+    }
+}
+
+/* A group of one band as it lies in memory, or of two bands with their lines unpacked, [8][2]. */
+struct group {
+    const uint8_t *packed; /* or NULL */
+    const vb *lines;
+    const vf *scales, *minimums, *offsets; /* of each band; in LAYOUT_S8X16 the factors, [2][bands], and nothing */
+};
+
+/* Adds a group times `count` vectors to their sums, total[m * bands + b]. */
+INLINE void add_group(vf *total, const struct group *w, const struct vectors *x, size_t g, const int count,
+                      const int bands, const enum layout layout)
+{
+    const int is_signed = layout >= LAYOUT_S8, is_super = layout == LAYOUT_S8X16;
+    vi dot[2 * VECTORS];
+    vf products[2 * VECTORS];
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        vb unpacked[4];
+        const vb *lines = w->lines + 4 * bands * h;
+        if (bands == 1) {
+            unpack_half(unpacked, w->packed, h, 1, layout);
+            lines = unpacked;
+        }
+        for (int i = 0; i < count * bands && (h == 0 || is_super); i++) dot[i] = no_products();
+        add_products(dot, lines, x->rounded + GROUP * g + 16 * (size_t)h, x->columns, count, bands, is_signed);
+        for (int i = 0; i < count * bands && is_super; i++) {
+            const float *sums = x->sums + 2 * ((size_t)(i / bands) * x->groups + g);
+            vf product = whole(dot[i], h ? sums[0] - sums[1] : sums[1], 1), factor = w->scales[h * bands + i % bands];
+            products[i] = h ? vfma(factor, product, products[i]) : vmul(factor, product);
+        }
+    }
+    for (int m = 0; m < count; m++) {
+        const size_t at = (size_t)m * x->groups + g;
+        const float sum = x->sums[2 * at];
+        for (int b = 0; b < bands; b++) {
+            const int i = m * bands + b;
+            vf product = is_super    ? products[i]
+                         : is_signed ? vmul(w->scales[b], whole(dot[i], sum, 1))
+                                     : vfma(w->minimums[b], vall(sum), scaled(dot[i], w->scales[b], w->offsets[b]));
+            total[i] = vfma(vall(x->scales[at]), product, total[i]);
+        }
+    }
+}
+
+/* Adds a block of one band, which begins at group g, times `count` vectors to their sums.  The scale of a supergroup is
+   applied once, to the sum of its eight groups. */
+INLINE void add_block(vf *total, const uint8_t *block, const struct vectors *x, size_t g, const int count,
+                      const enum layout layout)
+{
+    const size_t bytes = bytes_of(layout), groups = layout == LAYOUT_S8X16 ? SUPERGROUP / GROUP : 1;
+    const vf scale = vhalves(block + bytes - (layout >= LAYOUT_S8 ? 2 : 4) * BAND);
+    if (groups == 1) {
+        const vf minimum = layout >= LAYOUT_S8 ? vall(0) : vhalves(block + bytes - 2 * BAND);
+        prefetch(block, bytes);
+        const vf offset = offset_of(scale);
+        add_group(total, &(struct group){block, NULL, &scale, &minimum, &offset}, x, g, count, 1, layout);
+        return;
+    }
+    vf partial[VECTORS];
+    for (int m = 0; m < count; m++) partial[m] = vall(0);
+    for (size_t i = 0; i < groups; i++) {
+        const uint8_t *factors = block + 64 * LINE + 2 * BAND * i;
+        const vf both[2] = {vint8(factors), vint8(factors + BAND)};
+        prefetch(block + 8 * LINE * i, 8 * LINE);
+        add_group(partial, &(struct group){block + 8 * LINE * i, NULL, both, NULL, NULL}, x, g + i, count, 1, layout);
+    }
+    for (int m = 0; m < count; m++) total[m] = vfma(scale, partial[m], total[m]);
+}
+
+/* The rows of a band, with their biases where there are any, into a vector of the result. */
+INLINE void put(float *y, vf sums, const struct matrix *w, int32_t band, const float *bias)
+{
+    int32_t row = band * BAND, rows = w->rows - row;
+    vstore_some(y + row, bias ? vadd(sums, vload_some(bias + row, rows)) : sums, rows);
+}
+
+/* `streams` bands, `apart` bands from one another, times `count` vectors from `first` on. */
+INLINE void packed_tile(const struct matrix *w, int32_t band, int32_t apart, const struct input *in, int32_t first,
+                        float *y, ptrdiff_t y_stride, const float *bias, const int streams, const int count,
+                        const enum layout layout)
+{
+    const struct vectors x = vectors_from(in, first, 0);
+    const int32_t width = layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
+    const uint8_t *blocks[STREAMS];
+    vf total[VECTORS];
+    for (int z = 0; z < streams; z++) blocks[z] = band_of(w, band + z * apart, width, bytes_of(layout));
+    for (int i = 0; i < streams * count; i++) total[i] = vall(0);
+    for (size_t g = 0; g < x.groups; g += (size_t)width / GROUP)
+#pragma GCC unroll 4
+        for (int z = 0; z < streams; z++, blocks[z - 1] += bytes_of(layout))
+            add_block(total + z * count, blocks[z], &x, g, count, layout);
+    for (int z = 0; z < streams; z++)
+        for (int m = 0; m < count; m++)
+            put(y + (first + m) * y_stride, total[z * count + m], w, band + z * apart, bias);
+}
+
+#if HAS_PAIRS
+#include "matmul_pairs.h"
+#endif
+
+INLINE void multiply_packed(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride,
+                            const float *bias, int32_t band, int32_t last, const enum layout layout)
+{
+#define PACKED_TILE(n) packed_tile(w, band, 0, in, first, y, y_stride, bias, 1, n, layout)
+#if HAS_STREAMS
+    if (in->count == 1) {
+        int32_t apart = (last - band) / STREAMS, end = band + apart;
+        for (; band < end; band++) packed_tile(w, band, apart, in, 0, y, y_stride, bias, STREAMS, 1, layout);
+        band += (STREAMS - 1) * apart;
+    }
+#endif
+#if HAS_PAIRS
+    for (; in->count >= MANY && band + 2 <= last && (band + 2) * BAND <= w->rows; band += 2)
+        multiply_pair(w, band, in, y, y_stride, bias, layout);
+#endif
+    for (; band < last; band++)
+        for (int32_t first = 0; first < in->count; first += VECTORS) FOR_COUNT(in->count - first, VECTORS, PACKED_TILE)
+}
+
+/* Columns k to k + n - 1, n <= 16, of rows[4 i] for first <= i < end, added to the lanes sums[m][i]. */
+INLINE void add_columns(vf (*sums)[4], const void *const *rows, const float *const *x, int32_t k, int32_t n,
+                        size_t ahead, const int first, const int end, const int count, const int bf16)
+{
+    vf weights[4];
+    for (int i = first; i < end; i++) {
+        const char *at = (const char *)rows[4 * i] + (ptrdiff_t)k * (bf16 ? 2 : 4);
+        if (!bf16 || k % 32 == 0) __builtin_prefetch((const void *)((uintptr_t)at + ahead));
+        weights[i] = bf16 ? vbf16_some((const uint16_t *)at, n) : vload_some((const float *)at, n);
+    }
+    for (int m = 0; m < count; m++) {
+        vf part = vload_some(x[m] + k, n);
+        for (int i = first; i < end; i++) sums[m][i] = vfma(weights[i], part, sums[m][i]);
+    }
+}
+
+/* The sums of 16 rows of fp32 or bf16 numbers times `count` vectors: column k is added to lane k % 16, then the upper
+   half of the lanes to the lower half until one is left.  Rows are read by fours, 0, 4, 8 and 12 first; `ahead`: bytes
+   from one of these to what is read after it, `after`: from one of the last four. */
+INLINE void rows_times_vectors(vf *out, const void *const *rows, const float *const *x, const int32_t columns,
+                               size_t ahead, size_t after, const int count, const int bf16)
+{
+    const int height = DENSE_SUMS / count < 4 ? DENSE_SUMS / count : 4;
+    vf fours[DENSE][4];
+    for (int u = 0; u < 4; u++) {
+        const size_t next = u < 3 ? ahead : after;
+        vf sums[DENSE][4];
+#pragma GCC unroll 4
+        for (int first = 0; first < 4; first += height) {
+            const int end = first + height < 4 ? first + height : 4;
+            int32_t k = 0;
+            for (int i = first; i < end; i++)
+                for (int m = 0; m < count; m++) sums[m][i] = vall(0);
+            for (; k + 16 <= columns; k += 16) add_columns(sums, rows + u, x, k, 16, next, first, end, count, bf16);
+            if (k < columns) add_columns(sums, rows + u, x, k, columns - k, next, first, end, count, bf16);
+        }
+        for (int m = 0; m < count; m++) fours[m][u] = quarters(sums[m]);
+    }
+    for (int m = 0; m < count; m++) out[m] = sums_of_quarters(fours[m]);
+}
+
+/* A row that the matrix lacks is the last one again.  Rows are short streams, which the processor itself does not
+   foresee: the next ones are asked for, where they are near enough to stay in the cache.  */
+INLINE void multiply_dense(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride,
+                           const float *bias, int32_t band, int32_t last, const int bf16)
+{
+    const size_t bytes = (size_t)w->columns * (bf16 ? 2 : 4);
+    const size_t ahead = in->count > FEW ? 0 : 4 * bytes <= NEAR ? bytes : AHEAD;
+    const size_t after = ahead == bytes ? 13 * bytes : ahead;
+    for (; band < last; band++) {
+        const void *rows[BAND];
+        for (int r = 0; r < BAND; r++) {
+            int32_t row = band * BAND + r < w->rows ? band * BAND + r : w->rows - 1;
+            rows[r] = (const char *)w->data + (size_t)row * bytes;
+        }
+        for (int32_t first = 0, count; first < in->count; first += count) {
+            const float *x[DENSE];
+            vf sums[DENSE];
+            count = in->count - first < DENSE ? in->count - first : DENSE;
+            if (in->count - first > DENSE && in->count - first < 2 * DENSE) count = (in->count - first + 1) / 2;
+            for (int m = 0; m < count; m++) x[m] = in->dense + (first + m) * in->stride;
+#define DENSE_TILE(n) rows_times_vectors(sums, rows, x, w->columns, ahead, after, n, bf16)
+            FOR_COUNT(count, DENSE, DENSE_TILE)
+            for (int m = 0; m < count; m++) put(y + (first + m) * y_stride, sums[m], w, band, bias);
+        }
+    }
+}
+
+#define KERNEL(NAME, LOOP, HOW)                                                                                  \
+    TARGET static void ISA(NAME)(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride,   \
+                                 const float *bias, int32_t first_band, int32_t last_band)                       \
+    {                                                                                                            \
+        LOOP(w, in, y, y_stride, bias, first_band, last_band, HOW);                                              \
+    }
+
+KERNEL(f32, multiply_dense, 0)
+KERNEL(bf16, multiply_dense, 1)
+KERNEL(u4, multiply_packed, LAYOUT_U4)
+KERNEL(u5, multiply_packed, LAYOUT_U5)
+KERNEL(s8, multiply_packed, LAYOUT_S8)
+KERNEL(s8x16, multiply_packed, LAYOUT_S8X16)
