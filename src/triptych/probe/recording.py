@@ -20,7 +20,7 @@ from triptych.probe.trace import How, Trace
 from triptych.program.native_reads import StepReads
 
 Noted = tuple[Tensor, Rows, Sequence[int] | None]  # a value, the rows of its batch, and which items these are
-HELD = 1 << 22  # numbers that native steps leave before they are taken: 16 MiB
+HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
 
 
 class Recorder:
@@ -28,6 +28,7 @@ class Recorder:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.steps = plan, StepReads(plan.of_steps)
+        self.all_plain = set(plan.of_steps) <= plan.plain
         self.noted: dict[str, list[Noted]] = {}
         self.noted_last = False  # whether modules ran since native steps did
         self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
@@ -41,12 +42,18 @@ class Recorder:
         """Where the next native step leaves what is read of these rows; None where it is nothing."""
         if not self.steps.sites:
             return None
-        if self.noted_last or self.steps.held > HELD:
+        if self.noted_last or (self.steps.held > HELD and not self._all_stays):
             self.fill(trace)
-        for name in self.steps.sites:
-            trace.reserve(name)
+        if not self.steps.calls:
+            for name in self.steps.sites:
+                trace.reserve(name)
         self.steps.begin(slots, items)
         return self.steps
+
+    @property
+    def _all_stays(self) -> bool:
+        """Whether the trace keeps all that native steps leave, where it is."""
+        return self.all_plain and self.steps.as_left
 
     def begin_forward(self, trace: Trace) -> None:
         """Modules run next."""
@@ -56,7 +63,7 @@ class Recorder:
 
     def fired(self, trace: Trace) -> set[str]:
         """The sites at which something was read."""
-        if not set(self.steps.sites) <= self.plan.plain:
+        if not self.all_plain:
             self.fill(trace)
         kept = {name.partition(":")[0] for name in trace.filled()}
         left = self.steps.sites if self.steps.calls else ()
@@ -72,10 +79,9 @@ class Recorder:
                     item = row if items is None else items[row]
                     trace.keep(name, item, tuple(positions_of(rows, row, len(part))), part)
             notes.clear()
-        alone = set(self.steps.sites) <= self.plan.plain  # all of the memory is kept
         for left in self.steps.take():
             if left.site in self.plan.plain:
-                value = left.value if alone else left.value.clone()
+                value = left.value if self.all_plain else left.value.clone()
                 trace.keep(left.site, left.item, left.positions, value)
                 continue
             for read in self.plan.reads[left.site]:

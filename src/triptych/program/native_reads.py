@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from math import prod
 
 import torch
@@ -59,11 +59,8 @@ class StepReads:
         self.calls: list[_Call] = []
         self.items: dict[int, int] = {}
         self.memory, self.used = torch.empty(0), 0
-
-    @property
-    def held(self) -> int:
-        """Numbers that were left and not taken."""
-        return sum(call.numbers for call in self.calls)
+        self.held = 0  # numbers that were left and not taken
+        self.as_left = True  # whether they are taken in the dtype in which they were left
 
     def begin(self, slots: Sequence[int], items: Sequence[int]) -> None:
         """The rows of the next step: their cache slots, and which rows of the batch they are."""
@@ -81,11 +78,13 @@ class StepReads:
             first = end
         self.calls.append(_Call(self.memory, self.used, numbers, plan.sites, tuple(rows), positions))
         self.used += numbers
+        self.held += numbers
+        self.as_left = all(place.dtype == torch.float32 for place in islice(plan.sites.values(), 1))
         return self.memory.data_ptr() + 4 * self.calls[-1].start
 
     def take(self) -> Iterator[SiteValue]:
         """What was left since the last time, in order: parts of the memory, or in the dtype of the modules."""
-        calls, self.calls = self.calls, []
+        calls, self.calls, self.held = self.calls, [], 0
         runs: list[list[_Call]] = []
         for call in calls:
             if runs and call.continues(runs[-1][-1]):
