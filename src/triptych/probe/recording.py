@@ -23,7 +23,7 @@ Noted = tuple[Tensor, Rows, Sequence[int] | None]  # a value, the rows of its ba
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
 
 
-class Recorder:
+class PassedValues:
     """What was noted of one run.  `steps` is where native steps leave the values of their sites."""
 
     def __init__(self, plan: Plan) -> None:

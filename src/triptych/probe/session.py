@@ -16,7 +16,7 @@ from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, Row
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix
-from triptych.probe.recording import Noted, Recorder, index_of, positions_of, split
+from triptych.probe.recording import Noted, PassedValues, index_of, positions_of, split
 from triptych.probe.score_reads import Attended, read_scores
 from triptych.probe.trace import How, Trace
 from triptych.program.native_reads import StepReads
@@ -31,8 +31,8 @@ class Session:
 
     def __init__(self, plan: Plan, *, allow_null: bool = False) -> None:
         self.plan, self.allow_null = plan, allow_null
-        self.recorder = Recorder(plan)
-        self.trace = Trace(self.recorder.fill)
+        self.passed_values = PassedValues(plan)
+        self.trace = Trace(self.passed_values.fill)
         self.items: Sequence[int] | None = None  # of each row of the next forward its row of the batch; None: the same
         self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
 
@@ -41,7 +41,7 @@ class Session:
     @property
     def taps(self) -> Taps:
         """The taps of the next forward."""
-        self.recorder.begin_forward(self.trace)
+        self.passed_values.begin_forward(self.trace)
         return self.taps_under("")
 
     def taps_under(self, prefix: str) -> Taps:
@@ -53,13 +53,13 @@ class Session:
     def native_reads(self, slots: Sequence[int]) -> StepReads | None:
         """Where a native step of rows in these slots, which are `items`, leaves what is read; None where it is nothing.
         The plan has no `why_modules`."""
-        return self.recorder.begin_step(slots, self.items or range(len(slots)), self.trace)
+        return self.passed_values.begin_step(slots, self.items or range(len(slots)), self.trace)
 
     def item(self, row: int) -> int:
         return row if self.items is None else self.items[row]
 
     def close(self) -> Trace:
-        fired = self.recorder.fired(self.trace)
+        fired = self.passed_values.fired(self.trace)
         unread = [site for site in self.plan.reads if site not in fired]
         if unread:
             raise _with_trace(
@@ -89,7 +89,7 @@ class Session:
             if read.grad:
                 value = self._in_graph(name, read, value, item, positions)
             else:
-                self.recorder.record(self.trace, name, read, value, item, positions, None if edits else source)
+                self.passed_values.record(self.trace, name, read, value, item, positions, None if edits else source)
         return value
 
     def _edited(self, name: str, number: int, edit: Edit, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
@@ -164,7 +164,7 @@ class ProbeTaps(Taps):
         name = self.prefix + site
         if name in self.plan.plain or not (name in self.plan.reads or name in self.plan.edits):
             noted = name in self.plan.plain
-            self.notes[site] = self.session.recorder.notes_of(name, self.session.trace) if noted else None
+            self.notes[site] = self.session.passed_values.notes_of(name, self.session.trace) if noted else None
             return self(site, value, rows)
         pieces = []
         for row, part in enumerate(split(value, rows)):
