@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,6 @@ def reset_peak() -> int:
 def compare(name: str, limit: float, plain: Callable[[], Any], reading: Callable[[], Any], pairs: int) -> None:
     """Print the median ratio of two calls in alternation, and the memory of the second beyond that of the first."""
     ratios, base, extra = [], [], []
-    plain()
     for _ in range(pairs):
         before = reset_peak()
         begin = time.perf_counter()
@@ -58,8 +58,8 @@ def compare(name: str, limit: float, plain: Callable[[], Any], reading: Callable
         again = time.perf_counter()
         kept = reading()
         end = time.perf_counter()
-        trace = getattr(kept, "nbytes", 0)
-        extra.append(peak() - now - plain_peak - trace)
+        grown = peak() - now - plain_peak
+        extra.append(grown - getattr(kept, "nbytes", 0))
         del kept
         base.append(middle - begin)
         ratios.append((end - again) / (middle - begin))
@@ -74,15 +74,16 @@ def compare(name: str, limit: float, plain: Callable[[], Any], reading: Callable
 def long_text(model: triptych.Model, length: int, pairs: int) -> None:
     rows = [(model.ids([TEXT])[0] * (length // 8))[:length]]
     plain = lambda: model.logits(rows)  # noqa: E731
+    plain()
     kernels = streamed.library
     if kernels() is not None:
         compare(f"statistics of all heads, native, T {length}", 1.5, plain, lambda: model.statistics(rows), pairs)
     streamed.library = lambda: None
-    compare(f"statistics of all heads, torch, T {length}", 4.0, plain, lambda: model.statistics(rows), pairs)
+    compare(f"statistics of all heads, torch, T {length}", 4.0, plain, lambda: model.statistics(rows), 1)
     streamed.library = kernels
     middle = len(model.spec.decoder.blocks) // 2
     one = Read("*.pattern", layers=middle)
-    compare(f"one layer's pattern, T {length}", 1.1, plain, lambda: model.trace(rows, read=one), pairs)
+    compare(f"one layer's pattern, T {length}", 1.1, plain, lambda: model.trace(rows, read=one), max(1, pairs - 1))
 
 
 def generating(model: triptych.Model, name: str, new: int, pairs: int) -> None:
@@ -91,11 +92,13 @@ def generating(model: triptych.Model, name: str, new: int, pairs: int) -> None:
     every = [site for site in sites(model.spec) if not site.endswith(MATRICES)]
     rows = model.ids([TEXT])
 
-    def write(read: Any = ()) -> None:
-        model.generate(rows, max_new_tokens=new, read=read, seed=0)
+    def write(read: Any = ()) -> Any:
+        return model.generate(rows, max_new_tokens=new, read=read, seed=0)[0].trace
 
     for executor in ("auto", "modules"):
         model.executor = executor
+        write()
+        write(every)
         label = f"{name}, {new} tokens, plain by {'the native step' if executor == 'auto' else 'modules'}"
         compare(f"every site, {label}", 1.15, write, lambda: write(every), pairs)
         compare(f"one site, {label}", 1.05, write, lambda: write("blocks.3.resid_post"), pairs)
@@ -104,35 +107,80 @@ def generating(model: triptych.Model, name: str, new: int, pairs: int) -> None:
 
 def everything(pairs: int) -> None:
     model, rows = triptych.create(GPT2), [torch.randint(0, 50257, (256,)).tolist()]
-    compare(
-        "everything, GPT-2 shape, 256 tokens",
-        1.15,
-        lambda: model.logits(rows),
-        lambda: model.trace(rows, read="*"),
-        pairs,
-    )
+    model.logits(rows)
+    read = lambda: model.trace(rows, read="*")  # noqa: E731
+    compare("everything, GPT-2 shape, 256 tokens", 1.15, lambda: model.logits(rows), read, pairs)
     try:
-        import transformer_lens  # type: ignore[import-not-found]
-    except ImportError:
-        print("TransformerLens is not installed: not compared")
-        return
-    config = transformer_lens.HookedTransformerConfig(
-        n_layers=12, d_model=768, n_ctx=1024, d_head=64, n_heads=12, d_vocab=50257, act_fn="gelu_new", d_mlp=3072
-    )
-    theirs, ids = transformer_lens.HookedTransformer(config), torch.tensor(rows)
+        against_transformer_lens(pairs)
+    except ImportError as reason:
+        print(f"TransformerLens is not installed: not compared ({reason})")
+
+
+#: Hook of TransformerLens -> site, where both have the same tensor without folded weights.
+HOOKS = {
+    "hook_resid_pre": "resid_pre", "ln1.hook_out": "attn.in", "attn.hook_q": "attn.q", "attn.hook_k": "attn.k",
+    "attn.hook_v": "attn.v", "attn.hook_attn_scores": "attn.scores", "attn.hook_pattern": "attn.pattern",
+    "attn.hook_z": "attn.z", "hook_attn_out": "attn.out", "hook_resid_mid": "resid_mid", "ln2.hook_out": "mlp.in",
+    "mlp.hook_pre": "mlp.up", "mlp.hook_post": "mlp.act", "hook_mlp_out": "mlp.out", "hook_resid_post": "resid_post",
+}  # fmt: skip
+
+
+def against_transformer_lens(pairs: int) -> None:
+    """The same random weights in both, everything kept by both; run it where TransformerLens 4 is installed."""
+    from importlib.metadata import version
+
+    from tokenizers import Tokenizer, models  # type: ignore[import-not-found]
+    from transformer_lens.model_bridge import TransformerBridge  # type: ignore[import-not-found]
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory() as folder:
+        hf = GPT2LMHeadModel(GPT2Config()).eval()
+        hf.save_pretrained(folder)
+        model = triptych.load(folder, dtype=torch.float32)  # text is not read: the tokenizer is theirs alone
+        words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        PreTrainedTokenizerFast(tokenizer_object=words, bos_token="a", eos_token="b", pad_token="b").save_pretrained(
+            folder
+        )
+        theirs = TransformerBridge.boot_transformers(folder, hf_model=hf, device="cpu")
+    rows = [torch.randint(0, 50257, (256,)).tolist()]
+    ids = torch.tensor(rows)
+    seconds, kept, grown = [[], []], [0, 0], [[], []]
     with torch.no_grad():
-        compare(
-            f"everything by both (limit 1 / 1.2), TransformerLens {transformer_lens.__version__}", 1 / 1.2,
-            lambda: theirs.run_with_cache(ids), reading, pairs,
-        )  # fmt: skip
+        runs = lambda: theirs.run_with_cache(ids), lambda: model.trace(rows, read="*")
+        for turn in range(pairs + 1):  # the first one warms up
+            for i, run in enumerate(runs):
+                before, begin = reset_peak(), time.perf_counter()
+                result = run()
+                if turn:
+                    seconds[i].append(time.perf_counter() - begin)
+                    grown[i].append(peak() - before)
+                tensors = [*result[1].values()] if i == 0 else [x for site in result for x in result[site]]
+                kept[i] = sum({x.data_ptr(): x.nbytes for x in tensors}.values())
+                del result, tensors
+        (_, cache), trace = (run() for run in runs)
+    worst = 0.0
+    for hook, site in HOOKS.items():
+        for i in range(12):
+            a, b = cache[f"blocks.{i}.{hook}"][0], trace[f"blocks.{i}.{site}"][0]
+            seen = (b > -1e9) & (a > -1e9)  # hidden scores are -inf here, and a very small number there
+            worst = max(worst, float((a - b)[seen].abs().max()))
+    faster = statistics.median(a / b for a, b in zip(*seconds, strict=True))
+    peaks = statistics.median(b / max(a, 1) for a, b in zip(*grown, strict=True))
+    print(
+        f"everything by both, TransformerLens {version('transformer-lens')}: {statistics.median(seconds[0]):.2f} s "
+        f"there, here {faster:.2f} times faster (at least 1.2); the peak grows by {peaks:.0%} of theirs (at most 60%), "
+        f"the tensors kept are {kept[1] / kept[0]:.0%}; largest difference by the name table {worst:.1e} "
+        "(at most 1e-4)",
+        flush=True,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--new", type=int, default=48)
+    parser.add_argument("--pairs", type=int, default=3, help="of long texts; twice as many of the others")
     parser.add_argument("--only", choices=["long", "generating", "everything"])
     options = parser.parse_args()
     machine.use_threads()
@@ -147,10 +195,10 @@ def main() -> None:
     if options.only in (None, "long"):
         long_text(model, options.length, options.pairs)
     if options.only in (None, "generating"):
-        generating(model, "fp32", options.new, options.pairs)
-        generating(triptych.load(options.model), "packed", options.new, options.pairs)
+        generating(model, "fp32", options.new, 2 * options.pairs)
+        generating(triptych.load(options.model), "packed", options.new, 2 * options.pairs)
     if options.only in (None, "everything"):
-        everything(options.pairs)
+        everything(2 * options.pairs)
 
 
 if __name__ == "__main__":

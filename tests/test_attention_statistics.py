@@ -152,6 +152,34 @@ def test_statistics_are_those_of_the_pattern(
             check(pattern_statistics(p, q_pos, top=3, labels=marked), p, q_pos, k_pos, marked)
 
 
+@needs_native
+@pytest.mark.parametrize("case", ["causal", "window", "encoder", "sinks"])
+def test_scores_that_torch_multiplies_give_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what processors without AVX-512 do."""
+    monkeypatch.setattr(RowScores, "products", lambda self: None)
+    test_statistics_are_those_of_the_pattern(case, True, 100, monkeypatch)
+
+
+@needs_native
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_rows_are_shared_by_threads(threads: int) -> None:
+    """Blocks of queries and panels of keys that are not full, a window, and keys that many blocks give something."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rows = Rows((301,))
+        heads = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=CPU)
+        for mask in (causal(), causal() & window(90), full()):
+            plan = plan_rows(rows, FlatKeys(rows), mask, heads)
+            q, k = torch.randn(301, H, K), torch.randn(301, G, K)
+            found = attention_statistics(RowScores(plan, 0, q, k))
+            check(found, patterns(plan, q, k)[0], torch.arange(301), torch.arange(301), KeyLabels())
+            again = attention_statistics(RowScores(plan, 0, q, k))
+            assert torch.equal(found.received, again.received)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("native", EXECUTORS)
 @pytest.mark.parametrize("case", ["causal", "alibi", "sinks", "disentangled", "documents", "one group"])
 def test_statistics_of_some_heads_and_queries(case: str, native: bool) -> None:

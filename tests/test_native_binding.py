@@ -365,13 +365,13 @@ def test_a_class_whose_forward_is_replaced_is_lowered_again(monkeypatch: pytest.
     assert not torch.allclose(run.both()[1][0], before)
 
 
-def test_probed_rows_run_as_modules_and_others_natively() -> None:
+def test_edited_rows_run_as_modules_and_others_natively() -> None:
     module = llama()
     engine = Engine(module)
     session = Session(Plan.of(module.spec, [], [zero("blocks.0.mlp.out")]))
     engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4, probe=session))
     engine.step()
-    assert engine.why_modules == "the rows are probed"
+    assert engine.why_modules == "an edit is made at blocks.0.mlp.out"
     engine = Engine(module)
     engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4))
     engine.step()

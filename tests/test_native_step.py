@@ -123,7 +123,7 @@ def test_packed_weights_give_what_modules_give_for_rounded_vectors(name: str) ->
     modules, native = Run(module).both()
     plain = unpacked(module)
     exact = _by_modules(plain)
-    _with_rounded_inputs(plain)
+    with_rounded_inputs(plain)
     expected = _by_modules(plain)
     worst = max(float((a - b).abs().max()) for a, b in zip(native, expected, strict=True))
     lost = max(float((a - b).abs().max()) for a, b in zip(native, exact, strict=True))
@@ -142,7 +142,7 @@ def unpacked(module: nn.Transformer) -> nn.Transformer:
     return twin
 
 
-def _with_rounded_inputs(module: nn.Transformer) -> None:
+def with_rounded_inputs(module: nn.Transformer) -> None:
     def rounded(part: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         groups = inputs[0].unflatten(-1, (-1, 32))
         scale = groups.abs().amax(-1, keepdim=True) / 127
@@ -325,5 +325,5 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_plan_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = native_executor.plan_of
-    monkeypatch.setattr(native_executor, "plan_of", lambda *arguments: BROKEN[name](made(*arguments)))
+    monkeypatch.setattr(native_executor, "plan_of", lambda *arguments, **named: BROKEN[name](made(*arguments, **named)))
     assert Run(llama()).gap() > 10 * EXACT

@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from triptych.attention import mask_lowering, reference
+from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.placing import ContentBias
 from triptych.attention.row_plan import FlatKeys, RowPlan, keys_of
-from triptych.spec.masks import Points
+from triptych.spec.masks import Causal, Points, Window
 
 PIECE = 1 << 20  # scores of one piece: with what is computed from them they fit the caches of a core
 
@@ -41,6 +42,24 @@ class ScorePiece:
     @property
     def columns(self) -> slice:
         return slice(self.first, self.first + self.scores.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreProducts:
+    """The factors of scores that are products alone; a key's position is its place.
+
+    q       [h, t, K] in fp32, scaled, one after another.
+    k       [g, S, K] in fp32, of which head i reads `groups[i]`.
+    from_   [t] the first key that each query sees, and `to` [t] the one after the last.
+    q_pos   [t] absolute positions of the queries.
+    """
+
+    q: Float[Tensor, "h t K"]
+    k: Float[Tensor, "g S K"]
+    groups: Int[Tensor, " h"]
+    from_: Int[Tensor, " t"]
+    to: Int[Tensor, " t"]
+    q_pos: Int[Tensor, " t"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +102,27 @@ class RowScores:
         for block in blocks:
             for start in range(0, queries, count):
                 yield self._piece(block, slice(start, min(start + count, queries)), room)
+
+    def products(self) -> ScoreProducts | None:
+        """The factors of the scores, where these are dot products of which each query sees a range of keys; None where
+        something is added or capped, and where other keys are hidden."""
+        plan = self.plan
+        mask = mask_lowering.for_rows(plan.mask, [self.row])
+        band = mask_lowering.is_full(mask) or all(
+            isinstance(part, Causal | Window) for part in mask_lowering.conjuncts(mask)
+        )
+        plain = plan.mechanism is DOT_PRODUCT and plan.bias is None and plan.heads.softcap is None
+        if not (plain and band) or self._laid[1] is not None or self._base or self.precision != torch.float32:
+            return None
+        keys, place = self._keys.shape[1], self._q_pos
+        window = mask_lowering.window_of(mask)
+        from_, to = torch.zeros_like(place), torch.full_like(place, keys)
+        if window is not None:
+            from_, to = (place - window[0] + 1).clamp(0, keys), (place + window[1] + 1).clamp(0, keys)
+        if mask_lowering.implies_causal(mask):
+            to = to.minimum((place + 1).clamp(0, keys))
+        groups, q = torch.tensor(self._groups), (self._own * self._scale).contiguous()
+        return ScoreProducts(q, self._keys, groups, from_, to, self._q_pos)
 
     def weights(self, piece: ScorePiece) -> Float[Tensor, "h n s"]:
         """The softmax of a piece: rows sum to 1, to less beside a sink, to 0 where there is nothing to see."""

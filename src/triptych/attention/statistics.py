@@ -17,17 +17,19 @@ A row is computed in pieces of some queries over all their keys (`RowScores`), s
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from triptych.attention.row_scores import RowScores, ScorePiece
+from triptych.attention.row_scores import RowScores, ScorePiece, ScoreProducts
 from triptych.native import ScoreTile, library, usable_threads
 
 PER_QUERY = ("entropy", "distance", "first", "previous", "delimiters", "own_document")
+PANEL = 64  # keys that stand side by side (statistics.c)
 MOST_TOP = 32  # keys of one query that `top` may ask for
 
 
@@ -79,13 +81,17 @@ def attention_statistics(
     """
     out = _room(scores.shape, top, labels, scores.q.device)
     kernels = library() if native and scores.q.device.type == "cpu" and scores.q.dtype != torch.float64 else None
+    products = scores.products() if kernels is not None and kernels.isa == "avx512" else None
+    if kernels is not None and products is not None and min(scores.shape):
+        _computed(kernels.functions, out, products, scores.chosen_sinks, labels)
+        return AttentionStatistics(**out)
     for piece in scores.pieces():
         part = {name: value[piece.heads] for name, value in out.items()}
         sinks = None if scores.chosen_sinks is None else scores.chosen_sinks[piece.heads]
         if kernels is None:
             _add(part, piece, _weighed(part, piece, sinks), labels)
         else:
-            _natively(kernels.functions.score_statistics, part, piece, sinks, labels)
+            _natively(kernels.functions, part, piece, sinks, labels)
     return AttentionStatistics(**out)
 
 
@@ -165,36 +171,76 @@ def _add(out: Mapping[str, Tensor], piece: ScorePiece, weights: Tensor, labels: 
     out["top_keys"][:, at, :count] = k_pos[index].masked_fill(largest == 0, -1).int()
 
 
-def _natively(
-    function: Callable[..., int], out: Mapping[str, Tensor], piece: ScorePiece, sinks: Tensor | None, labels: KeyLabels
+def _computed(
+    functions: ctypes.CDLL, out: Mapping[str, Tensor], products: ScoreProducts, sinks: Tensor | None, labels: KeyLabels
 ) -> None:
-    """The same by one call of statistics.c, which is given memory of the sizes that its structure says."""
+    """The same of all heads and queries by one call of statistics.c, which computes the scores too."""
+    tile = _Tile(out)
+    (heads, queries, width), keys = products.q.shape, products.k.shape[1]
+    panels = -(-keys // PANEL)
+    laid = pad(products.k, (0, 0, 0, panels * PANEL - keys)).unflatten(1, (panels, PANEL)).mT
+    record = tile.record(
+        (heads, queries, keys), slice(0, queries), slice(0, keys), products.q_pos, torch.arange(keys), sinks, labels,
+        q=tile.read(products.q), k=tile.read(laid), group=tile.read(products.groups, torch.int32),
+        from_=tile.read(products.from_, torch.int32), to=tile.read(products.to, torch.int32), width=width,
+        panels=panels,
+    )  # fmt: skip
+    threads = usable_threads(torch.get_num_threads())
+    record.scale = tile.read(torch.empty(threads * functions.room_floats(ctypes.byref(record))))
+    _checked(functions.score_statistics(ctypes.byref(record), threads))
+
+
+def _natively(
+    functions: ctypes.CDLL, out: Mapping[str, Tensor], piece: ScorePiece, sinks: Tensor | None, labels: KeyLabels
+) -> None:
+    """The same of a piece by one call of statistics.c."""
     heads, queries, keys = piece.scores.shape
     if not keys:
         return
-    start, top, length = piece.queries.start, out["top_keys"].shape[-1], out["entropy"].shape[1]
-    held: list[Tensor] = []  # what the call reads, alive until it is done
+    tile = _Tile(out)
+    record = tile.record(
+        (heads, queries, keys), piece.queries, piece.columns, piece.q_pos, piece.k_pos, sinks, labels, base=piece.base,
+        scores=tile.read(piece.scores), scale=tile.read(torch.empty(heads * queries)),
+    )  # fmt: skip
+    _checked(functions.score_statistics(ctypes.byref(record), usable_threads(torch.get_num_threads())))
 
-    def read(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+
+def _checked(code: int) -> None:
+    if code:
+        raise AssertionError(f"more than {MOST_TOP} keys of a query")
+
+
+class _Tile:
+    """The structure of one call of statistics.c, with the memory of the sizes that it says."""
+
+    def __init__(self, out: Mapping[str, Tensor]) -> None:
+        self.out, self.held = out, list[Tensor]()  # what the call reads, alive until it is done
+
+    def read(self, x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
         if x is None:
             return None
-        held.append(x.to(dtype).contiguous())
-        return held[-1].data_ptr()
+        self.held.append(x.to(dtype).contiguous())
+        return self.held[-1].data_ptr()
 
-    def write(name: str, width: int = 1, first: int = start) -> int | None:
-        return out[name].data_ptr() + 4 * width * first if name in out else None
+    def _write(self, name: str, first: int, width: int = 1) -> int | None:
+        return self.out[name].data_ptr() + 4 * width * first if name in self.out else None
 
-    q_doc, k_doc, marked = labels.q_document, labels.k_document, labels.delimiters
-    tile = ScoreTile(
-        heads=heads, queries=queries, keys=keys, top=top, base=piece.base, stride=length,
-        row=out["received"].shape[1], scores=read(piece.scores), scale=read(torch.empty(heads * queries)),
-        sinks=read(sinks), q_pos=read(piece.q_pos), k_pos=read(piece.k_pos),
-        delimiters=read(None if marked is None else marked[piece.columns]),
-        q_doc=read(None if q_doc is None else q_doc[piece.queries], torch.int32),
-        k_doc=read(None if k_doc is None else k_doc[piece.columns], torch.int32),
-        entropy=write("entropy"), distance=write("distance"), first=write("first"), previous=write("previous"),
-        on_delimiters=write("delimiters"), on_document=write("own_document"), top_keys=write("top_keys", top),
-        top_weights=write("top_weights", top), received=write("received", 1, piece.first),
-    )  # fmt: skip
-    if function(ctypes.byref(tile), usable_threads(torch.get_num_threads())):
-        raise AssertionError(f"more than {MOST_TOP} keys of a query")
+    def record(
+        self, shape: tuple[int, int, int], at: slice, columns: slice, q_pos: Tensor, k_pos: Tensor,
+        sinks: Tensor | None, labels: KeyLabels, **others: int | None,
+    ) -> ScoreTile:  # fmt: skip
+        """Of `shape` heads, queries and keys, which are the queries `at` and the keys `columns` of the results."""
+        out, (heads, queries, keys), start = self.out, shape, at.start
+        q_doc, k_doc, marked, top = labels.q_document, labels.k_document, labels.delimiters, out["top_keys"].shape[-1]
+        return ScoreTile(
+            heads=heads, queries=queries, keys=keys, top=top, stride=out["entropy"].shape[1],
+            row=out["received"].shape[1], sinks=self.read(sinks), q_pos=self.read(q_pos), k_pos=self.read(k_pos),
+            delimiters=self.read(None if marked is None else marked[columns]),
+            q_doc=self.read(None if q_doc is None else q_doc[at], torch.int32),
+            k_doc=self.read(None if k_doc is None else k_doc[columns], torch.int32),
+            entropy=self._write("entropy", start), distance=self._write("distance", start),
+            first=self._write("first", start), previous=self._write("previous", start),
+            on_delimiters=self._write("delimiters", start), on_document=self._write("own_document", start),
+            top_keys=self._write("top_keys", start, top), top_weights=self._write("top_weights", start, top),
+            received=self._write("received", columns.start), **others,
+        )  # fmt: skip

@@ -238,7 +238,7 @@ class Engine:
         right.  Rows that end leave, with a `reason`.
 
         `unchanged`: nothing ran since the last step that could change the module.  The native step then looks for
-        changes in one of 16 steps only, those of other threads, unless rows have rules, probes, stop strings or drafts.
+        changes in one of 16 steps only, those of other threads, unless rows have rules, edits, stop strings or drafts.
 
         A row whose logits are not finite, or whose rules or sampling fail, leaves with the reason `error`.  The first
         such error is raised, unless `isolate`.
@@ -409,8 +409,9 @@ class Engine:
             and row.request.sampling.repetition_penalty == 1
             for row in self.rows
         )
-        others = any(row.request.rules or row.request.probe is not None or row.stops is not None for row in self.rows)
-        self._only_own_code = self.speculation is None and not others
+        edited = any(row.request.probe is not None and row.request.probe.plan.edits for row in self.rows)
+        others = any(row.request.rules or row.stops is not None for row in self.rows)
+        self._only_own_code = self.speculation is None and not others and not edited
 
 
 def _stops(request: Request, decode: Decode | None) -> StopDetector | None:

@@ -136,16 +136,20 @@ class Forward:
         self.running = rows
         logits: Tensor | None = None
         encoded = False  # whether the sources are read
-        if self.executor is not None and session is not None:
-            self.why_modules = "the rows are probed"
-        elif self.executor is not None:
-            encoded = rows[0].source is None or self._read_sources(rows)
-            if isinstance(self.executor, NativeStep):
-                self.executor.unchanged = self.unchanged
+        if self.executor is not None:
+            if session is not None:
+                session.items = [row.request.number for row in rows]
+            refusal = self._refusal(session, rows)
+            self.why_modules = refusal
+            encoded = refusal is None and (rows[0].source is None or self._read_sources(rows))
             if encoded:
-                logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted, prompts)
-                self.why_modules = self.executor.why_modules
-        if logits is None:
+                logits = self._executed(session, ids, own, range(len(ids)) if all_logits else wanted, prompts)
+        if logits is not None:
+            if session is not None and len(logits):
+                if not all_logits and len(wanted) < len(ids):
+                    logits, where = _last(session, due, logits)
+                logits = session.taps_under("")("logits", logits, where)
+        else:
             taps = NO_TAPS if session is None else _taps(session, rows)
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
@@ -162,6 +166,30 @@ class Forward:
             every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
             logits = logits[wanted]
         return ForwardResult(due, logits, places, every)
+
+    def _refusal(self, session: Session | None, rows: Sequence[LiveRow]) -> str | None:
+        """Why the executor cannot serve what is read and edited of these rows."""
+        if session is None:
+            return None
+        if not isinstance(self.executor, NativeStep):
+            return "the rows are probed"
+        if session.plan.reads_source and rows[0].source is not None:
+            return "the encoder, or keys and values of the source, are read"
+        return session.plan.why_modules
+
+    def _executed(
+        self, session: Session | None, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int]
+    ) -> Tensor | None:
+        """The logits of the `chosen` tokens by the executor; None where it cannot, and why in `why_modules`."""
+        assert self.executor is not None
+        if isinstance(self.executor, NativeStep):
+            self.executor.unchanged = self.unchanged
+            reads = None if session is None else session.native_reads(rows.slots)
+            logits = self.executor.logits(ids, rows, chosen, prompts, reads)
+        else:
+            logits = self.executor.logits(ids, rows, chosen, prompts)
+        self.why_modules = self.executor.why_modules
+        return logits
 
     def _read_sources(self, rows: Sequence[LiveRow]) -> bool:
         """Run the encoder natively on the sources of these rows, and project its output; False where the modules must

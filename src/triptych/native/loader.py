@@ -51,7 +51,8 @@ class ScoreTile(Structure):
         *((name, c_int64) for name in ("stride", "row")),
         *((name, c_void_p) for name in ("scores", "scale", "sinks", "q_pos", "k_pos", "delimiters", "q_doc", "k_doc")),
         *((name, c_void_p) for name in ("entropy", "distance", "first", "previous", "on_delimiters", "on_document")),
-        *((name, c_void_p) for name in ("top_weights", "received", "top_keys")),
+        *((name, c_void_p) for name in ("top_weights", "received", "top_keys", "q", "k", "group", "from_", "to")),
+        *((name, c_int64) for name in ("width", "panels")),
     )
 
 
@@ -145,6 +146,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "select_kernels": (c_int, (c_int,)),
         "select_bf16": (c_int, (c_int,)),
         "score_statistics": (c_int, (POINTER(ScoreTile), c_int32)),
+        "room_floats": (c_int64, (POINTER(ScoreTile),)),
     }
     for name, (result, arguments) in types.items():
         function = getattr(functions, name)

@@ -1,5 +1,6 @@
 /* What attention statistics need of a tile of scores, in one pass over each row while it is in the cache
-   (`triptych.attention.statistics`).  Products and sums are fused where the processor can: these are measurements, which
+   (`triptych.attention.statistics`).  The scores are the caller's, or products that are computed here, some queries at a
+   time, so that they do not leave the cache either.  Products and sums are fused where the processor can: these are measurements, which
    agree to rounding and not to the bit. */
 
 #pragma GCC optimize("fp-contract=fast")
@@ -10,12 +11,18 @@
 
 #define MOST_TOP 32  /* weights that are kept of a row, at most */
 #define COLUMNS 512  /* of which one thread sums the weights */
+#define PANEL 64     /* keys that stand side by side: [width][PANEL] */
+#define BLOCK 24     /* queries of which a thread has the scores */
+#define TOGETHER 6   /* queries whose products with a panel are in registers */
 
 /* Scores [heads][queries][keys] as they enter the softmax, hidden ones -inf; they are overwritten.  The results of head
    h and query i stand at [h * stride + i], those of `top` weights at `top` times that; `received` [heads][row] is added
    to.  Distances are between q_pos [queries] and k_pos [keys]; a key whose position is `position of the query - 1`
    stands in the column of that number minus `base`, and the first token in column -base.  NULL: no sinks [heads],
-   delimiters [keys] of 0 and 1, or documents.  `scale` [heads][queries] is memory of the caller. */
+   delimiters [keys] of 0 and 1, or documents.  `scale` [heads][queries] is memory of the caller.
+
+   Where `scores` is NULL they are products of q [heads][queries][width] and the panels k [groups][panels][width][PANEL]
+   of group[head]; query i sees keys from[i] to to[i] - 1.  `scale` then has room_floats() for each thread. */
 struct score_tile {
     int32_t heads, queries, keys, top, base;
     int64_t stride, row;
@@ -24,6 +31,9 @@ struct score_tile {
     const int32_t *q_doc, *k_doc;
     float *entropy, *distance, *first, *previous, *on_delimiters, *on_document, *top_weights, *received;
     int32_t *top_keys;
+    const float *q, *k;
+    const int32_t *group, *from, *to;
+    int64_t width, panels;
 };
 
 /* The largest of n numbers that are 0 or more, in falling order, and their columns; of equal ones the first.  Where
@@ -71,11 +81,12 @@ INLINE void add_keys(struct sums *to, float *x, float m, const float *k_pos, flo
     }
 }
 
-/* e^(score - maximum) of one row in the place of its scores, and all sums over it but `received`. */
-CLONES static void row_statistics(const struct score_tile *t, int32_t head, int32_t query)
+/* e^(score - maximum) of one row x [keys] in the place of its scores, of keys `from` (a multiple of 16) to n - 1, and all
+   sums over them but `received`; -> what the numbers are to be multiplied by. */
+CLONES static float row_statistics(const struct score_tile *t, int32_t head, int32_t query, float *x, int32_t from,
+                                   int32_t n)
 {
-    int32_t n = t->keys, whole = n / 16 * 16, rest = n - whole, document = t->q_doc ? t->q_doc[query] : 0;
-    float *x = t->scores + ((int64_t)head * t->queries + query) * n;
+    int32_t whole = n / 16 * 16, rest = n - whole, document = t->q_doc ? t->q_doc[query] : 0;
     int64_t to = head * t->stride + query;
     /* The last keys, with others behind them that nothing is given to. */
     float last[16], last_pos[16] = {0}, last_delimiters[16] = {0};
@@ -86,8 +97,8 @@ CLONES static void row_statistics(const struct score_tile *t, int32_t head, int3
     if (t->k_doc) memcpy(last_documents, t->k_doc + whole, (size_t)rest * sizeof *last_documents);
 
     v16 most[4] = {load16(last), load16(last), load16(last), load16(last)};
-    int32_t quarters = whole / 64 * 64;
-    for (int32_t j = 0; j < quarters; j += 64)
+    int32_t quarters = from + (whole - from) / 64 * 64;
+    for (int32_t j = from; j < quarters; j += 64)
         for (int i = 0; i < 4; i++) most[i] = larger(load16(x + j + 16 * i), most[i]);
     for (int32_t j = quarters; j < whole; j += 16) most[0] = larger(load16(x + j), most[0]);
     float m = max16(larger(larger(most[0], most[1]), larger(most[2], most[3])));
@@ -95,7 +106,7 @@ CLONES static void row_statistics(const struct score_tile *t, int32_t head, int3
     if (m == -INFINITY) m = 0.0f;
 
     struct sums sums = {0};
-    for (int32_t j = 0; j < whole; j += 16)
+    for (int32_t j = from; j < whole; j += 16)
         add_keys(&sums, x + j, m, t->k_pos + j, t->q_pos[query], t->delimiters ? t->delimiters + j : NULL,
                  t->k_doc ? t->k_doc + j : NULL, document);
     add_keys(&sums, last, m, last_pos, t->q_pos[query], t->delimiters ? last_delimiters : NULL,
@@ -103,22 +114,22 @@ CLONES static void row_statistics(const struct score_tile *t, int32_t head, int3
     memcpy(x + whole, last, (size_t)rest * sizeof *x);
 
     float all = sum16(sums.weights), z = all + (t->sinks ? expf(t->sinks[head] - m) : 0.0f), scale = z > 0.0f ? 1.0f / z : 0.0f;
-    t->scale[(int64_t)head * t->queries + query] = scale;
     t->entropy[to] = z > 0.0f ? (logf(z) * all - sum16(sums.dot)) * scale : 0.0f;
     t->distance[to] = sum16(sums.distance) * scale;
     int64_t first = -(int64_t)t->base, previous = (int64_t)t->q_pos[query] - 1 - t->base;
-    t->first[to] = first >= 0 && first < n ? x[first] * scale : 0.0f;
-    t->previous[to] = t->q_pos[query] > 0 && previous >= 0 && previous < n ? x[previous] * scale : 0.0f;
+    t->first[to] = first >= from && first < n ? x[first] * scale : 0.0f;
+    t->previous[to] = t->q_pos[query] > 0 && previous >= from && previous < n ? x[previous] * scale : 0.0f;
     if (t->delimiters) t->on_delimiters[to] = sum16(sums.delimiters) * scale;
     if (t->k_doc) t->on_document[to] = sum16(sums.own) * scale;
-    if (t->top < 1) return;
+    if (t->top < 1) return scale;
     float weights[MOST_TOP];
     int32_t columns[MOST_TOP];
-    largest(x, n, t->top, weights, columns);
+    largest(x + from, n - from, t->top, weights, columns);
     for (int32_t k = 0; k < t->top; k++) {
         t->top_weights[to * t->top + k] = weights[k] * scale;
-        t->top_keys[to * t->top + k] = columns[k] < 0 ? -1 : (int32_t)t->k_pos[columns[k]];
+        t->top_keys[to * t->top + k] = columns[k] < 0 ? -1 : (int32_t)t->k_pos[from + columns[k]];
     }
+    return scale;
 }
 
 /* What the keys of one block of columns received from all queries. */
@@ -135,16 +146,101 @@ CLONES static void received(const struct score_tile *t, int32_t head, int32_t fr
     }
 }
 
+/* Scores [count][row] of queries from `query` on with the keys of panels first to last - 1. */
+CLONES static void products(const struct score_tile *t, float *scores, int32_t head, int32_t query, int32_t count,
+                            int64_t first, int64_t last)
+{
+    int64_t width = t->width, row = t->panels * PANEL;
+    const float *q = t->q + ((int64_t)head * t->queries + query) * width;
+    for (int64_t p = first; p < last; p++) {
+        const float *panel = t->k + (t->group[head] * t->panels + p) * width * PANEL;
+        for (int32_t i = 0; i < count; i += TOGETHER) {
+            const float *rows[TOGETHER];
+            v16 sums[TOGETHER][4] = {0};
+            for (int r = 0; r < TOGETHER; r++) rows[r] = q + (i + r < count ? i + r : count - 1) * width;
+            for (int64_t c = 0; c < width; c++) {
+                const float *keys = panel + c * PANEL;
+                v16 a = load16(keys), b = load16(keys + 16), d = load16(keys + 32), e = load16(keys + 48);
+#pragma GCC unroll 6
+                for (int r = 0; r < TOGETHER; r++) {
+                    float x = rows[r][c];
+                    sums[r][0] += a * x, sums[r][1] += b * x, sums[r][2] += d * x, sums[r][3] += e * x;
+                }
+            }
+            for (int r = 0; r < TOGETHER && i + r < count; r++)
+                for (int z = 0; z < 4; z++) store16(scores + (i + r) * row + p * PANEL + 16 * z, sums[r][z]);
+        }
+    }
+}
+
+/* The statistics of up to BLOCK queries of one head, and what they give the keys, added to given [row]. */
+CLONES static void block_statistics(const struct score_tile *t, int32_t head, int32_t query, float *scores, float *given)
+{
+    int32_t count = t->queries - query < BLOCK ? t->queries - query : BLOCK, first = t->keys, last = 0;
+    int64_t row = t->panels * PANEL;
+    float scale[BLOCK];
+    for (int32_t i = query; i < query + count; i++) {
+        if (t->from[i] < first) first = t->from[i];
+        if (t->to[i] > last) last = t->to[i];
+    }
+    if (last < first) last = first;
+    first = first / PANEL * PANEL;
+    last = (last + PANEL - 1) / PANEL * PANEL;
+    products(t, scores, head, query, count, first / PANEL, last / PANEL);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t from = t->from[query + i], to = t->to[query + i] < from ? from : t->to[query + i];
+        float *x = scores + i * row;
+        for (int32_t j = first; j < from; j++) x[j] = -INFINITY;
+        scale[i] = row_statistics(t, head, query + i, x, first, to);
+        memset(x + to, 0, (size_t)(last - to) * sizeof *x);
+    }
+    for (int32_t j = first; j < last; j += 16) {
+        v16 sum = load16(given + j);
+        for (int32_t i = 0; i < count; i++) sum += load16(scores + i * row + j) * scale[i];
+        store16(given + j, sum);
+    }
+}
+
+/* Numbers of memory that each thread needs where the scores are computed here: scores, and what the keys are given. */
+int64_t room_floats(const struct score_tile *t)
+{
+    return (BLOCK + 1) * t->panels * PANEL;
+}
+
+static void computed_statistics(const struct score_tile *t, int32_t threads)
+{
+    int64_t row = t->panels * PANEL, room = room_floats(t);
+#pragma omp parallel num_threads(threads)
+    for (int32_t h = 0; h < t->heads; h++) {
+#pragma omp for schedule(static, 1)
+        for (int32_t part = 0; part < threads; part++) { /* a key receives the same sum, whichever thread is late */
+            float *scores = t->scale + part * room, *given = scores + BLOCK * row;
+            memset(given, 0, (size_t)row * sizeof *given);
+            for (int32_t i = part * BLOCK; i < t->queries; i += threads * BLOCK) block_statistics(t, h, i, scores, given);
+        }
+#pragma omp single
+        for (int32_t part = 0; part < threads; part++)
+            for (int32_t j = 0; j < t->keys; j++) t->received[h * t->row + j] += t->scale[part * room + BLOCK * row + j];
+    }
+}
+
 /* Fill the results of a tile.  0: done; 1: more than MOST_TOP weights were asked for, and nothing was done. */
 int score_statistics(const struct score_tile *t, int32_t threads)
 {
     if (t->top > MOST_TOP) return 1;
+    if (!t->scores) {
+        computed_statistics(t, threads);
+        return 0;
+    }
     int32_t blocks = (t->keys + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(2)
         for (int32_t h = 0; h < t->heads; h++)
-            for (int32_t i = 0; i < t->queries; i++) row_statistics(t, h, i);
+            for (int32_t i = 0; i < t->queries; i++) {
+                int64_t row = (int64_t)h * t->queries + i;
+                t->scale[row] = row_statistics(t, h, i, t->scores + row * t->keys, 0, t->keys);
+            }
 #pragma omp for collapse(2)
         for (int32_t h = 0; h < t->heads; h++)
             for (int32_t b = 0; b < blocks; b++) received(t, h, b * COLUMNS);

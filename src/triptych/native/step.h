@@ -57,7 +57,8 @@ enum attention { ATTEND_SELF = 0, ATTEND_CROSS = 1, ATTEND_ROW = 2 };
 /* What a store keeps of a vector: its numbers, or codes and after them a scale for each group of 32 (step_store.c). */
 enum stored_type { STORED_F32 = 0, STORED_BF16 = 1, STORED_F16 = 2, STORED_INT8 = 3 };
 
-#define OUTPUT -2 /* the buffer that the step's result is written to */
+/* The buffer that the step's result is written to.  Those at OUTPUT - 1 - n are n numbers per token into `reads`. */
+#define OUTPUT -2
 
 struct instruction {
     int32_t op, rows, barrier, kind;
@@ -97,6 +98,7 @@ struct batch {
     float *output;
     float *scratch; /* [threads][scratch_floats] */
     float *partial; /* zeros before the first call: what step_attend.c keeps of ranges of positions */
+    float *reads;   /* the values that the caller keeps; NULL where the plan has none */
 };
 
 /* What a thread of the team knows. */
@@ -112,10 +114,12 @@ struct worker {
     float *scratch;          /* its own */
 };
 
-/* A buffer of the arena, or the output. */
+/* A buffer of the arena or of `reads`, or the output. */
 static inline float *buffer(const struct worker *me, int32_t offset)
 {
-    return offset == OUTPUT ? me->batch->output : me->batch->arena + (int64_t)offset * me->batch->tokens;
+    if (offset == OUTPUT) return me->batch->output;
+    if (offset < OUTPUT) return me->batch->reads + (int64_t)(OUTPUT - 1 - offset) * me->batch->tokens;
+    return me->batch->arena + (int64_t)offset * me->batch->tokens;
 }
 
 static inline int32_t row_count(const struct worker *me, const struct instruction *it)

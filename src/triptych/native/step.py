@@ -15,7 +15,7 @@ import numpy as np
 
 from triptych.native.loader import Matrix, library, why_not
 
-OUTPUT = -2  # the buffer of the step's result
+OUTPUT = -2  # the buffer of the step's result; those at OUTPUT - 1 - n are n numbers per token into `reads`
 NONE = -1
 
 
@@ -133,7 +133,7 @@ class Call(Structure):
             (name, c_void_p)
             for name in ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
         ),
-        *((name, c_void_p) for name in ("arena", "output", "scratch", "partial")),
+        *((name, c_void_p) for name in ("arena", "output", "scratch", "partial", "reads")),
     )
 
 

@@ -19,7 +19,7 @@ from triptych.checkpoints.load_weights import compute_dtype
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.content import digest
 from triptych.probe.reductions import Reduction, Statistics, check_reduction
-from triptych.probe.sites import MATRIX_SITES, Selection, Site, in_layers, match, sites
+from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, Selection, Site, in_layers, match, sites
 from triptych.spec.model import ModelSpec
 
 
@@ -205,7 +205,40 @@ class Plan:
 
     def touches(self, prefix: str) -> bool:
         """Whether any read or edit lies under this dotted prefix (the empty one is the whole model)."""
-        return any(name.startswith(prefix) for name in (*self.reads, *self.edits))
+        return prefix in self._prefixes
+
+    @cached_property
+    def _prefixes(self) -> set[str]:
+        parts = [name.split(".") for name in (*self.reads, *self.edits)]
+        return {"".join(f"{part}." for part in name[:i]) for name in parts for i in range(len(name))}
+
+    @cached_property
+    def plain(self) -> set[str]:
+        """The sites whose values are kept as they pass, all of them."""
+        whole = {name for name, reads in self.reads.items() if reads == [Read(name)] and name not in self.edits}
+        return {name for name in whole if self.sites[name].leaf not in (*MATRIX_SITES, *CONTEXT_SITES)}
+
+    @cached_property
+    def of_steps(self) -> list[str]:
+        """The sites that are read of each step of a generation within the decoder, in the order in which they are
+        reached: not the logits, nor what is computed of the source once."""
+        return [name for name in self.sites if name in self.reads and name != "logits" and not self._of_source(name)]
+
+    @cached_property
+    def reads_source(self) -> bool:
+        """Whether something is read that is computed of a source once."""
+        return any(self._of_source(name) for name in self.reads)
+
+    @cached_property
+    def why_modules(self) -> str | None:
+        """Why native steps cannot serve this plan; None where they can."""
+        if self.edits:
+            return f"an edit is made at {next(iter(self.edits))}"
+        inside = [name for name in self.reads if self.sites[name].leaf in (*MATRIX_SITES, *CONTEXT_SITES)]
+        return f"{inside[0]} is read, which the native step does not keep" if inside else None
+
+    def _of_source(self, name: str) -> bool:
+        return name.startswith("encoder.") or self.sites[name].of_source
 
 
 def select(at: Selection, positions: Sequence[int]) -> list[int]:

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
-from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows, pattern_statistics
+from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
-from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix, select
-from triptych.probe.reductions import Statistics, reduced
+from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix
+from triptych.probe.recording import Noted, PassedValues, index_of, positions_of, split
+from triptych.probe.reductions import Statistics
 from triptych.probe.score_reads import Attended, read_scores
-from triptych.probe.sites import Selection
 from triptych.probe.trace import How, Trace
+from triptych.program.native_reads import StepReads
 
 
 class Session:
@@ -32,21 +32,36 @@ class Session:
 
     def __init__(self, plan: Plan, *, allow_null: bool = False) -> None:
         self.plan, self.allow_null = plan, allow_null
-        self.trace = Trace()
+        self.passed_values = PassedValues(plan)
+        self.trace = Trace(self.passed_values.fill)
         self.trace.mixed = {name for name, reads in plan.reads.items() if _mixed(reads)}
         self.items: Sequence[int] | None = None  # of each row of the next forward its row of the batch; None: the same
-        self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
         self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
+
+        self.below: dict[str, Taps] = {}  # the taps under each prefix that a forward came to
 
     @property
     def taps(self) -> Taps:
-        return ProbeTaps(self, "") if self.plan.touches("") else NO_TAPS
+        """The taps of the next forward."""
+        self.passed_values.begin_forward(self.trace)
+        return self.taps_under("")
+
+    def taps_under(self, prefix: str) -> Taps:
+        """The taps of a forward that has begun, under a dotted prefix."""
+        if prefix not in self.below:
+            self.below[prefix] = ProbeTaps(self, prefix) if self.plan.touches(prefix) else NO_TAPS
+        return self.below[prefix]
+
+    def native_reads(self, slots: Sequence[int]) -> StepReads | None:
+        """Where a native step of rows in these slots, which are `items`, leaves what is read; None where it is nothing.
+        The plan has no `why_modules`."""
+        return self.passed_values.begin_step(slots, self.items or range(len(slots)), self.trace)
 
     def item(self, row: int) -> int:
         return row if self.items is None else self.items[row]
 
     def close(self) -> Trace:
-        fired = {site.partition(":")[0] for site in self.trace}
+        fired = self.passed_values.fired(self.trace)
         unread = [site for site in self.plan.reads if site not in fired]
         if unread:
             raise _with_trace(
@@ -76,11 +91,11 @@ class Session:
             if read.grad:
                 value = self._in_graph(name, read, value, item, positions)
             else:
-                self._recorded(name, read, value, item, positions, None if edits else source)
+                self.passed_values.record(self.trace, name, read, value, item, positions, None if edits else source)
         return value
 
     def _edited(self, name: str, number: int, edit: Edit, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
-        index = _index(name, edit, value, item, positions)
+        index = index_of(name, edit, value, item, positions)
         if index is None:
             return value
         chosen, places = index
@@ -115,45 +130,9 @@ class Session:
                 "its function must return finite ones"
             )
 
-    def _recorded(
-        self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int], source: Tensor | None
-    ) -> None:
-        index = _index(name, read, value, item, positions)
-        if index is None:
-            return
-        at = tuple(positions[i] for i in index[0])
-        if isinstance(read.reduce, Statistics):  # of a pattern that is there, since it was edited
-            part = value[index[1]].detach()
-            labels = read.reduce.labels(item, at, part.shape[2], part.device)
-            where = torch.tensor(at, device=part.device)
-            self.trace.keep_statistics(
-                name, item, at, pattern_statistics(part, where, top=read.reduce.top, labels=labels)
-            )
-            return
-        how: How = "mean" if read.reduce == "mean" else "queries" if matrix(name) else "tokens"
-        known: dict[str, Tensor] = {}
-        if source is not None and how != "mean":
-            known = self.shared.setdefault(source, known)
-        key = repr((item, read.items, read.at, read.heads, read.dtype, read.reduce))
-        if key not in known:
-            known[key] = self._part(name, read, value, index[1], source)
-        self.trace.keep(name, item, at, known[key], how, read.dtype if how == "mean" else None)
-
-    def _part(
-        self, name: str, read: Read, value: Tensor, places: tuple[Tensor | slice, ...], source: Tensor | None
-    ) -> Tensor:
-        """What is kept of a value: a view of its source where all of that is, and a copy otherwise."""
-        part = value[places].detach()
-        if isinstance(read.reduce, str):
-            part = reduced(part, read.reduce, name)
-        if isinstance(read.dtype, torch.dtype) and read.reduce != "mean":
-            part = part.to(read.dtype)
-        view = part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
-        return part.clone() if view and (source is None or read.items is not None) else part
-
     def _in_graph(self, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
         """Keep a part of the value that goes on, so that gradients reach it."""
-        index = _index(name, read, value, item, positions)
+        index = index_of(name, read, value, item, positions)
         if index is None:
             return value
         if not torch.is_grad_enabled():
@@ -173,20 +152,25 @@ class ProbeTaps(Taps):
     def __init__(self, session: Session, prefix: str) -> None:
         self.session, self.prefix, self.plan = session, prefix, session.plan
         self.provenance = session.plan.provenance
+        self.notes: dict[str, list[Noted] | None] = {}  # of each site that was reached and is only noted
 
     def at(self, name: str) -> Taps:
-        if not name:
-            return self
-        prefix = f"{self.prefix}{name}."
-        return ProbeTaps(self.session, prefix) if self.plan.touches(prefix) else NO_TAPS
+        return self.session.taps_under(f"{self.prefix}{name}.") if name else self
 
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
-        name = self.prefix + site
-        if name not in self.plan.reads and name not in self.plan.edits:
+        if site in self.notes:
+            notes = self.notes[site]
+            if notes is not None:
+                notes.append((value, rows, self.session.items))
             return value
+        name = self.prefix + site
+        if name in self.plan.plain or not (name in self.plan.reads or name in self.plan.edits):
+            noted = name in self.plan.plain
+            self.notes[site] = self.session.passed_values.notes_of(name, self.session.trace) if noted else None
+            return self(site, value, rows)
         pieces = []
-        for row, part in enumerate(_split(value, rows)):
-            pieces.append(self.session.passed(name, part, row, _positions(rows, row, part.shape[0]), value))
+        for row, part in enumerate(split(value, rows)):
+            pieces.append(self.session.passed(name, part, row, positions_of(rows, row, part.shape[0]), value))
         return torch.cat(pieces) if self._changes(name) else value
 
     def attend(
@@ -199,7 +183,7 @@ class ProbeTaps(Taps):
 
         def hook(leaf: str, value: Tensor, row: int) -> Tensor:
             """[H, T, S] of one row; a key's column is its position."""
-            positions = _positions(plan.rows, row, value.shape[1])
+            positions = positions_of(plan.rows, row, value.shape[1])
             return self.session.passed(self.prefix + leaf, value, row, positions)
 
         if goes_on:
@@ -243,41 +227,6 @@ def _mixed(reads: Sequence[Read]) -> bool:
     ways = {repr((read.heads, read.dtype, read.reduce)) for read in kept}
     where = [(read.items, read.at) for read in kept]
     return len(kept) > 1 and (len(ways) > 1 or (None, None) in where)
-
-
-def _split(value: Tensor, rows: Rows) -> list[Tensor]:
-    """Rows of the flat batch; a head that gives one vector a row (classes, pooling) has one position each."""
-    if value.shape[0] == rows.total:
-        return rows.split(value)
-    return list(value.split(1))
-
-
-def _positions(rows: Rows, row: int, length: int) -> list[int]:
-    past = rows.past[row]
-    return list(range(past, past + length))
-
-
-def _index(
-    name: str, chosen: Read | Edit, value: Tensor, item: int, positions: Sequence[int]
-) -> tuple[list[int], tuple[Tensor | slice, ...]] | None:
-    """Which of `positions` a read or an edit selects, and the index of these and its heads in `[t, H, ...]` or
-    `[H, t, S]`: slices, and so views, where it selects all.  None where it selects nothing of this row."""
-    if not select(chosen.items, [item]):
-        return None
-    places, heads = select(chosen.at, positions), _heads(chosen.heads, value, name)
-    if not places or not heads:
-        return None
-    if chosen.at is None and chosen.heads is None:
-        return places, (slice(None),)
-    t = torch.tensor(places, device=value.device)
-    if chosen.heads is None:
-        return places, (slice(None), t) if matrix(name) else (t,)
-    h = torch.tensor(heads, device=value.device)
-    return places, (h[:, None], t[None, :]) if matrix(name) else (t[:, None], h[None, :])
-
-
-def _heads(heads: Selection, value: Tensor, name: str) -> list[int]:
-    return select(heads, range(value.shape[0 if matrix(name) else 1])) if heads is not None else [0]
 
 
 def _full(places: tuple[Tensor | slice, ...], value: Tensor) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -70,8 +70,10 @@ class Trace(Displayed):
     once; `logits` alone are those that chose each token, so that those before the crossing come from the first factors.
     """
 
-    def __init__(self) -> None:
-        self.records: dict[str, dict[int, Record]] = {}
+    def __init__(self, fill: Callable[[Trace], None] | None = None) -> None:
+        """`fill` is called with this trace before anything is looked up: it keeps what was only noted so far."""
+        self._records: dict[str, dict[int, Record]] = {}
+        self._fill = fill
         self.logits: list[Tensor] = []
         self.mixed: set[str] = set()  # sites of which reads keep different things under one name
         self.fired: dict[str, int] = {}  # site -> how often an edit changed something there
@@ -87,6 +89,21 @@ class Trace(Displayed):
         self.tokens = [list(row) for row in ids if isinstance(row, list)]
         self.targets = [list(row) for row in targets or ()]
 
+    @property
+    def records(self) -> dict[str, dict[int, Record]]:
+        """For each site and each row of the batch what was read."""
+        if self._fill is not None:
+            self._fill(self)
+        return self._records
+
+    def reserve(self, site: str) -> None:
+        """Give a site its place among the others before anything of it is kept."""
+        self._records.setdefault(site, {})
+
+    def filled(self) -> list[str]:
+        """The sites and measures of which something is kept, without what was only noted."""
+        return [site for site, rows in self._records.items() if rows]
+
     def keep(
         self, site: str, item: int, positions: tuple[int, ...], value: Tensor, how: How = "tokens",
         dtype: torch.dtype | str | None = None,
@@ -94,7 +111,7 @@ class Trace(Displayed):
         """Add what row `item` had at `site`, as `Record` says.  `k_ctx` and `v_ctx` hold the whole context each time:
         the last counts."""
         kept_as = dtype if isinstance(dtype, torch.dtype) else None
-        record = self.records.setdefault(site, {}).setdefault(item, Record(how, dtype=kept_as))
+        record = self._records.setdefault(site, {}).setdefault(item, Record(how, dtype=kept_as))
         if site.rpartition(".")[2] in CONTEXT_SITES:
             record.positions.clear()
             record.pieces.clear()

@@ -18,13 +18,14 @@ from triptych.native import usable_threads
 from triptych.native.step import STORE, Call, PlanRecord, RunStep, StoredType, run_step
 from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_plan import RANGE
+from triptych.program.native_reads import StepReads
 from triptych.program.native_values import NotNative
 
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
 ALONE = 3000
 FEW_TOKENS, COUNTERS = 16, 2048  # of step_attend.c: tokens up to which threads share a row, counters of what is done
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
-_POSITION, _SOURCE = LABELS.index("position"), LABELS.index("source")
+_POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot", "source"))
 _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,
            torch.int8: StoredType.INT8}  # fmt: skip
 
@@ -59,10 +60,11 @@ class Calls:
 
     def run(
         self, binding: Binding, matrices: npt.NDArray[Any], plan: PlanRecord, labels: npt.NDArray[np.int32],
-        chosen: Sequence[int], out: Tensor, token_rows: Tensor | None = None,
+        chosen: Sequence[int], out: Tensor, token_rows: Tensor | None = None, reads: StepReads | None = None,
     ) -> None:  # fmt: skip
         """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
-        and a row of `token_rows` for each token where the plan reads it.  The caller has checked every size."""
+        and a row of `token_rows` for each token where the plan reads it.  The values of sites that the plan keeps go
+        to `reads`.  The caller has checked every size."""
         assert self.function is not None
         if self.labels.shape[1] < labels.shape[1]:
             self._make_room(labels.shape[1])
@@ -85,6 +87,9 @@ class Calls:
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
         call.partial = self.partial.data_ptr()
+        call.reads = None
+        if reads is not None:
+            call.reads = reads.room(binding.plan, labels[_SLOT].tolist(), labels[_POSITION].tolist())
         self.function(byref(plan), byref(call))
 
 

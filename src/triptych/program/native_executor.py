@@ -38,6 +38,7 @@ from triptych.program.native_calls import (
 from triptych.program.native_encoder import Matmul, multiplies_in_bf16
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_prepared import Prepared
+from triptych.program.native_reads import StepReads
 from triptych.program.native_values import NotNative
 from triptych.program.program import Program
 
@@ -66,12 +67,13 @@ def prompts_in_bf16(module: Transformer, matmul: Matmul) -> bool:
 
 
 class PreparedStep(Prepared):
-    """The plan of a step; it depends on what the cache keeps, and on the window of each of its stores."""
+    """The plan of a step; it depends on what the cache keeps, on the window of each of its stores, and on the sites
+    that are read."""
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        dtype, windows = how
-        return plan_of(program, packed, stored_type(dtype), windows)
+        dtype, windows, reads = how
+        return plan_of(program, packed, stored_type(dtype), windows, reads=reads)
 
 
 class PreparedPrompt(Prepared):
@@ -79,8 +81,8 @@ class PreparedPrompt(Prepared):
 
     @staticmethod
     def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        dtype, windows = how
-        return plan_of(program, packed, stored_type(dtype), windows, bf16=True)
+        dtype, windows, reads = how
+        return plan_of(program, packed, stored_type(dtype), windows, bf16=True, reads=reads)
 
 
 class NativeStep:
@@ -107,23 +109,26 @@ class NativeStep:
         self.unchanged = False
         self._calls_since_look = 0
         dtype = cache.stores[0].form.dtype if cache.stores else torch.float32
-        self.how = dtype, tuple(store.window for store in cache.stores)  # what a plan depends on beside the module
+        self.how = dtype, tuple(store.window for store in cache.stores)  # what all its plans depend on
+        self.reads: tuple[str, ...] = ()  # of the last call
         self.binding: Binding | None = None  # of the last call
         self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
         self.store_tensors: list[Tensor] = []
 
     def logits(
-        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
-    ) -> Tensor | None:
+        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
+        reads: StepReads | None = None,
+    ) -> Tensor | None:  # fmt: skip
         """Run the tokens `ids` [N] of `rows`, which continue the cache -> the logits of tokens `chosen`, in rising
-        order, [C, V] fp32.  Of each row, the first `prompts` of its tokens are of its prompt, none by default.
+        order, [C, V] fp32.  Of each row, the first `prompts` of its tokens are of its prompt, none by default.  What
+        the sites of `reads` pass goes there; it has been told of these rows (`StepReads.begin`).
 
         The caller has begun no step of the cache; this begins and finishes one.  Raises as `Cache.begin`.
         """
         mixed = self.bf16 and prompts is not None and any(prompts)
         try:
             self.calls.check()
-            bindings = self._bound(max(rows.ends, default=0), mixed)
+            bindings = self._bound(max(rows.ends, default=0), mixed, () if reads is None else reads.sites)
             self._check(bindings[0], ids, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
@@ -136,27 +141,29 @@ class NativeStep:
         if mixed:
             assert prompts is not None
             labels, of_prompts = labels_of(ids, rows, sources), _of_prompts(rows, prompts)
-            self._run_by_role(bindings, labels, of_prompts, np.asarray(chosen, np.int64), out)
+            self._run_by_role(bindings, labels, of_prompts, np.asarray(chosen, np.int64), out, reads)
         elif rows.longest == 1 and len(ids) <= TOKENS:
             plan, matrices = self.plans[bindings[0]]
-            self.calls.run(bindings[0], matrices, plan, labels_of_single(ids, rows, sources), chosen, out)
+            self.calls.run(bindings[0], matrices, plan, labels_of_single(ids, rows, sources), chosen, out, reads=reads)
         else:
-            self._run(bindings[0], labels_of(ids, rows, sources), chosen, out)
+            self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
         step.finish()
         return out
 
-    def _bound(self, positions: int, mixed: bool) -> list[Binding]:
+    def _bound(self, positions: int, mixed: bool, reads: tuple[str, ...]) -> list[Binding]:
         """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs.  Raises as
         `Prepared.bound`."""
-        last = self.binding if self.unchanged and self.why_modules is None and not mixed else None
+        same = self.unchanged and self.why_modules is None and not mixed and reads == self.reads
+        last, self.reads = self.binding if same else None, reads
         if last is not None and self._calls_since_look < LOOK_EVERY - 1 and positions <= last.positions:
             self._calls_since_look += 1
             return [last]
         self._calls_since_look = 0
-        self.binding = PreparedStep.bound(self.module, self.how, self.matrix_of, positions)
+        how = *self.how, reads
+        self.binding = PreparedStep.bound(self.module, how, self.matrix_of, positions)
         if not mixed:
             return [self.binding]
-        return [self.binding, PreparedPrompt.bound(self.module, self.how, self.matrix_of, positions)]
+        return [self.binding, PreparedPrompt.bound(self.module, how, self.matrix_of, positions)]
 
     # -- what must hold -------------------------------------------------------------------------------------------
 
@@ -188,24 +195,28 @@ class NativeStep:
 
     def _run_by_role(
         self, bindings: Sequence[Binding], labels: npt.NDArray[np.int64], of_prompts: npt.NDArray[np.bool_],
-        chosen: npt.NDArray[np.int64], out: Tensor,
+        chosen: npt.NDArray[np.int64], out: Tensor, reads: StepReads | None,
     ) -> None:  # fmt: skip
         """First the tokens of prompts, then the others, which may continue the same rows."""
         for binding, mine in zip(reversed(bindings), (of_prompts, ~of_prompts), strict=True):
             if mine.any():
                 places, wanted = mine.cumsum() - 1, mine[chosen]
                 part = torch.empty(int(wanted.sum()), out.shape[1])
-                self._run(binding, part_of(labels, mine), places[chosen[wanted]].tolist(), part)
+                self._run(binding, part_of(labels, mine), places[chosen[wanted]].tolist(), part, reads)
                 out[torch.from_numpy(wanted)] = part
 
-    def _run(self, binding: Binding, labels: npt.NDArray[np.int64], chosen: Sequence[int], out: Tensor) -> None:
+    def _run(
+        self, binding: Binding, labels: npt.NDArray[np.int64], chosen: Sequence[int], out: Tensor,
+        reads: StepReads | None,
+    ) -> None:  # fmt: skip
         """All tokens of `labels` by one plan, in pieces."""
         plan, matrices = self.plans[binding]
         count, done = labels.shape[1], 0
         for first in range(0, count, TOKENS):
             last = min(first + TOKENS, count)
             own = chosen if count <= TOKENS else [token - first for token in chosen[done:] if token < last]
-            self.calls.run(binding, matrices, plan, piece_of(labels, first, last), own, out[done : done + len(own)])
+            piece, part = piece_of(labels, first, last), out[done : done + len(own)]
+            self.calls.run(binding, matrices, plan, piece, own, part, reads=reads)
             done += len(own)
 
     def _follow_stores(self, bindings: Sequence[Binding]) -> None:

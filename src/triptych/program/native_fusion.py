@@ -13,18 +13,19 @@ def fused(steps: PlanSteps) -> PlanSteps:
     for step in steps.steps:
         for vector in step.reads.values():
             readers.setdefault(vector, []).append(step)
+    kept = steps.kept
     stands_at: dict[PlanStep, PlanStep] = {}
     moved: set[PlanStep] = set()
     for product in steps.steps:
         last = product
         while product.op is Op.LINEAR_BF16 and product.writes["output"] is not steps.result:
             after = readers.get(product.writes["output"], [])
-            if len(after) != 1 or not _takes_in(product, after[0]):
+            if len(after) != 1 or product.writes["output"] in kept or not _takes_in(product, after[0]):
                 break
             moved.add(last)
             last = after[0]
         stands_at.setdefault(last, product)
-    return PlanSteps([stands_at[step] for step in steps.steps if step not in moved], steps.result)
+    return PlanSteps([stands_at[step] for step in steps.steps if step not in moved], steps.result, steps.sites)
 
 
 def _takes_in(product: PlanStep, after: PlanStep) -> bool:

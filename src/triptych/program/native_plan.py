@@ -6,12 +6,13 @@ other and no thread waits between them.  Buffers are shared by vectors that do n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over, StoredType
 from triptych.program.native_fusion import fused
@@ -26,6 +27,15 @@ WIDEST = 1024  # numbers of a key or value that a thread has room for
 TILE_KEYS, QUERIES, RANGE, SCORES = 64, 64, 256, 272
 
 
+@dataclass(frozen=True)
+class SitePlace:
+    """Where the values of a site stand, after so many numbers per token; `shape` and `dtype` are those of a token."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, eq=False)
 class NativePlan:
     """What a program becomes.
@@ -36,6 +46,8 @@ class NativePlan:
     scratch        fp32 numbers of a thread beside one per token.
     partial        fp32 numbers of one range of positions of a token, where several threads share them.
     outputs        numbers of a result.
+    reads          fp32 numbers per token of the sites that are read.
+    sites          where each of these begins among them, with its shape and dtype.
     """
 
     instructions: npt.NDArray[Any]
@@ -44,6 +56,8 @@ class NativePlan:
     scratch: int
     partial: int
     outputs: int
+    reads: int = 0
+    sites: dict[str, SitePlace] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -56,7 +70,7 @@ class _Buffer:
 
 def plan_of(
     program: Program, packed: frozenset[str] = frozenset(), stored: StoredType = StoredType.F32,
-    windows: Iterable[int | None] = (), bf16: bool = False,
+    windows: Iterable[int | None] = (), bf16: bool = False, reads: Collection[str] = (),
 ) -> NativePlan:  # fmt: skip
     """The plan of `decode` and `unembed`.
 
@@ -64,13 +78,15 @@ def plan_of(
     stored    what the cache keeps of keys and values.
     windows   of each layer's store; None for one that keeps every token.
     bf16      products with packed weights and those of attention are in bf16, as the tokens of prompts have them.
+    reads     sites of `decode` whose values the step leaves in memory of the caller.
 
     Raises NotNative, naming what the executor lacks.
     """
     missing = {"decode", "unembed"} - set(program.entries)
     if missing:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
-    steps = StepMaker(program, packed, stored, list(windows), bf16="packed" if bf16 else None).make()
+    maker = StepMaker(program, packed, stored, list(windows), bf16="packed" if bf16 else None, reads=reads)
+    steps = maker.make()
     return _assembled(fused(steps) if bf16 else steps)
 
 
@@ -101,7 +117,7 @@ def _assembled(steps: PlanSteps) -> NativePlan:
     levels = _levels(steps)
     ordered = sorted(steps.steps, key=lambda step: levels[step])
     buffers = _buffers(steps, ordered, levels)
-    arena = _place(buffers, steps)
+    arena, reads = _place(buffers, steps)
     tables: dict[PlanTable, int] = {}
     records = np.zeros(len(ordered), INSTRUCTION)
     for record, step in zip(records, ordered, strict=True):
@@ -109,7 +125,9 @@ def _assembled(steps: PlanSteps) -> NativePlan:
     _set_barriers(records, ordered, levels)
     assert steps.result is not None
     scratch, partial = _room(ordered)
-    return NativePlan(records, tuple(tables), arena, scratch, partial, steps.result.width)
+    sites = {name: SitePlace(OUTPUT - 1 - buffers[site.vector].offset, site.shape, site.dtype)
+             for name, site in steps.sites.items()}  # fmt: skip
+    return NativePlan(records, tuple(tables), arena, scratch, partial, steps.result.width, reads, sites)
 
 
 def _room(ordered: list[PlanStep]) -> tuple[int, int]:
@@ -137,7 +155,9 @@ def _levels(steps: PlanSteps) -> dict[PlanStep, int]:
 
 
 def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, int]) -> dict[Vector, _Buffer]:
-    """A buffer for each vector.  A result takes over the buffer of an input that nothing else reads any more."""
+    """A buffer for each vector.  A result takes over the buffer of an input that nothing else reads any more, and that
+    is not kept."""
+    kept = steps.kept
     readers: dict[Vector, list[PlanStep]] = {}
     for step in ordered:
         for vector in set(step.reads.values()):
@@ -149,6 +169,8 @@ def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, i
             buffers[vector].last = max(buffers[vector].last, level)
         for name, vector in step.writes.items():
             own = step.reads.get(step.takes_over or "")
+            if own in kept:
+                own = None
             if own is not None and name == "output" and own.width == vector.width and own.over == vector.over:
                 if step.forced or [one for one in readers[own] if levels[one] >= level] == [step]:
                     buffers[vector] = buffers[own]
@@ -159,15 +181,19 @@ def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, i
     return buffers
 
 
-def _place(buffers: dict[Vector, _Buffer], steps: PlanSteps) -> int:
-    """Give each buffer the lowest place that is free while it lives; the size of all."""
+def _place(buffers: dict[Vector, _Buffer], steps: PlanSteps) -> tuple[int, int]:
+    """Give each buffer the lowest place of the arena that is free while it lives; those that are kept have places of
+    their own, in other memory.  The sizes of both."""
     assert steps.result is not None
     result = buffers[steps.result]
     result.offset = OUTPUT
     placed: list[_Buffer] = []
-    total = 0
+    total = reads = 0
+    for buffer in dict.fromkeys(buffers[site.vector] for site in steps.sites.values()):
+        buffer.offset = OUTPUT - 1 - reads
+        reads += _lines(buffer.width)
     for buffer in sorted(dict.fromkeys(buffers.values()), key=lambda one: one.first):
-        if buffer is result:
+        if buffer.offset != NONE:
             continue
         size = _lines(buffer.width)
         living = sorted((one.offset, one.offset + _lines(one.width)) for one in placed if one.last >= buffer.first)
@@ -179,7 +205,7 @@ def _place(buffers: dict[Vector, _Buffer], steps: PlanSteps) -> int:
         buffer.offset = offset
         placed.append(buffer)
         total = max(total, offset + size)
-    return total
+    return total, reads
 
 
 def _lines(width: int) -> int:

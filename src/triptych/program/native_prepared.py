@@ -20,6 +20,7 @@ from triptych.program.native_values import NotNative
 from triptych.program.program import Program
 
 _LOCK = Lock()
+MOST_PLANS = 16  # of one kind that a module keeps: one for each choice of sites that are read
 P = TypeVar("P", bound="Prepared")
 
 
@@ -66,7 +67,8 @@ class Prepared(ABC):
         if prepared is None or not prepared.serves(module):
             with _LOCK:
                 prepared = cls(module, how)
-                module.plans[cls] = {key: one for key, one in every.items() if one.serves(module)} | {how: prepared}
+                serving = [(key, one) for key, one in every.items() if one.serves(module)]
+                module.plans[cls] = dict(serving[-MOST_PLANS:]) | {how: prepared}
         if prepared.plan is None:
             raise NotNative(prepared.reason or "the model has no native plan")
         binding = prepared.binding

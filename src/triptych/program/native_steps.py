@@ -7,7 +7,7 @@ floating-point types, since the executor computes in fp32) become other names of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -34,7 +34,6 @@ ROUND_GROUP = 32  # numbers of a vector that are rounded with one scale (`GROUP`
 WIDEST_BF16 = 256  # numbers of keys and values that attention in bf16 reads (attend.h)
 PAIR = 32  # vectors rounded to bf16 are padded to a multiple of so many numbers (matmul_bf16.h)
 
-
 _MAPS = {"silu": Function.SILU, "relu": Function.RELU, "tanh": Function.TANH}
 _NUMBERS = {"scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
             "softcap": (Function.SOFTCAP, "cap")}  # fmt: skip
@@ -49,14 +48,15 @@ class StepMaker:
     windows   of each layer's store.
     bf16      vectors and weights are rounded to bf16 where they are multiplied: "all", whatever they are stored as,
               or "packed", with packed weights and in the attention of a row to itself.
+    reads     sites whose vectors are kept.
     """
 
     def __init__(
         self, program: Program, packed: frozenset[str], stored: StoredType, windows: list[int | None], *,
-        bf16: Literal["all", "packed"] | None = None,
+        bf16: Literal["all", "packed"] | None = None, reads: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.program, self.packed, self.stored, self.windows = program, packed, stored, windows
-        self.bf16 = bf16
+        self.bf16, self.reads = bf16, reads
         self.out = PlanSteps()
         self.rounded: dict[tuple[Vector, bool], Vector] = {}
         self.attended: set[int] = set()
@@ -77,6 +77,8 @@ class StepMaker:
         self.out.result = self.entry(head, {head.inputs[0]: chosen}, Over.CHOSEN, {})
         if self.out.result is chosen:
             raise NotNative("the head computes nothing")
+        if missing := [name for name in self.reads if name not in self.out.sites]:
+            raise NotNative(f"the native step does not keep {missing[0]}, which is read")
         return self.out
 
     def make_encoding(self) -> PlanSteps:
@@ -129,6 +131,8 @@ class StepMaker:
         walk = _Walk(self, entry, values, over, names, uses_of(entry, _ALIASES))
         for step in entry.instructions:
             values[step.out[0]] = walk.result(step)
+            if step.op == "site" and step.out[0] in self.reads:
+                self.out.keep(step.out[0], values[step.out[0]], entry)
         result = values[entry.outputs[0]]
         if not isinstance(result, Vector):
             raise NotNative(f"{entry.outputs[0]} is no vector of the tokens")
@@ -149,10 +153,8 @@ class StepMaker:
     def round_input(self, x: Vector, bf16: bool) -> Vector:
         """x rounded for packed weights, or for products in bf16; once for all of either."""
         if (x, bf16) not in self.rounded:
-            if bf16:
-                codes = -(-x.width // PAIR) * PAIR // 2
-            else:
-                codes = x.width // 4 + 3 * x.width // ROUND_GROUP + 48  # and each of three parts begins at 64 bytes
+            codes = x.width // 4 + 3 * x.width // ROUND_GROUP + 48  # and each of three parts begins at 64 bytes
+            codes = -(-x.width // PAIR) * PAIR // 2 if bf16 else codes
             self.rounded[x, bf16] = Vector(codes, x.over)
             self.add(Op.ROUND_BF16 if bf16 else Op.ROUND, self.rounded[x, bf16], {"input": x}, width=x.width)
         return self.rounded[x, bf16]
@@ -177,9 +179,8 @@ class _Walk:
         if step.op in _NUMBERS:
             return self._number(step)
         if step.op in ("alibi_bias", "t5_bias"):
-            how = (step.op, tuple(sorted(step.attributes.items())))
-            kind = "bias both ways" if self.maker.encoding else "bias"
-            return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", how)
+            kind, how = "bias both ways" if self.maker.encoding else "bias", tuple(sorted(step.attributes.items()))
+            return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", (step.op, how))
         if method is None:
             raise NotNative(f"the native step has no operation {step.op}")
         return method(step)
@@ -313,7 +314,7 @@ class _Walk:
         """An activation that only this product reads is computed in it."""
         x, y = self._both(step)
         out, kind, factor = self._new(x.width), Function.NONE, 0.0
-        if x in self.made_by and self.uses[self.made_by[x][1]] == 1:
+        if x in self.made_by and self.uses[self.made_by[x][1]] == 1 and x not in self.maker.out.kept:
             made = self.made_by[x][0]
             self.maker.out.steps.remove(made)
             x, kind, factor = made.reads["input"], Function(int(made.numbers["kind"])), made.numbers["first"]
@@ -390,8 +391,7 @@ class _Walk:
             taken, summed = Vector(x.width, Over.EXPERT), self._new(x.width)
             reads = {"input": x, "second": routes}
             maker.add(Op.TAKE, taken, reads, heads=count, number=number, width=x.width).after.append(last)
-            names = {".experts.0.": f".experts.{number}."}
-            out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, names)
+            out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."})
             last = maker.add(Op.GIVE, summed, {"input": out, "second": routes, "output": total}, heads=count,
                              number=number, width=x.width)  # fmt: skip
             last.over, last.takes_over, last.forced = Over.EXPERT, "output", True

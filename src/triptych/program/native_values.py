@@ -7,6 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from triptych.attention.mask_lowering import window_of
 from triptych.errors import ConfigError
 from triptych.native.step import Op, Over
@@ -80,12 +82,36 @@ class StoredKeys:
     width: int
 
 
+@dataclass(frozen=True, eq=False)
+class SiteVector:
+    """The vector of a site that is read, with the shape and the dtype that the modules have there for each token."""
+
+    vector: Vector
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 @dataclass(eq=False)
 class PlanSteps:
-    """The steps of `decode` and `unembed`, or of `encode`, and the vector of their result."""
+    """The steps of `decode` and `unembed`, or of `encode`, the vector of their result, and those of sites that are
+    read, by name."""
 
     steps: list[PlanStep] = field(default_factory=list)
     result: Vector | None = None
+    sites: dict[str, SiteVector] = field(default_factory=dict)
+
+    def keep(self, site: str, value: Any, entry: Entry) -> None:
+        """Have the vector `value` of a site when the step is done.  Raises NotNative where the value is none."""
+        if not isinstance(value, Vector) or value.over is not Over.TOKENS:
+            raise NotNative(f"the native step does not keep {site}, which is read")
+        info = entry.values[site]
+        dtype = getattr(torch, info.dtype)
+        self.sites[site] = SiteVector(value, tuple(int(n) for n in info.shape[1:]), dtype)
+
+    @property
+    def kept(self) -> set[Vector]:
+        """The vectors that must be there when the step is done, beside the result."""
+        return {site.vector for site in self.sites.values()}
 
 
 def window_in(mask: Mask, cross: bool) -> int:

@@ -1,0 +1,161 @@
+"""What becomes of the values that pass where a plan reads: noted as they pass, made into a trace when one is asked for.
+
+A site with one read that takes everything as it is (`Plan.plain`) is only noted, since no forward writes to a tensor
+that passed a site; other reads choose and reduce at once, as what they leave out need not stay in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from triptych.attention import Rows, pattern_statistics
+from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
+from triptych.probe.reductions import Statistics, reduced
+from triptych.probe.sites import Selection
+from triptych.probe.trace import How, Trace
+from triptych.program.native_reads import StepReads
+
+Noted = tuple[Tensor, Rows, Sequence[int] | None]  # a value, the rows of its batch, and which items these are
+HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
+
+
+class PassedValues:
+    """What was noted of one run.  `steps` is where native steps leave the values of their sites."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.steps = plan, StepReads(plan.of_steps)
+        self.all_plain = set(plan.of_steps) <= plan.plain
+        self.noted: dict[str, list[Noted]] = {}
+        self.noted_last = False  # whether modules ran since native steps did
+        self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
+
+    def notes_of(self, name: str, trace: Trace) -> list[Noted]:
+        """Where the values of a site are noted."""
+        trace.reserve(name)
+        return self.noted.setdefault(name, [])
+
+    def begin_step(self, slots: Sequence[int], items: Sequence[int], trace: Trace) -> StepReads | None:
+        """Where the next native step leaves what is read of these rows; None where it is nothing."""
+        if not self.steps.sites:
+            return None
+        if self.noted_last or (self.steps.held > HELD and not self._all_stays):
+            self.fill(trace)
+        if not self.steps.calls:
+            for name in self.steps.sites:
+                trace.reserve(name)
+        self.steps.begin(slots, items)
+        return self.steps
+
+    @property
+    def _all_stays(self) -> bool:
+        """Whether the trace keeps all that native steps leave, where it is."""
+        return self.all_plain and self.steps.as_left
+
+    def begin_forward(self, trace: Trace) -> None:
+        """Modules run next."""
+        if self.steps.calls:
+            self.fill(trace)
+        self.noted_last = True
+
+    def fired(self, trace: Trace) -> set[str]:
+        """The sites at which something was read."""
+        if not self.all_plain:
+            self.fill(trace)
+        kept = {name.partition(":")[0] for name in trace.filled()}
+        left = self.steps.sites if self.steps.calls else ()
+        return {*kept, *left, *(name for name, notes in self.noted.items() if notes)}
+
+    def fill(self, trace: Trace) -> None:
+        """Records of everything that was noted, in the order in which it passed."""
+        self.noted_last = False
+        for name, notes in self.noted.items():
+            for value, rows, items in notes:
+                parts = split(value.detach(), rows)
+                for row, part in enumerate(parts):
+                    item = row if items is None else items[row]
+                    trace.keep(name, item, tuple(positions_of(rows, row, len(part))), part)
+            notes.clear()
+        for left in self.steps.take():
+            if left.site in self.plan.plain:
+                value = left.value if self.all_plain else left.value.clone()
+                trace.keep(left.site, left.item, left.positions, value)
+                continue
+            for read in self.plan.reads[left.site]:
+                self.record(trace, left.site, read, left.value, left.item, left.positions, None)
+
+    def record(
+        self, trace: Trace, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int],
+        source: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Keep what a read chooses of one row's value, which is part of `source` or of something that does not last."""
+        index = index_of(name, read, value, item, positions)
+        if index is None:
+            return
+        at = tuple(positions[i] for i in index[0])
+        if isinstance(read.reduce, Statistics):  # of a pattern that is there, since it was edited
+            part = value[index[1]].detach()
+            labels = read.reduce.labels(item, at, part.shape[2], part.device)
+            where = torch.tensor(at, device=part.device)
+            trace.keep_statistics(name, item, at, pattern_statistics(part, where, top=read.reduce.top, labels=labels))
+            return
+        how: How = "mean" if read.reduce == "mean" else "queries" if matrix(name) else "tokens"
+        known: dict[str, Tensor] = {}
+        if source is not None and how != "mean":
+            known = self.shared.setdefault(source, known)
+        key = repr((item, read.items, read.at, read.heads, read.dtype, read.reduce))
+        if key not in known:
+            known[key] = _part(name, read, value, index[1], source)
+        trace.keep(name, item, at, known[key], how, read.dtype if how == "mean" else None)
+
+
+def _part(name: str, read: Read, value: Tensor, places: tuple[Tensor | slice, ...], source: Tensor | None) -> Tensor:
+    """What is kept of a value: a view of its source where all of that is, and a copy otherwise."""
+    part = value[places].detach()
+    if isinstance(read.reduce, str):
+        part = reduced(part, read.reduce, name)
+    if isinstance(read.dtype, torch.dtype) and read.reduce != "mean":
+        part = part.to(read.dtype)
+    view = part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+    return part.clone() if view and (source is None or read.items is not None) else part
+
+
+def split(value: Tensor, rows: Rows) -> Sequence[Tensor]:
+    """Rows of the flat batch; a head that gives one vector a row (classes, pooling) has one position each."""
+    if value.shape[0] != rows.total:
+        parts: Sequence[Tensor] = value.split(1)
+        return parts
+    if len(rows) == 1:
+        return (value,)
+    return rows.split(value)
+
+
+def positions_of(rows: Rows, row: int, length: int) -> range:
+    past = rows.past[row]
+    return range(past, past + length)
+
+
+def index_of(
+    name: str, chosen: Read | Edit, value: Tensor, item: int, positions: Sequence[int]
+) -> tuple[list[int], tuple[Tensor | slice, ...]] | None:
+    """Which of `positions` a read or an edit selects, and the index of these and its heads in `[t, H, ...]` or
+    `[H, t, S]`: slices, and so views, where it selects all.  None where it selects nothing of this row."""
+    if not select(chosen.items, [item]):
+        return None
+    places, heads = select(chosen.at, positions), _heads(chosen.heads, value, name)
+    if not places or not heads:
+        return None
+    if chosen.at is None and chosen.heads is None:
+        return places, (slice(None),)
+    t = torch.tensor(places, device=value.device)
+    if chosen.heads is None:
+        return places, (slice(None), t) if matrix(name) else (t,)
+    h = torch.tensor(heads, device=value.device)
+    return places, (h[:, None], t[None, :]) if matrix(name) else (t[:, None], h[None, :])
+
+
+def _heads(heads: Selection, value: Tensor, name: str) -> list[int]:
+    return select(heads, range(value.shape[0 if matrix(name) else 1])) if heads is not None else [0]
