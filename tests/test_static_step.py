@@ -264,16 +264,19 @@ def test_warming_up_what_cannot_be_is_refused() -> None:
         Engine(llama(), executor="static").warm_up(1, 0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("executor", ["static", "compiled"])
-def test_cuda_graphs_write_what_the_modules_write(executor: Executor) -> None:
-    module = tiny.decoder(mask="window").cuda()
-    assert _written(module, executor)[0] == _written(module, "modules")[0]
-    engine = Engine(module, executor=executor)
+def test_a_warm_up_beside_rows_that_run_writes_to_none_of_them() -> None:
+    """With no row in a slot the step that fills all slots is prepared too; beside rows it must not run."""
+    engine = Engine(tiny.decoder(), executor="static")
     engine.warm_up(2, 128)
-    forward = engine.forward.executor
-    assert isinstance(forward, StaticStep)
-    assert sorted(forward.replays) == [64, 128]
+    step = engine.forward.executor
+    assert isinstance(step, StaticStep)
+    assert sorted(step.replays) == [(64, False), (64, True), (128, False), (128, True)]
+    engine = Engine(tiny.decoder(), executor="static")
+    engine.add(Request(prompt=[3, 1], max_new_tokens=9), Request(prompt=[2, 4], max_new_tokens=9, number=1))
+    engine.step()
+    before = [x.clone() for store in engine.cache.stores for x in (store.k, store.v)]
+    engine.warm_up(2, 64)
+    assert all(map(torch.equal, before, (x for store in engine.cache.stores for x in (store.k, store.v))))
 
 
 def test_a_plan_is_bound_to_the_stores_of_its_cache() -> None:

@@ -93,6 +93,7 @@ class StaticPlan:
     numbers  where the weights lie, and the versions of those that tables are made of.
     tables   by the name of the value: what depends on positions alone, by position or by distance; for LongRoPE two,
              the second for rows that are longer than its switch.
+    masks    by the name of what an attention gives: equal numbers for equal masks.
     """
 
     program: Program
@@ -101,11 +102,18 @@ class StaticPlan:
     cross: CrossCache | None
     weights: Mapping[str, Tensor] = field(init=False)
     tables: dict[str, tuple[Tensor, ...]] = field(init=False)
+    masks: dict[str, int] = field(init=False)
     numbers: Numbers = field(init=False)
 
     def __post_init__(self) -> None:
         self.weights = dict(self.module.named_parameters(remove_duplicate=False))
         self.tables = {}
+        kinds: dict[Mask, int] = {}
+        self.masks = {
+            step.out[0]: kinds.setdefault(step.attributes["mask"], len(kinds))
+            for step in self.program.entries["decode"].instructions
+            if step.op == "attend"
+        }
         with torch.no_grad():
             in_tables = self._make_tables(max(self.cache.capacity, 1))
         if any(weight.is_inference() for weight in in_tables):
@@ -134,12 +142,12 @@ class StaticPlan:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Tensor, bucket: int) -> Tensor:
+    def run(self, inputs: Tensor, bucket: int, every: bool = False) -> Tensor:
         """inputs [5, slots]: the id of each slot's next token, its position, whether the slot is in use in this step,
         the length of its source and the place of that in the stores of sources.  -> logits [slots, V]; those of slots
         that are not in use mean nothing, and their stores stay as they are.  `bucket` positions hold all keys of the
-        rows."""
-        return _StaticRun(self, inputs, bucket).run()
+        rows.  `every` says that all slots are in use."""
+        return _StaticRun(self, inputs, bucket, every).run()
 
 
 def _switches(step: Instruction) -> bool:
@@ -157,7 +165,10 @@ class _StaticRun:
     plan: StaticPlan
     inputs: Tensor
     bucket: int
+    every: bool
     values: dict[str, Any] = field(default_factory=dict)
+    hidden: dict[tuple[int, bool, int | None, str, torch.dtype], Tensor] = field(default_factory=dict)
+    counts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     def run(self) -> Tensor:
         plan, program = self.plan, self.plan.program
@@ -206,8 +217,10 @@ class _StaticRun:
         store, new = self.plan.cache.stores[layer], self.values[step.inputs[leaf]]
         target = store.k if leaf == "k" else store.v
         place = self.positions if store.window is None else self.positions % store.window
-        old = target[self.slots, :, place]
-        target[self.slots, :, place] = torch.where(self.used[:, None, None], store.form.encode(new), old)
+        new = store.form.encode(new)
+        if not self.every:
+            new = torch.where(self.used[:, None, None], new, target[self.slots, :, place])
+        target[self.slots, :, place] = new
         return _Keys(store, leaf, False)
 
     def attend(self, step: Instruction) -> Tensor:
@@ -215,34 +228,74 @@ class _StaticRun:
         softcap, bias, mask, sinks, softmax in fp32 or better."""
         how, q, keys = step.attributes, self.values[step.inputs["q"]], self.values[step.inputs["k"]]
         k, v = self.numbers(keys, q.dtype), self.numbers(self.values[step.inputs["v"]], q.dtype)
-        k_pos = self.places(keys, k.shape[2])
-        visible = self.visible(how["mask"], keys, k_pos)
-        bias = None
-        if "bias" in step.inputs:
-            table = self.values[step.inputs["bias"]].table
-            distance = (self.positions[:, None] - k_pos).clamp(min=0)
-            bias = table[:, distance].transpose(0, 1)[:, :, None]  # [slots, H, 1, S]
-        query = q[:, :, None]
-        if how["softcap"] is None and "sinks" not in step.weights:
-            mask = visible if bias is None else bias.masked_fill(~visible, -torch.inf).to(q.dtype)
-            grouped = k.shape[1] != q.shape[1]
-            out = F.scaled_dot_product_attention(query, k, v, mask, scale=how["scale"], enable_gqa=grouped)
-            return out[:, :, 0]
         wide = torch.promote_types(q.dtype, torch.float32)
-        heads = q.shape[1] // k.shape[1]
-        k, v = (x.to(wide).repeat_interleave(heads, dim=1) for x in (k, v))
-        scores = query.to(wide) @ k.mT * how["scale"]
+        groups, together = k.shape[1], q.shape[1] // k.shape[1]
+        query = q.view(len(q), groups, together, q.shape[2])  # heads of a group as queries: each key is read once
+        if self.counts_alone(step, keys, q):
+            return self.attend_counted(how["scale"], q, k, v, keys)
+        if how["softcap"] is None and "sinks" not in step.weights:
+            added = self.added(step, keys, k.shape[2], q.dtype)
+            if "bias" in step.inputs:
+                added = added.view(len(q), groups, together, -1)
+            out = F.scaled_dot_product_attention(query, k, v, added, scale=how["scale"])
+            return out.reshape(len(q), q.shape[1], v.shape[3])
+        added = self.added(step, keys, k.shape[2], wide)
+        scores = query.to(wide) @ k.to(wide).mT * how["scale"]
         if how["softcap"] is not None:
             scores = ops.softcap(scores, how["softcap"])
-        if bias is not None:
-            scores = scores + bias
-        scores = scores.masked_fill(~visible, -torch.inf)
+        scores = scores.view(len(q), q.shape[1], 1, -1) + added
         if "sinks" in step.weights:
             sinks = self.plan.weights[step.weights["sinks"]].to(wide)[:, None, None].expand(*scores.shape[:-1], 1)
             pattern = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
         else:
             pattern = scores.softmax(-1)
-        return (pattern @ v).to(q.dtype)[:, :, 0]
+        out = pattern.view(len(q), groups, together, -1) @ v.to(wide)
+        return out.reshape(len(q), q.shape[1], v.shape[3]).to(q.dtype)
+
+    def counts_alone(self, step: Instruction, keys: _Keys, q: Tensor) -> bool:
+        """Whether a slot sees all keys up to its own, in a form that the varlen kernel of a GPU reads."""
+        seen = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross and keys.store.window is None
+        plain = step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
+        layer, dtype = keys.store.layer, q.dtype
+        fits = layer.width == layer.value_width and layer.width % 8 == 0 and layer.width <= 256
+        half = q.is_cuda and dtype in (torch.bfloat16, torch.float16) and keys.store.form.dtype is dtype
+        return seen and plain and fits and half
+
+    def attend_counted(self, scale: float, q: Tensor, k: Tensor, v: Tensor, keys: _Keys) -> Tensor:
+        """Attention by torch's kernel for rows of unlike lengths, which reads the keys there are and no others.
+
+        It takes keys of all rows as one `[places, G, K]`, with the place where each row begins.  In the stores,
+        `[slots, G, capacity, K]`, a head's keys lie together: place p of slot s is place `s G capacity + p` of a view
+        whose heads are `capacity K` numbers apart.
+        """
+        whole_k, whole_v = keys.store.k, keys.store.v
+        slots, groups, capacity, width = whole_k.shape
+        shape = ((slots - 1) * groups * capacity + capacity, groups, width)
+        flat = [x.as_strided(shape, (width, capacity * width, 1)) for x in (whole_k, whole_v)]
+        if (apart := groups * capacity) not in self.counts:
+            begin = torch.arange(slots + 1, dtype=torch.int32, device=q.device)
+            self.counts[apart] = begin, begin * apart, (self.positions + 1).to(torch.int32)
+        rows, begins, used = self.counts[apart]
+        out: Tensor = torch.ops.aten._flash_attention_forward(
+            q, *flat, rows, begins, 1, self.bucket, 0.0, False, False, scale=scale, seqused_k=used
+        )[0]
+        return out
+
+    def added(self, step: Instruction, keys: _Keys, count: int, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores, [slots, H or 1, 1, S]: the bias where there is one, -inf where a key is hidden.
+        Computed once for all layers that share it."""
+        bias = step.inputs.get("bias", "")
+        kind = self.plan.masks[step.out[0]], keys.cross, keys.store.window, bias, dtype
+        if kind not in self.hidden:
+            k_pos = self.places(keys, count)
+            visible = self.visible(step.attributes["mask"], keys, k_pos)
+            if bias:
+                distance = (self.positions[:, None] - k_pos).clamp(min=0)
+                numbers = self.values[bias].table[:, distance].transpose(0, 1)[:, :, None].to(dtype)  # [slots, H, 1, S]
+            else:
+                numbers = torch.zeros((), dtype=dtype, device=visible.device)
+            self.hidden[kind] = torch.where(visible, numbers, -torch.inf)
+        return self.hidden[kind]
 
     def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
         """[slots, G, S, K]: what the slots hold, up to the bucket where places are positions."""
