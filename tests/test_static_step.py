@@ -17,7 +17,7 @@ import parity
 import tiny
 from native_models import Run, Side, decoders, llama
 from triptych import nn
-from triptych.attention import Rows
+from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, Request
 from triptych.program import lower
@@ -119,6 +119,52 @@ def test_writing_to_rows_at_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_StaticRun, "run", _without_use)
     with pytest.raises(AssertionError):
         test_a_row_at_rest_and_a_free_slot_stay_as_they_are()
+
+
+# -- what runs as one -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "learned", "encoder-decoder"])
+def test_products_and_rotations_run_as_one(name: str) -> None:
+    module = MODELS[name]()
+    assert module.decoder is not None
+    program, before = lower(module), [p.detach().clone() for p in module.parameters()]
+    made = [nn_cache(module) for _ in range(3)]
+    plans = [
+        StaticPlan(program, module, *cache, joined=joined)
+        for cache, joined in zip(made, (False, True, True), strict=True)
+    ]
+    sizes = [sorted(len(group) for group in plan.groups if len(group) > 1) for plan in plans]
+    rotates = [2, 2] if name == "rope" else []
+    assert sizes[0] == rotates
+    assert len(sizes[1]) == len(rotates) + len(plans[1].matrices) > len(rotates)
+    assert all(map(torch.equal, before, module.parameters()))
+    for key, (weight, _, _) in plans[1].matrices.items():  # of the first plan to join them: nothing is copied again
+        assert plans[2].matrices[key][0].data_ptr() == weight.data_ptr()
+    inputs = torch.tensor([[3, 5], [0, 0], [1, 1], [2, 2], [0, 1]])
+
+    def gap() -> float:
+        with torch.inference_mode():
+            one, other = (plan.run(inputs, 64) for plan in plans[:2])
+        return float((one - other).abs().max())
+
+    assert gap() <= EXACT
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.5)  # reaches the joined matrix, of which it is a part
+    assert gap() <= 10 * EXACT
+    next(iter(plans[1].matrices.values()))[0].zero_()  # the control
+    assert not all(map(torch.equal, before, (p / 1.5 for p in module.parameters())))
+
+
+def nn_cache(module: nn.Transformer) -> tuple[Cache, CrossCache | None]:
+    """A cache of two slots, and one of two sources."""
+    assert module.decoder is not None
+    if module.encoder is None:
+        return module.decoder.cache(2), None
+    cross = module.decoder.cross_cache()
+    cross.make_room(Rows((2, 2), slots=(0, 1)))
+    return module.decoder.cache(2), cross
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ the program; the operations that depend on positions alone become tables, and at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import Numbers
 from triptych.program.interpreter import run_operation
-from triptych.program.program import Entry, Instruction, Program
+from triptych.program.program import Instruction, Program
+from triptych.program.static_groups import Group, grouped, join
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
 from triptych.spec.positions import LongRope
 
@@ -94,6 +95,9 @@ class StaticPlan:
     tables   by the name of the value: what depends on positions alone, by position or by distance; for LongRoPE two,
              the second for rows that are longer than its switch.
     masks    by the name of what an attention gives: equal numbers for equal masks.
+    groups   the instructions of a step, those together that run as one (`static_groups`).
+    matrices by the name of what the first product of a group gives: the weights, the biases and the rows of each.
+    joined   whether weights of products of one input become one matrix; None: on a GPU.
     """
 
     program: Program
@@ -104,9 +108,16 @@ class StaticPlan:
     tables: dict[str, tuple[Tensor, ...]] = field(init=False)
     masks: dict[str, int] = field(init=False)
     numbers: Numbers = field(init=False)
+    groups: list[Group] = field(init=False)
+    matrices: dict[str, tuple[Tensor, Tensor | None, list[int]]] = field(init=False)
+    joined: bool | None = None
 
     def __post_init__(self) -> None:
         self.weights = dict(self.module.named_parameters(remove_duplicate=False))
+        joined = self.module.device.type == "cuda" if self.joined is None else self.joined
+        self.groups = grouped(self.program.entries["decode"].instructions, self.weights, joined=joined)
+        with torch.inference_mode(False), torch.no_grad():
+            self.matrices = {group[0].out[0]: self._join(group) for group in self.groups if _are_products(group)}
         self.tables = {}
         kinds: dict[Mask, int] = {}
         self.masks = {
@@ -119,6 +130,12 @@ class StaticPlan:
         if any(weight.is_inference() for weight in in_tables):
             raise NotStatic("a weight was made in inference mode, where changes are not counted")
         self.numbers = Numbers(list(self.weights.values()), in_tables, [])
+
+    def _join(self, group: Group) -> tuple[Tensor, Tensor | None, list[int]]:
+        """The matrix of a group of products, their biases and how many rows each has."""
+        parts = {key: [self.weights[step.weights[key]] for step in group] for key in group[0].weights}
+        bias = join(parts["bias"]) if "bias" in parts else None
+        return join(parts["weight"]), bias, [len(x) for x in parts["weight"]]
 
     def _make_tables(self, positions: int) -> list[Tensor]:
         """Run the instructions that read positions alone, on all positions that the cache has room for; -> the weights
@@ -150,6 +167,10 @@ class StaticPlan:
         return _StaticRun(self, inputs, bucket, every).run()
 
 
+def _are_products(group: Group) -> bool:
+    return len(group) > 1 and group[0].op == "linear"
+
+
 def _switches(step: Instruction) -> bool:
     spec = step.attributes.get("spec")
     return isinstance(getattr(spec, "scaling", None), LongRope)
@@ -178,16 +199,31 @@ class _StaticRun:
         if plan.cross is not None:
             for i, name in enumerate(program.entries["cross_kv"].outputs):
                 self.values[name] = _Keys(plan.cross.stores[i // 2], "kv"[i % 2], True)
-        hidden = self.entry(program.entries["decode"])
+        for group in plan.groups:
+            self.values.update(self.results(group))
+        hidden = self.values[program.entries["decode"].outputs[0]]
         head = program.entries["unembed"]
         self.values[head.inputs[0]] = hidden
-        return self.entry(head)
-
-    def entry(self, entry: Entry) -> Tensor:
-        for step in entry.instructions:
+        for step in head.instructions:
             self.values[step.out[0]] = self.result(step)
-        result: Tensor = self.values[entry.outputs[0]]
-        return result
+        logits: Tensor = self.values[head.outputs[0]]
+        return logits
+
+    def results(self, group: Group) -> dict[str, Any]:
+        """What the instructions of a group give, by name."""
+        names, first = [step.out[0] for step in group], group[0]
+        parts: Sequence[Any]
+        if len(group) > 1 and first.op == "linear":
+            weight, bias, sizes = self.plan.matrices[first.out[0]]
+            parts = F.linear(self.values[first.inputs["x"]], weight, bias).split(sizes, -1)
+        elif len(group) > 1:  # rotations
+            inputs = {key: self.values[name] for key, name in first.inputs.items()}
+            heads = [self.values[step.inputs["x"]] for step in group]
+            turned = run_operation(first, inputs | {"x": torch.cat(heads, 1)}, {})
+            parts = turned.split([x.shape[1] for x in heads], 1)
+        else:
+            parts = [self.result(first)]
+        return dict(zip(names, parts, strict=True))
 
     def result(self, step: Instruction) -> Any:
         if step.op == "site":
@@ -230,7 +266,7 @@ class _StaticRun:
         k, v = self.numbers(keys, q.dtype), self.numbers(self.values[step.inputs["v"]], q.dtype)
         wide = torch.promote_types(q.dtype, torch.float32)
         groups, together = k.shape[1], q.shape[1] // k.shape[1]
-        query = q.view(len(q), groups, together, q.shape[2])  # heads of a group as queries: each key is read once
+        query = q.reshape(len(q), groups, together, q.shape[2])  # heads of a group as queries: each key is read once
         if self.counts_alone(step, keys, q):
             return self.attend_counted(how["scale"], q, k, v, keys)
         if how["softcap"] is None and "sinks" not in step.weights:
