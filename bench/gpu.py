@@ -83,7 +83,8 @@ class Job:
         cells = [f"{speeds[name]:,.0f}" if name in speeds else "" for name in SIDES]
         cells.append(f"{ours / max(theirs):.1f}" if theirs else "")
         cells.append("" if self.limit is None else f"{ours / self.limit:.0%}")
-        return f"| {self.name}, {self.unit} | {self.limit or 0:,.0f} | {' | '.join(cells)} |"
+        limit = "" if self.limit is None else f"{self.limit:,.0f}"
+        return f"| {self.name}, {self.unit} | {limit} | {' | '.join(cells)} |"
 
     def once(self, name: str) -> float:
         """The seconds of one run of a side."""
@@ -278,6 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--shapes", default=",".join(SHAPES), help="names, with commas between them")
+    parser.add_argument("--jobs", default="", help="those alone whose name contains this, such as 'requests'")
     parser.add_argument("--compile", action="store_true", help="also the compiled sides; minutes for each shape")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -292,12 +294,13 @@ def main() -> None:
     for name in options.shapes.split(","):
         model, peer = decoder(SHAPES[name])
         for job in chain(decoding(name, model, peer, options, rates.read), prompts(name, model, peer)):
-            lines.append(job.run(options.repeat))
-            print(lines[-1], flush=True)
+            if options.jobs in job.name:
+                lines.append(job.run(options.repeat))
+                print(lines[-1], flush=True)
         del model, peer, job
         torch._dynamo.reset()
         torch.cuda.empty_cache()
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32) if options.jobs in "sentences" else ():
         lines.append(sentences(dtype).run(options.repeat))
         print(lines[-1], flush=True)
     print("\n".join(lines))

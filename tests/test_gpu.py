@@ -250,6 +250,25 @@ def test_the_kernel_for_unlike_lengths_gives_what_the_modules_give(
     assert calls
 
 
+def test_a_graph_works_in_memory_of_its_own() -> None:
+    """Other users of graphs free the memory of cuBLAS, which then holds other numbers."""
+    wide = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4,
+            "head_dim": 64, "initializer_range": 0.05, "vocab_size": 4096}  # fmt: skip
+    engine = Engine(llama(**wide).cuda().to(torch.bfloat16), executor="static")
+    texts = []
+    for _ in range(2):
+        (row,) = engine.add(Request(prompt=PROMPTS[0], max_new_tokens=NEW))
+        while engine.rows:
+            engine.step()
+        texts.append(row.new)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        others = [torch.full((1 << size,), torch.nan, device="cuda") for size in range(8, 26) for _ in range(4)]
+    assert all(x.isnan().all() for x in others)
+    assert texts[0] == texts[1]
+
+
 def test_changed_weights_and_hooks_are_seen_by_a_graph() -> None:
     module = tiny.decoder().cuda()
     assert module.decoder is not None

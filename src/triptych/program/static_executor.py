@@ -206,7 +206,8 @@ class StaticStep:
     def _captured(self, bucket: int, every: bool) -> Replay:
         """A CUDA graph of one step.  What runs before its capture writes what the step itself writes.
 
-        Other threads may use the GPU meanwhile.
+        Other threads may use the GPU meanwhile.  The memory that cuBLAS works in belongs to the process, which may free
+        it: it is freed before the capture, so that the graph gets its own, and after it, so that nobody else uses that.
         """
         with ONE_CAPTURE, torch.cuda.device(self.module.device):
             stream = torch.cuda.Stream()
@@ -216,8 +217,10 @@ class StaticStep:
                     self._step(bucket, every)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
+            torch._C._cuda_clearCublasWorkspaces()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 out = self._step(bucket, every)
+            torch._C._cuda_clearCublasWorkspaces()
 
         def replay() -> tuple[Tensor, Tensor]:
             graph.replay()
