@@ -82,8 +82,8 @@ class PackedWeight(Tensor):
     the matrix.
 
     Casting it changes `dtype` and keeps it packed; it stays on the CPU, since no kernel of a GPU reads its blocks and
-    unpacking them in each step is slower than a dense weight.  It holds no gradient and refuses every
-    operation that would change it in place.  Any operation that has no packed form here sees the unpacked matrix.
+    unpacking them in each step is slower than a dense weight.  It holds no gradient and refuses every operation that
+    would change it in place.  Any operation that has no packed form here sees the unpacked matrix.
     """
 
     blocks: Tensor

@@ -110,6 +110,7 @@ class StaticPlan:
     numbers: Numbers = field(init=False)
     groups: list[Group] = field(init=False)
     matrices: dict[str, tuple[Tensor, Tensor | None, list[int]]] = field(init=False)
+    held: list[Tensor] = field(init=False)
     joined: bool | None = None
 
     def __post_init__(self) -> None:
@@ -130,6 +131,8 @@ class StaticPlan:
         if any(weight.is_inference() for weight in in_tables):
             raise NotStatic("a weight was made in inference mode, where changes are not counted")
         self.numbers = Numbers(list(self.weights.values()), in_tables, [])
+        # What a graph reads stays allocated as long as the plan, though another thread gives a parameter other numbers.
+        self.held = [weight.detach() for weight in self.weights.values()]
 
     def _join(self, group: Group) -> tuple[Tensor, Tensor | None, list[int]]:
         """The matrix of a group of products, their biases and how many rows each has."""
