@@ -28,7 +28,7 @@ from triptych.train.precision import autocast
 
 
 def config(family: str, options: argparse.Namespace) -> dict[str, object]:
-    width, layers, heads, vocab = options.width, options.layers, options.heads, 256
+    width, layers, heads, vocab = options.width, options.layers, options.heads, options.vocab
     if family == "gpt2":
         sizes = {
             "n_embd": width,
@@ -63,8 +63,11 @@ def theirs(model: torch.nn.Module, data: CausalText, options: argparse.Namespace
 
     def step(number: int) -> float:
         rows = data.draw(0, number, options.rows)
-        ids, targets = (torch.from_numpy(np.stack(side).astype(np.int64)) for side in zip(*sides(rows), strict=True))
-        with autocast(options.precision, torch.device("cpu")):
+        ids, targets = (
+            torch.from_numpy(np.stack(side).astype(np.int64)).to(options.device)
+            for side in zip(*sides(rows), strict=True)
+        )
+        with autocast(options.precision, torch.device(options.device)):
             logits = model(ids).logits
             loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
         loss.backward()
@@ -80,23 +83,30 @@ def sides(rows: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(row.ids, row.targets) for row in rows]  # type: ignore[attr-defined]
 
 
+def place(device: str) -> str:
+    """What computes."""
+    return f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name(device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in {"width": 384, "layers": 6, "heads": 6, "length": 256, "rows": 8, "repeats": 15}.items():
+    for name, default in {"width": 384, "layers": 6, "heads": 6, "length": 256, "rows": 8, "repeats": 15,
+                          "vocab": 256}.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--family", choices=["gpt2", "llama"], default="gpt2")
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
     parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa", help="the attention of transformers")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     hf = config(options.family, options)
-    module = nn.new(read_config(hf), seed=1)
+    module = nn.new(read_config(hf), seed=1).to(options.device)
     with tempfile.TemporaryDirectory() as folder:
         write_directory(Path(folder) / "model", *to_checkpoint(module, hf))
         peer = AutoModelForCausalLM.from_pretrained(
             Path(folder) / "model", attn_implementation=options.attention
-        ).train()
-    text = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.int32)
+        ).train().to(options.device)  # fmt: skip
+    text = np.random.default_rng(0).integers(0, options.vocab, 1 << 16, dtype=np.int32)
     data = CausalText.of([text], options.length)
     trainer, step = ours(module, data, options), theirs(peer, data, options)
     first = trainer.step()[0], step(0)
@@ -107,12 +117,12 @@ def main() -> None:
             begin = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - begin)
-    bf16 = isinstance(autocast(options.precision, torch.device("cpu")), torch.autocast)
+    bf16 = isinstance(autocast(options.precision, torch.device(options.device)), torch.autocast)
     print(
         f"{options.family}, {sum(p.numel() for p in module.parameters()):,} parameters, "
         f"{options.rows} x {options.length} tokens, {'bf16 autocast' if bf16 else 'fp32'}"
         f"{', compiled' if options.compile else ''}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__} "
+        f"{place(options.device)}, torch {torch.__version__}, transformers {transformers.__version__} "
         f"({options.attention}), python {platform.python_version()}, {platform.machine()}, median of {options.repeats}"
     )
     tokens = options.rows * options.length

@@ -69,7 +69,8 @@ class Side:
             logits = self.native.logits(ids, rows, range(len(ids)))
             assert logits is not None, self.native.why_modules
             return logits
-        batch = nn.Batch(inputs=torch.tensor(ids), rows=rows, source=source, cache=self.cache, cross=self.cross)
+        inputs = torch.tensor(ids, device=self.module.device)
+        batch = nn.Batch(inputs=inputs, rows=rows, source=source, cache=self.cache, cross=self.cross)
         return self.module.logits(batch)
 
 

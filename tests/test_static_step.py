@@ -17,7 +17,7 @@ import parity
 import tiny
 from native_models import Run, Side, decoders, llama
 from triptych import nn
-from triptych.attention import Rows
+from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, Request
 from triptych.program import lower
@@ -119,6 +119,52 @@ def test_writing_to_rows_at_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_StaticRun, "run", _without_use)
     with pytest.raises(AssertionError):
         test_a_row_at_rest_and_a_free_slot_stay_as_they_are()
+
+
+# -- what runs as one -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "learned", "encoder-decoder"])
+def test_products_and_rotations_run_as_one(name: str) -> None:
+    module = MODELS[name]()
+    assert module.decoder is not None
+    program, before = lower(module), [p.detach().clone() for p in module.parameters()]
+    made = [nn_cache(module) for _ in range(3)]
+    plans = [
+        StaticPlan(program, module, *cache, joined=joined)
+        for cache, joined in zip(made, (False, True, True), strict=True)
+    ]
+    sizes = [sorted(len(group) for group in plan.groups if len(group) > 1) for plan in plans]
+    rotates = [2, 2] if name == "rope" else []
+    assert sizes[0] == rotates
+    assert len(sizes[1]) == len(rotates) + len(plans[1].matrices) > len(rotates)
+    assert all(map(torch.equal, before, module.parameters()))
+    for key, (weight, _, _) in plans[1].matrices.items():  # of the first plan to join them: nothing is copied again
+        assert plans[2].matrices[key][0].data_ptr() == weight.data_ptr()
+    inputs = torch.tensor([[3, 5], [0, 0], [1, 1], [2, 2], [0, 1]])
+
+    def gap() -> float:
+        with torch.inference_mode():
+            one, other = (plan.run(inputs, 64) for plan in plans[:2])
+        return float((one - other).abs().max())
+
+    assert gap() <= EXACT
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.5)  # reaches the joined matrix, of which it is a part
+    assert gap() <= 10 * EXACT
+    next(iter(plans[1].matrices.values()))[0].zero_()  # the control
+    assert not all(map(torch.equal, before, (p / 1.5 for p in module.parameters())))
+
+
+def nn_cache(module: nn.Transformer) -> tuple[Cache, CrossCache | None]:
+    """A cache of two slots, and one of two sources."""
+    assert module.decoder is not None
+    if module.encoder is None:
+        return module.decoder.cache(2), None
+    cross = module.decoder.cross_cache()
+    cross.make_room(Rows((2, 2), slots=(0, 1)))
+    return module.decoder.cache(2), cross
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
@@ -264,16 +310,19 @@ def test_warming_up_what_cannot_be_is_refused() -> None:
         Engine(llama(), executor="static").warm_up(1, 0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("executor", ["static", "compiled"])
-def test_cuda_graphs_write_what_the_modules_write(executor: Executor) -> None:
-    module = tiny.decoder(mask="window").cuda()
-    assert _written(module, executor)[0] == _written(module, "modules")[0]
-    engine = Engine(module, executor=executor)
+def test_a_warm_up_beside_rows_that_run_writes_to_none_of_them() -> None:
+    """With no row in a slot the step that fills all slots is prepared too; beside rows it must not run."""
+    engine = Engine(tiny.decoder(), executor="static")
     engine.warm_up(2, 128)
-    forward = engine.forward.executor
-    assert isinstance(forward, StaticStep)
-    assert sorted(forward.replays) == [64, 128]
+    step = engine.forward.executor
+    assert isinstance(step, StaticStep)
+    assert sorted(step.replays) == [(64, False), (64, True), (128, False), (128, True)]
+    engine = Engine(tiny.decoder(), executor="static")
+    engine.add(Request(prompt=[3, 1], max_new_tokens=9), Request(prompt=[2, 4], max_new_tokens=9, number=1))
+    engine.step()
+    before = [x.clone() for store in engine.cache.stores for x in (store.k, store.v)]
+    engine.warm_up(2, 64)
+    assert all(map(torch.equal, before, (x for store in engine.cache.stores for x in (store.k, store.v))))
 
 
 def test_a_plan_is_bound_to_the_stores_of_its_cache() -> None:

@@ -36,7 +36,7 @@ class Model(ModelInside):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
     executor   what computes the steps of a generation, and encodes: "auto", the native step wherever it may
-               (`generate.Engine` says why not elsewhere), or "modules".
+               (`generate.Engine` says why not elsewhere), on a GPU "static"; or "modules", "static", "compiled".
     """
 
     executor: running.Executor = "auto"

@@ -40,9 +40,9 @@ class Engine:
     decode        makes text of ids, for stop strings.
     chunk         ids of a prompt that a step reads at most.
     budget        ids that a step runs at most, about: those of rows that decode first, then of the oldest prompts.
-    executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere);
-                  "modules": always the modules; "static": steps of one token per row in fixed shapes, as CUDA graphs on
-                  a GPU; "compiled": the same through `torch.compile`.
+    executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere),
+                  on a GPU "static"; "modules": always the modules; "static": steps of one token per row in fixed
+                  shapes, as CUDA graphs on a GPU; "compiled": the same through `torch.compile`.
     matmul        what the tokens of prompts and sources are multiplied with packed weights in: "bf16"; "stored", by
                   integers, as generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in
                   any step.
@@ -256,11 +256,8 @@ class Engine:
         for session, members in self._groups:
             for part in [members] if share is None else self._parts(members, share):
                 computed = self.forward.run(session, part, share, self._all_logits)
-                logits, tokens = computed.logits, list[int]()
-                if plain and computed.due:  # numpy's search takes a tenth of torch's time
-                    numpy = logits.is_cpu and logits.dtype == torch.float32
-                    tokens = (logits.numpy() if numpy else logits).argmax(-1).tolist()
-                if not tokens or not all(map(isfinite, logits[[*range(len(tokens))], tokens].tolist())):
+                tokens, tops = computed.best() if plain and computed.due else (list[int](), list[float]())
+                if not tokens or not all(map(isfinite, tops)):
                     self._choose_tokens(computed, outputs, ended)
                     continue
                 for row, token in zip(computed.due, tokens, strict=True):

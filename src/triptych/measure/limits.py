@@ -118,8 +118,12 @@ def _cross_flops(count: Count, source: int) -> int:
 def measure_rates(device: str = "cpu", *, size: int = READ_BYTES, square: int = SQUARE, repeat: int = 5) -> Rates:
     """Rates of this machine by as many threads as torch uses: medians of `repeat` runs.
 
-    Reading is the faster of two: a sum of 64-bit integers, and a product of a matrix and a vector of fp32.
+    Reading is the faster of two: a sum of 64-bit integers, and a product of a matrix and a vector of fp32.  On a GPU
+    there is eight times as much to read and the matrices have four times the sides, so that starting the work does not
+    count.
     """
+    if device != "cpu":
+        size, square = 8 * size, 4 * square
     floats = torch.ones(size // 4, device=device)
     words, matrix = floats.view(torch.int64), floats.view(-1, 1 << 10)
     vector = torch.ones(1 << 10, device=device)
@@ -127,7 +131,7 @@ def measure_rates(device: str = "cpu", *, size: int = READ_BYTES, square: int = 
     read = max(words.nbytes / _median_seconds(way, device, repeat) for way in ways)
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(square, square, dtype=dtype, device=device)
+        a = torch.rand(square, square, device=device).to(dtype)  # equal numbers would be multiplied faster on a GPU
         rates[dtype] = 2 * square**3 / _median_seconds(partial(torch.matmul, a, a), device, repeat)
     return Rates(read, rates[torch.float32], rates[torch.bfloat16])
 

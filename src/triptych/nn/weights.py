@@ -81,8 +81,9 @@ class PackedWeight(Tensor):
     In a format that stores bands of rows together, `blocks` has a row for each band; `count` is the number of rows of
     the matrix.
 
-    Casting it changes `dtype`, moving it moves the blocks; both keep it packed.  It holds no gradient and refuses every
-    operation that would change it in place.  Any operation that has no packed form here sees the unpacked matrix.
+    Casting it changes `dtype` and keeps it packed; it stays on the CPU, since no kernel of a GPU reads its blocks and
+    unpacking them in each step is slower than a dense weight.  It holds no gradient and refuses every operation that
+    would change it in place.  Any operation that has no packed form here sees the unpacked matrix.
     """
 
     blocks: Tensor
@@ -182,6 +183,8 @@ def _cast(
 ) -> Tensor:
     if dtype is not None and not dtype.is_floating_point:
         return weight.dense().to(dtype=dtype, device=device)
+    if device is not None and device.type == "cuda":
+        raise InputError("packed weights stay on the CPU; load the model with device='cuda', which unpacks them")
     return weight.with_blocks(weight.blocks.to(device=device, non_blocking=non_blocking, copy=True), dtype)
 
 

@@ -64,6 +64,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension (Ba et al. 2016), in fp32 or better."""
     if has_torch_function_unary(x):
         return record(layer_norm, x, x, weight, bias, eps)
+    if x.is_cuda and x.dtype is weight.dtype:  # this kernel computes in fp32 itself
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     wide = torch.promote_types(x.dtype, torch.float32)
     bias = None if bias is None else bias.to(wide)
     return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), bias, eps).to(x.dtype)
@@ -75,7 +77,10 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float | None) -> Ten
     if has_torch_function_unary(x):
         return record(rms_norm, x, x, weight, offset, eps)
     dtype = x.dtype
-    if dtype is torch.float32 is weight.dtype and not offset:  # what each layer of most models calls: no casts
+    plain = dtype is weight.dtype and not offset  # what each layer of most models calls: no casts
+    if plain and (
+        dtype is torch.float32 or (x.is_cuda and eps is not None)
+    ):  # the kernel of a GPU computes in fp32 itself
         return F.rms_norm(x, weight.shape, weight, eps)
     wide = torch.promote_types(dtype, torch.float32)
     weight = weight.to(wide)
@@ -95,7 +100,7 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     width = cos.shape[2]
     dtype = x.dtype
     part = x if x.shape[2] == width else x[..., :width]
-    wide = part if dtype is cos.dtype else part.to(cos.dtype)
+    wide = part if dtype is cos.dtype or x.is_cuda else part.to(cos.dtype)  # a GPU widens as it multiplies
     if rotation.pairing == "half":
         partner = wide.roll(width // 2, -1)
     else:

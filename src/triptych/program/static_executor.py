@@ -7,7 +7,9 @@ or compiled any more until the cache grows.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import is_
 
 import torch
@@ -19,16 +21,33 @@ from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.program.changes import Structure
 from triptych.program.lower import lower
+from triptych.program.program import Program
 from triptych.program.static_plan import NotStatic, StaticPlan, bucket_of, check_static
 
-Run = Callable[[Tensor, int], Tensor]
+Run = Callable[[Tensor, int, bool], Tensor]
+Replay = Callable[[], tuple[Tensor, Tensor]]
 WARM_UPS = 2  # runs before a capture: libraries choose their kernels and allocate in them
+LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
+ONE_CAPTURE = threading.Lock()  # a capture waits for the whole device, which another one's stream would not allow
+VERSIONS = 256  # compiled for one function: each bucket of each plan is one
 
 
 def compiled(run: Run) -> Run:
     """`torch.compile` for fixed shapes, without a break in the graph."""
     made: Run = torch.compile(run, fullgraph=True, dynamic=False)
-    return made
+
+    def call(inputs: Tensor, bucket: int, every: bool) -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=VERSIONS, accumulated_recompile_limit=VERSIONS):
+            return made(inputs, bucket, every)
+
+    return call
+
+
+def best_of(logits: Tensor) -> Tensor:
+    """[..., V] -> [2, ...] in float64: the token with the largest logit, and that logit.  One tensor, so that one copy
+    brings both to the host; ids below 2^53 are exact in it."""
+    best = logits.max(-1)
+    return torch.stack((best.indices.double(), best.values.double()))
 
 
 class StaticStep:
@@ -36,6 +55,9 @@ class StaticStep:
 
     compiler      what makes a function of a step faster, such as `compiled`; None runs it as it is.
     why_modules   why the last call gave None; None after a call that ran.
+    unchanged     whether the caller knows that only its own code ran since the last call.  The module is then looked at
+                  every LOOK_EVERY calls only, for what other threads change.
+    captures      how many functions of a step were captured or prepared.
     """
 
     def __init__(
@@ -44,22 +66,30 @@ class StaticStep:
     ) -> None:  # fmt: skip
         self.module, self.cache, self.cross, self.compiler = module, cache, cross, compiler
         self.why_modules: str | None = None
+        self.unchanged = False
+        self.captures = 0
         self.structure: Structure | None = None
+        self.program: Program | None = None
         self.plan: StaticPlan | None = None
         self.seen: list[Tensor] = []
-        self.replays: dict[int, Callable[[], Tensor]] = {}
+        self.replays: dict[tuple[int, bool], Replay] = {}
+        self._calls_since_look = 0
+        self._best: tuple[Tensor, list[int]] | None = None  # of the last call, and the slots that were chosen
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
     ) -> Tensor | None:
         """Run one token `ids[i]` of each of `rows`, which continue the cache -> the logits of tokens `chosen`, [C, V].
-        Those of `prompts` are computed like all others.
+        Those of `prompts` are computed like all others.  `best` then has the likeliest tokens.
 
         None where the modules must run.  The caller has begun no step of the cache; this begins and finishes one.
         Raises as `Cache.begin`.
         """
+        self._best = None
         try:
             self._check(ids, rows)
+            if self.cache.longest is not None:  # at once: a plan and its graphs hold for one size of the stores
+                self.cache.room(self.cache.longest)
             step = self.cache.begin(rows, "")
             self._bind()
         except NotStatic as reason:
@@ -70,10 +100,24 @@ class StaticStep:
         slots = list(rows.slots)
         sources = ((0,) * len(ids),) * 2 if self.cross is None else self.cross.of(slots)
         numbers[:, slots] = torch.tensor([tuple(ids), rows.past, (1,) * len(ids), *sources])
-        self.inputs.copy_(numbers)
-        out = self._replay(bucket_of(max(rows.ends), self.cache.capacity))()
+        self.inputs.copy_(numbers, non_blocking=True)  # from memory that is not pinned: it is read before this returns
+        every = self.compiler is None and len(slots) == len(self.cache.lengths)
+        out, best = self._replay(bucket_of(max(rows.ends), self.cache.capacity), every)()
         step.finish()
-        return out[torch.tensor([slots[i] for i in chosen], device=out.device)]
+        taken = [slots[i] for i in chosen]
+        self._best = best, taken
+        run = slice(taken[0], taken[0] + len(taken)) if taken else slice(0)
+        if taken == list(range(run.start or 0, run.stop)):
+            return out[run].clone()  # the next step writes to `out`
+        return out[torch.tensor(taken, device=out.device)]
+
+    def best(self) -> tuple[list[int], list[float]] | None:
+        """The likeliest token after each chosen one of the last call, and its logit; None where that did not run."""
+        if self._best is None:
+            return None
+        pairs, slots = self._best
+        tokens, logits = pairs.tolist()
+        return [int(tokens[slot]) for slot in slots], [logits[slot] for slot in slots]
 
     def warm_up(self, slots: int, length: int) -> None:
         """Capture and compile what rows of up to `length` tokens in so many slots need, so that no later step does.
@@ -90,10 +134,14 @@ class StaticStep:
             self._bind()
         except NotStatic as reason:
             raise InputError(f"this model has no step of fixed shapes: {reason}") from None
-        self.inputs.zero_()
+        self.inputs.zero_()  # no slot is in use, and nothing is written
+        forms = [False]
+        if self.compiler is None and not any(self.cache.lengths):  # this one writes to the first place of every slot
+            forms = [True] if slots == 1 else [True, False]
         end = 1
         while end < 2 * length:
-            self._replay(bucket_of(min(end, length), self.cache.capacity))()
+            for every in forms:
+                self._replay(bucket_of(min(end, length), self.cache.capacity), every)()
             end *= 2
 
     def _check(self, ids: Sequence[int], rows: Rows) -> None:
@@ -113,54 +161,68 @@ class StaticStep:
 
     def _bind(self) -> None:
         """Make the plan anew where the module, a parameter or a store is another one than before."""
-        if self.structure is None or not self.structure.same():
-            self.structure, self.seen = Structure(self.module), []
         tensors = [x for store in self._stores() for x in (store.k, store.v)]
         same = len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen))
+        self._calls_since_look += 1
+        if same and self.plan is not None and self.unchanged and self._calls_since_look < LOOK_EVERY:
+            return
+        self._calls_since_look = 0
+        if self.structure is None or not self.structure.same():
+            self.structure, self.program, same = Structure(self.module), None, False
         if same and self.plan is not None and self.plan.numbers.same():
             return
+        self.plan, self.seen, self.replays = None, [], {}
         reason = self.structure.refusal()
         if reason is not None:
             raise NotStatic(reason)
         try:
             with torch.inference_mode(False), torch.no_grad():
-                program = lower(self.module)
-            check_static(program, self.module)
-            self.plan = plan = StaticPlan(program, self.module, self.cache, self.cross)
+                self.program = self.program or lower(self.module)
+            check_static(self.program, self.module)
+            self.plan = plan = StaticPlan(self.program, self.module, self.cache, self.cross)
         except (ConfigError, InputError) as problem:
             raise NotStatic(str(problem)) from None
         self.run: Run = plan.run if self.compiler is None else self.compiler(plan.run)
         self.inputs = torch.zeros(5, len(self.cache.lengths), dtype=torch.long, device=self.module.device)
-        self.replays, self.seen = {}, tensors
+        self.seen = tensors
 
     def _stores(self) -> list[Store]:
         return self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
 
-    def _replay(self, bucket: int) -> Callable[[], Tensor]:
-        """One step on `self.inputs`: a CUDA graph where the model is on a GPU."""
-        if bucket not in self.replays:
-            if self.module.device.type == "cuda":
-                self.replays[bucket] = self._captured(bucket)
-            else:
-                self.replays[bucket] = lambda: self.run(self.inputs, bucket)
-        return self.replays[bucket]
+    def _replay(self, bucket: int, every: bool) -> Replay:
+        """One step on `self.inputs`, and the best tokens: a CUDA graph where the model is on a GPU.  There is one for
+        each bucket, and another where all slots are in use: it need not keep what a slot without a row holds."""
+        how = bucket, every
+        if how not in self.replays:
+            self.captures += 1
+            on_gpu = self.module.device.type == "cuda"
+            self.replays[how] = self._captured(*how) if on_gpu else partial(self._step, *how)
+        return self.replays[how]
 
-    def _captured(self, bucket: int) -> Callable[[], Tensor]:
-        """A CUDA graph of one step; what runs before its capture writes to no store, since no slot is in use."""
-        inputs = self.inputs.clone()
-        self.inputs.zero_()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                self.run(self.inputs, bucket)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = self.run(self.inputs, bucket)
-        self.inputs.copy_(inputs)
+    def _step(self, bucket: int, every: bool) -> tuple[Tensor, Tensor]:
+        out = self.run(self.inputs, bucket, every)
+        return out, best_of(out)
 
-        def replay() -> Tensor:
+    def _captured(self, bucket: int, every: bool) -> Replay:
+        """A CUDA graph of one step.  What runs before its capture writes what the step itself writes.
+
+        Other threads may use the GPU meanwhile.  The memory that cuBLAS works in belongs to the process, which may free
+        it: it is freed before the capture, so that the graph gets its own, and after it, so that nobody else uses that.
+        """
+        with ONE_CAPTURE, torch.cuda.device(self.module.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    self._step(bucket, every)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            torch._C._cuda_clearCublasWorkspaces()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                out = self._step(bucket, every)
+            torch._C._cuda_clearCublasWorkspaces()
+
+        def replay() -> tuple[Tensor, Tensor]:
             graph.replay()
             return out
 

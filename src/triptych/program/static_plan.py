@@ -7,7 +7,7 @@ the program; the operations that depend on positions alone become tables, and at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,8 @@ from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import Numbers
 from triptych.program.interpreter import run_operation
-from triptych.program.program import Entry, Instruction, Program
+from triptych.program.program import Instruction, Program
+from triptych.program.static_groups import Group, grouped, join
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
 from triptych.spec.positions import LongRope
 
@@ -93,6 +94,10 @@ class StaticPlan:
     numbers  where the weights lie, and the versions of those that tables are made of.
     tables   by the name of the value: what depends on positions alone, by position or by distance; for LongRoPE two,
              the second for rows that are longer than its switch.
+    masks    by the name of what an attention gives: equal numbers for equal masks.
+    groups   the instructions of a step, those together that run as one (`static_groups`).
+    matrices by the name of what the first product of a group gives: the weights, the biases and the rows of each.
+    joined   whether weights of products of one input become one matrix; None: on a GPU.
     """
 
     program: Program
@@ -101,16 +106,39 @@ class StaticPlan:
     cross: CrossCache | None
     weights: Mapping[str, Tensor] = field(init=False)
     tables: dict[str, tuple[Tensor, ...]] = field(init=False)
+    masks: dict[str, int] = field(init=False)
     numbers: Numbers = field(init=False)
+    groups: list[Group] = field(init=False)
+    matrices: dict[str, tuple[Tensor, Tensor | None, list[int]]] = field(init=False)
+    held: list[Tensor] = field(init=False)
+    joined: bool | None = None
 
     def __post_init__(self) -> None:
         self.weights = dict(self.module.named_parameters(remove_duplicate=False))
+        joined = self.module.device.type == "cuda" if self.joined is None else self.joined
+        self.groups = grouped(self.program.entries["decode"].instructions, self.weights, joined=joined)
+        with torch.inference_mode(False), torch.no_grad():
+            self.matrices = {group[0].out[0]: self._join(group) for group in self.groups if _are_products(group)}
         self.tables = {}
+        kinds: dict[Mask, int] = {}
+        self.masks = {
+            step.out[0]: kinds.setdefault(step.attributes["mask"], len(kinds))
+            for step in self.program.entries["decode"].instructions
+            if step.op == "attend"
+        }
         with torch.no_grad():
             in_tables = self._make_tables(max(self.cache.capacity, 1))
         if any(weight.is_inference() for weight in in_tables):
             raise NotStatic("a weight was made in inference mode, where changes are not counted")
         self.numbers = Numbers(list(self.weights.values()), in_tables, [])
+        # What a graph reads stays allocated as long as the plan, though another thread gives a parameter other numbers.
+        self.held = [weight.detach() for weight in self.weights.values()]
+
+    def _join(self, group: Group) -> tuple[Tensor, Tensor | None, list[int]]:
+        """The matrix of a group of products, their biases and how many rows each has."""
+        parts = {key: [self.weights[step.weights[key]] for step in group] for key in group[0].weights}
+        bias = join(parts["bias"]) if "bias" in parts else None
+        return join(parts["weight"]), bias, [len(x) for x in parts["weight"]]
 
     def _make_tables(self, positions: int) -> list[Tensor]:
         """Run the instructions that read positions alone, on all positions that the cache has room for; -> the weights
@@ -134,12 +162,16 @@ class StaticPlan:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Tensor, bucket: int) -> Tensor:
+    def run(self, inputs: Tensor, bucket: int, every: bool = False) -> Tensor:
         """inputs [5, slots]: the id of each slot's next token, its position, whether the slot is in use in this step,
         the length of its source and the place of that in the stores of sources.  -> logits [slots, V]; those of slots
         that are not in use mean nothing, and their stores stay as they are.  `bucket` positions hold all keys of the
-        rows."""
-        return _StaticRun(self, inputs, bucket).run()
+        rows.  `every` says that all slots are in use."""
+        return _StaticRun(self, inputs, bucket, every).run()
+
+
+def _are_products(group: Group) -> bool:
+    return len(group) > 1 and group[0].op == "linear"
 
 
 def _switches(step: Instruction) -> bool:
@@ -157,7 +189,10 @@ class _StaticRun:
     plan: StaticPlan
     inputs: Tensor
     bucket: int
+    every: bool
     values: dict[str, Any] = field(default_factory=dict)
+    hidden: dict[tuple[int, bool, int | None, str, torch.dtype], Tensor] = field(default_factory=dict)
+    counts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     def run(self) -> Tensor:
         plan, program = self.plan, self.plan.program
@@ -167,16 +202,31 @@ class _StaticRun:
         if plan.cross is not None:
             for i, name in enumerate(program.entries["cross_kv"].outputs):
                 self.values[name] = _Keys(plan.cross.stores[i // 2], "kv"[i % 2], True)
-        hidden = self.entry(program.entries["decode"])
+        for group in plan.groups:
+            self.values.update(self.results(group))
+        hidden = self.values[program.entries["decode"].outputs[0]]
         head = program.entries["unembed"]
         self.values[head.inputs[0]] = hidden
-        return self.entry(head)
-
-    def entry(self, entry: Entry) -> Tensor:
-        for step in entry.instructions:
+        for step in head.instructions:
             self.values[step.out[0]] = self.result(step)
-        result: Tensor = self.values[entry.outputs[0]]
-        return result
+        logits: Tensor = self.values[head.outputs[0]]
+        return logits
+
+    def results(self, group: Group) -> dict[str, Any]:
+        """What the instructions of a group give, by name."""
+        names, first = [step.out[0] for step in group], group[0]
+        parts: Sequence[Any]
+        if len(group) > 1 and first.op == "linear":
+            weight, bias, sizes = self.plan.matrices[first.out[0]]
+            parts = F.linear(self.values[first.inputs["x"]], weight, bias).split(sizes, -1)
+        elif len(group) > 1:  # rotations
+            inputs = {key: self.values[name] for key, name in first.inputs.items()}
+            heads = [self.values[step.inputs["x"]] for step in group]
+            turned = run_operation(first, inputs | {"x": torch.cat(heads, 1)}, {})
+            parts = turned.split([x.shape[1] for x in heads], 1)
+        else:
+            parts = [self.result(first)]
+        return dict(zip(names, parts, strict=True))
 
     def result(self, step: Instruction) -> Any:
         if step.op == "site":
@@ -206,8 +256,10 @@ class _StaticRun:
         store, new = self.plan.cache.stores[layer], self.values[step.inputs[leaf]]
         target = store.k if leaf == "k" else store.v
         place = self.positions if store.window is None else self.positions % store.window
-        old = target[self.slots, :, place]
-        target[self.slots, :, place] = torch.where(self.used[:, None, None], store.form.encode(new), old)
+        new = store.form.encode(new)
+        if not self.every:
+            new = torch.where(self.used[:, None, None], new, target[self.slots, :, place])
+        target[self.slots, :, place] = new
         return _Keys(store, leaf, False)
 
     def attend(self, step: Instruction) -> Tensor:
@@ -215,34 +267,74 @@ class _StaticRun:
         softcap, bias, mask, sinks, softmax in fp32 or better."""
         how, q, keys = step.attributes, self.values[step.inputs["q"]], self.values[step.inputs["k"]]
         k, v = self.numbers(keys, q.dtype), self.numbers(self.values[step.inputs["v"]], q.dtype)
-        k_pos = self.places(keys, k.shape[2])
-        visible = self.visible(how["mask"], keys, k_pos)
-        bias = None
-        if "bias" in step.inputs:
-            table = self.values[step.inputs["bias"]].table
-            distance = (self.positions[:, None] - k_pos).clamp(min=0)
-            bias = table[:, distance].transpose(0, 1)[:, :, None]  # [slots, H, 1, S]
-        query = q[:, :, None]
-        if how["softcap"] is None and "sinks" not in step.weights:
-            mask = visible if bias is None else bias.masked_fill(~visible, -torch.inf).to(q.dtype)
-            grouped = k.shape[1] != q.shape[1]
-            out = F.scaled_dot_product_attention(query, k, v, mask, scale=how["scale"], enable_gqa=grouped)
-            return out[:, :, 0]
         wide = torch.promote_types(q.dtype, torch.float32)
-        heads = q.shape[1] // k.shape[1]
-        k, v = (x.to(wide).repeat_interleave(heads, dim=1) for x in (k, v))
-        scores = query.to(wide) @ k.mT * how["scale"]
+        groups, together = k.shape[1], q.shape[1] // k.shape[1]
+        query = q.reshape(len(q), groups, together, q.shape[2])  # heads of a group as queries: each key is read once
+        if self.counts_alone(step, keys, q):
+            return self.attend_counted(how["scale"], q, k, v, keys)
+        if how["softcap"] is None and "sinks" not in step.weights:
+            added = self.added(step, keys, k.shape[2], q.dtype)
+            if "bias" in step.inputs:
+                added = added.view(len(q), groups, together, -1)
+            out = F.scaled_dot_product_attention(query, k, v, added, scale=how["scale"])
+            return out.reshape(len(q), q.shape[1], v.shape[3])
+        added = self.added(step, keys, k.shape[2], wide)
+        scores = query.to(wide) @ k.to(wide).mT * how["scale"]
         if how["softcap"] is not None:
             scores = ops.softcap(scores, how["softcap"])
-        if bias is not None:
-            scores = scores + bias
-        scores = scores.masked_fill(~visible, -torch.inf)
+        scores = scores.view(len(q), q.shape[1], 1, -1) + added
         if "sinks" in step.weights:
             sinks = self.plan.weights[step.weights["sinks"]].to(wide)[:, None, None].expand(*scores.shape[:-1], 1)
             pattern = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
         else:
             pattern = scores.softmax(-1)
-        return (pattern @ v).to(q.dtype)[:, :, 0]
+        out = pattern.view(len(q), groups, together, -1) @ v.to(wide)
+        return out.reshape(len(q), q.shape[1], v.shape[3]).to(q.dtype)
+
+    def counts_alone(self, step: Instruction, keys: _Keys, q: Tensor) -> bool:
+        """Whether a slot sees all keys up to its own, in a form that the varlen kernel of a GPU reads."""
+        seen = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross and keys.store.window is None
+        plain = step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
+        layer, dtype = keys.store.layer, q.dtype
+        fits = layer.width == layer.value_width and layer.width % 8 == 0 and layer.width <= 256
+        half = q.is_cuda and dtype in (torch.bfloat16, torch.float16) and keys.store.form.dtype is dtype
+        return seen and plain and fits and half
+
+    def attend_counted(self, scale: float, q: Tensor, k: Tensor, v: Tensor, keys: _Keys) -> Tensor:
+        """Attention by torch's kernel for rows of unlike lengths, which reads the keys there are and no others.
+
+        It takes keys of all rows as one `[places, G, K]`, with the place where each row begins.  In the stores,
+        `[slots, G, capacity, K]`, a head's keys lie together: place p of slot s is place `s G capacity + p` of a view
+        whose heads are `capacity K` numbers apart.
+        """
+        whole_k, whole_v = keys.store.k, keys.store.v
+        slots, groups, capacity, width = whole_k.shape
+        shape = ((slots - 1) * groups * capacity + capacity, groups, width)
+        flat = [x.as_strided(shape, (width, capacity * width, 1)) for x in (whole_k, whole_v)]
+        if (apart := groups * capacity) not in self.counts:
+            begin = torch.arange(slots + 1, dtype=torch.int32, device=q.device)
+            self.counts[apart] = begin, begin * apart, (self.positions + 1).to(torch.int32)
+        rows, begins, used = self.counts[apart]
+        out: Tensor = torch.ops.aten._flash_attention_forward(
+            q, *flat, rows, begins, 1, self.bucket, 0.0, False, False, scale=scale, seqused_k=used
+        )[0]
+        return out
+
+    def added(self, step: Instruction, keys: _Keys, count: int, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores, [slots, H or 1, 1, S]: the bias where there is one, -inf where a key is hidden.
+        Computed once for all layers that share it."""
+        bias = step.inputs.get("bias", "")
+        kind = self.plan.masks[step.out[0]], keys.cross, keys.store.window, bias, dtype
+        if kind not in self.hidden:
+            k_pos = self.places(keys, count)
+            visible = self.visible(step.attributes["mask"], keys, k_pos)
+            if bias:
+                distance = (self.positions[:, None] - k_pos).clamp(min=0)
+                numbers = self.values[bias].table[:, distance].transpose(0, 1)[:, :, None].to(dtype)  # [slots, H, 1, S]
+            else:
+                numbers = torch.zeros((), dtype=dtype, device=visible.device)
+            self.hidden[kind] = torch.where(visible, numbers, -torch.inf)
+        return self.hidden[kind]
 
     def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
         """[slots, G, S, K]: what the slots hold, up to the bucket where places are positions."""

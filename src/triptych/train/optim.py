@@ -120,8 +120,7 @@ class Optimizer:
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
             key = name.rpartition("/")[2]
-            copy = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
-            owners[id(parameter)].state[parameter][key] = copy
+            owners[id(parameter)].state[parameter][key] = value.to(parameter.device, copy=True)
         missing = [name for name, p in self.parameters.items() if state and p not in owners[id(p)].state]
         if missing:
             raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")
