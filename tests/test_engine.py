@@ -251,7 +251,7 @@ def test_a_stream_and_logits_take_edits() -> None:
     assert torch.equal(same, model.logits(["Mill"])[0])
     assert not torch.equal(same, changed)
     nothing = zero("blocks.0.resid_post", items=3)
-    with pytest.raises(ProbeError, match="changed nothing"):
+    with pytest.raises(ProbeError, match="would change nothing"):
         model.logits(["Mill"], edit=nothing)
     with pytest.raises(ProbeError, match="changed nothing"):
         list(model.stream("Mill", edit=nothing, **how))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_train_state import recipe, same, weights
 
 import tiny
 import triptych
@@ -16,6 +15,7 @@ from cli_models import checkpoint
 from native_models import LLAMA, needs_native
 from test_attention import MASKS, noise, options_for, qkv
 from test_gpu import WITHIN, exact_products, gap
+from test_train_checkpoints import recipe, same, weights
 from triptych.attention import KERNELS, attend, attend_reference, why
 from triptych.checkpoints.convert import convert
 from triptych.errors import InputError

@@ -254,9 +254,11 @@ def test_logits_that_nobody_asked_for_are_not_computed(monkeypatch: pytest.Monke
     counts: list[int] = []
     run = native_calls.Calls.run
 
-    def noted(self: Any, binding: Any, matrices: Any, plan: Any, labels: Any, chosen: Any, *rest: Any) -> None:
+    def noted(
+        self: Any, binding: Any, matrices: Any, plan: Any, labels: Any, chosen: Any, *rest: Any, **how: Any
+    ) -> None:
         counts.append(len(chosen))
-        run(self, binding, matrices, plan, labels, chosen, *rest)
+        run(self, binding, matrices, plan, labels, chosen, *rest, **how)
 
     monkeypatch.setattr(native_calls.Calls, "run", noted)
     engine = Engine(packed("Q4_0"), chunk=11)
@@ -304,7 +306,7 @@ def test_a_mixture_and_an_encoder_decoder_have_prompts_too() -> None:
         assert not Forward(make(), 9, "auto").by_role
     module = packed("Q8_0", model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
     expected = logits(module, [30, 4], 30)
-    plan = PreparedPrompt.bound(module, (torch.float32, (None, None)), kernel_matrix, 1).plan
+    plan = PreparedPrompt.bound(module, (torch.float32, (None, None), ()), kernel_matrix, 1).plan
     assert Op.TAKE in plan.instructions["op"].tolist()
     assert Op.LINEAR_BF16 in plan.instructions["op"].tolist()
     assert torch.equal(logits(module, [3, 9, 20, 2], 30, rows=3), expected)

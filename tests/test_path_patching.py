@@ -173,7 +173,7 @@ def test_a_steered_generation_runs_the_modules(words: Model) -> None:
     engine = words.engine()
     edit = words.steer("good", "evil", site="blocks.1.resid_post")
     assert "".join(words.stream("abc", max_new_tokens=4, edit=edit, engine=engine))
-    assert engine.why_modules == "the rows are probed"
+    assert engine.why_modules == "an edit is made at blocks.1.resid_post"
 
 
 @pytest.mark.parametrize(

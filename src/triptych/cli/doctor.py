@@ -19,7 +19,7 @@ def doctor(as_json: options.Json = False) -> None:
     """Report what Triptych detects: cores, instruction sets, memory, torch, GPU, installed packages."""
     from importlib.metadata import PackageNotFoundError, version
 
-    from triptych import __version__, fetch, machine, native
+    from triptych import __version__, machine, native, pip_packages
 
     def installed(name: str) -> str | None:
         try:
@@ -30,7 +30,7 @@ def doctor(as_json: options.Json = False) -> None:
     with screen.waiting("loading torch"):
         threads = machine.use_threads()
         torch = machine.torch_facts()
-    facts, cache = machine.look(), fetch.cache_directory()
+    facts, cache = machine.look(), pip_packages.cache_directory()
     library = native.library()
     costs = "packed weights are dequantized, which takes more memory and time"
     in_bf16 = f"; {library.bf16} for products in bf16" if library and library.bf16 else ""

@@ -255,8 +255,8 @@ class Engine:
         plain = self._greedy and not self._all_logits and self.speculation is None
         for session, members in self._groups:
             for part in [members] if share is None else self._parts(members, share):
-                computed = self.forward.run(session, part, share, self._all_logits)
-                tokens, tops = computed.best() if plain and computed.due else (list[int](), list[float]())
+                computed = self.forward.run(session, part, share, self._all_logits, plain)
+                tokens, tops = computed.best or (list[int](), list[float]())
                 if not tokens or not all(map(isfinite, tops)):
                     self._choose_tokens(computed, outputs, ended)
                     continue

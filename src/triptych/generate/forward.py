@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from triptych.nn import NO_TAPS, Batch, Taps, Transformer
 from triptych.probe import Session
 from triptych.program.native_encoder import Matmul, NativeEncoder
 from triptych.program.native_executor import NativeStep, prompts_in_bf16
+from triptych.program.native_reads import StepReads
 from triptych.program.static_executor import StaticStep, best_of, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
@@ -32,8 +33,9 @@ class StepExecutor(Protocol):
     unchanged: bool
 
     def logits(
-        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
-    ) -> Tensor | None: ...
+        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
+        reads: StepReads | None = None,
+    ) -> Tensor | None: ...  # fmt: skip
 
 
 Best = tuple[list[int], list[float]]
@@ -48,26 +50,15 @@ class ForwardResult:
     logits   [W, V]: after the last id of each of these and after each id of its draft, row after row.
     places   where the logits of each due row begin.
     every    [T, V]: all that was computed of the rows that want all logits.
-    known    the best tokens of `logits`, where the executor found them too.
+    best     the token with the largest logit of each row of `logits`, and that logit, NaN where a logit is NaN; None
+             where they were not asked for.
     """
 
     due: list[LiveRow]
     logits: Tensor
     places: list[int]
     every: dict[LiveRow, Tensor]
-    known: Callable[[], Best | None]
-
-    def best(self) -> Best:
-        """The token with the largest logit in each row of `logits`, and that logit; NaN where a logit is NaN."""
-        if (known := self.known()) is not None:
-            return known
-        logits = self.logits
-        if not logits.is_cpu:
-            tokens, tops = best_of(logits).tolist()
-            return [int(token) for token in tokens], tops
-        # numpy's search takes a tenth of torch's time
-        best = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
-        return best, logits[[*range(len(best))], best].tolist()
+    best: Best | None
 
 
 class Forward:
@@ -126,11 +117,13 @@ class Forward:
         return self.cache.smallest_window is not None and self.why_modules is not None
 
     def run(
-        self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool
-    ) -> ForwardResult:
+        self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool,
+        find_best: bool = False,
+    ) -> ForwardResult:  # fmt: skip
         """The next piece of each row: what it lacks, at most `chunk` ids or its `share`, and its draft behind the end.
 
-        Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.
+        Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.  The
+        likeliest tokens are looked for where `find_best`, which goes without `all_logits`.
         """
         ids: list[int] = []
         lengths, past, slots, prompts = [], [], [], []
@@ -156,18 +149,17 @@ class Forward:
         where = own = Rows(tuple(lengths), tuple(past), tuple(slots))
         self.running = rows
         logits: Tensor | None = None
-        known: Callable[[], Best | None] = _unknown
         encoded = False  # whether the sources are read
         if self.executor is not None:
             if session is not None:
                 session.items = [row.request.number for row in rows]
-            refusal = self._refusal(session, rows)
-            self.why_modules = refusal
+            self.why_modules = refusal = None if session is None else self._refusal(session, rows)
             encoded = refusal is None and (rows[0].source is None or self._read_sources(rows))
             if encoded:
-                logits = self._executed(session, ids, own, range(len(ids)) if all_logits else wanted, prompts)
-                if isinstance(self.executor, StaticStep) and logits is not None and not all_logits:
-                    known = self.executor.best
+                self.executor.unchanged = self.unchanged
+                reads = None if session is None else session.native_reads(own.slots)
+                logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted, prompts, reads)
+                self.why_modules = self.executor.why_modules
         if logits is not None:
             if session is not None and len(logits):
                 if not all_logits and len(wanted) < len(ids):
@@ -189,31 +181,25 @@ class Forward:
         if all_logits:
             every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
             logits = logits[wanted]
-        return ForwardResult(due, logits, places, every, known)
+        best: Best | None = None
+        if find_best and due:
+            if isinstance(self.executor, StaticStep) and self.why_modules is None:
+                best = self.executor.best()
+            if best is None and logits.is_cpu:  # numpy's search takes a tenth of torch's time
+                tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
+                best = tokens, logits[[*range(len(tokens))], tokens].tolist()
+            elif best is None:
+                found, tops = best_of(logits).tolist()
+                best = [int(token) for token in found], tops
+        return ForwardResult(due, logits, places, every, best)
 
-    def _refusal(self, session: Session | None, rows: Sequence[LiveRow]) -> str | None:
+    def _refusal(self, session: Session, rows: Sequence[LiveRow]) -> str | None:
         """Why the executor cannot serve what is read and edited of these rows."""
-        if session is None:
-            return None
         if not isinstance(self.executor, NativeStep):
             return "the rows are probed"
         if session.plan.reads_source and rows[0].source is not None:
             return "the encoder, or keys and values of the source, are read"
         return session.plan.why_modules
-
-    def _executed(
-        self, session: Session | None, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int]
-    ) -> Tensor | None:
-        """The logits of the `chosen` tokens by the executor; None where it cannot, and why in `why_modules`."""
-        assert self.executor is not None
-        self.executor.unchanged = self.unchanged
-        if isinstance(self.executor, NativeStep):
-            reads = None if session is None else session.native_reads(rows.slots)
-            logits = self.executor.logits(ids, rows, chosen, prompts, reads)
-        else:
-            logits = self.executor.logits(ids, rows, chosen, prompts)
-        self.why_modules = self.executor.why_modules
-        return logits
 
     def _read_sources(self, rows: Sequence[LiveRow]) -> bool:
         """Run the encoder natively on the sources of these rows, and project its output; False where the modules must
@@ -239,10 +225,6 @@ class Forward:
         """What the encoder reads in the first forward of these rows."""
         inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
         return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
-
-
-def _unknown() -> None:
-    """The executor found no best tokens."""
 
 
 def _taps(session: Session, rows: Sequence[LiveRow]) -> Taps:

@@ -126,7 +126,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _counted_bytes(model: Model, positions: int) -> int:
-    numbers = count(model.spec).cache_bytes(positions, dtype="int8")  # a byte each
+    numbers = count(model.spec).cache_bytes(positions, dtype="fp32") // 4
     return numbers * model.module.dtype.itemsize
 
 

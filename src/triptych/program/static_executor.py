@@ -21,6 +21,7 @@ from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.program.changes import Structure
 from triptych.program.lower import lower
+from triptych.program.native_reads import StepReads
 from triptych.program.program import Program
 from triptych.program.static_plan import NotStatic, StaticPlan, bucket_of, check_static
 
@@ -77,10 +78,11 @@ class StaticStep:
         self._best: tuple[Tensor, list[int]] | None = None  # of the last call, and the slots that were chosen
 
     def logits(
-        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None
-    ) -> Tensor | None:
+        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
+        reads: StepReads | None = None,
+    ) -> Tensor | None:  # fmt: skip
         """Run one token `ids[i]` of each of `rows`, which continue the cache -> the logits of tokens `chosen`, [C, V].
-        Those of `prompts` are computed like all others.  `best` then has the likeliest tokens.
+        Those of `prompts` are computed like all others, and nothing is read.  `best` then has the likeliest tokens.
 
         None where the modules must run.  The caller has begun no step of the cache; this begins and finishes one.
         Raises as `Cache.begin`.
