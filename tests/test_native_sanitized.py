@@ -42,7 +42,7 @@ torch.set_num_threads(2)
 create(LLAMA).save(sys.argv[3])
 if sys.argv[2] == "broken":  # the control: an arena and scratch memory that are too small
     plan_of = native_executor.plan_of
-    def small(*arguments):
+    def small(*arguments, **how):
         plan = plan_of(*arguments)
         return replace(plan, arena=plan.arena // 2, scratch=16)
     native_executor.plan_of = small

@@ -157,6 +157,7 @@ def test_letters_beyond_counting_are_text(browser: Browser, tmp_path: Path) -> N
     assert tab.console() == []
 
 
+@pytest.mark.long  # once, beside many other tabs, a picture was never saved and the test waited for ever
 @pytest.mark.parametrize("index", range(6))
 def test_what_each_tab_saves_can_be_read(browser: Browser, page: Path, index: int) -> None:
     tab = browser.open(page, before=SAVED).wait()

@@ -16,8 +16,9 @@ Steer = Annotated[
     str | None,
     typer.Option(
         "--steer",
-        metavar="[FILE@]SITE[:SCALE]",
-        help="Add a vector at a site, or at the output of block SITE, in every token: --toward less --away, or FILE's.",
+        metavar="SITE[:SCALE]",
+        help="Add a vector at a site, or at the output of block SITE, in every token: --toward less --away, or that of FILE, "
+        "written FILE@SITE.",
         show_default=False,
     ),
 ]

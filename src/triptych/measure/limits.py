@@ -21,6 +21,7 @@ from triptych.measure.report import Limit, Rates
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 
+ONE_BYTE = "fp8"  # a cache in it has as many bytes as numbers
 READ_BYTES = 512 << 20  # much more than any cache holds
 SQUARE = 2048  # rows and columns of the matrices of the matmul rate
 
@@ -90,7 +91,7 @@ def work(job: BenchJob, count: Count, costs: Costs | None, lengths: Sequence[int
         return 0, sum(sum(count.flops(n, logits=0).values()) for n in lengths)
     if job.kind in ("decode", "together"):
         middle = max(1, rows[0] + job.new // 2)
-        cached = len(rows) * number * count.cache_bytes(middle, dtype="int8")
+        cached = len(rows) * number * count.cache_bytes(middle, dtype=ONE_BYTE)
         return job.new * (weights + cached), job.new * len(rows) * count.decode_flops(middle)
     if job.kind not in ("encoder", "write"):
         return 0, 0
@@ -99,8 +100,8 @@ def work(job: BenchJob, count: Count, costs: Costs | None, lengths: Sequence[int
     if job.kind == "encoder":
         return 0, encoding - sum(map(partial(_cross_flops, count), read))
     middle, source = max(1, job.new // 2), sum(read) // len(read)
-    own = len(read) * job.beams * count.cache_bytes(middle, dtype="int8")
-    cross = len(read) * count.cache_bytes(0, dtype="int8", source=source)
+    own = len(read) * job.beams * count.cache_bytes(middle, dtype=ONE_BYTE)
+    cross = len(read) * count.cache_bytes(0, dtype=ONE_BYTE, source=source)
     computed = len(read) * job.beams * count.decode_flops(middle, source=source)
     return job.new * (weights + number * (own + cross)), encoding + job.new * computed
 

@@ -13,6 +13,7 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
@@ -81,10 +82,12 @@ class Contents:
     """
 
     def __init__(self, tensors: Sequence[Tensor], piece: int) -> None:
-        self.tensors = [one.detach() for one in tensors if one.device.type == "cpu"]  # they keep the memory
-        self.addresses = list(map(Tensor.data_ptr, self.tensors))
+        here = [one for one in tensors if one.device.type == "cpu"]
+        self.storages = [one.untyped_storage() for one in here]  # they keep the memory
+        self.addresses = list(map(torch.UntypedStorage.data_ptr, self.storages))
         self.views: list[ctypes.Array[ctypes.c_char]] = []
-        for tensor, address in zip(self.tensors, self.addresses, strict=True):
+        for tensor in here:
+            address = tensor.data_ptr()
             places = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             size = places * tensor.element_size() if tensor.numel() else 0
             starts = (0,) if size <= 3 * piece else (0, size // 2, size - piece)
@@ -94,7 +97,8 @@ class Contents:
 
     def same(self) -> bool:
         """Whether they are what they were; nothing is read of memory that a tensor has given up."""
-        return list(map(Tensor.data_ptr, self.tensors)) == self.addresses and b"".join(self.views) == self.before
+        addresses = list(map(torch.UntypedStorage.data_ptr, self.storages))
+        return addresses == self.addresses and b"".join(self.views) == self.before
 
 
 class Numbers:
