@@ -142,6 +142,23 @@ def missing_norm_of_the_transform(model: Model, patch: pytest.MonkeyPatch) -> No
     put(model, patch, spec.TransformSpec, "norm", None)
 
 
+@parity("vision-bert", "LMHead.transform")
+def language_model_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
+    put(model, patch, spec.LMHeadSpec, "transform", None)
+
+
+@parity("vision-gpt2", "Stack.project")
+@parity("vision-bert", "Stack.project")
+def encoder_projected_by_another_matrix(model: Model, patch: pytest.MonkeyPatch) -> None:
+    project = model.module.encoder.project
+    fill(project, patch, "weight", Parameter(project.weight.detach().flip(0)))
+
+
+@parity("vision-gpt2", "Stack.project")
+def missing_bias_of_the_encoder_s_projection(model: Model, patch: pytest.MonkeyPatch) -> None:
+    fill(model.module.encoder.project, patch, "bias", None)
+
+
 @parity("bert", "MaskedLMHead")
 @parity("bert-untied", "MaskedLMHead")
 def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ COMMANDS = [
     "fill",
     "encode",
     "classify",
+    "caption",
     "transcribe",
     "lens",
     "patch",

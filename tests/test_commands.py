@@ -141,6 +141,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
            "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 20,
            "patch_size": 5, "id2label": {"0": "cat", "1": "dog"}}  # fmt: skip
     triptych.create(vit).save(desk / "vit")
+    gpt2 = {"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 3, "n_positions": 96, "is_decoder": True,
+            "add_cross_attention": True, "vocab_size": tokenizer.vocab_size}  # fmt: skip
+    both = {"model_type": "vision-encoder-decoder", "encoder": vit, "decoder": gpt2, "decoder_start_token_id": 0}
+    triptych.create(both, tokenizer).save(desk / "vit-gpt2")
     (desk / "runs").mkdir()
     layouts = {"decoder": "llama", "encoder": "bert", "encoder-decoder": "t5"}
     for layout, name in layouts.items():

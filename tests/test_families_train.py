@@ -19,7 +19,9 @@ from triptych.train.objectives import Example, TrainingBatch
 TRAINED = [
     name
     for name, (_, kind, _) in references.VARIANTS.items()
-    if kind.endswith(("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "MarianMTModel"))
+    if kind.endswith(
+        ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "MarianMTModel", "EncoderDecoderModel")
+    )
 ]
 
 

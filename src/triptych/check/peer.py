@@ -19,8 +19,10 @@ from triptych.probe import Plan, Session
 from triptych.spec import (
     ClassHeadSpec,
     EmbedSpec,
+    FramesSpec,
     LMHeadSpec,
     MaskedLMHeadSpec,
+    PatchesSpec,
     ReplacedHeadSpec,
     SpanHeadSpec,
     TokenHeadSpec,
@@ -115,7 +117,8 @@ def _peer(model: Model) -> Any:
     names = (model.hf or {}).get("architectures") or [AUTO.get(type(model.spec.head), "AutoModel")]
     name = names[0]
     if name == AUTO[LMHeadSpec] and model.spec.encoder is not None:
-        name = "AutoModelForSeq2SeqLM" if isinstance(model.spec.reads.embed, EmbedSpec) else "AutoModelForSpeechSeq2Seq"
+        inputs = {EmbedSpec: "Seq2SeqLM", FramesSpec: "SpeechSeq2Seq", PatchesSpec: "ImageTextToText"}
+        name = f"AutoModelFor{inputs[type(model.spec.reads.embed)]}"
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
         with redirect_stderr(io.StringIO()):  # it draws a bar of its own even when it is told not to

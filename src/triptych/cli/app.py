@@ -9,6 +9,7 @@ import typer
 from triptych import __version__
 from triptych.cli.ablate import ablate
 from triptych.cli.bench import bench
+from triptych.cli.caption import caption
 from triptych.cli.chat import chat
 from triptych.cli.check import check
 from triptych.cli.classify import classify
@@ -56,7 +57,7 @@ def _root(
 
 GROUPS = {
     "Train": (quickstart, train),
-    "Run": (generate, chat, fill, encode, classify, transcribe, convert),
+    "Run": (generate, chat, fill, encode, classify, caption, transcribe, convert),
     "Inspect": (explain, lab, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():

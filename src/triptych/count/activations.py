@@ -50,6 +50,7 @@ def kept_numbers(spec: ModelSpec, tokens: int, source: int = 0, *, recompute: bo
         for numbers in blocks:
             total.update(numbers)
         total["norms"] += _norm(stack.final_norm, rows, width)
+        total["head"] += 0 if stack.project is None else rows * stack.project.inputs
     total["head"] += _head(spec, tokens)
     return dict(total)
 

@@ -197,7 +197,7 @@ def _part_of(name: str, part: object) -> str:
     if isinstance(part, LearnedSpec | T5BucketsSpec | DisentangledSpec):
         return "position"
     places = {"attn": "attention", "cross": "attention", "mlp": "mlp", "embed": "embedding", "head": "head"}
-    places["branch"] = "mlp"
+    places |= {"branch": "mlp", "project": "head"}
     return next(places[word] for word in name.split(".") if word in places)
 
 

@@ -49,6 +49,7 @@ def kv_width(attn: AttentionSpec) -> int:
 def stack_flops(stack: StackSpec, tokens: int, cached: int, source: int) -> Counter[str]:
     total: Counter[str] = Counter()
     total["projections"] += _input_flops(stack.embed, tokens)
+    total["projections"] += 0 if stack.project is None else _linear(stack.project, tokens)
     for block in stack.blocks:
         attn, cross = block.attn, block.cross
         total["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))

@@ -82,7 +82,7 @@ def draw(spec: ModelSpec) -> Drawing:
     kinds = {name: _block_kinds(spec, name) for name in spec.stacks}
     overview = _overview(spec, kinds)
     blocks = [one for of_stack in kinds.values() for one in of_stack]
-    source_width = 0 if spec.encoder is None else spec.encoder.width
+    source_width = 0 if spec.encoder is None else spec.encoder.outputs
     panels = [_panel(one, source_width if one.stack == "decoder" else 0) for one in blocks[:MOST_KINDS]]
     title, facts = _title(spec)
     if more := blocks[MOST_KINDS:]:
@@ -209,9 +209,10 @@ def _overview(spec: ModelSpec, kinds: dict[str, list[BlockKind]]) -> Node:
         if name == list(spec.stacks)[-1]:
             top = None if spec.head is None else _head_node(spec, spec.head)
         else:
-            top = Box(("encoder output", f"[S, {one.width:,}]"), "value", "encoder.output")
+            top = Box(("encoder output", f"[S, {one.outputs:,}]"), "value", "encoder.output")
         final = None if one.final_norm is None else norm_box(one.final_norm, f"{name}.final_norm")
-        column = stack((_input_node(spec, name, one), *_folded(name, one, kinds[name]), final, top))
+        project = None if one.project is None else linear_box("to the decoder's width", one.project, f"{name}.project")
+        column = stack((_input_node(spec, name, one), *_folded(name, one, kinds[name]), final, project, top))
         columns.append(column)
     return columns[0] if len(columns) == 1 else Row(tuple(columns), APART)
 
@@ -307,7 +308,8 @@ def _head_node(spec: ModelSpec, head: Head) -> Node:
             cap = (
                 None if head.softcap is None else Box((f"logits capped at ± {head.softcap:g}",), "act", "head.softcap")
             )
-            return stack((scale, linear_box("logits of the next token", head.proj, "head.proj", *tie), cap))
+            before = () if head.transform is None else _transform_nodes(head.transform)
+            return stack((*before, scale, linear_box("logits of the next token", head.proj, "head.proj", *tie), cap))
         case MaskedLMHeadSpec():
             logits = linear_box("logits of each token", head.proj, "head.proj", *tie)
             return stack((*_transform_nodes(head.transform), logits))

@@ -33,14 +33,14 @@ def read_config(
         raise ConfigError(f"{where}: must be a JSON object")
     hf = text_config(hf, where, ignore)
     family = find(ConfigKeys(hf, where).str("model_type"), where)
-    keys = ConfigKeys({**family.ids, **hf}, where, stored)
+    keys = ConfigKeys({**family.ids, **hf}, where, stored, ignore)
     try:
         spec = family.config(keys)
     except ConfigError as error:  # an error of a part does not name the file
         raise (error if str(error).startswith(where) else keys.error(str(error))) from None
     if isinstance(spec.head, PoolingSpec):
         spec = replace(spec, head=pooling(keys, spec.head))
-    keys.finish({*ignore, *family.ignore})
+    keys.finish(family.ignore)
     return spec
 
 

@@ -29,7 +29,7 @@ class Family:
     #: Classes of heads beside which HF names have no prefix.
     unprefixed: tuple[type, ...] = ()
     #: HF keys that cannot change the forward, each with the reason beside it in the file.
-    ignore: Collection[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
     #: Special tokens that the configuration class of transformers means by an absent key.
     ids: Mapping[str, int] = field(default_factory=dict)
     #: Old endings of tensor names -> today's.

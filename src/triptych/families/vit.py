@@ -36,7 +36,7 @@ head.classes.*                        classifier.*
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    stack = _encoder(keys)
+    stack = encoder(keys)
     width, pooled = stack.width, keys.optional_int("pooler_output_size")
     dense = spec.LinearSpec(inputs=width, outputs=pooled or width, bias=True)
     dense_act = keys.act("pooler_act", default="tanh")
@@ -58,7 +58,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     )
 
 
-def _encoder(keys: ConfigKeys) -> spec.StackSpec:
+def encoder(keys: ConfigKeys) -> spec.StackSpec:
+    """The stack of a config with ViT's keys."""
     width, heads = keys.int("hidden_size"), keys.count("num_attention_heads")
     sides, (patch, across) = _sides(keys, "image_size", 224), _sides(keys, "patch_size", 16)
     norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-12))

@@ -66,13 +66,18 @@ class ConfigKeys:
     """The keys of one dict: each is checked for type and range when it is read, and `finish` refuses those left over.
 
     `where` names the file in errors.  `stored` are the tensor names of the checkpoint beside it, None when only
-    the config is known (counting parameters, or a new model).
+    the config is known (counting parameters, or a new model).  `ignored` are keys, of nested tables too, that the
+    caller declares irrelevant.
     """
 
     def __init__(
-        self, data: Mapping[Str, Any], where: Str = "config.json", stored: Collection[Str] | None = None
+        self,
+        data: Mapping[Str, Any],
+        where: Str = "config.json",
+        stored: Collection[Str] | None = None,
+        ignored: Collection[Str] = (),
     ) -> None:
-        self.data, self.where, self.stored = data, where, stored
+        self.data, self.where, self.stored, self.ignored = data, where, stored, ignored
         self.read: set[Str] = set()
 
     def get(self, name: Str, default: Any = REQUIRED) -> Any:
@@ -177,7 +182,7 @@ class ConfigKeys:
         value = self.get(name, None)
         if value is not None and not isinstance(value, Mapping):
             raise self.error(f"{name} must be a table or null, not {shown(value)}")
-        return ConfigKeys(value, f"{self.where}: {name}") if value else None
+        return ConfigKeys(value, f"{self.where}: {name}", ignored=self.ignored) if value else None
 
     def architecture(self, known: Mapping[Str, T], default: Str) -> T:
         """The value for the class the checkpoint was saved from (`architectures`), or that of `default`."""
@@ -218,7 +223,7 @@ class ConfigKeys:
 
     def finish(self, ignore: Iterable[Str] = (), metadata: Collection[Str] = METADATA) -> None:
         """Raise ConfigError for a key that was not read and is neither metadata nor in `ignore`."""
-        allowed = self.read | set(ignore) | set(metadata)
+        allowed = self.read | set(ignore) | set(metadata) | set(self.ignored)
         left = [key for key in self.data if key not in allowed]
         for key in left:
             if key in REFUSED and self.data[key]:

@@ -14,17 +14,6 @@ from triptych.nn.part import Module
 from triptych.spec import model as spec
 
 
-class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
-    """[N, D] -> next-token logits [N, V]: `softcap(proj(scale * x))`.  The weight of `proj` may be the embedding's
-    (`nn/tying.py`)."""
-
-    proj: Linear
-
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
-        logits = self.proj(x if self.spec.scale is None else x * self.spec.scale)
-        return logits if self.spec.softcap is None else ops.softcap(logits, self.spec.softcap)
-
-
 class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):
     """[N, D] -> [N, D']: `norm(act(dense(x)))`."""
 
@@ -34,6 +23,19 @@ class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):
     def forward(self, x: Tensor) -> Tensor:
         x = ops.ACTIVATIONS[self.spec.act](self.dense(x))
         return x if self.norm is None else self.norm(x)
+
+
+class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
+    """[N, D] -> next-token logits [N, V]: `softcap(proj(scale * transform(x)))`.  The weight of `proj` may be the
+    embedding's (`nn/tying.py`)."""
+
+    transform: Transform | None
+    proj: Linear
+
+    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
+        x = x if self.transform is None else self.transform(x)
+        logits = self.proj(x if self.spec.scale is None else x * self.spec.scale)
+        return logits if self.spec.softcap is None else ops.softcap(logits, self.spec.softcap)
 
 
 class MaskedLMHead(Module[spec.MaskedLMHeadSpec], of=spec.MaskedLMHeadSpec):

@@ -26,7 +26,7 @@ from triptych.nn.attention import Attention
 from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
 from triptych.nn.kinds import Context, Kind, KindState, alike, cross_state, shared_states
-from triptych.nn.linear import Norms
+from triptych.nn.linear import Linear, Norms
 from triptych.nn.part import Module
 from triptych.nn.taps import NO_TAPS, Taps
 from triptych.spec import parts
@@ -124,6 +124,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
     kinds: Mapping[str, Kind]
     blocks: Sequence[Block | ParallelBlock]
     final_norm: Callable[[Tensor], Tensor] | None
+    project: Linear | None
     recompute: bool = False
 
     def __init__(self, spec: parts.StackSpec) -> None:
@@ -208,11 +209,13 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         return cross_state(attn, rows, x, source, random)
 
     def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
-        """The residual stream [N, D] after the last block -> what the head reads."""
+        """The residual stream [N, D] after the last block -> what the head, or the decoder beside an encoder, reads."""
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.spec.dropout:
             x = ops.dropout(x, self.spec.dropout, self.training, random)
+        if self.project is not None:
+            x = self.project(x)
         return taps("final", x, rows)
 
 

@@ -234,10 +234,9 @@ def _direction(model: ProbedModel, ids: Sequence[int]) -> tuple[Tensor, float]:
 def _head(model: ProbedModel, parts: _Parts, direction: tuple[Tensor, float]) -> None:
     """From the parts of the vector that enters the head to their contributions to the logit."""
     head, (row, bias) = model.module.head, direction
-    if isinstance(head, nn_heads.LMHead):
-        parts.vectors = parts.vectors * (1.0 if head.spec.scale is None else head.spec.scale)
-    elif isinstance(head, nn_heads.MaskedLMHead):
-        transform = head.transform
+    assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
+    transform = head.transform
+    if transform is not None:
         parts.vectors = parts.vectors @ weights.dense(transform.dense.weight).double().T
         if transform.dense.bias is not None:
             parts.add(["head.transform bias"], transform.dense.bias[None])
@@ -245,6 +244,8 @@ def _head(model: ProbedModel, parts: _Parts, direction: tuple[Tensor, float]) ->
         gain = ops.ACTIVATIONS[transform.spec.act](total) / torch.where(total == 0, torch.ones_like(total), total)
         parts.vectors = parts.vectors * gain
         parts.through(transform.norm, "head.transform.norm")
+    if isinstance(head, nn_heads.LMHead) and head.spec.scale is not None:
+        parts.vectors = parts.vectors * head.spec.scale
     parts.numbers = (parts.vectors @ row).tolist()
     if bias:
         parts.names.append("head bias")
@@ -254,7 +255,8 @@ def _head(model: ProbedModel, parts: _Parts, direction: tuple[Tensor, float]) ->
 def _capless(model: ProbedModel, final: Tensor) -> Tensor:
     """The model's logits [V] of a vector that enters its head, before a softcap."""
     head = model.module.head
-    if isinstance(head, nn_heads.LMHead):
-        return head.proj((final if head.spec.scale is None else final * head.spec.scale)[None])[0].float()
-    assert isinstance(head, nn_heads.MaskedLMHead)
-    return head.proj(head.transform(final[None]))[0].float()
+    assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
+    final = final[None] if head.transform is None else head.transform(final[None])
+    if isinstance(head, nn_heads.LMHead) and head.spec.scale is not None:
+        final = final * head.spec.scale
+    return head.proj(final)[0].float()

@@ -187,7 +187,7 @@ def _stack(stack: StackSpec, prefix: str) -> list[Site]:
     every = [Site(f"{prefix}embed", stack.width)]
     for i, block in enumerate(stack.blocks):
         every += _block(block, stack.width, f"{prefix}blocks.{i}.")
-    return [*every, Site(f"{prefix}final", stack.width)]
+    return [*every, Site(f"{prefix}final", stack.outputs)]
 
 
 def _block(block: BlockSpec | ParallelBlockSpec, width: int, prefix: str) -> list[Site]:

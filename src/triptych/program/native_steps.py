@@ -66,7 +66,9 @@ class StepMaker:
         """The steps of `decode` and `unembed`.  Raises NotNative, naming what the executor lacks."""
         self._check_lowered()
         entry = self.program.entries["decode"]
-        values: dict[str, Any] = {"positions": Positions(), "ids": "ids", "row_ends": "ends"}
+        values: dict[str, Any] = {
+            "positions": Positions(), "ids": "ids", "token_types": "types", "row_ends": "ends",
+        }  # fmt: skip
         if "cross_kv" in self.program.entries:
             for i, name in enumerate(self.program.entries["cross_kv"].outputs):
                 values[name] = StoredKeys(len(self.windows) + i // 2, None, int(entry.values[name].shape[-1]))

@@ -10,19 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.errors import ConfigError
-from triptych.spec.inputs import FramesSpec
 from triptych.spec.norms import Norm
 from triptych.spec.part import Part, Shapes
 from triptych.spec.parts import Activation, EmbedSpec, LinearSpec, StackSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class LMHeadSpec(Part):
-    """Next-token logits: `softcap(proj(scale * x))`."""
-
-    proj: LinearSpec
-    scale: float | None = None
-    softcap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +22,16 @@ class TransformSpec(Part):
     dense: LinearSpec
     act: Activation
     norm: Norm | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMHeadSpec(Part):
+    """Next-token logits: `softcap(proj(scale * transform(x)))`."""
+
+    transform: TransformSpec | None = None
+    proj: LinearSpec
+    scale: float | None = None
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +127,23 @@ class ModelSpec(Part):
         if self.encoder is None and self.decoder is None:
             raise ConfigError("model: needs an encoder, a decoder or both")
         crossed = self.decoder is not None and all(block.cross is not None for block in self.decoder.blocks)
-        if self.encoder is not None and self.decoder is not None and not crossed:
-            raise ConfigError("model: a decoder beside an encoder needs cross-attention in every block")
+        if self.encoder is not None and self.decoder is not None:
+            if not crossed:
+                raise ConfigError("model: a decoder beside an encoder needs cross-attention in every block")
+            self._check_source_width(self.encoder.outputs, self.decoder)
         known = super().shapes()
         for alias, source in self.ties.items():
             if known.get(alias) is None or known.get(alias) != known.get(source):
                 raise ConfigError(f"tie {alias} = {source}: {known.get(alias)} against {known.get(source)}")
+
+    def _check_source_width(self, width: int, decoder: StackSpec) -> None:
+        """Raise ConfigError for a cross-attention that reads other vectors than the encoder gives."""
+        for i, block in enumerate(decoder.blocks):
+            if block.cross is not None and not block.cross.k.inputs == block.cross.v.inputs == width:
+                raise ConfigError(
+                    f"decoder.blocks.{i}.cross: k reads {block.cross.k.inputs} and v {block.cross.v.inputs} numbers a "
+                    f"token, and the encoder gives {width}"
+                )
 
     @property
     def layout(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
@@ -166,7 +177,7 @@ class ModelSpec(Part):
     def source_context(self) -> int | None:
         """The longest row of the stack the source enters."""
         embed = self.reads.embed
-        return embed.position.length if isinstance(embed, FramesSpec) else self.context
+        return self.context if isinstance(embed, EmbedSpec) else embed.position.length
 
     def shapes(self) -> Shapes:
         """Every stored parameter, ties counted once."""

@@ -348,12 +348,14 @@ Input = EmbedSpec | FramesSpec | PatchesSpec
 
 @dataclass(frozen=True, kw_only=True)
 class StackSpec(Part):
-    """Input, blocks, final norm.  `kinds` names the kinds of attention its blocks use; `cross` needs no entry."""
+    """Input, blocks, final norm.  `kinds` names the kinds of attention its blocks use; `cross` needs no entry.
+    `project` takes an encoder's last vectors to the width of the decoder that reads them, where the two differ."""
 
     embed: Input
     kinds: dict[str, KindSpec]
     blocks: tuple[BlockSpec | ParallelBlockSpec, ...]
     final_norm: Norm | None = None
+    project: LinearSpec | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -361,6 +363,8 @@ class StackSpec(Part):
             if block.attn.kind not in self.kinds:
                 raise ConfigError(f"blocks.{i}.attn: kind {block.attn.kind!r} is not one of {sorted(self.kinds)}")
             self._check_widths(i, block)
+        if self.project is not None and self.project.inputs != self.width:
+            raise ConfigError(f"project reads {self.project.inputs} numbers a token of a stack of width {self.width}")
 
     def _check_widths(self, i: int, block: BlockSpec | ParallelBlockSpec) -> None:
         """Raise ConfigError for a sublayer that reads or writes another width than the residual stream's."""
@@ -379,7 +383,13 @@ class StackSpec(Part):
 
     @property
     def width(self) -> int:
+        """D of the residual stream."""
         return self.embed.outputs
+
+    @property
+    def outputs(self) -> int:
+        """The width of what the stack gives."""
+        return self.width if self.project is None else self.project.outputs
 
     @property
     def words(self) -> EmbedSpec:

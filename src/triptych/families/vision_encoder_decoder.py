@@ -1,0 +1,139 @@
+"""A ViT and a decoder of text that reads it through cross-attention: captions of images.  The decoder is GPT-2 or
+BERT with a cross-attention in every block; where the widths of the two stacks differ, a linear map takes the encoder's
+vectors to the decoder's width.
+
+Reference: transformers `models/vision_encoder_decoder`, whose config holds those of its two models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych import spec
+from triptych.families import bert, gpt2, seq2seq, vit
+from triptych.families.registry import find
+from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.weight_table import WeightTable, renamed, table, within
+
+hf_types = frozenset({"vision-encoder-decoder"})
+ignore = frozenset({"tie_word_embeddings"})  # of the two stacks, which are never tied; the decoder's config has its own
+
+
+def _decoder_rows(naming: str, rows: WeightTable) -> WeightTable:
+    """The rows of a family, for a decoder inside this one; `naming` tells the names of the two decoders apart."""
+    return tuple(
+        replace(
+            row,
+            ours=tuple(name.replace("encoder.", "decoder.") for name in row.ours),
+            part=row.part if row.part and row.part.startswith(("tie:", "own:")) else f"as:{naming}",
+        )
+        for row in within("decoder.", rows)
+    )
+
+
+weights = (
+    within("encoder.", renamed(vit.weights, "vit.", ""))
+    + table("""
+encoder.project.*                     enc_to_dec_proj.*
+-                                     encoder.pooler.dense.*  -  # the decoder reads all vectors, not the pooled one
+""")
+    + _decoder_rows("gpt2", gpt2.weights + table("""
+decoder.blocks.{i}.cross_norm.pre.*   transformer.h.{i}.ln_cross_attn.*
+decoder.blocks.{i}.cross.q.*          transformer.h.{i}.crossattention.q_attn.*|transpose
+decoder.blocks.{i}.cross.(k,v).*      transformer.h.{i}.crossattention.c_attn.*|transpose
+decoder.blocks.{i}.cross.out.*        transformer.h.{i}.crossattention.c_proj.*|transpose
+"""))
+    + _decoder_rows("bert", bert.ROWS + bert.MASKED + table("""
+decoder.blocks.{i}.cross.q.*          bert.encoder.layer.{i}.crossattention.self.query.*
+decoder.blocks.{i}.cross.k.*          bert.encoder.layer.{i}.crossattention.self.key.*
+decoder.blocks.{i}.cross.v.*          bert.encoder.layer.{i}.crossattention.self.value.*
+decoder.blocks.{i}.cross.out.*        bert.encoder.layer.{i}.crossattention.output.dense.*
+decoder.blocks.{i}.cross_norm.post.*  bert.encoder.layer.{i}.crossattention.output.LayerNorm.*
+"""))
+)  # fmt: skip
+
+
+def config(keys: ConfigKeys) -> spec.ModelSpec:
+    seq2seq.as_built(keys)
+    seeing, writing = _config_of(keys, "encoder", "vit"), _config_of(keys, "decoder", "gpt2", "bert")
+    encoder, naming = vit.encoder(seeing), writing.str("model_type")
+    decoder = _bert(writing) if naming == "bert" else _gpt2(writing)
+    width = decoder.reads.width
+    asked = writing.optional_int("cross_attention_hidden_size")
+    if asked is not None and not asked == encoder.width == width:
+        raise writing.error(
+            f"cross_attention_hidden_size is {asked}, the encoder's width {encoder.width} and the decoder's {width}; "
+            f"the cross-attention of {naming} needs all three to be equal, or none given"
+        )
+    if encoder.width != width:
+        encoder = replace(encoder, project=spec.LinearSpec(inputs=encoder.width, outputs=width, bias=True))
+    named = {key: table.data[key] for table in (writing, keys) for key in _IDS if table.data.get(key) is not None}
+    seeing.finish(find("vit").ignore | _OTHER_HEADS)
+    writing.finish(find(naming).ignore | _OTHER_HEADS)
+    return replace(
+        decoder,
+        family="vision-encoder-decoder",
+        encoder=encoder,
+        ids=ConfigKeys(named, keys.where).special_ids(decoder.vocab),
+        naming=naming,
+    )
+
+
+_OTHER_HEADS = frozenset({"pooler_act", "pooler_output_size", "classifier_dropout"})  # of what is not built here
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def _config_of(keys: ConfigKeys, name: str, *kinds: str) -> ConfigKeys:
+    """The config of one of the two models, which must be of one of these families."""
+    inner = keys.table(name)
+    if inner is None:
+        raise keys.error(f"{name} is missing or empty; it holds the config of the {name}")
+    kind = inner.choice("model_type", {one: one for one in kinds})
+    inner.assume(**find(kind).ids)
+    return inner
+
+
+def _gpt2(keys: ConfigKeys) -> spec.ModelSpec:
+    _check_reads_source(keys)
+    keys.bool("is_decoder", default=True)  # it is one whatever this says
+    keys.data = {name: value for name, value in keys.data.items() if name != "architectures"}  # always with its head
+    model = gpt2.config(keys)
+    assert model.decoder is not None
+    return replace(model, decoder=_reading(model.decoder))
+
+
+def _bert(keys: ConfigKeys) -> spec.ModelSpec:
+    """BERT's stack, in which a token sees those before it, with the head of its masked language model."""
+    _check_reads_source(keys)
+    if not keys.bool("is_decoder", default=False):
+        raise keys.error("is_decoder must be true: a decoder's tokens see only those before them")
+    stack = bert.encoder(keys)
+    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
+    transform = spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm)
+    vocab = stack.words.vocab
+    position = stack.words.position
+    assert isinstance(position, spec.LearnedSpec)
+    tied = keys.bool("tie_word_embeddings", default=True)
+    return spec.ModelSpec(
+        family="bert",
+        decoder=_reading(replace(stack, kinds={"self": spec.KindSpec(mask=spec.causal())})),
+        head=spec.LMHeadSpec(transform=transform, proj=spec.LinearSpec(inputs=stack.width, outputs=vocab, bias=True)),
+        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
+        context=position.length,
+        init_std=keys.float("initializer_range", default=0.02),
+    )
+
+
+def _check_reads_source(keys: ConfigKeys) -> None:
+    if not keys.bool("add_cross_attention", default=False):
+        raise keys.error("add_cross_attention must be true: without it the decoder reads nothing of the image")
+
+
+def _reading(stack: spec.StackSpec) -> spec.StackSpec:
+    """The stack with a cross-attention in every block, shaped like its self-attention and with the same norms."""
+    blocks = tuple(
+        replace(block, cross=replace(block.attn, kind="cross"), cross_norm=block.attn_norm)
+        for block in stack.blocks
+        if isinstance(block, spec.BlockSpec)
+    )
+    return replace(stack, blocks=blocks)
