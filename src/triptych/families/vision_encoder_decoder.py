@@ -57,9 +57,11 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     seq2seq.as_built(keys)
     seeing, writing = _config_of(keys, "encoder", "vit"), _config_of(keys, "decoder", "gpt2", "bert")
     encoder, naming = vit.encoder(seeing), writing.str("model_type")
-    decoder = _bert(writing) if naming == "bert" else _gpt2(writing)
-    width = decoder.reads.width
-    asked = writing.optional_int("cross_attention_hidden_size")
+    for name in ("add_cross_attention", "is_decoder"):
+        if not writing.bool(name, default=False) and (name, naming) != ("is_decoder", "gpt2"):
+            raise writing.error(f"{name} must be true for a {naming} that writes about an image")
+    model = _bert(writing) if naming == "bert" else _gpt2(writing)
+    width, asked = model.reads.width, writing.optional_int("cross_attention_hidden_size")
     if asked is not None and not asked == encoder.width == width:
         raise writing.error(
             f"cross_attention_hidden_size is {asked}, the encoder's width {encoder.width} and the decoder's {width}; "
@@ -67,14 +69,15 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         )
     if encoder.width != width:
         encoder = replace(encoder, project=spec.LinearSpec(inputs=encoder.width, outputs=width, bias=True))
-    named = {key: table.data[key] for table in (writing, keys) for key in _IDS if table.data.get(key) is not None}
+    ids = {key: table.data[key] for table in (writing, keys) for key in _IDS if table.data.get(key) is not None}
     seeing.finish(find("vit").ignore | _OTHER_HEADS)
     writing.finish(find(naming).ignore | _OTHER_HEADS)
     return replace(
-        decoder,
+        model,
         family="vision-encoder-decoder",
         encoder=encoder,
-        ids=ConfigKeys(named, keys.where).special_ids(decoder.vocab),
+        decoder=_reading(model.reads),
+        ids=ConfigKeys(ids, keys.where).special_ids(model.vocab),
         naming=naming,
     )
 
@@ -94,39 +97,27 @@ def _config_of(keys: ConfigKeys, name: str, *kinds: str) -> ConfigKeys:
 
 
 def _gpt2(keys: ConfigKeys) -> spec.ModelSpec:
-    _check_reads_source(keys)
-    keys.bool("is_decoder", default=True)  # it is one whatever this says
-    keys.data = {name: value for name, value in keys.data.items() if name != "architectures"}  # always with its head
-    model = gpt2.config(keys)
-    assert model.decoder is not None
-    return replace(model, decoder=_reading(model.decoder))
+    keys.data = {**keys.data, "architectures": None}  # whatever class it was saved from, it has the head that writes
+    return gpt2.config(keys)
 
 
 def _bert(keys: ConfigKeys) -> spec.ModelSpec:
     """BERT's stack, in which a token sees those before it, with the head of its masked language model."""
-    _check_reads_source(keys)
-    if not keys.bool("is_decoder", default=False):
-        raise keys.error("is_decoder must be true: a decoder's tokens see only those before them")
-    stack = bert.encoder(keys)
-    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
-    transform = spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm)
-    vocab = stack.words.vocab
-    position = stack.words.position
+    stack = replace(bert.encoder(keys), kinds={"self": spec.KindSpec(mask=spec.causal())})
+    words, position = stack.words, stack.words.position
     assert isinstance(position, spec.LearnedSpec)
+    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
+    transform = spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=words.norm)
     tied = keys.bool("tie_word_embeddings", default=True)
+    proj = spec.LinearSpec(inputs=stack.width, outputs=words.vocab, bias=True)
     return spec.ModelSpec(
         family="bert",
-        decoder=_reading(replace(stack, kinds={"self": spec.KindSpec(mask=spec.causal())})),
-        head=spec.LMHeadSpec(transform=transform, proj=spec.LinearSpec(inputs=stack.width, outputs=vocab, bias=True)),
+        decoder=stack,
+        head=spec.LMHeadSpec(transform=transform, proj=proj),
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
         context=position.length,
         init_std=keys.float("initializer_range", default=0.02),
     )
-
-
-def _check_reads_source(keys: ConfigKeys) -> None:
-    if not keys.bool("add_cross_attention", default=False):
-        raise keys.error("add_cross_attention must be true: without it the decoder reads nothing of the image")
 
 
 def _reading(stack: spec.StackSpec) -> spec.StackSpec:
