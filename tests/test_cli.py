@@ -33,6 +33,7 @@ COMMANDS = [
     "classify",
     "caption",
     "transcribe",
+    "exercise",
     "lens",
     "patch",
     "ablate",

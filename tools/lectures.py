@@ -135,6 +135,8 @@ def entry_text(kind: str, name: str, entry: Plain, results: Plain) -> str:
     label = {"exercise": f"{name}: ", "example": f"Example {name}: "}.get(kind, "")
     mark = f"{kind}-{name}".lower().replace(".", "-")
     rows = [f"- **Run:** {', '.join(f'`{command}`' for command in entry['run'])}"] if "run" in entry else []
+    if kind == "exercise":
+        rows.append(f"- **With other numbers:** `triptych exercise {name} --seed 3`")
     rows += [f"- **Measured:** {measured(one, results['labs'])}" for one in entry.get("labs", [])]
     for example in entry.get("examples", []):
         result = results["examples"].get(example, {"outcome": NOT})

@@ -17,6 +17,7 @@ from triptych.cli.convert import convert
 from triptych.cli.count import count
 from triptych.cli.doctor import doctor
 from triptych.cli.encode import encode
+from triptych.cli.exercise import exercise
 from triptych.cli.explain import explain
 from triptych.cli.fill import fill
 from triptych.cli.generate import generate
@@ -58,7 +59,7 @@ def _root(
 GROUPS = {
     "Train": (quickstart, train),
     "Run": (generate, chat, fill, encode, classify, caption, transcribe, convert),
-    "Inspect": (explain, lab, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
+    "Inspect": (explain, lab, exercise, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():
     for _command in _commands:

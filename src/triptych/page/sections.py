@@ -250,9 +250,32 @@ class PlaygroundSection:
         return {"examples": list(self.examples)}
 
 
+@dataclass(frozen=True)
+class QuestionItem:
+    """A question and, behind a fold, its answer and how it is worked out."""
+
+    text: str
+    answer: str
+    solution: str
+
+
+@dataclass(frozen=True)
+class QuestionsSection:
+    """What an exercise is about and its questions.  Their answers are folded unless `open`, and then not printed."""
+
+    title: str
+    given: str
+    questions: Sequence[QuestionItem]
+    open: bool = False
+    kind: ClassVar[str] = "questions"
+
+    def data(self) -> Json:
+        return {"given": self.given, "questions": [asdict(one) for one in self.questions]}
+
+
 Section = (
     Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps | LiveSection
-    | PlaygroundSection | MatrixSection | PlaneSection | ComparisonSection
+    | PlaygroundSection | QuestionsSection | MatrixSection | PlaneSection | ComparisonSection
 )  # fmt: skip
 
 

@@ -1,0 +1,143 @@
+"""What an exercise is: a text with numbers drawn from a seed, and questions whose answers are computed from them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Answer = int | float | str | tuple[int | float, ...]
+"""A number, several in order (a shape, the numbers of a matrix row by row), or one word of those the question lists."""
+Matrix = NDArray[np.float64]
+TOLERANCE = 0.01  # relative, of a fraction: an answer given to three digits is right
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Question:
+    """`text` asks, `answer` is right, and `solution` says how it is worked out."""
+
+    text: str
+    answer: Answer
+    solution: str
+
+    @property
+    def answer_text(self) -> str:
+        """The answer as a person would write it."""
+        if isinstance(self.answer, str):
+            return self.answer
+        if isinstance(self.answer, tuple):
+            return f"({', '.join(map(number, self.answer))})"
+        return number(self.answer)
+
+    def is_right(self, given: str) -> bool:
+        """Whether the text `given` says the answer: all its numbers in order, whole ones exactly and fractions within
+        1%; or its word, whatever the case of its letters."""
+        if isinstance(self.answer, str):
+            return given.strip().strip(".").lower() == self.answer.lower()
+        expected = self.answer if isinstance(self.answer, tuple) else (self.answer,)
+        return any(_agree(numbers, expected) for numbers in _readings(given))
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One variant: `name` and `title` are those of the lectures' exercise, `given` is what all questions are about."""
+
+    name: str
+    title: str
+    seed: int
+    given: str
+    questions: tuple[Question, ...]
+
+
+Draft = tuple[str, Sequence[Question]]
+Maker = Callable[[np.random.Generator], Draft]
+MAKERS: dict[str, tuple[str, Maker]] = {}
+
+
+def exercise(name: str, title: str) -> Callable[[Maker], Maker]:
+    """Enter the decorated function as what makes the variants of the lectures' exercise `name`."""
+
+    def enter(maker: Maker) -> Maker:
+        MAKERS[name] = (title, maker)
+        return maker
+
+    return enter
+
+
+def make(name: str, seed: int) -> Exercise:
+    """The variant of exercise `name` that belongs to `seed`: the same for the same two, on every machine."""
+    title, maker = MAKERS[name]
+    lecture, _, place = name[1:].partition(".")
+    given, questions = maker(np.random.default_rng([seed, int(lecture), int(place)]))
+    return Exercise(name, title, seed, given, tuple(questions))
+
+
+# ---------------------------------------------------------------- what the makers share
+
+
+def pick(random: np.random.Generator, *choices: Any) -> Any:
+    """One of the choices."""
+    return choices[int(random.integers(len(choices)))]
+
+
+def small(random: np.random.Generator, *shape: int, low: int = -2, high: int = 3) -> Matrix:
+    """Whole numbers of at least `low` and below `high`."""
+    return random.integers(low, high, shape).astype(np.float64)
+
+
+def tensor(x: Matrix) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def row(x: Any) -> tuple[float, ...]:
+    """The numbers of an array or tensor, row by row."""
+    return tuple(float(one) for one in np.asarray(x, dtype=np.float64).reshape(-1))
+
+
+def number(x: float) -> str:
+    """A whole number with separators, any other with four significant digits."""
+    if float(x).is_integer() and abs(x) < 1e15:
+        return f"{int(x):,}"
+    return f"{x:.4g}"
+
+
+def matrix(name: str, x: Matrix, rows: Sequence[str] = ()) -> str:
+    """`name = ` and the rows of a matrix one below the other, in columns."""
+    cells = [[number(one) for one in line] for line in np.atleast_2d(x)]
+    width = max(len(cell) for line in cells for cell in line)
+    lines = ["  ".join(cell.rjust(width) for cell in line) for line in cells]
+    before = max((len(one) for one in rows), default=0)
+    lines = [f"{label.ljust(before)}  {line}" for label, line in zip(rows, lines, strict=True)] if rows else lines
+    return "\n".join(f"  {line}" for line in (f"{name} =", *(f"  {line}" for line in lines)))
+
+
+def listed(x: Sequence[float] | Matrix) -> str:
+    """`[1, 2.5, 3]`"""
+    return f"[{', '.join(number(float(one)) for one in x)}]"
+
+
+def _readings(text: str) -> Iterator[list[float]]:
+    """The numbers of a text, commas read as what stands between them, and again as separators of thousands."""
+    text = re.sub(r"(?<=\d)\s*[x\u00d7]\s*(?=\d)", " ", text).replace("\u2212", "-").replace("_", "")
+    for plain in (text.replace(",", " "), re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text).replace(",", " ")):
+        yield [float(one) for one in _NUMBER.findall(plain)]
+
+
+def _agree(given: Sequence[float], expected: Sequence[float]) -> bool:
+    """Whole numbers exactly, but large ones to six digits; fractions within 1%, or within 0.05% of the largest."""
+    if len(given) != len(expected):
+        return False
+    small = 5e-4 * max(map(abs, expected)) if len(expected) > 1 else 0.0
+    return all(
+        math.isclose(one, right, rel_tol=1e-6 if abs(right) >= 1e6 else 0.0)
+        if float(right).is_integer()
+        else math.isclose(one, right, rel_tol=TOLERANCE, abs_tol=small)
+        for one, right in zip(given, expected, strict=True)
+    )

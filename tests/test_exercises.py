@@ -1,0 +1,207 @@
+"""Variants of the lectures' exercises: computed answers, other numbers for each seed, checked answers, sheets.
+
+The answers are held against figures that NumPy gives here, from the numbers that the text of the exercise names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triptych.cli import main
+from triptych.errors import InputError
+from triptych.labs import exercises
+from triptych.labs.exercises.exercise import Question, number
+from triptych.labs.exercises.sheet import sheet
+
+SEEDS = (0, 1, 2, 3, 11)
+LISTED = tomllib.loads((Path(__file__).parents[1] / "docs" / "lectures.toml").read_text("utf-8"))["exercise"]
+
+
+def numbers(text: str) -> list[float]:
+    """The whole and decimal numbers of a text, separators of thousands left out."""
+    return [float(one) for one in re.findall(r"-?\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", text))]
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(scores - scores.max())
+    return exponentials / exponentials.sum()
+
+
+def test_every_exercise_of_the_lectures_has_variants() -> None:
+    assert list(exercises.NAMES) == list(LISTED)
+
+
+@pytest.mark.parametrize("name", exercises.NAMES)
+def test_a_seed_gives_one_variant_and_another_seed_another(name: str) -> None:
+    variants = [exercises.variant(name, seed) for seed in SEEDS]
+    assert variants == [exercises.variant(name.lower(), seed) for seed in SEEDS]
+    assert len({(one.given, one.questions) for one in variants}) > 2
+    for one in variants:
+        assert one.name == name
+        assert len(one.questions) > 1
+        for question in one.questions:
+            assert question.is_right(question.answer_text)
+            assert not question.is_right("no idea")
+            assert question.solution.endswith((".", ":"))
+            assert "nan" not in question.answer_text
+
+
+def value(name: str, seed: int, place: int) -> tuple[float, ...]:
+    answer = exercises.variant(name, seed).questions[place].answer
+    assert not isinstance(answer, str)
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_answers_are_those_of_the_text_s_numbers(seed: int) -> None:
+    """A second way to the answers, from the text alone."""
+
+    def given(name: str) -> list[float]:
+        return numbers(exercises.variant(name, seed).given)
+
+    q, k, v = np.split(np.array(given("L2.1")), 3)
+    asked = int(numbers(exercises.variant("L2.1", seed).questions[0].text)[0]) - 1
+    assert value("L2.1", seed, 1) == pytest.approx(softmax(q[asked] * k))
+    assert value("L2.1", seed, 2)[0] == pytest.approx(float(softmax(q[asked] * k) @ v))
+
+    width, heads, tokens = given("L2.2")
+    assert value("L2.2", seed, 0) == (width / heads,)
+    assert value("L2.2", seed, 1) == (heads, tokens, tokens)
+
+    d, one, other = given("L4.2")[0], *given("L4.2")[2:]
+    assert value("L4.2", seed, 0)[0] == pytest.approx(d * one**2 * other**2)
+
+    width, tokens, heads = given("L4.7")
+    assert value("L4.7", seed, 0) == (4 * width**2,)
+    assert value("L4.7", seed, 2) == (heads * tokens**2, tokens**2)
+
+    short, long = given("L4.9")
+    assert value("L4.9", seed, 0) == ((long / short) ** 2,)
+
+    layers, heads, groups, width, _, tokens = given("L4.18")
+    assert value("L4.18", seed, 0) == (2 * layers * groups * width * tokens * 2,)
+    assert value("L4.18", seed, 1) == (heads / groups,)
+
+    scores, values, upstream = given("L4.20")[:3], given("L4.20")[3:6], given("L4.20")[-1]
+    p = softmax(np.array(scores))
+    g = upstream * np.array(values)
+    assert value("L4.20", seed, 2) == pytest.approx(p * (g - p @ g))
+
+    vocab = given("L0.4")[0]
+    assert value("L0.4", seed, 0)[0] == pytest.approx(math.log(vocab))
+
+
+@pytest.mark.parametrize(
+    ("answer", "given", "right"),
+    [
+        (256, "256", True),
+        (256, "257", False),
+        (256, "256 times", True),
+        (1_048_576, "1,048,576", True),
+        (1_048_576, "1048576", True),
+        (1_048_576, "1048576.4", True),
+        (1_048_576, "1058576", False),
+        ((8, 100, 64), "(8, 100, 64)", True),
+        ((8, 100, 64), "8,100,64", True),
+        ((8, 100, 64), "8x100x64", True),
+        ((8, 100, 64), "8 64 100", False),
+        ((8, 100, 64), "8, 100", False),
+        ((1024, 64), "1,024, 64", True),
+        (0.3303, "0.33", True),
+        (0.3303, "0.34", False),
+        (0.3303, "\u22120.33", False),
+        (3e-6, "0", False),
+        (3e-6, "3e-6", True),
+        ((0.98, 0.0198, 0.0002), ".98 .0198 0", True),
+        ((0.98, 0.0198, 0.0002), ".98 .03 0", False),
+        ("uniform", " Uniform. ", True),
+        ("uniform", "first", False),
+        (0.5, "nan", False),
+        (0.5, "", False),
+    ],
+)
+def test_what_counts_as_right(answer: exercises.Answer, given: str, right: bool) -> None:
+    assert Question("?", answer, "So.").is_right(given) is right
+
+
+def test_unknown_names_and_seeds_are_refused() -> None:
+    with pytest.raises(InputError, match=r"no exercise 'L4\.71'.*L4\.7"):
+        exercises.variant("L4.71")
+    with pytest.raises(InputError, match="seed is -1"):
+        exercises.variant("L4.7", -1)
+    one = exercises.variant("L4.9", 1)
+    with pytest.raises(InputError, match="3 questions"):
+        exercises.check(one, [])
+    with pytest.raises(InputError, match="not 4"):
+        exercises.check(one, ["1"] * 4)
+
+
+def test_a_wrong_answer_is_found_in_a_row_of_right_ones() -> None:
+    one = exercises.variant("L4.14", 5)
+    right = [question.answer_text for question in one.questions]
+    assert exercises.check(one, right) == [True] * 4
+    assert exercises.check(one, [right[0], right[2], right[2]]) == [True, False, True]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = exercises.variant("L4.9", 4)
+    assert main(["exercise", "L4.9", "--seed", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert one.questions[0].text in shown
+    assert one.questions[0].solution not in shown
+    assert main(["exercise", "L4.9", "--seed", "4", "--solutions"]) == 0
+    assert one.questions[0].solution in capsys.readouterr().out
+    assert main(["exercise", "L4.9", "--seed", "4", "--answer", one.questions[0].answer_text]) == 0
+    capsys.readouterr()
+    assert main(["exercise", "L4.9", "--seed", "4", "--answer", "3", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["answers"] == [{"answer": "3", "right": False}]
+    assert main(["exercise", "all", "--save", str(tmp_path / "sheet.html")]) == 0
+    page = (tmp_path / "sheet.html").read_text("utf-8")
+    assert page.count("<details>") == sum(len(exercises.variant(name).questions) for name in exercises.NAMES)
+    assert main(["exercise"]) == 0
+    listed = capsys.readouterr().out
+    assert all(title in listed for title in exercises.NAMES.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["L9.1"], 1, "no exercise 'L9.1'"),
+        (["L4.7", "L4.8", "--answer", "1"], 2, "for one exercise"),
+        (["all", "--answer", "1"], 2, "give its NAME"),
+        (["L4.7", "--answer", "1", "--solutions"], 2, "leave --solutions out"),
+        (["L4.7", "--save", "sheet.pdf"], 2, "--save"),
+        (["L4.7", "--seed", "-1"], 2, "--seed"),
+        (["L4.7", *["--answer", "1"] * 9], 1, "3 questions"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], code: int, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["exercise", *arguments]) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert problem in error
+
+
+def test_a_sheet_folds_its_answers_or_opens_them() -> None:
+    drawn = [exercises.variant(name, 2) for name in ("L2.3", "L4.5")]
+    folded, opened = sheet(drawn), sheet(drawn, solutions=True)
+    assert folded.count("<details>") == 6
+    assert folded.count("<details open>") == 0
+    assert opened.count("<details open>") == 6
+    assert "−∞" in folded
+
+
+def test_numbers_are_written_as_a_person_would() -> None:
+    assert [number(x) for x in (3, 0.25, 1_048_576, -2.0, 1 / 3)] == ["3", "0.25", "1,048,576", "-2", "0.3333"]
