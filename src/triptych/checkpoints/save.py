@@ -32,9 +32,10 @@ def write_directory(
     files: Mapping[str, bytes | str] | None = None,
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int = 5_000_000_000,
+    names: tuple[str, str] = ("model.safetensors", "config.json"),
 ) -> None:
     """Write `path` as a directory other tools load: `model.safetensors` (or shards and an index), `config.json`,
-    and `files`, by names relative to it.
+    and `files`, by names relative to it.  `names` are other names for the first two; other weights are not sharded.
 
     Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced.
     Raises `CheckpointError`, with the target as it was, when anything cannot be written.
@@ -44,7 +45,9 @@ def write_directory(
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _beside(path) as temporary:
         _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes)
-        _write_file(temporary, "config.json", json.dumps(config, indent=2, allow_nan=False) + "\n")
+        if (temporary / "model.safetensors").exists():
+            (temporary / "model.safetensors").rename(temporary / names[0])
+        _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
