@@ -261,7 +261,8 @@ def test_convert_rounds_packed_matrices_again_and_says_so(tmp_path: Path) -> Non
     model.add_adapter(rank=2, alpha=0.5, targets=["q", "down"])
     filled(model).save_adapter(tmp_path / "adapter")
     done = convert(base, tmp_path / "merged.gguf", adapter=tmp_path / "adapter")
-    assert done.notes == ("4 packed matrices with the adapter were rounded again to Q4_1",)
+    (note,) = done.notes
+    assert note.startswith("4 packed matrices with the adapter were rounded again to Q4_1; --dtype q8_0")
     model.merge_adapter()
     merged = triptych.load(tmp_path / "merged.gguf", dequantize=True).module
     for name, expected in ((name, parameter.detach()) for name, parameter in model.module.named_parameters()):

@@ -289,7 +289,11 @@ def _merged(
         if not numbers.changed.isdisjoint(step.ours) and _packed_type(step, numbers) is not None
     )  # fmt: skip
     how = {kind: "rounded again to" if kind in FORMATS else "written as" for kind in kinds}
-    return tuple(f"{n} packed matrices with the adapter were {how[kind]} {kind}" for kind, n in kinds.items())
+    more = "; --dtype q8_0 (dtype='q8_0') keeps more of a small adapter"
+    return tuple(
+        f"{count} packed matrices with the adapter were {how[kind]} {kind}{more if kind.startswith('Q4') else ''}"
+        for kind, count in kinds.items()
+    )
 
 
 def _entry(step: TensorLoad, numbers: DetachedWeights | StoredParameters, wanted: str, *, keep: bool) -> GGUFTensor:

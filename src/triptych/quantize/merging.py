@@ -64,10 +64,10 @@ def _rounded(value: Tensor, like: PackedWeight) -> tuple[PackedWeight, str] | No
     kind = form.stored_as if isinstance(form, GGUFBlockFormat) else None
     if isinstance(form, BandFormat) and not isinstance(form, OrderedBandFormat):
         kind = form.kind
-        if kind is None and form.layout.name in _FORMS:
+        if kind in (None, "Q4_1") and form.layout.name in _FORMS:  # int4 is Q4_1 with better scales
             name = _FORMS[form.layout.name]
             try:
-                return packed_weight(quantize(value, name), like.dtype), name
+                return packed_weight(quantize(value, name), like.dtype, kind=kind), kind or name
             except InputError:
                 return None
     if kind not in WRITABLE:
