@@ -17,6 +17,7 @@ import references
 import triptych
 from triptych import nn
 from triptych.checkpoints.adapter_files import write_adapter
+from triptych.checkpoints.adapters import base_name
 from triptych.errors import CheckpointError
 from triptych.model import Model
 from triptych.nn.linear import Linear
@@ -251,3 +252,54 @@ def test_a_base_that_has_changed_or_moved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"its base .* is not there"):
         triptych.load(adapter)
     assert len(triptych.load(tmp_path / "moved", adapter=adapter).adapter.slots) == references.L
+
+
+def test_an_adapter_saved_beside_its_base_leaves_the_base(tmp_path: Path) -> None:
+    triptych.load(references.saved("llama")[1]).save(tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    model = triptych.load(tmp_path)
+    model.add_adapter(rank=2)
+    expected = filled(model).logits(parity.ROWS)
+    model.save_adapter(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert triptych.load(tmp_path).adapter is None  # a directory with both is the model
+    assert all(map(torch.equal, triptych.load(tmp_path, adapter=tmp_path).logits(parity.ROWS), expected))
+
+
+@pytest.mark.parametrize("separate", [3, "q", {"a": 1}, ["decoder.blocks.0.attn.q", "decoder.blocks.0.attn.k"]])
+def test_metadata_that_nobody_wrote(separate: Any, tmp_path: Path) -> None:
+    reference, base = references.saved("gpt2")
+    peft_by_hand.written(reference, tmp_path, {"target_modules": ["c_attn"], "fan_in_fan_out": True})
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    save_file(stored, tmp_path / "adapter_model.safetensors", {"triptych": json.dumps({"separate": separate})})
+    with pytest.raises(CheckpointError, match=r"where a list of slots belongs|does not divide into its slots"):
+        triptych.load(base, adapter=tmp_path)
+
+
+def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
+    reference, base = references.saved("mixtral")
+    made = peft_by_hand.written(reference, tmp_path, {"target_modules": ["q_proj"]})
+    assert worst(triptych.load(base, adapter=tmp_path), made) < parity.WITHIN
+    name = "base_model.model.model.layers.0.block_sparse_moe.experts.1.w1.lora_{}.weight"
+    edited(tmp_path, **{name.format("A"): torch.zeros(3, 24), name.format("B"): torch.zeros(37, 3)})
+    with pytest.raises(CheckpointError, match=r"experts\.1\.w1 is no linear map of this mixtral model"):
+        triptych.load(base, adapter=tmp_path)
+
+
+def test_a_base_on_the_hub_is_not_downloaded_because_a_file_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = triptych.load(references.saved("llama")[1])
+    model.add_adapter(rank=2, targets=["q"])
+    write_adapter(tmp_path / "a", model.spec, nn.factors_of(model.module), base="hub:org/name@main")
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "org/name"
+    with pytest.raises(CheckpointError, match=r"its base hub:org/name@main has not been downloaded; give it"):
+        triptych.load(tmp_path / "a")
+
+
+def test_what_lies_in_the_cache_of_the_hub_is_named_by_its_name_there() -> None:
+    assert base_name(Path("/cache/models--org--name/snapshots/abc123")) == "hub:org/name@abc123"
+    assert base_name(Path("/cache/models--org--name/snapshots/abc123/x.gguf")) == "hub:org/name@abc123:x.gguf"
+    assert base_name(Path("/models/name")) == "/models/name"

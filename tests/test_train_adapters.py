@@ -80,7 +80,7 @@ def test_only_the_adapter_is_trained_and_stored(kind: str, tmp_path: Path) -> No
         config = json.loads((directory / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str(base)
         stored = load_file(directory / "adapter_model.safetensors")
-        assert sum(one.numel() for one in stored.values()) == module.adapter.parameters
+        assert sum(one.numel() for one in stored.values()) == module.lora_adapter.parameters
     assert sum(f.stat().st_size for f in out.rglob("*") if f.is_file()) < 2e6
     opened = triptych.load(out)  # base and adapter
     ids = [[5, 6, 7, 8, 9]]

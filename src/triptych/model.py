@@ -359,7 +359,7 @@ def load(
     that cannot be used.
     """
     dtype, device = compute_dtype(dtype), usable_device(device)  # before anything is read
-    path, adapter = with_base(path, adapter, offline=offline)
+    path, adapter = with_base(path, adapter)
     header = read_header(path, ignore=ignore, offline=offline)
     stored = None if adapter is None else read_adapter(adapter, header.spec)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
@@ -369,7 +369,9 @@ def load(
     with torch.inference_mode(False):  # tensors made in inference mode count no changes and cannot be trained
         module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=plain, packer=packer)
         if stored is not None:
-            nn.attach(module, stored.factors, stored.dropout)
+            added = nn.attach(module, stored.factors, stored.dropout)
+            note = f"adapter {adapter}: {added.parameters:,} numbers of rank {added.rank} in {len(added.slots)} maps"
+            report = replace(report, notes=(*report.notes, note))
     hf, where, report = header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes))
     del header, source, packing, packer
     machine.give_back_memory()

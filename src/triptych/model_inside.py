@@ -186,7 +186,7 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
     @property
     def adapter(self) -> nn.Adapter | None:
         """The adapter that the model has, or None."""
-        return self.module.adapter
+        return self.module.lora_adapter
 
     def add_adapter(
         self,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -76,13 +77,12 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
     matrix that the model does not have or that has another shape there.
     """
     path = Path(path)
-    config = read_json(path / ADAPTER_CONFIG) if path.is_dir() else {}
+    config = read_json(path / ADAPTER_CONFIG) if os.path.isfile(path / ADAPTER_CONFIG) else {}
     if not config:
         raise CheckpointError(f"{path}: holds no {ADAPTER_CONFIG}; an adapter is a directory with it and {WEIGHTS}")
     _check_config(config, path / ADAPTER_CONFIG)
     source = _open(path)
-    own = _own_metadata(source)
-    separate = own.get("separate", [])
+    separate = _separate(_own_metadata(source), path / WEIGHTS)
     pairs: dict[str, dict[str, str]] = {}
     for key in source.names:
         match = _KEY.fullmatch(key)
@@ -95,13 +95,22 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
         load = modules.get(_known(module, modules))
         if load is None:
             close = nearest(module, modules)
-            raise CheckpointError(f"{path / WEIGHTS}: {module} is no linear map of this {spec.family} model{close}")
+            raise CheckpointError(
+                f"{path / WEIGHTS}: {module} is no linear map of this {spec.family} model that takes an adapter{close}"
+            )
+        if any(name.removesuffix(".weight") in factors for name in load.ours):
+            raise CheckpointError(
+                f"{path / WEIGHTS}: {module} is there twice, with and without the prefix of its model"
+            )
         if len(pair) < 2:
             raise CheckpointError(f"{path / WEIGHTS}: {module} has lora_{min(pair)} alone")
         down, up = (source.read(pair[side], torch.float32) for side in "AB")
         _check_shapes(path / WEIGHTS, module, load, down, up, spec)
         alpha = _alpha(config, module, down.shape[0], path / ADAPTER_CONFIG)
-        factors |= _split(load, LoraFactors(down, up, alpha), separate)
+        whole = LoraFactors(down, up, alpha)
+        if whole.rank % max(1, sum(name.removesuffix(".weight") in separate for name in load.ours)):
+            raise CheckpointError(f"{path / WEIGHTS}: the rank {whole.rank} of {module} does not divide into its slots")
+        factors |= _split(load, whole, separate)
     if not factors:
         raise CheckpointError(f"{path / WEIGHTS}: holds no matrices")
     order = {slot: i for i, (slot, _) in enumerate(spec.walk())}
@@ -353,6 +362,14 @@ def _open(path: Path) -> Source:
     if not (path / WEIGHTS).exists() and (path / "adapter_model.bin").exists():
         return open_source(path / "adapter_model.bin")  # its error says what to do with a pickle
     return open_source(path / WEIGHTS)
+
+
+def _separate(own: Mapping[str, Any], file: Path) -> list[str]:
+    """The slots that have a `down` of their own although they are one matrix with others."""
+    separate = own.get("separate", [])
+    if not isinstance(separate, list) or not all(isinstance(slot, str) for slot in separate):
+        raise CheckpointError(f"{file}: its metadata name {shown(separate)} where a list of slots belongs")
+    return separate
 
 
 def _own_metadata(source: Source) -> dict[str, Any]:

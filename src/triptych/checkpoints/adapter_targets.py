@@ -20,12 +20,14 @@ _WEIGHT = ".weight"
 _OURS = {"o": "out"}  # another name of a slot of ours
 
 
-def stored_modules(spec: ModelSpec) -> dict[str, TensorLoad]:
-    """The stored matrices of linear maps, by the name that the module has in transformers.
+def stored_modules(spec: ModelSpec, *, mixtures: bool = False) -> dict[str, TensorLoad]:
+    """The stored matrices of linear maps, by the name that the module has in transformers; with `mixtures` also those
+    inside mixtures of experts, which take no adapter.
 
     A model of our own has our own names there too.
     """
-    linear = {f"{name}{_WEIGHT}" for name, part in spec.walk() if isinstance(part, LinearSpec)}
+    maps = (name for name, part in spec.walk() if isinstance(part, LinearSpec))
+    linear = {f"{name}{_WEIGHT}" for name in maps if mixtures or not _of_mixture(name)}
     return {
         load.source.removesuffix(_WEIGHT): load
         for load in _loads(spec)
@@ -42,7 +44,7 @@ def slot_groups(spec: ModelSpec, targets: str | Sequence[str]) -> list[tuple[str
     names nothing, or something that would not be trained.
     """
     names = _checked_names(targets)
-    modules = stored_modules(spec)
+    modules = stored_modules(spec, mixtures=True)
     if ALL_LINEAR in names:
         if len(names) > 1:
             raise InputError(f"targets: {ALL_LINEAR!r} names every linear map; give it alone")

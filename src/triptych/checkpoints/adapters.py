@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from triptych.checkpoints.hub_names import PREFIX, HubName
 from triptych.checkpoints.load_weights import StoredParameters
 from triptych.checkpoints.locate import is_adapter, model_in_run, open_source
 from triptych.checkpoints.source import Source
-from triptych.errors import CheckpointError, InputError, shown
+from triptych.errors import CheckpointError, FetchError, InputError, shown
 from triptych.nn import Adapter, LoraFactors, Transformer, attach, factors_of, fresh_factors
 from triptych.spec import LinearSpec, ModelSpec
 
@@ -36,7 +37,7 @@ class AdapterSettings:
 def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
     """Add an adapter that changes nothing yet.  Raises InputError as `Model.add_adapter`."""
     _check(settings)
-    if module.adapter is not None:
+    if module.lora_adapter is not None:
         raise InputError("the model has an adapter already; merge_adapter() or remove_adapter() first")
     groups = slot_groups(module.spec, settings.targets)
     parts = dict(module.spec.walk())
@@ -76,16 +77,14 @@ def save_adapter(
     Raises InputError where the model has no adapter, CheckpointError for what cannot be written.
     """
     factors = factors_of(module)
-    assert module.adapter is not None
+    assert module.lora_adapter is not None
     name, digest = (None, None) if base is None else (base_name(base), _digest(base))
     write_adapter(
-        path, module.spec, factors, dropout=module.adapter.dropout, base=name, digest=digest, files=files
+        path, module.spec, factors, dropout=module.lora_adapter.dropout, base=name, digest=digest, files=files
     )  # fmt: skip
 
 
-def with_base(
-    model: str | Path, adapter: str | Path | None = None, *, offline: bool = False
-) -> tuple[str | Path, Path | None]:
+def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str | Path, Path | None]:
     """The model to load and the adapter to put on it, of what a user names: a model and perhaps an adapter for it, or a
     directory with an adapter alone, whose file names the base.
 
@@ -101,23 +100,27 @@ def with_base(
     base, digest = adapter_base(where)
     if base is None:
         raise CheckpointError(f"{where}: names no base; give it, and the adapter with --adapter (adapter=)")
-    check_base(base, digest, where, offline=offline)
-    return base, where
+    return check_base(base, digest, where), where
 
 
-def check_base(base: str, digest: str | None, where: Path, *, offline: bool = False) -> None:
-    """Raises CheckpointError unless `base` is there, with the files whose digest an adapter in `where` has."""
-    if not base.startswith(PREFIX) and not Path(base).exists():
+def check_base(base: str, digest: str | None, where: Path) -> Path:
+    """Where the base of the adapter in `where` lies.  What a file calls `hub:...` is only looked for in the cache.
+
+    Raises CheckpointError unless `base` is there, with the files whose digest the adapter has.
+    """
+    advice = "and the adapter with --adapter (adapter=)"
+    try:
+        path = local_path(base, offline=True)
+    except FetchError:
+        raise CheckpointError(f"{where}: its base {base} has not been downloaded; give it, {advice}") from None
+    if not os.path.exists(path):
         on_hub = base.count("/") == 1 and base[0] not in "./"
         known = f"give it, for example as hub:{base}," if on_hub else "give it"
-        raise CheckpointError(
-            f"{where}: its base {shown(base)} is not there; {known} and the adapter with --adapter (adapter=)"
-        )
-    if digest is not None and _digest(local_path(base, offline)) != digest:
-        raise CheckpointError(
-            f"{where}: its base {base} has changed since the adapter was trained; to use it nevertheless, give the "
-            "base, and the adapter with --adapter (adapter=)"
-        )
+        raise CheckpointError(f"{where}: its base {shown(base)} is not there; {known} {advice}")
+    if digest is not None and _digest(path) != digest:
+        problem = f"its base {base} has changed since the adapter was trained"
+        raise CheckpointError(f"{where}: {problem}; to use it nevertheless, give the base, {advice}")
+    return path
 
 
 def base_name(path: Path) -> str:

@@ -96,7 +96,7 @@ def convert(
     path = Path(out)
     to = to or _format_of(str(out))
     _check(path, to, dtype, force)
-    model, adapter = with_base(model, adapter, offline=offline)
+    model, adapter = with_base(model, adapter)
     header = read_header(model, ignore=ignore, offline=offline)
     factors = {} if adapter is None else read_adapter(adapter, header.spec).factors
     recover(path)

@@ -29,12 +29,12 @@ def model_in_run(path: Path) -> Path:
 
 
 def _has_config(path: Path) -> bool:
-    return (path / "config.json").exists() or is_adapter(path)
+    return os.path.exists(path / "config.json") or is_adapter(path)
 
 
 def is_adapter(path: Path) -> bool:
     """Whether a directory holds an adapter and no model."""
-    return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").exists()
+    return os.path.isfile(path / ADAPTER_CONFIG) and not os.path.exists(path / "config.json")
 
 
 def open_source(path: str | Path) -> Source:

@@ -51,7 +51,7 @@ def write_directory(
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
-            _link_other_files(path, temporary)
+            _link_other_files(path, temporary, names[0].removesuffix(".safetensors"))
         for directory, _, _ in os.walk(temporary):
             _sync_directory(Path(directory))
         _put_in_place(temporary, path)
@@ -188,8 +188,8 @@ def _beside(path: Path) -> Iterator[Path]:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _link_other_files(old: Path, new: Path) -> None:
-    """Link into `new` the files of `old` that are neither weights nor written again."""
+def _link_other_files(old: Path, new: Path, stem: str) -> None:
+    """Link into `new` the files of `old` that are neither weights, whose names begin with `stem`, nor written again."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -199,7 +199,7 @@ def _link_other_files(old: Path, new: Path) -> None:
 
     def replaced(directory: str, names: list[str]) -> set[str]:
         inside = new / Path(directory).relative_to(old)
-        weights = {name for name in names if name.endswith((".safetensors", INDEX_SUFFIX)) and name.startswith("model")}
+        weights = {name for name in names if name.endswith((".safetensors", INDEX_SUFFIX)) and name.startswith(stem)}
         return weights | {name for name in names if (inside / name).is_file()}
 
     shutil.copytree(old, new, symlinks=True, ignore=replaced, copy_function=link, dirs_exist_ok=True)

@@ -34,7 +34,7 @@ def attach(module: Transformer, factors: Mapping[str, LoraFactors], dropout: flo
 
     Raises InputError where the model has an adapter.
     """
-    if module.adapter is not None:
+    if module.lora_adapter is not None:
         raise InputError("the model has an adapter already; merge_adapter() or remove_adapter() first")
     dtype = torch.promote_types(module.dtype, torch.float32)
     frozen = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
@@ -52,8 +52,8 @@ def attach(module: Transformer, factors: Mapping[str, LoraFactors], dropout: flo
         _put(module, slot, part)
     count = sum(value.numel() for value in parameters.values())
     (rank, alpha), _ = Counter((one.rank, one.alpha) for one in factors.values()).most_common(1)[0]
-    module.adapter = Adapter(rank, alpha, dropout, tuple(factors), count, frozen)
-    return module.adapter
+    module.lora_adapter = Adapter(rank, alpha, dropout, tuple(factors), count, frozen)
+    return module.lora_adapter
 
 
 def detach(module: Transformer) -> dict[str, LoraFactors]:
@@ -62,22 +62,22 @@ def detach(module: Transformer) -> dict[str, LoraFactors]:
     Raises InputError where the model has no adapter.
     """
     factors = factors_of(module)
-    assert module.adapter is not None
+    assert module.lora_adapter is not None
     for slot in factors:
         part = module.get_submodule(slot)
         assert isinstance(part, LoraLinear)
         _put(module, slot, part.base())
-    for name in module.adapter.frozen:
+    for name in module.lora_adapter.frozen:
         module.get_parameter(name).requires_grad_(True)
-    module.adapter = None
+    module.lora_adapter = None
     return factors
 
 
 def factors_of(module: Transformer) -> dict[str, LoraFactors]:
     """The factors by slot.  Raises InputError where the model has no adapter."""
-    if module.adapter is None:
+    if module.lora_adapter is None:
         raise InputError("the model has no adapter; add_adapter() adds one, and load(..., adapter=DIR) reads one")
-    parts = {slot: module.get_submodule(slot) for slot in module.adapter.slots}
+    parts = {slot: module.get_submodule(slot) for slot in module.lora_adapter.slots}
     return {slot: part.factors for slot, part in parts.items() if isinstance(part, LoraLinear)}
 
 

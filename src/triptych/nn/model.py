@@ -70,7 +70,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
     encoder: Stack | None
     decoder: Stack | None
     head: Head | None
-    adapter: Adapter | None = None
+    lora_adapter: Adapter | None = None
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)

@@ -134,7 +134,7 @@ class Checkpoints:
             _STATE: json.dumps(state.model_dump(), allow_nan=False),
             _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
         }
-        if trainer.module.adapter is not None:
+        if trainer.module.lora_adapter is not None:
             save_trained(build, trainer.module, recipe["model"]["path"], files)
         else:
             write_directory(build, *to_checkpoint(trainer.module, hf), {**tokenizer.files(), **files})

@@ -96,7 +96,7 @@ class Job:
                 trainer.run(until)
                 if received.number is not None:
                     save(trainer)
-            if trainer.module.adapter is not None and trainer.done >= 1.0:
+            if trainer.module.lora_adapter is not None and trainer.done >= 1.0:
                 save_trained(Path(out) / "model", trainer.module, self.recipe.model["path"])
             if received.number is not None:
                 raise Interrupted(received.number, trainer.at.step, Path(out))
