@@ -44,6 +44,9 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych transcribe": "needs a Whisper with its tokenizer; tests/test_hearing.py runs the command on one",
     "triptych convert model-awq/": "needs a checkpoint packed with AWQ; tests/test_packed.py converts one",
     "triptych patch $SMOLLM2": "its answers are single tokens of SmolLM2's; tests/test_patching_real.py patches these",
+    "triptych generate runs/adapter": "needs a run that trained an adapter; tests/test_train_adapters.py runs them",
+    'triptych generate MODEL.gguf "Once upon a time" --adapter': "needs that run too",
+    "triptych convert MODEL.gguf merged.gguf --adapter": "needs that run too",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }
 HEAVY = (

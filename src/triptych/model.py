@@ -16,6 +16,8 @@ from triptych import families, machine, nn, tasks
 from triptych import generate as running
 from triptych.attention import CacheType, check_cache_type
 from triptych.checkpoints import open_source
+from triptych.checkpoints.adapter_files import read_adapter
+from triptych.checkpoints.adapters import with_base
 from triptych.checkpoints.convert import Conversion, save
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
@@ -306,8 +308,11 @@ class Model(ModelInside):
         """Write an HF-layout directory - config, safetensors, tokenizer - or a .gguf file, whole or not at all.
 
         A GGUF file gets packed matrices as they are, a directory plain numbers; `notes` of the result say so (see
-        `checkpoints.convert.save`).
+        `checkpoints.convert.save`).  Raises InputError for a model with an adapter.
         """
+        if self.adapter is not None:
+            problem = "the model has an adapter, which is no part of a checkpoint"
+            raise InputError(f"{problem}; save_adapter() writes it alone, and after merge_adapter() save() writes all")
         files = {} if self.tokenizer is None else self.tokenizer.files()
         side_files = {name: self.inputs.side_file(name) for name in BESIDE}
         files |= {name: json.dumps(content, indent=2).encode() for name, content in side_files.items() if content}
@@ -332,8 +337,12 @@ def load(
     offline: bool = False,
     quantize: str | None = None,
     dequantize: bool | None = None,
+    adapter: str | Path | None = None,
 ) -> Model:
     """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
+
+    `adapter` is a directory with an adapter for it, of this library or of PEFT; a `path` that is such a directory
+    itself, or a run that trained one, loads the base that it names too.
 
     Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  fp16 on a
     CPU becomes fp32, and T5's fp16 anywhere, even when it was given, bf16 or fp32 (`report.notes` says so).
@@ -350,13 +359,19 @@ def load(
     that cannot be used.
     """
     dtype, device = compute_dtype(dtype), usable_device(device)  # before anything is read
+    path, adapter = with_base(path, adapter)
     header = read_header(path, ignore=ignore, offline=offline)
+    stored = None if adapter is None else read_adapter(adapter, header.spec)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
     tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
     packing = packing_for(source, quantize, dequantize, device, dtype)
     plain, packer = packing.dequantize, packing.packer
     with torch.inference_mode(False):  # tensors made in inference mode count no changes and cannot be trained
         module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=plain, packer=packer)
+        if stored is not None:
+            added = nn.attach(module, stored.factors, stored.dropout)
+            note = f"adapter {adapter}: {added.parameters:,} numbers of rank {added.rank} in {len(added.slots)} maps"
+            report = replace(report, notes=(*report.notes, note))
     hf, where, report = header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes))
     del header, source, packing, packer
     machine.give_back_memory()

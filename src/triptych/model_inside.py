@@ -13,6 +13,7 @@ from torch import Tensor
 
 from triptych import nn, tasks
 from triptych.checkpoints import LoadReport
+from triptych.checkpoints.adapters import AdapterSettings, add_adapter, save_adapter
 from triptych.draw import Drawing, draw
 from triptych.errors import InputError
 from triptych.nn import Row
@@ -21,6 +22,7 @@ from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute
 from triptych.probe.display import Displayed
 from triptych.probe.sites import Selection
 from triptych.probe.size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
+from triptych.quantize.merging import MergedForm, merge
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts
@@ -180,6 +182,53 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         )
         reads = [replace(read, items=items, at=at, heads=heads) for read in reads]
         return self.trace(rows, target, read=reads, edit=edit, max_bytes=max_bytes)
+
+    @property
+    def adapter(self) -> nn.Adapter | None:
+        """The adapter that the model has, or None."""
+        return self.module.lora_adapter
+
+    def add_adapter(
+        self,
+        rank: int = 8,
+        alpha: float = 16,
+        targets: str | Sequence[str] = "all-linear",
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> nn.Adapter:
+        """Add LoRA (Hu et al. 2021) to the linear maps that `targets` names, and freeze everything else.
+
+        A map `W x` becomes `W x + alpha / rank * B A x` with A [rank, inputs] and B [outputs, rank], which alone are
+        trained; W may be packed.  B begins as 0, so that the model computes what it did.  A target is the end of a
+        slot's name (`q`, `attn.out`, `decoder.blocks.3.mlp.up`) or of a module's in transformers (`q_proj`, `c_attn`);
+        `all-linear` is every linear map of the blocks.  `dropout` acts on what enters A in training; A is drawn from
+        `seed`.
+
+        Raises InputError for settings out of range, a target that names nothing or would not be trained, and a second
+        adapter.
+        """
+        return add_adapter(self.module, AdapterSettings(rank, alpha, targets, dropout, seed))
+
+    def remove_adapter(self) -> None:
+        """Take the adapter off: the model computes what it did before.  Raises InputError where there is none."""
+        nn.detach(self.module)
+
+    def merge_adapter(self, packed: MergedForm = "requantize") -> tuple[str, ...]:
+        """Add the adapter to the matrices and take it off; the model computes the same, without its cost.
+
+        A packed matrix is rounded again to its type, or becomes plain numbers with `packed="dense"` and where its type
+        cannot be written.  Returns a line for each of the two that says how many.  Raises InputError where there is no
+        adapter.
+        """
+        return merge(self.module, packed)
+
+    def save_adapter(self, path: str | Path) -> None:
+        """Write the adapter alone, as a directory that PEFT opens: `adapter_config.json` and
+        `adapter_model.safetensors`.
+
+        Raises InputError where there is none, CheckpointError for what cannot be written.
+        """
+        save_adapter(path, self.module, self.path)
 
     patch = patch
     path_patch = path_patch

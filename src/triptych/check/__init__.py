@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from triptych import nn
 from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
 from triptych.check.case import Case, case_of, max_abs_diff
@@ -40,6 +41,7 @@ def check(
     cache: Sequence[CacheType] = (),
     text: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    adapter: str | Path | None = None,
 ) -> Report:
     """Try every path of a model against the plain forward, and the model against a peer.
 
@@ -47,7 +49,8 @@ def check(
     Where the file keeps its matrices packed, or `quantize` names forms to round them to ("int8", "int4"), the
     perplexity of `text` (by default one that comes with the package) is measured for each form, and its divergence from
     fp32.  `cache` names types in which the cache keeps keys and values: they are measured too, beside the cache that
-    keeps them as they are computed.  `progress` is called with the name of the next comparison.
+    keeps them as they are computed.  `progress` is called with the name of the next comparison.  With an `adapter` (a
+    directory) it is the adapted model, and in transformers the matrices with what the adapter adds.
 
     Raises InputError when a required peer is missing, for a threshold that is not a finite number of at least 0 (with
     NaN every difference would pass), for an unknown form or type of cache, and for forms of a model that has no file or
@@ -56,6 +59,8 @@ def check(
     number("threshold", threshold, 0, sys.float_info.max, "a finite number of at least 0")
     if against not in (None, *PEERS):
         raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
+    if adapter is not None and isinstance(model, Model):
+        raise InputError("adapter= is for a model that is loaded here; a Model has its own")
     if isinstance(cache, str):
         raise InputError(f"cache={cache!r} must be a list of types, such as ['int8']")
     for one in cache:
@@ -64,7 +69,7 @@ def check(
     loaded = (
         model
         if isinstance(model, Model)
-        else load(model, dtype=torch.float32, dequantize=True, offline=offline, ignore=ignore)
+        else load(model, dtype=torch.float32, dequantize=True, offline=offline, ignore=ignore, adapter=adapter)
     )
     case = replace(case_of(loaded, threshold), ignore=tuple(ignore))
     for step in paths.ALL:
@@ -100,6 +105,8 @@ def _qualities(
     for form, options in more.items():
         progress(f"perplexity, {form}")
         other = load(str(path), dtype=torch.float32, offline=offline, ignore=case.ignore, **options)
+        if case.model.adapter is not None:
+            nn.attach(other.module, nn.factors_of(case.model.module))
         if any(isinstance(p, PackedWeight) for p in other.module.parameters()):
             forms[form] = other
         else:

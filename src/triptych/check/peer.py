@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triptych import nn
 from triptych.check.case import Case, headless, max_abs_diff, measured, mixture
 from triptych.check.report import Layer
+from triptych.checkpoints.adapter_files import deltas
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import Row
@@ -122,12 +124,17 @@ def _peer(model: Model) -> Any:
     kind = getattr(transformers, name, transformers.AutoModel)
     try:
         with redirect_stderr(io.StringIO()):  # it draws a bar of its own even when it is told not to
-            return kind.from_pretrained(str(folder), **options).eval()
+            peer = kind.from_pretrained(str(folder), **options).eval()
     except Exception as error:  # it raises from a dozen families
         message = str(error).strip().partition("\n")[0]
         raise InputError(
             f"transformers cannot load {model.path} ({message}); leave it out with --against none"
         ) from error
+    if model.adapter is not None:
+        with torch.no_grad():
+            for stored, delta in deltas(model.spec, nn.factors_of(model.module)).items():
+                peer.get_parameter(stored).add_(delta)
+    return peer
 
 
 def _their(peer: Any, row: Row, target: list[int] | None) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from triptych import families, text
 from triptych.checkpoints import Source, open_source, recover, write_directory
+from triptych.checkpoints.adapter_files import read_adapter
+from triptych.checkpoints.adapters import MergedParameters, with_base
 from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import BESIDE, Header, read_header
@@ -72,6 +74,7 @@ def convert(
     force: bool = False,
     offline: bool = False,
     ignore: Sequence[str] = (),
+    adapter: str | Path | None = None,
 ) -> Conversion:
     """Write the checkpoint `model` to `out`: `to` a "gguf" file or an "hf" directory; when None, a file where the name
     ends in .gguf and a directory where it has no ending or a slash at its end.
@@ -81,6 +84,10 @@ def convert(
     are copied byte for byte.  In GGUF vectors, norms, tables of positions and rows that are not whole blocks stay
     f32.  An existing `out` is replaced only with `force`, and then completely or not at all.
 
+    The matrices that an `adapter` (a directory) changes are written with what it adds; so are those of a `model` that
+    is an adapter's directory or the run that trained one.  From GGUF to GGUF packed ones are rounded again to their
+    type where it can be written, which a note says.
+
     Raises InputError for an existing `out`, an ending of no format or a dtype the format lacks, CheckpointError or
     TextError for a model or a tokenizer that GGUF cannot represent, and what reading raises.
     """
@@ -89,9 +96,14 @@ def convert(
     path = Path(out)
     to = to or _format_of(str(out))
     _check(path, to, dtype, force)
+    model, adapter = with_base(model, adapter)
     header = read_header(model, ignore=ignore, offline=offline)
+    factors = {} if adapter is None else read_adapter(adapter, header.spec).factors
     recover(path)
-    return (_to_gguf if to == "gguf" else _to_hf)(header, path, dtype, ignore)
+    source = header.source or open_source(header.path)
+    stored = MergedParameters(header.spec, source, ignore, factors)  # fp32: operations must not round twice
+    stored.check_duplicates()
+    return (_to_gguf if to == "gguf" else _to_hf)(header, source, stored, path, dtype)
 
 
 def _format_of(out: str) -> Format:
@@ -173,11 +185,8 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
         raise InputError(f"{path} exists; choose another name, or replace it with --force (force=True)")
 
 
-def _to_hf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
-    source = header.source or open_source(header.path)
+def _to_hf(header: Header, source: Source, stored: StoredParameters, path: Path, dtype: str | None) -> Conversion:
     wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
-    stored = StoredParameters(header.spec, source, ignore, torch.float32)  # fp32: operations must not round twice
-    stored.check_duplicates()
     written: Counter[str] = Counter()
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -225,10 +234,7 @@ class _Origin:
     path: Path
 
 
-def _to_gguf(header: Header, path: Path, dtype: str | None, ignore: Sequence[str]) -> Conversion:
-    source = header.source or open_source(header.path)
-    stored = StoredParameters(header.spec, source, ignore, torch.float32)
-    stored.check_duplicates()
+def _to_gguf(header: Header, source: Source, stored: StoredParameters, path: Path, dtype: str | None) -> Conversion:
     origin = _Origin(header.spec, header.hf, header.tokenizer(), header.path)
     plain = _name(getattr(torch, plain_dtype(source.infos)))
     done = _write_gguf(path, origin, stored, dtype, plain)
@@ -248,7 +254,9 @@ def _write_gguf(
     wanted = QUANTIZED.get(dtype or plain, (dtype or plain).upper())
     spec, notes = _without_idle_pooler(origin.spec)
     metadata, extra = families.write_gguf(spec)
-    entries = [_entry(step, numbers, wanted, keep=dtype is None) for step in families.save_plan(spec, "gguf")]
+    plan = families.save_plan(spec, "gguf")
+    entries = [_entry(step, numbers, wanted, keep=dtype is None) for step in plan]
+    notes += _merged(zip(plan, entries, strict=True), numbers)
     most = Counter(entry.kind for entry in entries if entry.kind in FORMATS).most_common(1)
     file_type = TYPES[most[0][0] if most else wanted].file_type
     entries += [GGUFTensor(name, "F32", (len(v),), partial(torch.tensor, v)) for name, v in extra.items()]
@@ -272,10 +280,28 @@ def _packed_type(step: TensorLoad, numbers: DetachedWeights | StoredParameters) 
     return packed
 
 
+def _merged(
+    written: Iterable[tuple[TensorLoad, GGUFTensor]], numbers: DetachedWeights | StoredParameters
+) -> tuple[str, ...]:
+    """What became of the packed matrices that an adapter changes, a line for each type."""
+    kinds = Counter(
+        entry.kind for step, entry in written
+        if not numbers.changed.isdisjoint(step.ours) and _packed_type(step, numbers) is not None
+    )  # fmt: skip
+    how = {kind: "rounded again to" if kind in FORMATS else "written as" for kind in kinds}
+    more = "; --dtype q8_0 (dtype='q8_0') keeps more of a small adapter"
+    return tuple(
+        f"{count} packed matrices with the adapter were {how[kind]} {kind}{more if kind.startswith('Q4') else ''}"
+        for kind, count in kinds.items()
+    )
+
+
 def _entry(step: TensorLoad, numbers: DetachedWeights | StoredParameters, wanted: str, *, keep: bool) -> GGUFTensor:
     """One tensor in the type `wanted`, or with `keep` in the packed type that all its parameters have."""
     kind = _stored_as(step.source, step.source_shape, wanted)
     packed = _packed_type(step, numbers)
+    if not numbers.changed.isdisjoint(step.ours):
+        kind, packed = (packed if keep and packed in WRITABLE else kind), None
     if packed is None or not (keep or packed == kind):
         return GGUFTensor(step.source, kind, step.source_shape, partial(step.to_source, numbers))
 

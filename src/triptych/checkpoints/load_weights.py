@@ -228,6 +228,8 @@ class DetachedWeights(Mapping[str, Tensor]):
     `file` opens what the module was loaded from, for packed types whose blocks cannot be had from memory.
     """
 
+    changed: frozenset[str] = frozenset()  # parameters that are not what their blocks hold
+
     def __init__(self, module: Transformer, file: Callable[[], StoredParameters | None] = lambda: None) -> None:
         self._parameters = dict(module.named_parameters())
         self._file = cache(file)
@@ -269,6 +271,8 @@ class StoredParameters(Mapping[str, Tensor]):
 
     The constructor raises CheckpointError for tensors that are missing, left over or of the wrong shape.
     """
+
+    changed: frozenset[str] = frozenset()  # parameters that are not what their blocks hold
 
     def __init__(
         self, spec: ModelSpec, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None

@@ -12,19 +12,29 @@ from triptych.checkpoints.source import Source, fault
 from triptych.errors import CheckpointError
 
 _STEP = re.compile(r"step-\d{8}")  # the checkpoints that training writes
+ADAPTER_CONFIG = "adapter_config.json"  # what a directory holds that is an adapter of another model
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def model_in_run(path: Path) -> Path:
-    """The model of a run directory: its finished `model`, else its newest `step-*`, which `quickstart` writes below
-    `checkpoints`; other paths are unchanged."""
-    if not os.path.isdir(path) or (path / "config.json").exists():
+    """The model of a run directory, or its adapter: its finished `model`, else its newest `step-*`, which `quickstart`
+    writes below `checkpoints`; other paths are unchanged."""
+    if not os.path.isdir(path) or _has_config(path):
         return path
-    if (path / "model" / "config.json").is_file():
+    if _has_config(path / "model"):
         return path / "model"
     found = [*path.glob("step-*"), *path.glob("checkpoints/step-*")]
-    steps = [step for step in found if _STEP.fullmatch(step.name) and (step / "config.json").is_file()]
+    steps = [step for step in found if _STEP.fullmatch(step.name) and _has_config(step)]
     return max(steps, key=lambda step: step.name, default=path)
+
+
+def _has_config(path: Path) -> bool:
+    return os.path.exists(path / "config.json") or is_adapter(path)
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a directory holds an adapter and no model."""
+    return os.path.isfile(path / ADAPTER_CONFIG) and not os.path.exists(path / "config.json")
 
 
 def open_source(path: str | Path) -> Source:
@@ -73,6 +83,8 @@ def _open_directory(path: Path) -> Source:
 def without_config(path: Path) -> CheckpointError:
     """The error for a directory without a config.json: what a model directory holds, and what beside or below the
     path may have been meant."""
+    if is_adapter(path):
+        return fault(path, "is an adapter, not a model; name its base, and the adapter with --adapter (adapter=)")
     try:
         entries = sorted(path.iterdir())
     except OSError:  # no permission; the message goes without a guess

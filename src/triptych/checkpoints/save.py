@@ -32,9 +32,10 @@ def write_directory(
     files: Mapping[str, bytes | str] | None = None,
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int = 5_000_000_000,
+    names: tuple[str, str] = ("model.safetensors", "config.json"),
 ) -> None:
     """Write `path` as a directory other tools load: `model.safetensors` (or shards and an index), `config.json`,
-    and `files`, by names relative to it.
+    and `files`, by names relative to it.  `names` are other names for the first two; other weights are not sharded.
 
     Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced.
     Raises `CheckpointError`, with the target as it was, when anything cannot be written.
@@ -44,11 +45,13 @@ def write_directory(
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _beside(path) as temporary:
         _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes)
-        _write_file(temporary, "config.json", json.dumps(config, indent=2, allow_nan=False) + "\n")
+        if (temporary / "model.safetensors").exists():
+            (temporary / "model.safetensors").rename(temporary / names[0])
+        _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
-            _link_other_files(path, temporary)
+            _link_other_files(path, temporary, names[0].removesuffix(".safetensors"))
         for directory, _, _ in os.walk(temporary):
             _sync_directory(Path(directory))
         _put_in_place(temporary, path)
@@ -185,8 +188,8 @@ def _beside(path: Path) -> Iterator[Path]:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _link_other_files(old: Path, new: Path) -> None:
-    """Link into `new` the files of `old` that are neither weights nor written again."""
+def _link_other_files(old: Path, new: Path, stem: str) -> None:
+    """Link into `new` the files of `old` that are neither weights, whose names begin with `stem`, nor written again."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -196,7 +199,7 @@ def _link_other_files(old: Path, new: Path) -> None:
 
     def replaced(directory: str, names: list[str]) -> set[str]:
         inside = new / Path(directory).relative_to(old)
-        weights = {name for name in names if name.endswith((".safetensors", INDEX_SUFFIX)) and name.startswith("model")}
+        weights = {name for name in names if name.endswith((".safetensors", INDEX_SUFFIX)) and name.startswith(stem)}
         return weights | {name for name in names if (inside / name).is_file()}
 
     shutil.copytree(old, new, symlinks=True, ignore=replaced, copy_function=link, dirs_exist_ok=True)

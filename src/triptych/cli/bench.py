@@ -92,6 +92,8 @@ def bench(
     as_json: options.Json = False,
 ) -> None:
     """Measure the speed and memory of a model, the limit of this machine beside it, and other libraries."""
+    if checkpoint.adapter is not None:
+        raise typer.BadParameter("bench measures whole models; write one with triptych convert MODEL OUT --adapter DIR")
     with screen.stages() as stage:
         stage("loading torch")
         from triptych.measure import Settings

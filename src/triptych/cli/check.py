@@ -61,6 +61,7 @@ def check(
         Path | None,
         typer.Option("--data", metavar="FILE", help="Text of which to measure the perplexity.", show_default=False),
     ] = None,
+    adapter: options.Adapter = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
@@ -77,7 +78,7 @@ def check(
         report = run(
             model, against=against, threshold=threshold, offline=offline, ignore=ignore or (),
             quantize=tuple(form.value for form in quantize or ()), cache=[one.value for one in cache or ()], text=text,
-            progress=stage,
+            progress=stage, adapter=adapter,
         )  # fmt: skip
     _show(report, as_json=as_json)
     if not report.passed:

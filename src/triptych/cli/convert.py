@@ -43,6 +43,7 @@ def convert(
             show_default=False,
         ),
     ] = None,
+    adapter: options.Adapter = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing OUT.")] = False,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
@@ -62,6 +63,7 @@ def convert(
             force=force,
             offline=offline,
             ignore=ignore or (),
+            adapter=adapter,
         )
     if as_json:
         screen.result(conversion.to_dict())

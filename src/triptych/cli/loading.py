@@ -36,7 +36,7 @@ def load_model(checkpoint: Checkpoint) -> Model:
         form, plain = packing_arguments(checkpoint.quantize and checkpoint.quantize.value)
         model = load(
             checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline, quantize=form,
-            dequantize=plain,
+            dequantize=plain, adapter=checkpoint.adapter,
         )  # fmt: skip
     for line in () if model.report is None else model.report.notes:
         note(line)
@@ -67,7 +67,7 @@ def header_of(model: str, ignore: Sequence[str], *, offline: bool) -> Header:
 def load_draft(checkpoint: Checkpoint, draft: str | None) -> Model | str | None:
     """What `--draft` names, as `Model.generate` takes it: a model loaded with the options of the other one, or
     "ngram"."""
-    return draft if draft in (None, "ngram") else load_model(replace(checkpoint, model=draft))
+    return draft if draft in (None, "ngram") else load_model(replace(checkpoint, model=draft, adapter=None))
 
 
 def check_generates(model: Model, path: str) -> None:

@@ -98,6 +98,13 @@ Quantize = Annotated[
         show_default=False,
     ),
 ]
+Adapter = Annotated[
+    Path | None,
+    typer.Option(
+        "--adapter", metavar="DIR", parser=path, help="An adapter for MODEL, of triptych train or of PEFT.",
+        show_default=False,
+    ),
+]  # fmt: skip
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.")]
 
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Stop after N tokens.")]
@@ -199,6 +206,7 @@ class Checkpoint:
     model: ModelPath
     dtype: Weights = None
     quantize: Quantize = None
+    adapter: Adapter = None
     device: Device = "cpu"
     offline: Offline = False
     ignore: Ignore = None

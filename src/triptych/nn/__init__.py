@@ -1,15 +1,17 @@
 """The parts as modules; `new` makes a fresh model and `empty` one to be filled from a file."""
 
+from triptych.nn.adapter import attach, detach, factors_of, fresh_factors
 from triptych.nn.heads import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
 from triptych.nn.inputs import Row, flat
 from triptych.nn.kinds import Context, KindState
+from triptych.nn.lora import Adapter, LoraFactors, LoraLinear
 from triptych.nn.model import Batch, Transformer, empty, finish_loading, new
 from triptych.nn.part import Module, assign, build
 from triptych.nn.stack import Block, Stack
 from triptych.nn.taps import NO_TAPS, Taps
 
 __all__ = [
-    "NO_TAPS", "Batch", "Block", "ClassHead", "Context", "KindState", "LMHead", "MaskedLMHead", "Module",
-    "Pooling", "ReplacedHead", "Row", "SpanHead", "Stack", "Taps", "TokenHead", "Transformer", "assign", "build",
-    "empty", "finish_loading", "flat", "new",
+    "NO_TAPS", "Adapter", "Batch", "Block", "ClassHead", "Context", "KindState", "LMHead", "LoraFactors", "LoraLinear",
+    "MaskedLMHead", "Module", "Pooling", "ReplacedHead", "Row", "SpanHead", "Stack", "Taps", "TokenHead", "Transformer",
+    "assign", "attach", "build", "detach", "empty", "factors_of", "finish_loading", "flat", "fresh_factors", "new",
 ]  # fmt: skip

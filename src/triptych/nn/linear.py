@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from triptych import ops
 from triptych.nn.part import Module
+from triptych.nn.weights import dense, rows
 from triptych.spec import norms, parts
 
 
@@ -25,6 +26,14 @@ class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias)
+
+    def matrix(self) -> Tensor:
+        """What it multiplies with, [outputs, inputs], as plain numbers."""
+        return dense(self.weight)
+
+    def matrix_rows(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of that; of a packed weight only these are unpacked."""
+        return rows(self.weight, start, stop)
 
 
 class LayerNorm(Module[norms.LayerNormSpec], of=norms.LayerNormSpec):

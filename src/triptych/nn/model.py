@@ -13,6 +13,7 @@ from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput,
 from triptych.errors import InputError
 from triptych.nn.heads import Head
 from triptych.nn.inputs import Embed, Frames, Patches, Row
+from triptych.nn.lora import Adapter
 from triptych.nn.part import Module, assign, build
 from triptych.nn.positions import refuse_length
 from triptych.nn.stack import Stack
@@ -69,6 +70,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
     encoder: Stack | None
     decoder: Stack | None
     head: Head | None
+    lora_adapter: Adapter | None = None
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)

@@ -23,7 +23,6 @@ from torch import Tensor
 from triptych import ops
 from triptych.errors import InputError
 from triptych.nn import heads as nn_heads
-from triptych.nn import weights
 from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
@@ -217,7 +216,7 @@ def _add_attention(parts: _Parts, attn: Attention, out_norm: object, z: Tensor, 
 
 def per_head(attn: Attention, z: Tensor) -> Tensor:
     """`W_o[:, h] z[:, h]`: [T, H, Kv] -> [H, T, D] in fp64, what each head would add without the bias."""
-    weight = weights.dense(attn.out.weight).double()  # [D, H * Kv]
+    weight = attn.out.matrix().double()  # [D, H * Kv]
     by_head = weight.view(len(weight), z.shape[1], z.shape[2])
     return torch.einsum("dhk,thk->htd", by_head, z.double())
 
@@ -226,7 +225,7 @@ def _direction(model: ProbedModel, ids: Sequence[int]) -> tuple[Tensor, float]:
     """The row of the unembedding [D] and the bias of an answer, or the differences of two."""
     head = model.module.head
     assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
-    rows = [weights.rows(head.proj.weight, i, i + 1)[0].double() for i in ids]
+    rows = [head.proj.matrix_rows(i, i + 1)[0].double() for i in ids]
     bias = [0.0 if head.proj.bias is None else float(head.proj.bias[i]) for i in ids]
     return (rows[0], bias[0]) if len(ids) == 1 else (rows[0] - rows[1], bias[0] - bias[1])
 
@@ -237,7 +236,7 @@ def _head(model: ProbedModel, parts: _Parts, direction: tuple[Tensor, float]) ->
     assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
     transform = head.transform
     if transform is not None:
-        parts.vectors = parts.vectors @ weights.dense(transform.dense.weight).double().T
+        parts.vectors = parts.vectors @ transform.dense.matrix().double().T
         if transform.dense.bias is not None:
             parts.add(["head.transform bias"], transform.dense.bias[None])
         total = parts.total

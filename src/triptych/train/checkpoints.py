@@ -5,6 +5,9 @@
                       train_state/optimizer.safetensors named tensors
                       train_state/manifest.json         size and SHA-256 of every other file, written last
 
+Of a model with an adapter only the adapter is stored, adapter_config.json and adapter_model.safetensors beside the same
+`train_state/`.
+
 A checkpoint is built under another name, synced to disk and renamed once, so that a process killed at any moment leaves
 the previous checkpoint intact.  No random state is stored: every random number of a step follows from the seed and the
 step.
@@ -27,12 +30,15 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
+from triptych.checkpoints.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
+from triptych.checkpoints.locate import ADAPTER_CONFIG
 from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
+from triptych.train.adapters import save_trained
 from triptych.train.loop import Progress, StepRecord, Trainer
 from triptych.train.settings import Section
 
@@ -125,11 +131,13 @@ class Checkpoints:
         build = self.directory / f".{path.name}.building"
         state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
         files: dict[str, bytes | str] = {
-            **tokenizer.files(),
             _STATE: json.dumps(state.model_dump(), allow_nan=False),
             _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
         }
-        write_directory(build, *to_checkpoint(trainer.module, hf), files)
+        if trainer.module.lora_adapter is not None:
+            save_trained(build, trainer.module, recipe["model"]["path"], files)
+        else:
+            write_directory(build, *to_checkpoint(trainer.module, hf), {**tokenizer.files(), **files})
         atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
         if path.exists():  # an invalid one
             path.rename(self.directory / f".{path.name}.broken")
@@ -176,8 +184,10 @@ def _check_files(path: Path) -> None:
     """Raises CheckpointError unless the directory holds the files of its manifest, with their sizes and digests."""
     manifest = _validated(Manifest, path / _MANIFEST, "is not a manifest")
     listed = manifest.files.keys()
-    absent = [name for name in ("config.json", _STATE, _OPTIMIZER) if name not in listed]
-    if not any(name.startswith("model") and name.endswith(".safetensors") for name in listed):
+    adapter = ADAPTER_CONFIG in listed
+    model = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if adapter else ("config.json",)
+    absent = [name for name in (*model, _STATE, _OPTIMIZER) if name not in listed]
+    if not adapter and not any(name.startswith("model") and name.endswith(".safetensors") for name in listed):
         absent.append("model.safetensors")
     if absent:
         raise CheckpointError(f"{path / _MANIFEST} does not list {absent[0]}")

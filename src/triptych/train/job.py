@@ -28,6 +28,7 @@ from triptych.text import (
     word_tokenizer,
 )
 from triptych.train import sources
+from triptych.train.adapters import save_trained, with_new_adapter, with_saved_adapter
 from triptych.train.checkpoints import Checkpoints, read_model, read_optimizer, read_progress
 from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
 from triptych.train.evaluate import HeldOut
@@ -95,6 +96,8 @@ class Job:
                 trainer.run(until)
                 if received.number is not None:
                     save(trainer)
+            if trainer.module.lora_adapter is not None and trainer.done >= 1.0:
+                save_trained(Path(out) / "model", trainer.module, self.recipe.model["path"])
             if received.number is not None:
                 raise Interrupted(received.number, trainer.at.step, Path(out))
 
@@ -124,8 +127,11 @@ def prepare(recipe: Recipe) -> Job:
     if "path" in recipe.model:
         if recipe.model.keys() != {"path"}:
             raise ConfigError("model.path takes no other keys beside it; the directory's config.json has them")
-        module, tokenizer, hf = read_model(Path(recipe.model["path"]))
-        module = module.float()
+        if recipe.adapter is not None:
+            module, tokenizer, hf = with_new_adapter(recipe.model["path"], recipe.adapter, recipe.run.seed)
+        else:
+            module, tokenizer, hf = read_model(Path(recipe.model["path"]))
+            module = module.float()
     else:
         tokenizer = _tokenizer(recipe, train)
         hf = _completed(recipe.model, tokenizer, recipe.objective.name)
@@ -146,7 +152,10 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         saved = Checkpoints(out).newest()
         progress, tables = read_progress(saved.path)
         recipe = check_recipe(tables, changes, str(saved.path), {"run.out": str(out)})
-        module, tokenizer, hf = read_model(saved.path)
+        if recipe.adapter is not None:
+            module, tokenizer, hf = with_saved_adapter(recipe.model["path"], recipe.adapter, saved.path)
+        else:
+            module, tokenizer, hf = read_model(saved.path)
         job = _job(recipe, module, tokenizer, hf, *_texts(recipe), progress)
         job.trainer.optimizer.restore(read_optimizer(saved.path))
     except BaseException:

@@ -58,7 +58,9 @@ class Optimizer:
         by_role = roles(module.spec)
         if any(isinstance(p, PackedWeight) for p in module.parameters()) and by_role.keys() & self.parameters.keys():
             problem = f"this {module.spec.family} model has packed matrices, which are not trained"
-            raise InputError(f"{problem}; load it with dequantize=True, or train an adapter and nothing else")
+            raise InputError(
+                f"{problem}; load it with dequantize=True, or train an adapter (model.add_adapter) and nothing else"
+            )
         decayed = {"matrix", "head"}
         adam: dict[float, list[Tensor]] = {settings.weight_decay: [], 0.0: []}
         matrices = []

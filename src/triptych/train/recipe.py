@@ -8,12 +8,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from triptych.errors import ConfigError, nearest
+from triptych.train.adapters import AdapterRecipe
 from triptych.train.loop import RunSettings
 from triptych.train.optim import OptimizerSettings, Schedule
 from triptych.train.settings import Positive, Section
@@ -49,7 +50,8 @@ class ObjectiveSettings(Section):
 class Recipe(Section):
     """`model` holds the keys of a `config.json` (`vocab_size` and the ids of special tokens come from the tokenizer),
     or `{path = DIRECTORY}` to continue training a saved model.  `tokenizer`: `byte`, `characters`, `bpe:4096`,
-    `words:4096`, or a directory with a tokenizer.json; leave it out with `model.path`, which has its own."""
+    `words:4096`, or a directory with a tokenizer.json; leave it out with `model.path`, which has its own.  With
+    `adapter` the model of `model.path` stays as it is, and an adapter of it is trained."""
 
     model: dict[str, Any]
     data: DataSettings
@@ -58,6 +60,7 @@ class Recipe(Section):
     tokenizer: str | None = None
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: Schedule = Schedule()
+    adapter: AdapterRecipe | None = None
 
 
 def read_recipe(path: Path | str, changes: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Recipe:
@@ -104,6 +107,8 @@ def check_recipe(
         raise ConfigError("; ".join(_problems(error, where, changed))) from None
     if ("path" in recipe.model) == (recipe.tokenizer is not None):
         raise ConfigError(f"{where}: a new model needs a tokenizer, and model.path has its own; give one of the two")
+    if recipe.adapter is not None and "path" not in recipe.model:
+        raise ConfigError(f"{where}: adapter needs the model that it is for; give model.path")
     return recipe
 
 
@@ -175,6 +180,7 @@ def _keys(path: Sequence[str]) -> list[str]:
     section: type[BaseModel] = Recipe
     for name in path:
         inner = section.model_fields[name].annotation
+        inner = next((one for one in get_args(inner) if _is_section(one)), inner)  # of an optional section
         assert _is_section(inner)
         section = inner
     return list(section.model_fields)

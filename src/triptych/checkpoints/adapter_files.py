@@ -1,0 +1,378 @@
+"""Adapters in the files of PEFT: `adapter_config.json` and `adapter_model.safetensors`.
+
+    base_model.model.<module in transformers>.lora_A.weight   [rank, inputs], our `down`
+    base_model.model.<module in transformers>.lora_B.weight   [outputs, rank], our `up`
+
+Source of the layout: the documentation of PEFT, developer_guides/checkpoint.  Slots of ours that are one matrix there
+and share their `down` become one pair with their `up`s one above the other.  Where they do not share it, their `down`s
+are stacked, `up` is block-diagonal and the rank is the sum: the same product.  The metadata of the safetensors file
+(`triptych`) name these slots, and the base with a digest of its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.checkpoints.adapter_targets import stored_modules
+from triptych.checkpoints.hub_names import PREFIX, parse_name
+from triptych.checkpoints.locate import ADAPTER_CONFIG, open_source
+from triptych.checkpoints.save import write_directory
+from triptych.checkpoints.source import Source, json_object, read_json
+from triptych.errors import CheckpointError, nearest, shown
+from triptych.families.wrapped import text_name
+from triptych.mapping.tensor_plan import TensorLoad
+from triptych.nn.lora import LoraFactors
+from triptych.spec import LMHeadSpec, ModelSpec, PoolingSpec
+
+WEIGHTS = "adapter_model.safetensors"
+_KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_NAME = re.compile(r"[\w.-]+")
+_PREFIX = "base_model.model."
+#: Keys of the config that say where a file came from, or how it was trained: the product does not depend on them.
+_WITHOUT_EFFECT = frozenset(
+    """
+    auto_mapping base_model_name_or_path ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode
+    layers_pattern layers_to_transform megatron_core peft_type peft_version qalora_group_size revision runtime_config
+    target_modules task_type
+    """.split()  # noqa: SIM905 - a list of names
+)
+_READ = frozenset("r lora_alpha lora_dropout rank_pattern alpha_pattern use_rslora bias init_lora_weights".split())  # noqa: SIM905
+_BEFORE_TRAINING = (True, False, None, "gaussian", "eva", "orthogonal")  # initializations that leave the base as it is
+
+
+@dataclass(frozen=True, eq=False)
+class StoredAdapter:
+    """An adapter that was read: the factors by slot, what its input is dropped out with, and what it was made for."""
+
+    path: Path
+    factors: dict[str, LoraFactors]
+    dropout: float
+    base: str | None  # as the file names it
+    digest: str | None  # of the files of the base; PEFT's own adapters have none
+
+
+def adapter_base(path: Path) -> tuple[str | None, str | None]:
+    """The name of the base that an adapter directory is for, and the digest of its files, where it has them."""
+    own = _own_metadata(_open(path))
+    base = own.get("base") or read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None, own.get("digest")
+
+
+def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
+    """The adapter in the directory `path` for a model of `spec`.
+
+    Raises CheckpointError for what is no LoRA of linear maps (DoRA, trained biases, `modules_to_save`), and for a
+    matrix that the model does not have or that has another shape there.
+    """
+    path = Path(path)
+    config = read_json(path / ADAPTER_CONFIG) if os.path.isfile(path / ADAPTER_CONFIG) else {}
+    if not config:
+        raise CheckpointError(f"{path}: holds no {ADAPTER_CONFIG}; an adapter is a directory with it and {WEIGHTS}")
+    _check_config(config, path / ADAPTER_CONFIG)
+    source = _open(path)
+    separate = _separate(_own_metadata(source), path / WEIGHTS)
+    pairs: dict[str, dict[str, str]] = {}
+    for key in source.names:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise CheckpointError(f"{path / WEIGHTS}: {_why_not_read(key)}")
+        pairs.setdefault(match["module"], {})[match["side"]] = key
+    modules = stored_modules(spec)
+    factors: dict[str, LoraFactors] = {}
+    for module, pair in pairs.items():
+        load = modules.get(_known(module, modules))
+        if load is None:
+            close = nearest(module, modules)
+            raise CheckpointError(
+                f"{path / WEIGHTS}: {module} is no linear map of this {spec.family} model that takes an adapter{close}"
+            )
+        if any(name.removesuffix(".weight") in factors for name in load.ours):
+            raise CheckpointError(
+                f"{path / WEIGHTS}: {module} is there twice, with and without the prefix of its model"
+            )
+        if len(pair) < 2:
+            raise CheckpointError(f"{path / WEIGHTS}: {module} has lora_{min(pair)} alone")
+        down, up = (source.read(pair[side], torch.float32) for side in "AB")
+        _check_shapes(path / WEIGHTS, module, load, down, up, spec)
+        alpha = _alpha(config, module, down.shape[0], path / ADAPTER_CONFIG)
+        whole = LoraFactors(down, up, alpha)
+        if whole.rank % max(1, sum(name.removesuffix(".weight") in separate for name in load.ours)):
+            raise CheckpointError(f"{path / WEIGHTS}: the rank {whole.rank} of {module} does not divide into its slots")
+        factors |= _split(load, whole, separate)
+    if not factors:
+        raise CheckpointError(f"{path / WEIGHTS}: holds no matrices")
+    order = {slot: i for i, (slot, _) in enumerate(spec.walk())}
+    base, digest = adapter_base(path)
+    dropout = config.get("lora_dropout") or 0.0
+    ordered = {slot: factors[slot] for slot in sorted(factors, key=order.__getitem__)}
+    return StoredAdapter(path, ordered, float(dropout), base, digest)
+
+
+def write_adapter(
+    path: str | Path,
+    spec: ModelSpec,
+    factors: Mapping[str, LoraFactors],
+    *,
+    dropout: float = 0.0,
+    base: str | None = None,
+    digest: str | None = None,
+    files: Mapping[str, bytes | str] | None = None,
+) -> None:
+    """Write an adapter as a directory that PEFT opens, with `files` beside it, whole or not at all.
+
+    `base` is the name of the model it changes, and `digest` that of its files.  Raises CheckpointError for what cannot
+    be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    sizes: dict[str, tuple[int, float]] = {}
+    separate: list[str] = []
+    modules = stored_modules(spec)
+    for module, load in modules.items():
+        slots = [name.removesuffix(".weight") for name in load.ours]
+        there = {slot: factors[slot] for slot in slots if slot in factors}
+        if not there:
+            continue
+        joined, shared = _joined(load, slots, there)
+        separate += [] if shared else list(there)
+        tensors[f"{_PREFIX}{module}.lora_A.weight"] = joined.down.detach()
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined.up.detach()
+        sizes[module] = (joined.rank, joined.alpha)
+    own = {"base": base, "digest": digest, "separate": separate}
+    metadata = {"triptych": json.dumps({key: value for key, value in own.items() if value})}
+    config = _config(spec, modules, sizes, dropout, base)
+    write_directory(path, tensors, config, files, metadata, names=(WEIGHTS, ADAPTER_CONFIG))
+
+
+def deltas(spec: ModelSpec, factors: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
+    """What the factors add to each stored tensor, by its name in an HF checkpoint and in its layout, in fp32."""
+    added: dict[str, Tensor] = {}
+    for load in stored_modules(spec).values():
+        slots = [name.removesuffix(".weight") for name in load.ours]
+        if any(slot in factors for slot in slots):
+            parts = {
+                name: factors[slot].delta() if slot in factors else torch.zeros(shape)
+                for name, slot, shape in zip(load.ours, slots, load.shapes, strict=True)
+            }
+            added[load.source] = load.to_source(parts)
+    return added
+
+
+def base_digest(source: Source) -> str:
+    """SHA-256 over the size of each file of a checkpoint, its beginning, and pieces spread over it: it changes with the
+    header, and where nearly all weights do, without a gigabyte being read."""
+    digest = hashlib.sha256()
+    for file in sorted({info.file for info in source.infos.values()}):
+        size = file.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with file.open("rb") as content:
+            for i in range(65):
+                content.seek(i * max(size - 4096, 0) // 64)
+                digest.update(content.read(65536 if i == 0 else 4096))
+    return digest.hexdigest()
+
+
+def _split(load: TensorLoad, whole: LoraFactors, separate: Sequence[str]) -> dict[str, LoraFactors]:
+    """The factors of each of our slots from those of their stored matrix; `separate` are slots with a `down` of their
+    own, beside which the others have none."""
+    ups = _rows_of(load).to_ours(whole.up)
+    slots = [name.removesuffix(".weight") for name in load.ours]
+    own = [slot for slot in slots if slot in separate]
+    if not own:
+        return {slot: LoraFactors(whole.down, ups[f"{slot}.weight"], whole.alpha) for slot in slots}
+    rank = whole.rank // len(own)
+    parts = {}
+    for i, slot in enumerate(own):
+        ours = slice(i * rank, (i + 1) * rank)
+        parts[slot] = LoraFactors(
+            whole.down[ours].contiguous(), ups[f"{slot}.weight"][:, ours].contiguous(), whole.scale * rank
+        )
+    return parts
+
+
+def _joined(load: TensorLoad, slots: Sequence[str], there: Mapping[str, LoraFactors]) -> tuple[LoraFactors, bool]:
+    """The inverse of `_split`, and whether no slot needs to be named in `separate`."""
+    parts = list(there.values())
+    shared = len(there) == len(slots) and all(part.down is parts[0].down for part in parts)
+    if shared:
+        up = _rows_of(load).to_source({f"{slot}.weight": part.up.detach() for slot, part in there.items()})
+        return LoraFactors(parts[0].down, up, parts[0].alpha), True
+    rank, start = sum(part.rank for part in parts), 0
+    ups: dict[str, Tensor] = {}
+    for slot, shape in zip(slots, load.shapes, strict=True):
+        ups[f"{slot}.weight"] = up = parts[0].up.new_zeros(shape[0], rank).detach()
+        if slot in there:
+            up[:, start : start + there[slot].rank] = there[slot].up.detach() * (there[slot].scale / parts[0].scale)
+            start += there[slot].rank
+    down = torch.cat([part.down.detach() for part in parts])
+    return LoraFactors(down, _rows_of(load).to_source(ups), parts[0].scale * rank), False
+
+
+def _rows_of(load: TensorLoad) -> TensorLoad:
+    """The load of a matrix with as many rows and other columns: `lora_B` of Conv1D is not transposed."""
+    return replace(load, ops=tuple(op for op in load.ops if op.rows))
+
+
+def _config(
+    spec: ModelSpec, modules: Mapping[str, TensorLoad], sizes: Mapping[str, tuple[int, float]], dropout: float,
+    base: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """`adapter_config.json`, with the keys of PEFT's LoraConfig."""
+    (rank, alpha), _ = Counter(sizes.values()).most_common(1)[0]
+    task = "SEQ_2_SEQ_LM" if spec.encoder is not None else "CAUSAL_LM"
+    task_type = task if isinstance(spec.head, LMHeadSpec) else None
+    return {
+        "peft_type": "LORA",
+        "task_type": "FEATURE_EXTRACTION" if isinstance(spec.head, PoolingSpec) else task_type,
+        "base_model_name_or_path": _name_on_hub(base) if base and base.startswith(PREFIX) else base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": _whole(alpha),
+        "lora_dropout": dropout,
+        "target_modules": sorted(set(_shortest_ends(list(sizes), list(modules)))),
+        "rank_pattern": _patterns({module: r for module, (r, _) in sizes.items()}, rank),
+        "alpha_pattern": _patterns({module: _whole(a) for module, (_, a) in sizes.items()}, _whole(alpha)),
+        "fan_in_fan_out": any(not op.rows for module in sizes for op in modules[module].ops),
+        "bias": "none",
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+    }
+
+
+def _name_on_hub(base: str) -> str:
+    return parse_name(base).repo
+
+
+def _patterns(values: Mapping[str, float], usual: float) -> dict[str, float]:
+    """The values of modules that are not `usual`, by ends of names that no module with another value has."""
+    found: dict[str, float] = {}
+    for value in dict.fromkeys(value for value in values.values() if value != usual):
+        chosen = [module for module, one in values.items() if one == value]
+        found |= dict.fromkeys(_shortest_ends(chosen, list(values)), value)
+    return found
+
+
+def _shortest_ends(chosen: Sequence[str], every: Sequence[str]) -> list[str]:
+    """For each chosen module the shortest end of its name that only chosen ones have: PEFT matches ends."""
+    ends = []
+    for module in chosen:
+        parts = module.split(".")
+        tails = (".".join(parts[i:]) for i in reversed(range(len(parts))))
+        ends.append(next(tail for tail in tails if _only(tail, chosen, every)))
+    return ends
+
+
+def _only(tail: str, chosen: Sequence[str], every: Sequence[str]) -> bool:
+    matched = [module for module in every if module == tail or module.endswith(f".{tail}")]
+    return set(matched) <= set(chosen)
+
+
+def _whole(number: float) -> float | int:
+    return int(number) if float(number).is_integer() else number
+
+
+def _check_config(config: Mapping[str, Any], file: Path) -> None:
+    """Raises CheckpointError for what is not LoRA as it is here, by the name of the key."""
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{file}: peft_type {shown(config.get('peft_type'))} is not LORA, which alone is read")
+    if config.get("bias", "none") != "none":
+        raise CheckpointError(f"{file}: bias = {shown(config['bias'])} trained biases too; only bias = 'none' is read")
+    if config.get("init_lora_weights", True) not in _BEFORE_TRAINING:
+        how = shown(config["init_lora_weights"])
+        raise CheckpointError(f"{file}: init_lora_weights = {how} changes the base; convert the adapter to plain LoRA")
+    for key, value in config.items():
+        if value and key not in _READ and key not in _WITHOUT_EFFECT:
+            problem = f"{shown(key)} = {shown(value)} is not supported"
+            raise CheckpointError(f"{file}: {problem}; merge the adapter with PEFT")
+    dropout = config.get("lora_dropout") or 0.0
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise CheckpointError(f"{file}: lora_dropout {shown(dropout)} is not a number from 0 to 1")
+
+
+def _alpha(config: Mapping[str, Any], module: str, rank: int, file: Path) -> float:
+    """The numerator of the scale `alpha / rank`; with `use_rslora` the scale is that of Kalajdzievski 2023, the file's
+    alpha over the root of the rank."""
+    said = _by_pattern(config.get("rank_pattern"), module, config.get("r"), file)
+    alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"), file)
+    if said != rank:
+        raise CheckpointError(f"{file}: {module} has rank {rank} in {WEIGHTS}, and the config says {shown(said)}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise CheckpointError(f"{file}: lora_alpha {shown(alpha)} is not a finite number")
+    return float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0)
+
+
+def _by_pattern(patterns: object, module: str, default: object, file: Path) -> object:
+    """The value of the first pattern that is the end of a module's name.
+
+    PEFT takes regular expressions here.  One that comes out of a file could run for hours, so that only names are read.
+    """
+    for pattern, value in (patterns if isinstance(patterns, dict) else {}).items():
+        name = pattern.removeprefix("^").removesuffix("$")
+        if not _NAME.fullmatch(name):
+            problem = f"the pattern {shown(pattern)} is a regular expression"
+            raise CheckpointError(f"{file}: {problem}; write names of modules")
+        if module == name or module.endswith(f".{name}"):
+            return value
+    return default
+
+
+def _check_shapes(file: Path, module: str, load: TensorLoad, down: Tensor, up: Tensor, spec: ModelSpec) -> None:
+    inputs, outputs = load.shapes[0][1], sum(shape[0] for shape in load.shapes)
+    rank = down.shape[0] if down.dim() == 2 else 0
+    for side, tensor, shape in (("A", down, (rank, inputs)), ("B", up, (outputs, rank))):
+        if tuple(tensor.shape) != shape or not rank:
+            wanted = f"[rank, {inputs}]" if side == "A" else f"[{outputs}, rank]"
+            raise CheckpointError(
+                f"{file}: {module}.lora_{side} is {list(tensor.shape)}, and this {spec.family} model takes {wanted}; "
+                "the adapter is of another model"
+            )
+
+
+def _why_not_read(key: str) -> str:
+    if "lora_magnitude_vector" in key:
+        return f"{shown(key)} is of DoRA, which is not supported; merge the adapter with PEFT"
+    if "lora_embedding" in key:
+        return f"{shown(key)} changes an embedding; only linear maps take an adapter"
+    return f"{shown(key)} is no lora_A.weight and no lora_B.weight, which alone are read"
+
+
+def _known(module: str, modules: Mapping[str, TensorLoad]) -> str:
+    """The name that the model has for `module`, which may be of the model with or without its head, or inside one of
+    images and text."""
+    names = [module, text_name(module)]
+    names += [known for known in modules if known.endswith(f".{module}") and known.count(".") == module.count(".") + 1]
+    names.append(module.partition(".")[2])
+    return next((name for name in names if name in modules), module)
+
+
+def _open(path: Path) -> Source:
+    if not (path / WEIGHTS).exists() and (path / "adapter_model.bin").exists():
+        return open_source(path / "adapter_model.bin")  # its error says what to do with a pickle
+    return open_source(path / WEIGHTS)
+
+
+def _separate(own: Mapping[str, Any], file: Path) -> list[str]:
+    """The slots that have a `down` of their own although they are one matrix with others."""
+    separate = own.get("separate", [])
+    if not isinstance(separate, list) or not all(isinstance(slot, str) for slot in separate):
+        raise CheckpointError(f"{file}: its metadata name {shown(separate)} where a list of slots belongs")
+    return separate
+
+
+def _own_metadata(source: Source) -> dict[str, Any]:
+    """What this library wrote beside PEFT's own; empty in the files of others."""
+    text = source.metadata.get("triptych")
+    return {} if not isinstance(text, str) else json_object(text.encode(), source.path)

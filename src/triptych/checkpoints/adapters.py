@@ -1,0 +1,159 @@
+"""Adapters and the models they are for: made anew, read onto a base that they name, written for one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from triptych.checkpoints.adapter_files import adapter_base, base_digest, write_adapter
+from triptych.checkpoints.adapter_targets import ALL_LINEAR, slot_groups
+from triptych.checkpoints.hub import local_path
+from triptych.checkpoints.hub_names import PREFIX, HubName
+from triptych.checkpoints.load_weights import StoredParameters
+from triptych.checkpoints.locate import is_adapter, model_in_run, open_source
+from triptych.checkpoints.source import Source
+from triptych.errors import CheckpointError, FetchError, InputError, shown
+from triptych.nn import Adapter, LoraFactors, Transformer, attach, factors_of, fresh_factors
+from triptych.spec import LinearSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """A new adapter: see `Model.add_adapter`."""
+
+    rank: int = 8
+    alpha: float = 16
+    targets: str | Sequence[str] = ALL_LINEAR
+    dropout: float = 0.0
+    seed: int = 0
+
+
+def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
+    """Add an adapter that changes nothing yet.  Raises InputError as `Model.add_adapter`."""
+    _check(settings)
+    if module.lora_adapter is not None:
+        raise InputError("the model has an adapter already; merge_adapter() or remove_adapter() first")
+    groups = slot_groups(module.spec, settings.targets)
+    parts = dict(module.spec.walk())
+    for slot in (slot for group in groups for slot in group):
+        part = parts[slot]
+        assert isinstance(part, LinearSpec)
+        if settings.rank > max(part.inputs, part.outputs):
+            size = f"[{part.outputs}, {part.inputs}]"
+            raise InputError(f"rank={settings.rank} is more than {slot} {size} has rows or columns; give a smaller one")
+    with torch.inference_mode(False):
+        factors = fresh_factors(module, groups, settings.rank, float(settings.alpha), settings.seed)
+        return attach(module, factors, float(settings.dropout))
+
+
+def _check(settings: AdapterSettings) -> None:
+    """Raises InputError for a setting that is out of range."""
+    rank, alpha, dropout, seed = settings.rank, settings.alpha, settings.dropout, settings.seed
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise InputError(f"rank={shown(rank)} must be a whole number of at least 1")
+    if not _is_number(alpha) or not 0 < alpha < math.inf:
+        raise InputError(f"alpha={shown(alpha)} must be a finite number above 0: with 0 nothing would be trained")
+    if not _is_number(dropout) or not 0 <= dropout < 1:
+        raise InputError(f"dropout={shown(dropout)} must be a number of at least 0 and less than 1")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed={shown(seed)} must be a whole number from 0 to 2**63 - 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def save_adapter(
+    path: str | Path, module: Transformer, base: Path | None, files: Mapping[str, bytes | str] | None = None
+) -> None:
+    """Write the adapter of a model that was loaded from `base`, with `files` beside it.
+
+    Raises InputError where the model has no adapter, CheckpointError for what cannot be written.
+    """
+    factors = factors_of(module)
+    assert module.lora_adapter is not None
+    name, digest = (None, None) if base is None else (base_name(base), _digest(base))
+    write_adapter(
+        path, module.spec, factors, dropout=module.lora_adapter.dropout, base=name, digest=digest, files=files
+    )  # fmt: skip
+
+
+def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str | Path, Path | None]:
+    """The model to load and the adapter to put on it, of what a user names: a model and perhaps an adapter for it, or a
+    directory with an adapter alone, whose file names the base.
+
+    Raises CheckpointError where the base is not there or is no longer what the adapter was trained on.
+    """
+    if not isinstance(model, str | Path) or str(model).startswith(PREFIX) or not str(model):
+        return model, None if adapter is None else _directory(adapter)
+    where = model_in_run(Path(model))
+    if not is_adapter(where):
+        return model, None if adapter is None else _directory(adapter)
+    if adapter is not None:
+        raise InputError(f"{where} is an adapter itself; name its base, and one adapter for it")
+    base, digest = adapter_base(where)
+    if base is None:
+        raise CheckpointError(f"{where}: names no base; give it, and the adapter with --adapter (adapter=)")
+    return check_base(base, digest, where), where
+
+
+def check_base(base: str, digest: str | None, where: Path) -> Path:
+    """Where the base of the adapter in `where` lies.  What a file calls `hub:...` is only looked for in the cache.
+
+    Raises CheckpointError unless `base` is there, with the files whose digest the adapter has.
+    """
+    advice = "and the adapter with --adapter (adapter=)"
+    try:
+        path = local_path(base, offline=True)
+    except FetchError:
+        raise CheckpointError(f"{where}: its base {base} has not been downloaded; give it, {advice}") from None
+    if not os.path.exists(path):
+        on_hub = base.count("/") == 1 and base[0] not in "./"
+        known = f"give it, for example as hub:{base}," if on_hub else "give it"
+        raise CheckpointError(f"{where}: its base {shown(base)} is not there; {known} {advice}")
+    if digest is not None and _digest(path) != digest:
+        problem = f"its base {base} has changed since the adapter was trained"
+        raise CheckpointError(f"{where}: {problem}; to use it nevertheless, give the base, {advice}")
+    return path
+
+
+def base_name(path: Path) -> str:
+    """What a later run finds a base by: its path, or the name on the hub of what lies in huggingface-hub's cache."""
+    path = path.absolute()
+    for i, part in enumerate(path.parts):
+        if part.startswith("models--") and path.parts[i + 1 : i + 2] == ("snapshots",) and len(path.parts) > i + 2:
+            file = "/".join(path.parts[i + 3 :]) or None
+            return str(HubName("/".join(part.split("--")[1:]), path.parts[i + 2], file))
+    return str(path)
+
+
+def _directory(adapter: str | Path) -> Path:
+    """The directory of an adapter, or of a run that trained one."""
+    if not isinstance(adapter, str | Path) or not str(adapter):
+        raise InputError(f"an adapter is a directory, not {shown(adapter)}")
+    return model_in_run(Path(adapter))
+
+
+def _digest(base: Path) -> str:
+    return base_digest(open_source(base))
+
+
+class MergedParameters(StoredParameters):
+    """The parameters of a checkpoint in fp32 with what an adapter adds; `changed` names those that it changes."""
+
+    def __init__(
+        self, spec: ModelSpec, source: Source, ignore: Sequence[str], factors: Mapping[str, LoraFactors]
+    ) -> None:
+        super().__init__(spec, source, ignore, torch.float32)
+        self._factors = {f"{slot}.weight": one for slot, one in factors.items()}
+        self.changed = frozenset(self._factors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = super().__getitem__(name)
+        return value + self._factors[name].delta() if name in self._factors else value
