@@ -5,6 +5,7 @@ from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.job import Job, prepare, resume, verify_resume
 from triptych.train.loop import Event, Progress, RunSettings, Trainer
+from triptych.train.new_recipe import write_new_recipe
 from triptych.train.nonfinite import DivergedError
 from triptych.train.objectives import Example, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
@@ -47,4 +48,5 @@ __all__ = [
     "seq2seq",
     "show_batch",
     "verify_resume",
+    "write_new_recipe",
 ]  # fmt: skip

@@ -4,10 +4,11 @@
                       train_state/state.json            step, time used, recipe, history
                       train_state/optimizer.safetensors named tensors
                       train_state/manifest.json         size and SHA-256 of every other file, written last
+    OUT/model/                                          the files of the newest checkpoint without `train_state`
 
 A checkpoint is built under another name, synced to disk and renamed once, so that a process killed at any moment leaves
 the previous checkpoint intact.  No random state is stored: every random number of a step follows from the seed and the
-step.
+step.  The files of `model/` are links to those of the checkpoint, which take no space, where the disk has links.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
-from triptych.checkpoints.header import read_header
+from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, shown
@@ -39,7 +40,11 @@ from triptych.train.settings import Section
 S = TypeVar("S", bound=Section)
 NonNegative = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8})")
-_STATE, _OPTIMIZER, _MANIFEST = (f"train_state/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json"))
+_TRAIN_STATE = "train_state"
+_STATE, _OPTIMIZER, _MANIFEST = (
+    f"{_TRAIN_STATE}/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json")
+)
+MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,17 @@ class Checkpoints:
         self.directory, self.keep = Path(directory), keep
 
     def save(
-        self, trainer: Trainer, hf: Mapping[str, Any] | None, tokenizer: Tokenizer, recipe: Mapping[str, Any]
+        self,
+        trainer: Trainer,
+        hf: Mapping[str, Any] | None,
+        tokenizer: Tokenizer,
+        recipe: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
     ) -> Path:
-        """Write the trainer's present state.  Raises CheckpointError, and leaves the checkpoints before it intact."""
+        """Write the trainer's present state, with `files` beside weights and tokenizer, and renew `model/`.
+
+        Raises CheckpointError, and leaves the checkpoints before it intact.
+        """
         path = self.directory / f"step-{trainer.at.step:08}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -68,7 +81,8 @@ class Checkpoints:
             if (
                 not path.exists() or why_invalid(path) is not None
             ):  # a valid one is that from which this run was resumed
-                self._build(path, trainer, hf, tokenizer, recipe)
+                self._build(path, trainer, hf, {**tokenizer.files(), **(files or {})}, recipe)
+            self._renew_model(path)
             for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
                 old.rename(self.directory / f".{old.name}.old")
             self._remove_unfinished()
@@ -93,16 +107,28 @@ class Checkpoints:
         return bool(self._all())
 
     def remove(self) -> None:
-        """Delete every checkpoint, the oldest first; one that is being deleted has another name already.
+        """Delete `model/` and every checkpoint, the oldest first; one that is being deleted has another name already.
 
         Raises CheckpointError.
         """
         try:
-            for _, path in reversed(self._all()):
-                path.rename(self.directory / f".{path.name}.old")
+            for path in (self.model, *(path for _, path in reversed(self._all()))):
+                if path.exists():
+                    path.rename(self.directory / f".{path.name}.old")
             self._remove_unfinished()
         except OSError as error:
             raise CheckpointError(f"cannot delete the run in {self.directory}: {error.strerror or error}") from None
+
+    @property
+    def model(self) -> Path:
+        """The finished model, or the newest one of a run that goes on."""
+        return self.directory / MODEL
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the checkpoints on the disk."""
+        files = [file for _, path in self._all() for file in path.rglob("*") if file.is_file()]
+        return sum(file.stat().st_size for file in files)
 
     def later(self, step: int) -> int | None:
         """The step of a valid checkpoint after `step`, or None."""
@@ -118,14 +144,14 @@ class Checkpoints:
         path: Path,
         trainer: Trainer,
         hf: Mapping[str, Any] | None,
-        tokenizer: Tokenizer,
+        beside: Mapping[str, bytes],
         recipe: Mapping[str, Any],
     ) -> None:
         """Write under another name, the manifest last, then rename."""
         build = self.directory / f".{path.name}.building"
         state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
         files: dict[str, bytes | str] = {
-            **tokenizer.files(),
+            **beside,
             _STATE: json.dumps(state.model_dump(), allow_nan=False),
             _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
         }
@@ -138,8 +164,20 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Delete what a killed process left half-written or half-deleted."""
-        for path in self.directory.glob(".*step-*"):
+        for path in (*self.directory.glob(".*step-*"), *self.directory.glob(f".{MODEL}.*")):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _renew_model(self, checkpoint: Path) -> None:
+        """Put the files of `checkpoint` but its `train_state` in place of those in `model/`."""
+        build, old = self.directory / f".{MODEL}.building", self.directory / f".{MODEL}.old"
+        shutil.copytree(
+            checkpoint, build, ignore=lambda folder, _: [_TRAIN_STATE] if Path(folder) == checkpoint else [],
+            copy_function=_link_or_copy,
+        )  # fmt: skip
+        if self.model.exists():
+            self.model.rename(old)
+        build.rename(self.model)
+        _sync_directory(self.directory)
 
 
 class Manifest(Section):
@@ -222,6 +260,18 @@ def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
     assert header.source is not None
     module, _ = read_weights(header.spec, header.source)
     return module, from_directory(path), header.hf
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def read_files(path: Path) -> dict[str, bytes]:
+    """The small files of a checkpoint that say how its model is used, beside its config and tokenizer."""
+    return {name: (path / name).read_bytes() for name in BESIDE if (path / name).is_file()}
 
 
 def _sync_directory(path: Path) -> None:
