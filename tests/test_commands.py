@@ -44,6 +44,9 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych transcribe": "needs a Whisper with its tokenizer; tests/test_hearing.py runs the command on one",
     "triptych convert model-awq/": "needs a checkpoint packed with AWQ; tests/test_packed.py converts one",
     "triptych patch $SMOLLM2": "its answers are single tokens of SmolLM2's; tests/test_patching_real.py patches these",
+    "triptych train notes.toml": "trains for minutes; tests/test_train_further.py runs the three of the page on a text",
+    "triptych generate runs/notes": "needs the run above it",
+    "triptych chat runs/notes": "needs the run above it",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }
 HEAVY = (

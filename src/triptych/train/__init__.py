@@ -1,4 +1,13 @@
-"""Training: objectives, data order, optimizers, the loop, its checkpoints, and the recipes that describe a run."""
+"""Training: objectives, data order, optimizers, the loop, its checkpoints, and the recipes that describe a run.
+
+The package itself is a function: `triptych.train(recipe)` runs a recipe and returns the finished model, as
+`triptych.Model.trained` says.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
@@ -50,3 +59,15 @@ __all__ = [
     "verify_resume",
     "write_new_recipe",
 ]  # fmt: skip
+
+
+class _CallablePackage(ModuleType):
+    """The type of this package, whose name is that of the function too."""
+
+    def __call__(self, recipe: Any, **options: Any) -> Any:
+        """Train the model of a recipe; see `triptych.Model.trained`."""
+        # By name, when it is called: `triptych.model` stands above this package and imports it.
+        return import_module("triptych.model").Model.trained(recipe, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -33,6 +33,14 @@ def roles(model: spec.ModelSpec) -> dict[str, Role]:
     return by_name
 
 
+def check_trainable(module: Transformer) -> None:
+    """Raises InputError for packed weights, unless what is trained beside them is an adapter and nothing else."""
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    if any(isinstance(p, PackedWeight) for p in module.parameters()) and roles(module.spec).keys() & trained:
+        problem = f"this {module.spec.family} model has packed matrices, which are not trained"
+        raise InputError(f"{problem}; load it with dequantize=True, or train an adapter and nothing else")
+
+
 class OptimizerSettings(Section):
     """How gradients change the weights."""
 
@@ -66,9 +74,7 @@ class Optimizer:
         self.weight_bytes = sum(p.nbytes for p in module.parameters())
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         by_role = roles(module.spec)
-        if any(isinstance(p, PackedWeight) for p in module.parameters()) and by_role.keys() & self.parameters.keys():
-            problem = f"this {module.spec.family} model has packed matrices, which are not trained"
-            raise InputError(f"{problem}; load it with dequantize=True, or train an adapter and nothing else")
+        check_trainable(module)
         decayed = {"matrix", "head"}
         adam: dict[float, list[Tensor]] = {settings.weight_decay: [], 0.0: []}
         matrices = []
