@@ -183,6 +183,7 @@ def test_where_and_in_what_a_model_is() -> None:
         ("decoder", ([[3, 4, 5]],), {"labels": [[3, 4, 9999]]}, "label 9999 is neither one of"),
         ("decoder", ([[3, 4, 5]],), {"labels": [[3.0, 4.0, math.nan]]}, "give its labels as 3 ids"),
         ("decoder", ([[3, 4, 5]],), {"labels": [[-100] * 3]}, "no trained token"),
+        ("encoder", (TEXTS,), {"seed": -1}, "seed"),
         ("encoder", ([[3, 4, 5]],), {"labels": [[-100] * 3, [1]]}, "one row of labels for each of the 1 rows"),
     ],
 )

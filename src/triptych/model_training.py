@@ -11,6 +11,7 @@ from torch import Tensor
 
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
 from triptych.errors import ConfigError, InputError
+from triptych.generate.arguments import integer
 from triptych.model_inside import ModelInside
 from triptych.other_libraries import answers_arguments
 from triptych.tasks.model_inputs import Texts
@@ -68,7 +69,7 @@ class ModelTraining(ModelInside):
         tokenizer = self.tokenizer
         hides = None if tokenizer is None else tokenizer.mask_id
         special = frozenset(i for i in vars(tokenizer).values() if isinstance(i, int)) if tokenizer else frozenset()
-        drawn = row_loss.drawn_seed() if seed is None else seed
+        drawn = row_loss.drawn_seed() if seed is None else integer("seed", seed, 0)
         batch = row_loss.encoder_batch(self.module, ids, labels, hides, special, drawn)
         return row_loss.mean_loss(self.module, batch)
 

@@ -66,5 +66,5 @@ def _print_table(row: ShownRow, title: str) -> None:
 
 
 def _spaced(token: str) -> str:
-    """The name of a token as running text: `\N{OPEN BOX}` is its space and a line break ends the line."""
+    """The name of a token as running text: with its spaces and line breaks in place of their marks."""
     return token.replace("\N{OPEN BOX}", " ").replace("\N{RETURN SYMBOL}", "\n")

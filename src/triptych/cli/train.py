@@ -186,7 +186,7 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
         )
         return
     saved = f"; the model is {job.model}" if job.model is not None and job.model.exists() else ""
-    screen.note(f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s{saved}")
+    screen.note(f"{at.step:,} step{'' if at.step == 1 else 's'}, {at.tokens:,} tokens, {at.elapsed:,.0f} s{saved}")
     if score is not None:
         screen.console().print(f"held out: {held_out(score)}")
 

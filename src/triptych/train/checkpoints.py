@@ -164,12 +164,16 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Delete what a killed process left half-written or half-deleted."""
-        for path in (*self.directory.glob(".*step-*"), *self.directory.glob(f".{MODEL}.*")):
+        for path in (*self.directory.glob(".*step-*"), *self._model_aside()):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _model_aside(self) -> tuple[Path, Path]:
+        """Where `model/` is built, and where the one before it is until it is deleted."""
+        return self.directory / f".{MODEL}.building", self.directory / f".{MODEL}.old"
 
     def _renew_model(self, checkpoint: Path) -> None:
         """Put the files of `checkpoint` but its `train_state` in place of those in `model/`."""
-        build, old = self.directory / f".{MODEL}.building", self.directory / f".{MODEL}.old"
+        build, old = self._model_aside()
         shutil.copytree(
             checkpoint, build, ignore=lambda folder, _: [_TRAIN_STATE] if Path(folder) == checkpoint else [],
             copy_function=_link_or_copy,

@@ -76,7 +76,8 @@ class Job:
         if self.recipe.base is None or self.trainer.held is None:
             return _ids(first)
         batch = self.trainer.held.batches[0]
-        return [int(i) for i in batch.ids[: batch.rows.lengths[0]][:PROMPT_TOKENS]]
+        count = min(PROMPT_TOKENS, max(1, batch.rows.lengths[0] // 2))
+        return [int(i) for i in batch.ids[:count]]
 
     def run(
         self,
