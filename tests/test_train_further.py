@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cli_models import LLAMA, checkpoint
+from triptych.checkpoints import header
 from triptych.checkpoints.convert import convert
 from triptych.cli import main
 from triptych.errors import CheckpointError, ConfigError, InputError, TextError
@@ -54,13 +55,19 @@ def packed_file(folder: Path) -> Path:
 # ---------------------------------------------------------------- where the model comes from
 
 
-def test_a_directory_a_run_and_a_gguf_file_train_alike(text: Path, tmp_path: Path) -> None:
+def test_a_directory_a_run_a_gguf_file_and_a_hub_name_train_alike(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, gguf = checkpoint("decoder"), tmp_path / "model.gguf"
     convert(directory, gguf)
     run = tmp_path / "run"
     shutil.copytree(directory, run / "model")
     trained = []
-    for path in (directory, run, gguf):
+    found = header.local_path
+    monkeypatch.setattr(
+        header, "local_path", lambda path, *options: directory if path == "hub:o/n" else found(path, *options)
+    )
+    for path in (directory, run, gguf, "hub:o/n"):
         job = prepare(recipe(text, path))
         first = weights(job)
         job.run()
