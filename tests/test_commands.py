@@ -47,6 +47,9 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych generate runs/adapter": "needs a run that trained an adapter; tests/test_train_adapters.py runs them",
     'triptych generate MODEL.gguf "Once upon a time" --adapter': "needs that run too",
     "triptych convert MODEL.gguf merged.gguf --adapter": "needs that run too",
+    "triptych train notes.toml": "trains for minutes; tests/test_train_further.py runs the three of the page on a text",
+    "triptych generate runs/notes": "needs the run above it",
+    "triptych chat runs/notes": "needs the run above it",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }
 HEAVY = (

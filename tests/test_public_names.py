@@ -46,7 +46,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
             (name, r"; write triptych\.load\(")
             for name in ("GPT2LMHeadModel", "SentenceTransformer", "from_pretrained")
         ),
-        ("Trainer", "; write triptych train RECIPE"),
+        ("Trainer", r"; write triptych\.train\(recipe\), or triptych train RECIPE"),
         ("LlamaConfig", r"; write triptych\.create\("),
         ("casual", r"\(did you mean 'causal'\?\)"),
         ("pictures", "'pictures'$"),

@@ -382,13 +382,44 @@ def test_progress_is_by_whichever_budget_is_nearer_its_end() -> None:
 def test_a_time_budget_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000))
     monkeypatch.setattr("triptych.train.loop.time.monotonic", lambda: float(next(clock)))
-    run = trainer(make(LLAMA), copied_rows(), steps=1000, rows=2, seconds=20.0)
+    run = trainer(make(LLAMA), copied_rows(), steps=1000, rows=2, seconds=60.0)
     events: list[Event] = []
     run.on_step = events.append
     run.run()
-    assert 5 < len(events) <= 20
+    assert 5 < len(events) <= 30
     assert events[-1].progress == 1.0
     assert events[0].lr > events[-1].lr
+
+
+def test_a_time_budget_holds_with_what_follows_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only these parts move: 3 s a step, 2 s a batch of an evaluation, 4 s a sample, 5 s a save."""
+    now, kept = [0.0], [0.0]
+    monkeypatch.setattr("triptych.train.loop.time.monotonic", lambda: now[0])
+
+    def takes(seconds: float) -> Any:
+        def advance(*_: object) -> None:
+            now[0] += seconds
+
+        return advance
+
+    def timed_step() -> tuple[float, float, float]:
+        now[0] += 3.0
+        return step()
+
+    few = HeldOut.of(Rows8(), Rows8(), tokens=1)
+    held = HeldOut(few.batches * 20, few.commonest)
+    for seconds, fewest in ((40.0, 4), (100.0, 18), (1000.0, 200), (2.0, 1)):
+        module, now[0] = make(LLAMA), 0.0
+        run = trainer(module, Rows8(), 10**6, held=held, seconds=seconds, rows=2)
+        step, run.step = run.step, timed_step  # type: ignore[method-assign]
+        run.on_sample, run.on_save = takes(4.0), lambda trainer: (takes(5.0)(), kept.append(trainer.done))[0]
+        module.head.register_forward_hook(lambda part, *_: None if part.training else takes(2.0)())
+        run.run()
+        before = 5.0  # the save before the first step
+        assert fewest <= run.at.step, seconds
+        if seconds > 2.0:
+            assert 0.75 * seconds <= now[0] - before <= seconds, (seconds, now[0])
+        assert (run.at.elapsed >= seconds, run.done, kept[-1]) == (True, 1.0, 1.0)
 
 
 # ---------------------------------------------------------------- evaluation

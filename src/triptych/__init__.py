@@ -63,6 +63,7 @@ __all__ = [
     "load",
     "prefix",
     "same_document",
+    "train",
     "window",
 ]
 
@@ -92,10 +93,13 @@ _HOME = {
         "dense",
     ),
 }
+_CALLABLE_PACKAGES = ("train",)  # subpackages that are functions as well
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE_PACKAGES:
+        return import_module(f"triptych.{name}")
     if name not in _MODULE_OF:
         of_package = import_module("triptych.other_libraries").of_package
         raise AttributeError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")

@@ -24,8 +24,8 @@ _OF_PACKAGE = {
     "AutoConfig": f"{LOAD}.spec, or .hf for the checkpoint's own config",
     "PreTrainedTokenizerFast": f"{LOAD}.tokenizer",
     "pipeline": f"{LOAD}, then model.generate, fill, classify, answer, encode or transcribe",
-    "Trainer": "triptych train RECIPE on the command line",
-    "TrainingArguments": "triptych train RECIPE on the command line",
+    "Trainer": "triptych.train(recipe), or triptych train RECIPE on the command line",
+    "TrainingArguments": "triptych.train(recipe), or triptych train RECIPE on the command line",
     "GenerationConfig": "the options of model.generate(...)",
     "SamplingParams": "the options of model.generate(...)",
     "from_config": 'triptych.create({"model_type": "llama", ...})',
@@ -46,7 +46,6 @@ _OF_MODEL = {
     "create_chat_completion": "model.chat(messages)",
     "create_completion": "model.generate([prompt])",
     "embed": "model.encode(texts)",
-    "eval": "nothing: a loaded model is in evaluation mode, and model.module.train() is the other one",
     "forward": "model.logits(texts), or model.module(triptych.nn.Batch(...)) for hidden vectors with a graph",
     "from_config": "triptych.create(config)",
     "from_pretrained": LOAD,
@@ -60,7 +59,6 @@ _OF_MODEL = {
     "run_with_hooks": "model.trace(texts, edit=[...])",
     "save_pretrained": "model.save(path)",
     "sites": "triptych.probe.sites(model.spec)",
-    "to": "load(..., dtype=, device=), or model.module.to(...)",
     "to_str_tokens": "model.tokenizer.decode([id]) for each id",
     "to_string": "model.tokenizer.decode(ids)",
     "to_tokens": "model.ids(texts)",
@@ -68,7 +66,7 @@ _OF_MODEL = {
 }
 _OF_MODULE = (
     "cuda", "double", "dtype", "float", "half", "load_state_dict", "modules", "named_modules", "named_parameters",
-    "parameters", "requires_grad_", "state_dict", "train",
+    "requires_grad_", "state_dict",
 )  # fmt: skip
 
 # Keyword argument -> arguments of ours, of which the first that the function has is named; one without `=` always fits.

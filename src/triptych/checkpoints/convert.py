@@ -197,7 +197,7 @@ def _to_hf(header: Header, source: Source, stored: StoredParameters, path: Path,
 
     config = {**header.hf, "dtype": str(wanted).removeprefix("torch.")}
     config.pop("torch_dtype", None)  # its old name
-    write_directory(path, tensors(), config, _texts(header))
+    write_directory(path, tensors(), config, files_beside(header))
     nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     notes = () if dtype else _growth(nbytes, source, wanted)
     return Conversion(str(path), "hf", header.spec.family, nbytes, dict(written), notes)
@@ -213,7 +213,7 @@ def _growth(nbytes: int, source: Source, written: torch.dtype) -> tuple[str, ...
     return (f"{stored / 2**20:,.0f} MiB of packed weights became {nbytes / 2**20:,.0f} MiB of {name}{smaller}",)
 
 
-def _texts(header: Header) -> dict[str, bytes]:
+def files_beside(header: Header) -> dict[str, bytes]:
     """The files written beside the weights: the tokenizer's, the side files, and a GGUF's additional end tokens."""
     files = {file.name: file.read_bytes() for name in BESIDE if (file := header.path / name).is_file()}
     tokenizer = header.tokenizer()

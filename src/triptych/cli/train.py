@@ -1,15 +1,15 @@
-"""`triptych train`: train from a recipe, show its first batch, or verify that resuming changes nothing."""
+"""`triptych train`: write a recipe, train from one, show its first batch, or verify that resuming changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Exit, Option
 
-from triptych.cli import options, screen
+from triptych.cli import batch_view, options, screen
 from triptych.cli.training_progress import TrainingProgress, held_out
 from triptych.errors import ConfigError
 
@@ -17,18 +17,28 @@ if TYPE_CHECKING:
     from triptych.train import Event, Job, Recipe, Trainer
 
 SAMPLE_TOKENS = 120
-SHOWN_ROWS, SHOWN_TOKENS = 3, 24  # of a batch
 
 
 def train(
     recipe: Annotated[
-        Path,
+        Path | None,
         Argument(
             metavar="RECIPE",
             help="A .toml file, or the quickstart's recipe decoder, encoder or encoder-decoder.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    new: Annotated[
+        Path | None,
+        Option("--new", metavar="FILE", help="Write a recipe with every key explained, and stop."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        Option("--from", metavar="MODEL", help="Train this existing model further, in place of the recipe's."),
+    ] = None,
+    data: Annotated[
+        str | None, Option("--data", metavar="PATH", help="A text file or a folder of them, in place of the recipe's.")
+    ] = None,
     changes: Annotated[
         list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
     ] = None,
@@ -51,29 +61,73 @@ def train(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train a model from a recipe."""
+    """Train a model from a recipe, or write one with --new."""
+    if new is not None:
+        if resume or force or show_batch or verify_resume:
+            raise BadParameter("--new writes a recipe and stops; give --resume, --force and checks when it is run")
+        _new(new, recipe, base, data, out, changes or (), as_json=as_json)
+        return
+    if recipe is None:
+        raise BadParameter("a run needs a RECIPE; --new my.toml writes one", param_hint="RECIPE")
+    if resume and (base is not None or data is not None):
+        raise BadParameter("--resume continues with the model and the data of the run; leave out --from and --data")
+    start = _Start(recipe, changes or (), base, {} if data is None else {"data.path": data})
     if resume and (show_batch or verify_resume):
         raise BadParameter("--resume continues a run; --show-batch and --verify-resume start one")
     if resume and force:
         raise BadParameter("--resume continues the run that --force deletes; give one of the two")
     if show_batch:
-        _show_batch(recipe, changes or (), as_json=as_json)
+        _show_batch(start, as_json=as_json)
     elif verify_resume is not None:
-        _verify_resume(recipe, changes or (), verify_resume, as_json=as_json)
+        _verify_resume(start, verify_resume, as_json=as_json)
     else:
-        _train(recipe, changes or (), out, resume=resume, force=force, as_json=as_json)
+        if out is not None:
+            start.values["run.out"] = str(out)
+        _train(start, resume=resume, force=force, as_json=as_json)
 
 
-def _train(path: Path, changes: Sequence[str], out: Path | None, *, resume: bool, force: bool, as_json: bool) -> None:
-    """Run the recipe to its end, or resume the run under its `run.out`, which `out` replaces."""
+@dataclass(frozen=True)
+class _Start:
+    """What a run starts from: the recipe and what the command line changes of it."""
+
+    path: Path
+    changes: Sequence[str]
+    base: str | None
+    values: dict[str, object]
+
+    def recipe(self) -> Recipe:
+        from triptych.train import read_recipe
+
+        return read_recipe(self.path, self.changes, self.values, self.base)
+
+
+def _new(
+    path: Path, recipe: Path | None, base: str | None, data: str | None, out: Path | None, changes: Sequence[str],
+    *, as_json: bool,
+) -> None:  # fmt: skip
+    """Write a recipe to `path`."""
+    from triptych.train import write_new_recipe
+
+    where = None if out is None else str(out)
+    written = write_new_recipe(path, recipe, base=base, data=data, out=where, changes=changes)
+    if as_json:
+        screen.result({"recipe": str(path), "out": written.run.out})
+        return
+    screen.console().print(f"wrote {path}; train with: triptych train {path}", soft_wrap=True)
+
+
+def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
+    """Run the recipe to its end, or resume the run under its `run.out`."""
     from triptych import machine
-    from triptych.train import Interrupted, prepare, read_recipe
+    from triptych.train import Interrupted, prepare
 
     machine.use_threads()
-    recipe = read_recipe(path, changes, {} if out is None else {"run.out": str(out)})
+    recipe = start.recipe()
+    if recipe.run.out is None:
+        screen.note("the model will not be saved; --out DIR saves it")
     with TrainingProgress() as bar:
         bar.say("reading the data")
-        job = _resumed(recipe, changes) if resume else prepare(recipe)
+        job = _resumed(recipe, start.changes) if resume else prepare(recipe)
         for line in job.skipped:
             screen.note(f"skipped {line}")
         last: list[Event] = []
@@ -102,15 +156,15 @@ def _sample(job: Job, trainer: Trainer, bar: TrainingProgress) -> None:
     """Generate a sample with a decoder; the other layouts need an input and are judged by their scores."""
     from triptych.model import Model
 
-    first = job.tokenizer.eos_id if job.tokenizer.bos_id is None else job.tokenizer.bos_id
-    if trainer.module.spec.layout != "decoder" or first is None:
+    prompt = job.sample_prompt
+    if trainer.module.spec.layout != "decoder" or not prompt:
         return
-    most_tokens = (trainer.module.spec.context or SAMPLE_TOKENS + 1) - 1
+    most_tokens = (trainer.module.spec.context or SAMPLE_TOKENS + len(prompt)) - len(prompt)
     model = Model(trainer.module, job.tokenizer, job.hf)
     (generation,) = model.generate(
-        [[first]], max_new_tokens=min(SAMPLE_TOKENS, most_tokens), temperature=0.8, seed=trainer.at.step
+        [prompt], max_new_tokens=min(SAMPLE_TOKENS, most_tokens), temperature=0.8, seed=trainer.at.step
     )
-    bar.sample(f"step {trainer.at.step:,}", generation.text)
+    bar.sample(f"step {trainer.at.step:,}", job.tokenizer.decode(prompt) + generation.text)
 
 
 def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
@@ -127,44 +181,38 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
                 "loss": loss,
                 "held_out": held_out_score,
                 "out": out,
+                "model": None if job.model is None else str(job.model),
             }
         )
         return
-    screen.note(
-        f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s" + (f"; checkpoints in {out}" if out else "")
-    )
+    saved = f"; the model is {job.model}" if job.model is not None and job.model.exists() else ""
+    screen.note(f"{at.step:,} step{'' if at.step == 1 else 's'}, {at.tokens:,} tokens, {at.elapsed:,.0f} s{saved}")
     if score is not None:
         screen.console().print(f"held out: {held_out(score)}")
 
 
-def _show_batch(path: Path, changes: Sequence[str], *, as_json: bool) -> None:
+def _show_batch(start: _Start, *, as_json: bool) -> None:
     """Show the batch of the first step: the inputs, the targets, and which tokens are trained on."""
-    from triptych.train import prepare, read_recipe, show_batch
+    from triptych.train import prepare, show_batch
 
-    recipe = read_recipe(path, changes)
+    recipe = start.recipe()
     job = prepare(recipe)
-    rows = show_batch(job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows), job.tokenizer)
+    examples = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
+    rows = show_batch(examples, job.tokenizer, shifted=recipe.objective.name != "masked")
     if as_json:
-        screen.result({"rows": [asdict(row) for row in rows]})
-        return
-    for i, row in enumerate(rows[:SHOWN_ROWS]):
-        title = f"row {i + 1} of {len(rows)}: {len(row.tokens):,} tokens, {row.trained:,} trained"
-        table = screen.table("input", "target", "")
-        for token in row.tokens[:SHOWN_TOKENS]:
-            table.add_row(screen.plain(token.token), screen.plain(token.target), "trained" if token.trained else "")
-        if row.source:
-            screen.console().print(f"source: {screen.plain(' '.join(row.source))}", soft_wrap=True)
-        screen.show(table, title)
+        screen.result({"rows": [batch_view.to_dict(row) for row in rows]})
+    else:
+        batch_view.show(rows)
 
 
-def _verify_resume(path: Path, changes: Sequence[str], steps: int, *, as_json: bool) -> None:
+def _verify_resume(start: _Start, steps: int, *, as_json: bool) -> None:
     """Raises TriptychError naming the first weight that differs after resuming."""
     from triptych import machine
-    from triptych.train import read_recipe, verify_resume
+    from triptych.train import verify_resume
 
     machine.use_threads()
     with screen.waiting(f"{steps:,} steps, twice"):
-        verify_resume(read_recipe(path, changes), steps)
+        verify_resume(start.recipe(), steps)
     if as_json:
         screen.result({"steps": steps, "equal": True})
     else:

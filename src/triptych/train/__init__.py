@@ -1,10 +1,20 @@
-"""Training: objectives, data order, optimizers, the loop, its checkpoints, and the recipes that describe a run."""
+"""Training: objectives, data order, optimizers, the loop, its checkpoints, and the recipes that describe a run.
+
+The package itself is a function: `triptych.train(recipe)` runs a recipe and returns the finished model, as
+`triptych.Model.trained` says.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.job import Job, prepare, resume, verify_resume
 from triptych.train.loop import Event, Progress, RunSettings, Trainer
+from triptych.train.new_recipe import write_new_recipe
 from triptych.train.nonfinite import DivergedError
 from triptych.train.objectives import Example, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
@@ -47,4 +57,17 @@ __all__ = [
     "seq2seq",
     "show_batch",
     "verify_resume",
+    "write_new_recipe",
 ]  # fmt: skip
+
+
+class _CallablePackage(ModuleType):
+    """The type of this package, whose name is that of the function too."""
+
+    def __call__(self, recipe: Any, **options: Any) -> Any:
+        """Train the model of a recipe; see `triptych.Model.trained`."""
+        # By name, when it is called: `triptych.model` stands above this package and imports it.
+        return import_module("triptych.model").Model.trained(recipe, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

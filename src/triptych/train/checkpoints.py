@@ -4,13 +4,14 @@
                       train_state/state.json            step, time used, recipe, history
                       train_state/optimizer.safetensors named tensors
                       train_state/manifest.json         size and SHA-256 of every other file, written last
+    OUT/model/                                          the files of the newest checkpoint without `train_state`
 
 Of a model with an adapter only the adapter is stored, adapter_config.json and adapter_model.safetensors beside the same
 `train_state/`.
 
 A checkpoint is built under another name, synced to disk and renamed once, so that a process killed at any moment leaves
 the previous checkpoint intact.  No random state is stored: every random number of a step follows from the seed and the
-step.
+step.  The files of `model/` are links to those of the checkpoint, which take no space, where the disk has links.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
 from triptych.checkpoints.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
-from triptych.checkpoints.header import read_header
+from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.checkpoints.locate import ADAPTER_CONFIG
 from triptych.checkpoints.source import is_plain_name
@@ -45,7 +46,11 @@ from triptych.train.settings import Section
 S = TypeVar("S", bound=Section)
 NonNegative = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8})")
-_STATE, _OPTIMIZER, _MANIFEST = (f"train_state/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json"))
+_TRAIN_STATE = "train_state"
+_STATE, _OPTIMIZER, _MANIFEST = (
+    f"{_TRAIN_STATE}/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json")
+)
+MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,17 @@ class Checkpoints:
         self.directory, self.keep = Path(directory), keep
 
     def save(
-        self, trainer: Trainer, hf: Mapping[str, Any] | None, tokenizer: Tokenizer, recipe: Mapping[str, Any]
+        self,
+        trainer: Trainer,
+        hf: Mapping[str, Any] | None,
+        tokenizer: Tokenizer,
+        recipe: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
     ) -> Path:
-        """Write the trainer's present state.  Raises CheckpointError, and leaves the checkpoints before it intact."""
+        """Write the trainer's present state, with `files` beside weights and tokenizer, and renew `model/`.
+
+        Raises CheckpointError, and leaves the checkpoints before it intact.
+        """
         path = self.directory / f"step-{trainer.at.step:08}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -74,7 +87,8 @@ class Checkpoints:
             if (
                 not path.exists() or why_invalid(path) is not None
             ):  # a valid one is that from which this run was resumed
-                self._build(path, trainer, hf, tokenizer, recipe)
+                self._build(path, trainer, hf, {**tokenizer.files(), **(files or {})}, recipe)
+            self._renew_model(path)
             for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
                 old.rename(self.directory / f".{old.name}.old")
             self._remove_unfinished()
@@ -99,16 +113,28 @@ class Checkpoints:
         return bool(self._all())
 
     def remove(self) -> None:
-        """Delete every checkpoint, the oldest first; one that is being deleted has another name already.
+        """Delete `model/` and every checkpoint, the oldest first; one that is being deleted has another name already.
 
         Raises CheckpointError.
         """
         try:
-            for _, path in reversed(self._all()):
-                path.rename(self.directory / f".{path.name}.old")
+            for path in (self.model, *(path for _, path in reversed(self._all()))):
+                if path.exists():
+                    path.rename(self.directory / f".{path.name}.old")
             self._remove_unfinished()
         except OSError as error:
             raise CheckpointError(f"cannot delete the run in {self.directory}: {error.strerror or error}") from None
+
+    @property
+    def model(self) -> Path:
+        """The finished model, or the newest one of a run that goes on."""
+        return self.directory / MODEL
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the checkpoints on the disk."""
+        files = [file for _, path in self._all() for file in path.rglob("*") if file.is_file()]
+        return sum(file.stat().st_size for file in files)
 
     def later(self, step: int) -> int | None:
         """The step of a valid checkpoint after `step`, or None."""
@@ -124,7 +150,7 @@ class Checkpoints:
         path: Path,
         trainer: Trainer,
         hf: Mapping[str, Any] | None,
-        tokenizer: Tokenizer,
+        beside: Mapping[str, bytes],
         recipe: Mapping[str, Any],
     ) -> None:
         """Write under another name, the manifest last, then rename."""
@@ -137,7 +163,7 @@ class Checkpoints:
         if trainer.module.lora_adapter is not None:
             save_trained(build, trainer.module, recipe["model"]["path"], files)
         else:
-            write_directory(build, *to_checkpoint(trainer.module, hf), {**tokenizer.files(), **files})
+            write_directory(build, *to_checkpoint(trainer.module, hf), {**beside, **files})
         atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
         if path.exists():  # an invalid one
             path.rename(self.directory / f".{path.name}.broken")
@@ -146,8 +172,24 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Delete what a killed process left half-written or half-deleted."""
-        for path in self.directory.glob(".*step-*"):
+        for path in (*self.directory.glob(".*step-*"), *self._model_aside()):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _model_aside(self) -> tuple[Path, Path]:
+        """Where `model/` is built, and where the one before it is until it is deleted."""
+        return self.directory / f".{MODEL}.building", self.directory / f".{MODEL}.old"
+
+    def _renew_model(self, checkpoint: Path) -> None:
+        """Put the files of `checkpoint` but its `train_state` in place of those in `model/`."""
+        build, old = self._model_aside()
+        shutil.copytree(
+            checkpoint, build, ignore=lambda folder, _: [_TRAIN_STATE] if Path(folder) == checkpoint else [],
+            copy_function=_link_or_copy,
+        )  # fmt: skip
+        if self.model.exists():
+            self.model.rename(old)
+        build.rename(self.model)
+        _sync_directory(self.directory)
 
 
 class Manifest(Section):
@@ -232,6 +274,18 @@ def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
     assert header.source is not None
     module, _ = read_weights(header.spec, header.source)
     return module, from_directory(path), header.hf
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def read_files(path: Path) -> dict[str, bytes]:
+    """The small files of a checkpoint that say how its model is used, beside its config and tokenizer."""
+    return {name: (path / name).read_bytes() for name in BESIDE if (path / name).is_file()}
 
 
 def _sync_directory(path: Path) -> None:

@@ -93,16 +93,17 @@ def evaluate(
 ) -> Score:
     """The score of `module`, in evaluation mode, over all batches of `held`.
 
-    With `seconds`, no batch beyond the first FEWEST begins later than that; those left out are evenly spaced, and the
-    score then has no size of the text.
+    With `seconds`, no batch beyond the first begins that would end later than that, going by those before it; those
+    left out are evenly spaced, and the score then has no size of the text.
     """
     training = module.training
     module.eval()
     nats = right = tokens = commonest = 0.0
-    done, end = 0, math.inf if seconds is None else time.monotonic() + seconds
+    done, longest, now = 0, 0.0, time.monotonic()
+    end = math.inf if seconds is None else now + seconds
     with context or nullcontext():
         for batch in held.batches if seconds is None else _spread(held.batches):
-            if done >= FEWEST and time.monotonic() > end:
+            if done and now + longest > end:
                 break
             done += 1
             logits = module.unembed(final(module, batch), batch.rows)
@@ -110,6 +111,8 @@ def evaluate(
             right += int((logits.argmax(-1) == batch.targets).sum())
             commonest += int((batch.targets == held.commonest).sum())
             tokens += batch.trained
+            began, now = now, time.monotonic()
+            longest = max(longest, now - began)
     module.train(training)
     size = (held.characters, held.bytes) if done == len(held.batches) else (None, None)
     return Score(nats, int(tokens), int(right), int(commonest), *size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +28,11 @@ from triptych.text import (
     word_tokenizer,
 )
 from triptych.train import sources
-from triptych.train.adapters import save_trained, with_new_adapter, with_saved_adapter
-from triptych.train.checkpoints import Checkpoints, read_model, read_optimizer, read_progress
+from triptych.train.adapters import with_new_adapter, with_saved_adapter
+from triptych.train.base_model import read_base
+from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
+from triptych.train.disk_space import DiskSpace
 from triptych.train.evaluate import HeldOut
 from triptych.train.loop import Event, Progress, Trainer
 from triptych.train.objectives import TokenMasking
@@ -40,6 +42,7 @@ from triptych.train.run_lock import RunLock
 from triptych.train.sources import Pair
 from triptych.train.stop import Interrupted, on_signal
 
+PROMPT_TOKENS = 16  # of a sample that an existing model writes
 Name = Literal["causal", "masked", "seq2seq"]
 Text = str | Pair  # a document, or source and target
 _LAYOUT = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
@@ -48,16 +51,34 @@ _SPECIAL_TOKENS: dict[Name, SpecialsLayout] = {"causal": DECODER, "masked": ENCO
 
 @dataclass(eq=False)
 class Job:
-    """Everything of one run.  `origin` is the checkpoint it was resumed from, `skipped` the newer ones that are not
-    valid, with the reason, and `lock` the lock on `run.out`, which a resumed job holds until it has run."""
+    """Everything of one run.  `files` are what its checkpoints hold beside weights, config and tokenizer, `origin` the
+    checkpoint it was resumed from, `skipped` the newer ones that are not valid, with the reason, and `lock` the lock on
+    `run.out`, which a resumed job holds until it has run."""
 
     recipe: Recipe
     trainer: Trainer
     tokenizer: Tokenizer
     hf: dict[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict)
     origin: Path | None = None
     skipped: tuple[str, ...] = ()
     lock: RunLock | None = field(default=None, repr=False)
+
+    @property
+    def model(self) -> Path | None:
+        """The directory of the finished model, or of the newest one of a run that goes on; None without `run.out`."""
+        return None if self.recipe.run.out is None else Checkpoints(self.recipe.run.out).model
+
+    @property
+    def sample_prompt(self) -> list[int]:
+        """What a decoder writes on from, to be judged during the run: BOS (else EOS) with a new model, the first tokens
+        of the held-out data with an existing one."""
+        first = self.tokenizer.eos_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
+        if self.recipe.base is None or self.trainer.held is None:
+            return _ids(first)
+        batch = self.trainer.held.batches[0]
+        count = min(PROMPT_TOKENS, max(1, batch.rows.lengths[0] // 2))
+        return [int(i) for i in batch.ids[:count]]
 
     def run(
         self,
@@ -89,29 +110,34 @@ class Job:
             self._check_directory(checkpoints, force)
 
             def save(trainer: Trainer) -> None:
-                checkpoints.save(trainer, self.hf, self.tokenizer, self.recipe.model_dump())
+                checkpoints.save(trainer, self.hf, self.tokenizer, self.recipe.model_dump(), self.files)
 
             trainer.on_save = save
             with on_signal(trainer.stop) as received:
                 trainer.run(until)
                 if received.number is not None:
                     save(trainer)
-            if trainer.module.lora_adapter is not None and trainer.done >= 1.0:
-                save_trained(Path(out) / "model", trainer.module, self.recipe.model["path"])
             if received.number is not None:
                 raise Interrupted(received.number, trainer.at.step, Path(out))
 
     def _check_directory(self, checkpoints: Checkpoints, force: bool) -> None:
-        """Raises ConfigError if the directory holds another run, which `force` deletes, or this one further on."""
+        """Raises ConfigError if the directory holds another run, which `force` deletes, or this one further on, and
+        CheckpointError if its disk cannot hold the checkpoints, whose size is a note."""
         out, step = checkpoints.directory, self.trainer.at.step
         if Checkpoints(out / "checkpoints").exist():
             raise ConfigError(f"{out} holds a run of `triptych quickstart`; give another --out")
-        if self.origin is None and step == 0 and checkpoints.exist():
-            if not force:
-                raise ConfigError(
-                    f"{out} already holds a run; continue it with --resume, delete it and start over with --force, or "
-                    "give another --out"
-                )
+        begins = self.origin is None and step == 0
+        if begins and checkpoints.exist() and not force:
+            raise ConfigError(
+                f"{out} already holds a run; continue it with --resume, delete it and start over with --force, or "
+                "give another --out"
+            )
+        if begins and checkpoints.model.exists() and not checkpoints.exist():
+            raise ConfigError(f"{checkpoints.model} is not of a run, which would replace it; give another --out")
+        space = DiskSpace.of(self.trainer, out, checkpoints.keep, checkpoints.nbytes)
+        space.check()
+        self.trainer.on_note(str(space))
+        if begins and checkpoints.exist():
             checkpoints.remove()
         later = checkpoints.later(step)
         if later is not None:
@@ -124,18 +150,15 @@ def prepare(recipe: Recipe) -> Job:
     Raises ConfigError where parts of the recipe do not fit together, TextError and InputError for the data.
     """
     train, held = _texts(recipe)
-    if "path" in recipe.model:
-        if recipe.model.keys() != {"path"}:
-            raise ConfigError("model.path takes no other keys beside it; the directory's config.json has them")
-        if recipe.adapter is not None:
-            module, tokenizer, hf = with_new_adapter(recipe.model["path"], recipe.adapter, recipe.run.seed)
-        else:
-            module, tokenizer, hf = read_model(Path(recipe.model["path"]))
-            module = module.float()
-    else:
-        tokenizer = _tokenizer(recipe, train)
-        hf = _completed(recipe.model, tokenizer, recipe.objective.name)
-        module = nn.new(read_config(hf, where="model"), recipe.run.seed)
+    if recipe.base is not None:
+        seed = recipe.run.seed
+        base = read_base(recipe.base) if recipe.adapter is None else with_new_adapter(recipe.base, recipe.adapter, seed)
+        job = _job(recipe, base.module, base.tokenizer, base.hf, train, held, Progress())
+        job.files = base.files
+        return job
+    tokenizer = _tokenizer(recipe, train)
+    hf = _completed(recipe.model, tokenizer, recipe.objective.name)
+    module = nn.new(read_config(hf, where="model"), recipe.run.seed)
     return _job(recipe, module, tokenizer, hf, train, held, Progress())
 
 
@@ -152,15 +175,17 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         saved = Checkpoints(out).newest()
         progress, tables = read_progress(saved.path)
         recipe = check_recipe(tables, changes, str(saved.path), {"run.out": str(out)})
-        if recipe.adapter is not None:
-            module, tokenizer, hf = with_saved_adapter(recipe.model["path"], recipe.adapter, saved.path)
+        if recipe.adapter is not None and recipe.base is not None:
+            base = with_saved_adapter(recipe.base, recipe.adapter, saved.path)
+            module, tokenizer, hf, files = base.module, base.tokenizer, base.hf, base.files
         else:
-            module, tokenizer, hf = read_model(saved.path)
+            (module, tokenizer, hf), files = read_model(saved.path), read_files(saved.path)
         job = _job(recipe, module, tokenizer, hf, *_texts(recipe), progress)
         job.trainer.optimizer.restore(read_optimizer(saved.path))
     except BaseException:
         lock.release()
         raise
+    job.files = files
     job.origin, job.skipped, job.lock = saved.path, saved.skipped, lock
     return job
 
@@ -266,10 +291,17 @@ def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Name) -> 
 def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> None:
     spec, objective = module.spec, recipe.objective.name
     if spec.layout != _LAYOUT[objective]:
+        fitting = next(name for name, layout in _LAYOUT.items() if layout == spec.layout)
         raise ConfigError(
-            f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}"
+            f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}, "
+            f"whose objective is {fitting}"
         )
     head = MaskedLMHeadSpec if objective == "masked" else LMHeadSpec
+    if not isinstance(spec.head, head) and recipe.base is not None:
+        raise ConfigError(
+            f"objective {objective} predicts tokens, and {recipe.base.path} has no head that does; take a checkpoint "
+            "that has one"
+        )
     if not isinstance(spec.head, head):
         raise ConfigError(f"objective {objective} needs a {head.__name__}; name the class in model.architectures")
     if tokenizer.vocab_size > spec.vocab:
@@ -323,6 +355,8 @@ def _data(
         before, after = _ids(tokenizer.cls_id), _ids(tokenizer.sep_id)
         return MaskedText.of(documents, length, masking, before, after)
     before, after = _ids(tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id), _ids(tokenizer.eos_id)
+    if recipe.base is not None and tokenizer.leading_bos is None:  # as the texts that this model was trained on
+        before = []
     return CausalText.of([[*before, *document, *after] for document in documents], length)
 
 

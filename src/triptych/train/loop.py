@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from triptych.nn import Stack, Transformer
 from triptych.train import objectives
+from triptych.train.budget import Budget, Part
 from triptych.train.data import Data, Use, micro_batches, random_numbers
 from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
@@ -29,35 +30,46 @@ from triptych.train.precision import Precision, autocast
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
 from triptych.train.waiting import Waiting
 
-LAST_EVALUATION = 0.1  # of a budget of time, beyond which it may go
-
 
 class RunSettings(Section):
-    """`rows` of at most `length` tokens a step, in `accumulate` micro-batches, until `steps` or `seconds` are over,
-    whichever comes first.  `evaluate_every`, `save_every` and `sample_every` are shares of the run, so that they mean
-    the same for both budgets; 0 is never.  `recompute` computes activations again in the backward pass, which needs
-    less memory and one more forward.  `threads` bounds the CPU threads of a step: a small model gains nothing from a
-    second thread.
+    """How long, in what batches and where a run trains, and what it writes.
 
-    `seconds` counts from the first step: steps, and the evaluations, samples and checkpoints between them.  The last
-    step may end later, and the last evaluation, sample and checkpoint follow it.  That evaluation takes at most a tenth
-    of `seconds`, and uses evenly spaced parts of the held-out data if all of them would take longer."""
+    `seconds` counts from the first step: steps, and the evaluations, samples and checkpoints between and after them.
+    No step begins that would end later than that, going by those before it, with what follows the last one; the first
+    step is always taken.  Before the end, evaluations, samples and checkpoints take at most a tenth of `seconds` each,
+    and are left out beyond.  The evaluation at the end takes at most a tenth too, and uses evenly spaced parts of the
+    held-out data, at least one batch, if all of it would take longer."""
 
     rows: Positive
+    """Rows of a step."""
     length: Annotated[int, Field(gt=1)]
+    """Most tokens of a row."""
     steps: Positive | None = None
+    """The run ends after this many optimizer steps; with `seconds` too, at whichever comes first."""
     seconds: Rate | None = None
+    """The run ends after this many seconds of training, evaluations, samples and checkpoints included."""
     accumulate: Positive = 1
+    """Micro-batches in which a step is computed, one after another: more need less memory and give the same step."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
     precision: Precision = "auto"
+    """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it.  Weights are fp32."""
     compile: bool = False
+    """Compile the blocks with torch, which takes minutes at first and makes long runs faster."""
     recompute: bool = False
+    """Compute activations again in the backward pass, which needs less memory and one more forward."""
     threads: Positive | None = None
+    """Most CPU threads of a step; a small model gains nothing from a second one.  Without it, those of the machine."""
     device: str = "cpu"
+    """`cpu`, or `cuda` for a GPU."""
     evaluate_every: Share = 0.1
+    """Evaluate on the held-out data each time this share of the run is done, in [0, 1]; 0 is never."""
     save_every: Share = 0.1
+    """Write a checkpoint each time this share of the run is done, in [0, 1]; 0 is never, at the end neither."""
     sample_every: Share = 0.2
+    """Show what a decoder writes each time this share of the run is done, in [0, 1]; 0 is never."""
     out: str | None = None
+    """Directory for checkpoints, and for the finished model in `model/`.  Without it nothing is saved."""
 
     @model_validator(mode="after")
     def _ends(self) -> RunSettings:
@@ -65,10 +77,11 @@ class RunSettings(Section):
             raise ValueError("needs an end; give run.steps, run.seconds or both")
         return self
 
-    def progress(self, step: int, elapsed: float) -> float:
-        """The share of the run that is done after `step` steps and `elapsed` seconds, in [0, 1]."""
+    def progress(self, step: int, elapsed: float, reserved: float = 0.0) -> float:
+        """The share of the run that is done after `step` steps and `elapsed` seconds, in [0, 1]; `reserved` seconds at
+        the end are for what follows the last step."""
         by_step = step / self.steps if self.steps else 0.0
-        by_time = elapsed / self.seconds if self.seconds else 0.0
+        by_time = 0.0 if self.seconds is None else elapsed / max(self.seconds - reserved, 1e-9)
         return min(1.0, max(by_step, by_time))
 
     def left(self, step: int, elapsed: float) -> float:
@@ -106,7 +119,10 @@ class StepRecord:
 @dataclass
 class Progress:
     """How far a run is, which a checkpoint stores beside weights and optimizer: finished steps, seconds and tokens
-    used, and a record of each step.  The data of the next step follow from `step`."""
+    used, and a record of each step.  The data of the next step follow from `step`.
+
+    A run that ends because another step would not fit into its budget of seconds has used all of them.
+    """
 
     step: int = 0
     elapsed: float = 0.0
@@ -136,6 +152,7 @@ class Trainer:
         self.at = at or Progress()
         self.device = module.device
         self._last_score: tuple[int, Score] | None = None  # of the evaluation at the end, and after which step
+        self.budget = Budget(run.seconds)
         self.on_step: Callable[[Event], None] = _ignore_event
         self.on_save: Callable[[Trainer], None] = _ignore_trainer
         self.on_sample: Callable[[Trainer], None] = _ignore_trainer
@@ -156,7 +173,30 @@ class Trainer:
     @property
     def done(self) -> float:
         """The share of the run that is done, in [0, 1]."""
-        return self.settings.progress(self.at.step, self.at.elapsed)
+        return self._progress(self.at.step)
+
+    def _progress(self, step: int) -> float:
+        used = self.settings.seconds is not None and self.at.elapsed >= self.settings.seconds
+        return 1.0 if used else self.settings.progress(step, self.at.elapsed, self._reserved())
+
+    def _reserved(self) -> float:
+        """The seconds that what follows the last step will take: evaluation, sample and checkpoint."""
+        run = self.settings
+        if run.seconds is None:
+            return 0.0
+        whole = 0.0 if self.held is None else self.budget.expected("evaluation") * len(self.held.batches) / FEWEST
+        parts = (
+            (run.evaluate_every, min(self.budget.limit() or 0.0, whole)),
+            (run.sample_every, self.budget.expected("sample")),
+            (run.save_every, self.budget.expected("checkpoint")),
+        )
+        return sum(seconds for every, seconds in parts if every)
+
+    def _fits(self) -> bool:
+        """Whether another step, and what follows the last one, end within the budget of seconds."""
+        if self.settings.seconds is None:
+            return True
+        return self.at.elapsed + self.budget.expected("step") + self._reserved() <= self.settings.seconds
 
     def run(self, until: int | None = None) -> None:
         """Train to the end of the budget, or stop early after step `until`, as if interrupted there.
@@ -166,7 +206,10 @@ class Trainer:
         """
         try:
             if self.at.step == 0:
+                began = time.monotonic()
                 self.on_save(self)
+                written = 1.0 + self.optimizer.state_bytes / max(self.optimizer.weight_bytes, 1)
+                self.budget.add("checkpoint", (time.monotonic() - began) * written)
             with _threads(self.settings.threads), self._waiting() as waiting:
                 self._loop(until, waiting)
         finally:
@@ -187,20 +230,32 @@ class Trainer:
         self._has_dropout = has_dropout(self.module)  # parts may have been replaced since `__init__`
         self.module.train()
         while self.done < 1.0 and self.at.step != until and not self._stop_requested:
-            before = self.done
+            before, start = self.done, time.monotonic()
             loss, norm, factor = self.step()
             now = time.monotonic()
             self.at.elapsed = now - began
+            self.budget.add("step", now - start)
+            if not self._fits():
+                assert self.settings.seconds is not None
+                self.at.elapsed = max(self.at.elapsed, self.settings.seconds)
             pace = (self.at.tokens - tokens) / max(now - since, 1e-9)
             score = self._evaluate(before)
             left = self.settings.left(self.at.step, self.at.elapsed)
             self._record(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
-            if self._due(before, self.settings.sample_every):
-                self._in_evaluation_mode(self.on_sample)
-            if self._due(before, self.settings.save_every):
-                self._in_evaluation_mode(self.on_save)
-            self.at.elapsed = time.monotonic() - began
+            if self._due(before, self.settings.sample_every, "sample") and self._has_time_for_sample(began):
+                with self.budget.timed("sample"):
+                    self._in_evaluation_mode(self.on_sample)
+            if self._due(before, self.settings.save_every, "checkpoint"):
+                with self.budget.timed("checkpoint"):
+                    self._in_evaluation_mode(self.on_save)
+            self.at.elapsed = max(self.at.elapsed, time.monotonic() - began)
             waiting.look()
+
+    def _has_time_for_sample(self, began: float) -> bool:
+        """Whether a sample and a checkpoint end within the budget of seconds; of a run too short, the sample is left
+        out."""
+        then = time.monotonic() - began + self.budget.expected("sample") + self.budget.expected("checkpoint")
+        return self.settings.seconds is None or then <= self.settings.seconds
 
     def step(self) -> tuple[float, float, float]:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
@@ -212,7 +267,7 @@ class Trainer:
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
             raise self._diverged("a gradient", batches)
-        factor = self.schedule.factor(run.progress(step + 1, self.at.elapsed))
+        factor = self.schedule.factor(self._progress(step + 1))
         self.optimizer.step(factor)
         self.at.step += 1
         self.at.tokens += sum(batch.tokens for batch in batches)
@@ -259,25 +314,30 @@ class Trainer:
             "lower the learning rate, lengthen the warm-up, or look at the data of this step"
         )
 
-    def _due(self, before: float, every: float) -> bool:
-        """Whether the last step crossed a multiple of `every`, the end of the run included."""
-        return every > 0 and (self.done >= 1.0 or int(before / every) != int(self.done / every))
+    def _due(self, before: float, every: float, part: Part) -> bool:
+        """Whether the last step crossed a multiple of `every` and there is time for `part`, or it ended the run."""
+        if not every or self.done >= 1.0:
+            return every > 0
+        return int(before / every) != int(self.done / every) and self.budget.allows(part)
 
     def _evaluate(self, before: float) -> Score | None:
-        if self.held is None or not self._due(before, self.settings.evaluate_every):
+        if self.held is None or not self._due(before, self.settings.evaluate_every, "evaluation"):
             return None
         if self.done >= 1.0:
             return self.last_score()
-        return evaluate(self.module, self.held.sample(FEWEST), autocast(self.settings.precision, self.device))
+        context = autocast(self.settings.precision, self.device)
+        with self.budget.timed("evaluation"):
+            limit = self.budget.limit(self.settings.evaluate_every)
+            return evaluate(self.module, self.held.sample(FEWEST), context, seconds=limit)
 
     def last_score(self) -> Score:
         """The score on the held-out data at the end of the run, computed once.  Raises ValueError without such data."""
         if self.held is None:
             raise ValueError("the trainer has no held-out data")
         if self._last_score is None or self._last_score[0] != self.at.step:
-            limit = None if self.settings.seconds is None else LAST_EVALUATION * self.settings.seconds
             context = autocast(self.settings.precision, self.device)
-            self._last_score = self.at.step, evaluate(self.module, self.held, context, seconds=limit)
+            score = evaluate(self.module, self.held, context, seconds=self.budget.limit())
+            self._last_score = self.at.step, score
         return self._last_score[1]
 
     def _record(self, event: Event) -> None:

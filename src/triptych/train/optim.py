@@ -33,20 +33,37 @@ def roles(model: spec.ModelSpec) -> dict[str, Role]:
     return by_name
 
 
+def check_trainable(module: Transformer) -> None:
+    """Raises InputError for packed weights, unless what is trained beside them is an adapter and nothing else."""
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    if any(isinstance(p, PackedWeight) for p in module.parameters()) and roles(module.spec).keys() & trained:
+        problem = f"this {module.spec.family} model has packed matrices, which are not trained"
+        raise InputError(f"{problem}; load it with dequantize=True, or train an adapter (add_adapter) and nothing else")
+
+
 class OptimizerSettings(Section):
-    """`muon` trains matrices by orthogonalized momentum (Jordan et al. 2024) at `muon_lr`, times 0.2 sqrt(max(rows,
-    columns)) so that its updates are as large as AdamW's (Liu et al. 2025), and the rest by AdamW at `lr`; `adamw`
-    trains everything by AdamW (Loshchilov & Hutter 2019).  Gradients are clipped to a global norm of `clip`; 0 turns
-    clipping off."""
+    """How gradients change the weights."""
 
     name: Literal["muon", "adamw"] = "muon"
+    """`muon` trains matrices by orthogonalized momentum (Jordan et al. 2024) and the rest by AdamW; its state takes 4
+    bytes for a number of a matrix.  `adamw` trains everything by AdamW (Loshchilov & Hutter 2019); its state takes 8
+    bytes for a number."""
     lr: Rate = 3e-3
+    """Highest learning rate of AdamW."""
     muon_lr: Rate = 1e-2
+    """Highest learning rate of Muon, times 0.2 sqrt(max(rows, columns)), so that its updates are as large as AdamW's
+    (Liu et al. 2025)."""
     betas: tuple[Share, Share] = (0.9, 0.95)
+    """Of AdamW, how much of the means of gradients and of their squares each step keeps."""
     eps: Rate = 1e-8
+    """Of AdamW, added to the root of the mean square that it divides by."""
     momentum: Share = 0.95
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
-    clip: Annotated[float, Field(ge=0.0)] = 1.0
+    """Of Muon, how much of the mean of gradients each step keeps."""
+    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
+    """Times the learning rate, the share of a matrix that each step takes away; embeddings, norms and biases keep
+    theirs."""
+    clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
+    """Gradients are scaled down to at most this global norm; 0 turns it off."""
 
 
 class Optimizer:
@@ -55,12 +72,10 @@ class Optimizer:
     def __init__(self, module: Transformer, settings: OptimizerSettings) -> None:
         self.settings = settings
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        stored = module.parameters() if module.lora_adapter is None else self.parameters.values()
+        self.weight_bytes = sum(p.nbytes for p in stored)  # of a checkpoint
         by_role = roles(module.spec)
-        if any(isinstance(p, PackedWeight) for p in module.parameters()) and by_role.keys() & self.parameters.keys():
-            problem = f"this {module.spec.family} model has packed matrices, which are not trained"
-            raise InputError(
-                f"{problem}; load it with dequantize=True, or train an adapter (model.add_adapter) and nothing else"
-            )
+        check_trainable(module)
         decayed = {"matrix", "head"}
         adam: dict[float, list[Tensor]] = {settings.weight_decay: [], 0.0: []}
         matrices = []
@@ -104,6 +119,13 @@ class Optimizer:
         for part in self.parts:
             part.zero_grad()
 
+    @property
+    def state_bytes(self) -> int:
+        """What the state takes once a step was made: two numbers for each that AdamW trains, one for Muon's."""
+        numbers = (1 if isinstance(part, Muon) else 2 for part in self.parts)
+        sizes = [sum(p.nbytes for group in part.param_groups for p in group["params"]) for part in self.parts]
+        return sum(count * size for count, size in zip(numbers, sizes, strict=True))
+
     def state(self) -> dict[str, Tensor]:
         """All optimizer state by `PARAMETER/KEY`, for example `decoder.blocks.0.attn.q.weight/momentum_buffer`."""
         names = {id(p): name for name, p in self.parameters.items()}
@@ -133,15 +155,14 @@ class Optimizer:
 
 
 class Schedule(Section):
-    """The learning rate as a share of its peak, from the progress of the run in [0, 1].
-
-    It rises linearly over the first share `warmup` of the run, then falls to `floor` along half a cosine (Loshchilov &
-    Hutter 2017) or a line, or stays at the peak (`constant`).
-    """
+    """The learning rate as a share of its peak, from the progress of the run in [0, 1]."""
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
+    """After the warm-up it falls to `floor` along half a cosine (Loshchilov & Hutter 2017) or a line, or stays."""
     warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
+    """Share of the run over which it rises linearly from 0 to the peak."""
     floor: Share = 0.0
+    """Where it ends, as a share of the peak."""
 
     def factor(self, progress: float) -> float:
         """The learning rate as a share of its peak."""

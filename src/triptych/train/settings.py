@@ -13,4 +13,7 @@ Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """The text under a key is its description in recipes that `triptych train --new` writes and in the documentation
+    (`triptych.train.new_recipe`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -1,0 +1,70 @@
+"""The rows of a batch on the screen: their text with a colour for each state of a token, or a table where there are no
+colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from triptych.cli import screen
+
+if TYPE_CHECKING:
+    from triptych.train import ShownRow
+    from triptych.train.show import State
+
+ROWS, TOKENS, LINE_TOKENS = 3, 24, 200  # shown of a batch, of a row in a table, of a row as text
+#: The states differ in more than colour, for terminals and eyes without it.
+STYLES = {"trained": "bold green", "read": "dim", "hidden": "reverse magenta"}
+LEGEND = {"trained": "trained: in the loss", "read": "read only", "hidden": "hidden, and in the loss"}
+
+
+def to_dict(row: ShownRow) -> dict[str, Any]:
+    """A row as plain values: inputs and targets, and the text with the state of each token."""
+    return asdict(row) | {"text": [{"token": token, "state": state} for token, state in row.text]}
+
+
+def show(rows: Sequence[ShownRow]) -> None:
+    """Print the first rows."""
+    coloured = screen.console().is_terminal
+    if coloured:
+        _print_legend()
+    for i, row in enumerate(rows[:ROWS]):
+        title = f"row {i + 1} of {len(rows)}: {len(row.tokens):,} tokens, {row.trained:,} trained"
+        if coloured:
+            _print_text(row, title)
+        else:
+            _print_table(row, title)
+
+
+def _print_legend() -> None:
+    from rich.text import Text
+
+    words = [Text(LEGEND[state], style) for state, style in STYLES.items()]
+    screen.console().print(Text("   ").join(words))
+
+
+def _print_text(row: ShownRow, title: str) -> None:
+    from rich.text import Text
+
+    out = screen.console()
+    out.print(title, style="bold")
+    source: list[tuple[str, State]] = [(token, "read") for token in row.source[:LINE_TOKENS]]
+    for side in filter(None, (source, row.text[:LINE_TOKENS])):
+        between = "" if any("\N{OPEN BOX}" in token for token, _ in side) else " "  # word pieces have no spaces
+        pieces = [Text(screen.plain(_spaced(token)), STYLES[state]) for token, state in side]
+        out.print(Text(between).join(pieces))
+
+
+def _print_table(row: ShownRow, title: str) -> None:
+    table = screen.table("input", "target", "")
+    for token in row.tokens[:TOKENS]:
+        table.add_row(screen.plain(token.token), screen.plain(token.target), "trained" if token.trained else "")
+    if row.source:
+        screen.console().print(f"source: {screen.plain(' '.join(row.source))}", soft_wrap=True)
+    screen.show(table, title)
+
+
+def _spaced(token: str) -> str:
+    """The name of a token as running text: with its spaces and line breaks in place of their marks."""
+    return token.replace("\N{OPEN BOX}", " ").replace("\N{RETURN SYMBOL}", "\n")
