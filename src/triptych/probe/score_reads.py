@@ -30,33 +30,37 @@ class Attended:
 
 
 @torch.no_grad()
-def read_scores(layer: Attended, prefix: str, reads: dict[str, list[Read]], trace: Trace, items: list[int]) -> None:
-    """Keep in `trace` what `reads` want of the scores and pattern under `prefix`, of the rows that are `items` of the
-    batch."""
+def read_scores(layer: Attended, prefix: str, reads: dict[str, list[Read]], trace: Trace, keys: list[int]) -> None:
+    """Keep in `trace` what `reads` want of the scores and pattern under `prefix`; each row under one of `keys`."""
     together: dict[str, list[Read]] = {}  # reads of one choice of heads and queries come from the same scores
     for leaf in MATRIX_SITES:
         for read in reads.get(prefix + leaf, ()):
             together.setdefault(repr((read.items, read.at, read.heads)), []).append(read)
     rows = layer.plan.rows
-    for row, item in enumerate(items):
-        positions = range(rows.past[row], rows.ends[row])
+    for row, key in enumerate(keys):
+        positions, item = range(rows.past[row], rows.ends[row]), trace.branches.item(key)
         for chosen in together.values():
             one = chosen[0]
             queries = None if one.at is None else select(one.at, positions)
             heads = None if one.heads is None else select(one.heads, range(layer.q.shape[1]))
             if not select(one.items, [item]) or queries == [] or heads == []:
                 continue
-            scores = RowScores(layer.plan, row, layer.q, layer.k, layer.sinks, layer.content, heads, queries)
-            at = tuple(positions if queries is None else [positions[i] for i in queries])
-            _read_row(scores, chosen, trace, item, at)
+            parts = [queries]
+            if key in trace.branches.guessed and any(read.adds_up for read in chosen):  # what is dropped stays apart
+                parts = [[i] for i in (range(len(positions)) if queries is None else queries)]
+            for part in parts:
+                scores = RowScores(layer.plan, row, layer.q, layer.k, layer.sinks, layer.content, heads, part)
+                at = tuple(positions if part is None else [positions[i] for i in part])
+                _read_row(scores, chosen, trace, key, at)
 
 
-def _read_row(scores: RowScores, reads: list[Read], trace: Trace, item: int, at: tuple[int, ...]) -> None:
+def _read_row(scores: RowScores, reads: list[Read], trace: Trace, key: int, at: tuple[int, ...]) -> None:
+    item = trace.branches.item(key)
     rooms = [_Room(read, scores) for read in reads if not isinstance(read.reduce, Statistics)]
     for read in reads:
         if isinstance(read.reduce, Statistics):
             labels = read.reduce.labels(item, at, scores.shape[2], scores.q.device)
-            trace.keep_statistics(read.site, item, at, attention_statistics(scores, top=read.reduce.top, labels=labels))
+            trace.keep_statistics(read.site, key, at, attention_statistics(scores, top=read.reduce.top, labels=labels))
     if not rooms:
         return
     patterns = any(room.pattern for room in rooms)
@@ -67,7 +71,7 @@ def _read_row(scores: RowScores, reads: list[Read], trace: Trace, item: int, at:
     for room in rooms:
         of_mean = room.read.reduce == "mean"
         trace.keep(
-            room.read.site, item, at, room.out, "mean" if of_mean else "queries", room.read.dtype if of_mean else None
+            room.read.site, key, at, room.out, "mean" if of_mean else "queries", room.read.dtype if of_mean else None
         )
 
 
