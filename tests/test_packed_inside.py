@@ -53,7 +53,7 @@ def furthest(ours: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[float, 
 @needs_native
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_patches_ablations_and_lenses_of_packed_weights(kind: str) -> None:
-    """Within 3% of what a patch can change beside inputs that are rounded alike, and a tenth beside inputs that are not."""
+    """Within 3% of what a patch can change beside inputs that are rounded alike, and a tenth beside others."""
     ours, plain, rounded = map(analyses, models(kind))
     assert furthest(ours, rounded)[0] < 0.03
     assert furthest(ours, plain)[0] < 0.1
