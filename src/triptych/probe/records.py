@@ -3,7 +3,7 @@ guesses are dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +14,14 @@ from torch.nn.functional import pad
 from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES
 
 How = Literal["tokens", "queries", "sum", "mean"]
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """A piece that is made when somebody looks at it, and its bytes then."""
+
+    make: Callable[[], Tensor]
+    nbytes: int
 
 
 @dataclass
@@ -30,6 +38,7 @@ class Record:
     positions: list[tuple[int, ...]] = field(default_factory=list)  # queries' absolute positions of each piece
     pieces: list[Tensor] = field(default_factory=list)
     dtype: torch.dtype | None = None
+    later: list[Later] = field(default_factory=list)  # behind the pieces
 
     @property
     def sums(self) -> bool:
@@ -37,10 +46,15 @@ class Record:
 
     def add(self, positions: tuple[int, ...], value: Tensor, *, apart: bool = False) -> None:
         """Add a piece; of a sum `apart` from what it will be added to."""
+        self._make()
         self.positions.append(positions)
         self.pieces.append(value)
         if self.sums and not apart:
             self._add_up()
+
+    def _make(self) -> None:
+        self.pieces += [piece.make() for piece in self.later]
+        self.later.clear()
 
     def _add_up(self) -> None:
         while len(self.pieces) > 1:
@@ -69,6 +83,7 @@ class Record:
             self._add_up()
 
     def joined(self, leaf: str) -> Tensor:
+        self._make()
         if self.how == "mean":
             mean = self.pieces[0] / len(self.at())
             return mean if self.dtype is None else mean.to(self.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from triptych.attention import AttentionStatistics
 from triptych.errors import ProbeError, nearest, shown
 from triptych.probe.display import Displayed
-from triptych.probe.records import Branches, How, Record, Records
+from triptych.probe.records import Branches, How, Later, Record, Records
 from triptych.probe.sites import CONTEXT_SITES
 from triptych.text import Tokenizer
 
@@ -74,6 +74,12 @@ class Trace(Displayed):
             record.positions.clear()
             record.pieces.clear()
         record.add(positions, value, apart=item in self.branches.guessed)
+
+    def keep_later(self, site: str, item: int, positions: tuple[int, ...], value: Later) -> None:
+        """Add scores or a pattern `[h, t, S]` that are made when somebody looks at them."""
+        record = self._records.setdefault(site, {}).setdefault(item, Record("queries"))
+        record.positions.append(positions)
+        record.later.append(value)
 
     def keep_statistics(self, site: str, item: int, positions: tuple[int, ...], found: AttentionStatistics) -> None:
         """Each measure under a name of its own, `blocks.0.attn.pattern:entropy` for example."""
@@ -169,10 +175,12 @@ class Trace(Displayed):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors in it, those that several sites passed on once."""
-        rows = (record for rows in self.records.values() for record in rows.values())
-        pieces = [piece for record in rows for piece in record.pieces]
-        return sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
+        """Bytes of the tensors in it, those that several sites passed on once, and of those that are computed when they
+        are looked at."""
+        every = [record for rows in self.records.values() for record in rows.values()]
+        pieces = [piece for record in every for piece in record.pieces]
+        later = sum(piece.nbytes for record in every for piece in record.later)
+        return later + sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
 
     def _rows(self, site: str) -> dict[int, Record]:
         if not isinstance(site, str):
