@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from math import prod
@@ -52,10 +52,11 @@ class _Call:
 
 
 class StepReads:
-    """Memory for what steps leave of some sites, which are names of the program's."""
+    """Memory for what steps leave of some sites, which are names of the program's; `empty(n)` gives n fp32 numbers of
+    it."""
 
-    def __init__(self, sites: Sequence[str]) -> None:
-        self.sites = tuple(sites)
+    def __init__(self, sites: Sequence[str], empty: Callable[[int], Tensor] = torch.empty) -> None:
+        self.sites, self.empty = tuple(sites), empty
         self.calls: list[_Call] = []
         self.keys: dict[int, int] = {}
         self.memory, self.used = torch.empty(0), 0
@@ -70,7 +71,7 @@ class StepReads:
         """The address of memory for the tokens of one call, which stand at `positions` in `slots`."""
         numbers = plan.reads * len(slots)
         if self.used + numbers > len(self.memory):
-            self.memory, self.used = torch.empty(max(PIECE, numbers)), 0
+            self.memory, self.used = self.empty(max(PIECE, numbers)), 0
         rows, first = [], 0
         for slot, tokens in groupby(slots):
             end = first + len(list(tokens))
