@@ -180,7 +180,11 @@ class Engine:
 
     @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
-        """Go on with these rows alone, in this order; one that is named several times is copied (beams)."""
+        """Go on with these rows alone, in this order; one that is named several times is copied (beams).
+
+        What each reads from then on is kept under a key of its own in its `path`; `Session.settle` joins those of the
+        rows that are returned.
+        """
         used: set[int] = set()
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
