@@ -172,8 +172,8 @@ def against_transformer_lens(pairs: int) -> None:
     print(
         f"everything by both, TransformerLens {version('transformer-lens')}: {statistics.median(seconds[0]):.2f} s "
         f"there, here {faster:.2f} times faster (at least 1.2); the peak grows by {peaks:.0%} of theirs (at most 60%), "
-        f"the tensors kept are {held / kept[0]:.0%}, {kept[1] / kept[0]:.0%} once all were looked at; largest difference by the name table {worst:.1e} "
-        "(at most 1e-4)",
+        f"the tensors kept are {held / kept[0]:.0%}, {kept[1] / kept[0]:.0%} once all were looked at; largest "
+        f"difference by the name table {worst:.1e} (at most 1e-4)",
         flush=True,
     )
 
