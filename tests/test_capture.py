@@ -18,6 +18,7 @@ from triptych.generate import MAX_ROWS
 from triptych.model import Model
 from triptych.nn import Transformer
 from triptych.probe import Read, Statistics, Trace, put, sites, zero
+from triptych.probe.score_reads import Attended
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
 SOURCES = [[5, 6, 7], [9], [10, 11, 12, 13]]
@@ -171,6 +172,42 @@ def test_reductions_while_generating_are_those_of_one_forward(name: str, reduce:
             a, b = whole[name_of][0], done.trace[name_of][row]
             if not name_of.endswith("top_keys"):
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4, msg=name_of)
+
+
+# ---------------------------------------------------------------- made when looked at
+
+LONG = [[(7 * i) % 40 for i in range(48)], [3, 1, 4], [(5 * i) % 40 for i in range(33)]]
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder", "encoder-decoder", "linear"])
+def test_patterns_made_when_looked_at_are_those_of_the_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of long rows, whose queries and keys take less memory; whatever became of the weights since."""
+    model = Model(MODELS[name]())
+    rows = (LONG, LONG[::-1]) if name == "encoder-decoder" else (LONG,)
+    lazy = model.trace(*rows, read="*")
+    later = {site for site, of in lazy.records.items() if any(record.later for record in of.values())}
+    assert all(site.endswith(("scores", "pattern")) for site in later)
+    assert bool(later) == (name != "linear")
+    with monkeypatch.context() as patched:
+        patched.setattr(Attended, "lasts", lambda layer, row: False)
+        eager = model.trace(*rows, read="*")
+    assert lazy.nbytes == eager.nbytes == model.trace_size(*rows, read="*").total
+    with torch.no_grad():
+        for weight in model.module.parameters():
+            weight.zero_()
+    for site in eager:
+        assert lazy.positions(site) == eager.positions(site)
+        assert all(torch.equal(a, b) for a, b in zip(lazy[site], eager[site], strict=True)), site
+        assert all(a is b for a, b in zip(lazy[site], lazy[site], strict=True)), site  # made once
+    assert lazy.nbytes == eager.nbytes
+
+
+def test_what_is_not_looked_at_is_not_computed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model.trace(LONG[:1], read="*.pattern")
+    monkeypatch.setattr(row_scores.RowScores, "pieces", lambda scores: 1 / 0)
+    assert model.trace(LONG[:1], read="*.pattern").nbytes == made.nbytes
+    with pytest.raises(ZeroDivisionError):
+        model.trace(LONG[:1], read=Read("*.pattern", heads=[1]))  # some heads alone are computed at once
 
 
 # ---------------------------------------------------------------- bytes

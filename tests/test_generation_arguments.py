@@ -15,7 +15,6 @@ from triptych.errors import InputError, ProbeError, TriptychError
 from triptych.generate import Engine, Request, forbid
 from triptych.generate.sampling import Sampling, sample
 from triptych.model import Model, load
-from triptych.probe import zero
 
 PROMPT = [3, 1, 4, 1, 5]
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -94,7 +93,7 @@ def test_an_engine_runs_modules(model: Model) -> None:
     "how",
     [
         {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"seed": 3},
-        {"seed": 0}, {"logprobs": 1}, {"read": "logits"}, {"edit": zero("embed")},
+        {"seed": 0}, {"logprobs": 1}, {"draft": "ngram"},
     ],
     ids=str,
 )  # fmt: skip

@@ -296,6 +296,25 @@ def test_the_figures_of_smollm2(smollm2_gguf: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_the_heads_of_minilm(minilm_dir: Path) -> None:
+    """An encoder of real weights: heads that read the token before, the one after, the same word and [CLS], each as its
+    own pattern shows; the same layers with random weights have none of these."""
+    model, roles = triptych.load(minilm_dir), ["previous", "next", "duplicate", "first"]
+    table = model.heads(roles=roles, ablate=0)
+    best = {role: [(row.layer, row.head) for row in heads] for role, heads in table.roles.items()}
+    assert (best["previous"][0], best["next"][0]) == ((0, 2), (1, 8))
+    assert set(best["duplicate"]) == {(2, 9), (1, 1)}
+    assert best["first"][0] == (1, 11)
+    pattern = model.trace(["The old man sat by the river and watched the boats."], read="*.pattern")
+    before, after = (pattern[f"blocks.{layer}.attn.pattern"][0][head] for layer, head in ((0, 2), (1, 8)))
+    assert float(before.diagonal(-1).mean()) > 0.9
+    assert float(after.diagonal(1).mean()) > 0.4
+    assert float(pattern["blocks.1.attn.pattern"][0][11, :, 0].mean()) > 0.7
+    control = Model(nn.new(model.spec, 0), model.tokenizer).heads(roles=roles, ablate=0)
+    assert not control.roles
+
+
+@pytest.mark.heavy
 def test_an_induction_head_of_a_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of attention, trained on sequences that are repeated: one head copies, and nothing does without it."""
     noise = np.random.default_rng(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -79,6 +80,39 @@ def test_paths_under_grouped_heads_and_mlps(into: str, mlps: str) -> None:
     assert bool(grid.fired.all())
 
 
+@pytest.mark.parametrize("receivers", [[(1, 1), (1, 4)], "logits"])
+def test_what_the_metric_cannot_see_has_no_effect_at_all(receivers: Any) -> None:
+    """Prompts that differ only behind the measured token: every path gives the corrupt prompt's metric, to the bit."""
+    grid = Model(tiny.decoder()).path_patch(
+        [3, 4, 5, 6], [3, 4, 5, 9], [(0, 1), (0, 3)], receivers, answer=(7, 8), at=2, batch_tokens=5
+    )
+    assert grid.clean == grid.corrupt
+    assert torch.equal(grid.values, torch.full_like(grid.values, grid.corrupt))
+
+
+def test_a_path_that_carries_nothing_has_no_effect_at_all() -> None:
+    """A source that is the same in both prompts: what the encoder's head tells cross-attention does not change."""
+    model = Model(tiny.encoder_decoder())
+    cross = [("decoder.blocks.1.cross", head) for head in range(2)]
+    grid = model.path_patch(
+        [3, 4, 5], [3, 4, 5], [("encoder.blocks.0.attn", 1)], cross, into="k", answer=(7, 8), target=[1, 2],
+        corrupt_target=[1, 5],
+    )  # fmt: skip
+    assert not bool(grid.fired.any())
+    assert grid.clean != grid.corrupt
+    assert not bool(grid.restored.any())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_heads_may_be_numpy_s_integers() -> None:
+    model, how = Model(tiny.decoder()), {"answer": (7, 8)}
+    heads = [(np.int64(0), np.int32(1))], [(np.int64(1), np.int64(2))]
+    found = model.path_patch([3, 4, 5], [3, 9, 5], *heads, **how)  # type: ignore[arg-type]
+    plain = model.path_patch([3, 4, 5], [3, 9, 5], [(0, 1)], [(1, 2)], **how)
+    assert (found.rows, found.columns) == (plain.rows, plain.columns)
+    assert torch.equal(found.values, plain.values)
+
+
 def test_the_encoder_reaches_the_decoder_through_keys_and_values_of_cross_attention() -> None:
     model = Model(tiny.encoder_decoder())
     how: dict[str, Any] = {"answer": (7, 8)}
@@ -100,6 +134,11 @@ def test_the_encoder_reaches_the_decoder_through_keys_and_values_of_cross_attent
         ({"senders": [(0, 9)]}, ProbeError, r"heads 0\.\.5, not 9"),
         ({"senders": []}, InputError, "at least one"),
         ({"senders": [3]}, InputError, "3 is not a head"),
+        ({"senders": [(0, -1)]}, ProbeError, r"heads 0\.\.5, not -1"),
+        ({"senders": [(0, True)]}, ProbeError, r"heads 0\.\.5, not True"),
+        ({"senders": [(-1, 0)]}, ProbeError, "no attention 'blocks.-1.attn'"),
+        ({"receivers": [(1, 6)]}, ProbeError, r"heads 0\.\.5, not 6"),
+        ({"receivers": []}, InputError, "at least one"),
         ({"receivers": "final"}, InputError, "must be a list of heads"),
         ({"into": "o"}, InputError, "into is q, k or v"),
         ({"mlps": "some"}, InputError, "mlps recomputed or frozen"),

@@ -208,8 +208,6 @@ def test_what_cannot_be_guessed_for_is_refused() -> None:
     how: dict[str, Any] = {"max_new_tokens": 2, "draft": "ngram"}
     with pytest.raises(InputError, match="beams and draft do not go together"):
         model.generate([[1]], beams=2, **how)
-    with pytest.raises(InputError, match="draft does not go with read or edit"):
-        model.generate([[1]], read=["final"], **how)
     with pytest.raises(InputError, match="draft='other' must be a Model or 'ngram'"):
         model.generate([[1]], draft="other")
     with pytest.raises(InputError, match="a vocabulary of 600 tokens, the model 41"):

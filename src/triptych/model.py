@@ -105,24 +105,22 @@ class Model(ModelTraining):
             repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
         )  # fmt: skip
         if integer("beams", beams, 0):
-            single = {"read": read, "edit": edit, "logprobs": logprobs, "draft": draft}
+            single = {"logprobs": logprobs, "draft": draft}
             running.check_beam_settings(
                 sampling,
-                [name for name, value in single.items() if not (value is None or value == ())],
+                [name for name, value in single.items() if value is not None],
                 seeded=seed is not None,
             )
         elif length_penalty != 1:
             raise InputError("length_penalty is for beams; give beams= too")
         plan = Plan.of(self.spec, read, edit)
-        if draft is not None and (plan.reads or plan.edits):
-            raise InputError("draft does not go with read or edit: a wrong guess would be read and edited too")
         requests = tasks.generation_requests(
             self.inputs, self.hf or {}, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
             sampling=sampling, max_new_tokens=max_new_tokens, stop=running.stop_strings(stop), logprobs=logprobs,
         )  # fmt: skip
         sources = [self.module.length(request.source) for request in requests if request.source is not None]
         lengths = [len(request.prompt) + max_new_tokens for request in requests]
-        size = trace_size(plan, lengths, sources, self.module.dtype.itemsize, new=max_new_tokens)
+        size = trace_size(plan, lengths, sources, self.module.dtype.itemsize, new=max_new_tokens, beams=beams)
         check_fires(plan, [max(length - 1, 1) for length in lengths], sources, allow_null=allow_null)
         check_size(size, limit_of(max_bytes), max_bytes)
         if beams:

@@ -72,8 +72,6 @@ def generate(
 ) -> None:
     """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
     steered = parse_steer(steer, toward, away)
-    if steered is not None and (draft is not None or beams):
-        raise typer.BadParameter(f"--steer does not go with {'--draft' if draft is not None else '--beams'}")
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)

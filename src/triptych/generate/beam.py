@@ -14,6 +14,7 @@ from triptych.generate.custom_rules import apply_rules
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request
 from triptych.generate.sampling import Sampling, check_finite
+from triptych.probe import Session
 
 BLOCK = 64  # columns of logits whose maximum is looked at first
 PENALTIES = 10.0  # length penalties are in [-10, 10]; beyond it, powers of a length overflow
@@ -21,10 +22,12 @@ PENALTIES = 10.0  # length penalties are in [-10, 10]; beyond it, powers of a le
 
 @dataclass(frozen=True)
 class Beam:
-    """One hypothesis: its new tokens and the sum of their log-probabilities (nats)."""
+    """One hypothesis: its new tokens, the sum of their log-probabilities (nats), and the keys under which a probe keeps
+    what was read on its path (`LiveRow.path`)."""
 
     tokens: list[int]
     logprob: float
+    path: tuple[int, ...] = ()
 
     def score(self, length_penalty: float) -> float:
         """Log-probability over `length ** length_penalty`."""
@@ -55,14 +58,16 @@ def beam_search(
 ) -> list[list[Beam]]:
     """For each request, up to `beams` hypotheses, best first.
 
-    Of a request its prompt, source, limit, end ids and rules count.  The search for a request ends once it has `beams`
-    finished hypotheses and no live one, were it to end now, would score better than the worst of them; with a length
-    penalty above 0 a longer one might still have (as in transformers' default).
+    Of a request its prompt, source, limit, end ids, rules and probe count.  A probe's edits are made in every token of
+    every hypothesis; its trace has what the best hypothesis of each request read.  The search for a request ends once
+    it has `beams` finished hypotheses and no live one, were it to end now, would score better than the worst of them;
+    with a length penalty above 0 a longer one might still have (as in transformers' default).
 
     Raises InputError for settings out of range and for logits that are not finite.
     """
     length_penalty = check_beams(beams, length_penalty)
     searches = [_Search(request, beams, length_penalty) for request in requests]
+    probes = _probes(requests)
     live = [(i, row) for i, row in enumerate(engine.add(*requests))]
     for step in range(max((request.max_new_tokens for request in requests), default=0)):
         if not live:
@@ -81,7 +86,8 @@ def beam_search(
         owners: list[int] = []
         for i in searching:
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
-            grown = searches[i].extend([totals[at] for at in mine], [next_ids[at] for at in mine], step + 1)
+            paths = [live[at][1].path for at in mine]
+            grown = searches[i].extend([totals[at] for at in mine], [next_ids[at] for at in mine], step + 1, paths)
             for at, token in grown:
                 parents.append(live[mine[at]][1])
                 tokens.append(token)
@@ -90,8 +96,23 @@ def beam_search(
         for row, token in zip(rows, tokens, strict=True):
             row.ids.append(token)
         live = list(zip(owners, rows, strict=True))
+        for session, probed in probes:
+            alive = [beam.path for i in probed for beam in (*searches[i].finished, *searches[i].live)]
+            session.keep_only(alive + [row.path for owner, row in live if owner in probed])
     engine.free([row for _, row in live])
-    return [search.best() for search in searches]
+    best = [search.best() for search in searches]
+    for session, probed in probes:
+        session.settle({requests[i].number: best[i][0].path for i in probed})
+    return best
+
+
+def _probes(requests: Sequence[Request]) -> list[tuple[Session, list[int]]]:
+    """The sessions of the requests, each with the requests that have it."""
+    probes: dict[int, tuple[Session, list[int]]] = {}
+    for i, request in enumerate(requests):
+        if request.probe is not None:
+            probes.setdefault(id(request.probe), (request.probe, []))[1].append(i)
+    return list(probes.values())
 
 
 def _ruled(row: LiveRow, logits: Tensor) -> Tensor:
@@ -131,13 +152,15 @@ class _Search:
         return self.beams * (1 + len(self.request.ends))
 
     def extend(
-        self, totals: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], length: int
-    ) -> list[tuple[int, int]]:
+        self, totals: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], length: int,
+        paths: Sequence[tuple[int, ...]],
+    ) -> list[tuple[int, int]]:  # fmt: skip
         """One more token: which of the live hypotheses to go on from, and the token of each; none where the search has
         ended.
 
         totals   for each live hypothesis, sums of log-probabilities with one more token, `wanted` or more of the
                  largest; `tokens` are these.
+        paths    of the rows of these hypotheses (`LiveRow.path`).
         """
         pairs = [
             (value, at, token) for at in range(len(totals)) for value, token in zip(totals[at], tokens[at], strict=True)
@@ -146,7 +169,7 @@ class _Search:
         grown: list[tuple[int, int]] = []
         live: list[Beam] = []
         for value, parent, token in pairs[: self.wanted]:
-            beam = Beam([*self.live[parent].tokens, token], value)
+            beam = Beam([*self.live[parent].tokens, token], value, paths[parent])
             if token in self.request.ends:
                 self.finished.append(beam)
             elif len(live) < self.beams:

@@ -8,7 +8,7 @@ the other prompts, in one forward.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
 from time import perf_counter
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from triptych.attention import Cache, CacheType, CrossCache, check_cache_type
-from triptych.errors import InputError, TextError
+from triptych.errors import InputError, TextError, shown
 from triptych.generate.arguments import check_ids, integer
 from triptych.generate.choosing import Choice, choose
 from triptych.generate.forward import Executor, Forward, ForwardResult
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.request import LiveRow, Output, Request
+from triptych.generate.shares import parts, shares
 from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.stops import StopDetector
 from triptych.nn import Transformer
@@ -68,6 +69,8 @@ class Engine:
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
         check_cache_type(cache_type)
+        if not isinstance(speculation, Speculation | None):
+            raise InputError(f"speculation={shown(speculation)} must be a Speculation, as Speculation(PromptLookup())")
         if matmul == "bf16" and executor != "auto":
             raise InputError(f"matmul='bf16' needs the native executor, and executor={executor!r} was asked for")
         self.module, self.decode, self.executor, self.reuse, self.matmul = module, decode, executor, reuse, matmul
@@ -177,7 +180,11 @@ class Engine:
 
     @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
-        """Go on with these rows alone, in this order; one that is named several times is copied (beams)."""
+        """Go on with these rows alone, in this order; one that is named several times is copied (beams).
+
+        What each reads from then on is kept under a key of its own in its `path`; `Session.settle` joins those of the
+        rows that are returned.
+        """
         used: set[int] = set()
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
@@ -201,6 +208,8 @@ class Engine:
             self.cross.share(sources, targets)
             self.cross.free(spare)
         self.cache.free(spare)
+        for row in next_rows:
+            row.branch()
         self.rows = next_rows
         self.regroup()
         return next_rows
@@ -249,12 +258,12 @@ class Engine:
         if self.speculation is not None:
             self.speculation.propose(self.rows, self.forward)
         if self._reading:
-            share = self._shares()
+            share = shares(self.rows, self.forward, self.prefixes, chunk=self.chunk, budget=self.budget)
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         plain = self._greedy and not self._all_logits and self.speculation is None
         for session, members in self._groups:
-            for part in [members] if share is None else self._parts(members, share):
+            for part in [members] if share is None else parts(members, share, self.forward):
                 computed = self.forward.run(session, part, share, self._all_logits, plain)
                 tokens, tops = computed.best or (list[int](), list[float]())
                 if not tokens or not all(map(isfinite, tops)):
@@ -277,38 +286,6 @@ class Engine:
         if share is not None:
             self.regroup()  # sources were read, prompts were
         return outputs
-
-    def _shares(self) -> dict[LiveRow, int]:
-        """How many ids each row runs in the next step; rows that wait are left out."""
-        shares: dict[LiveRow, int] = {}
-        reading: list[LiveRow] = []
-        left = self.budget
-        for row in self.rows:
-            if len(row.ids) - row.cached == 1 and row.source is None:
-                shares[row] = 1
-                left -= 1 + len(row.draft)
-            else:
-                reading.append(row)
-        for row in reading:
-            if left <= 0 and shares:
-                break
-            if not row.cached and self.prefixes is not None and not self.prefixes.fill(row, self.rows):
-                continue
-            rest = len(row.ids) - row.cached
-            most = min(rest, self.chunk, max(left, 1))
-            shares[row] = most if self.forward.in_pieces else rest
-            left -= shares[row] + (0 if row.source is None else self.module.length(row.source))
-        return shares
-
-    def _parts(self, members: Sequence[LiveRow], shares: Mapping[LiveRow, int]) -> list[list[LiveRow]]:
-        """The rows of one group that run now, those that must not run together apart: with a sliding-window cache, a
-        ring for each row, modules that run decoding rows beside a piece of a prompt would copy every ring and pad it to
-        the length of the piece."""
-        now = [row for row in members if row in shares]
-        if not self.forward.pads:
-            return [now] if now else []
-        parts = [row for row in now if shares[row] == 1], [row for row in now if shares[row] > 1]
-        return [part for part in parts if part]
 
     def _choose_tokens(self, computed: ForwardResult, outputs: list[Output], ended: list[LiveRow]) -> None:
         """Choose the tokens of the rows that are due, one after another along each draft while it was right."""

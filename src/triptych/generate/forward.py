@@ -13,7 +13,7 @@ from torch import Tensor
 from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.attention.mask_lowering import implies_causal
 from triptych.generate.request import LiveRow
-from triptych.nn import NO_TAPS, Batch, Taps, Transformer
+from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.program.native_encoder import Matmul, NativeEncoder
 from triptych.program.native_executor import NativeStep, prompts_in_bf16
@@ -59,6 +59,19 @@ class ForwardResult:
     places: list[int]
     every: dict[LiveRow, Tensor]
     best: Best | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """What one forward runs: the ids of all rows, and of each row how many of its tokens are of its prompt.  `wanted`
+    are the tokens whose logits are wanted, `due` and `places` those of `ForwardResult`."""
+
+    ids: list[int]
+    rows: Rows
+    prompts: list[int]
+    wanted: list[int]
+    due: list[LiveRow]
+    places: list[int]
 
 
 class Forward:
@@ -125,6 +138,48 @@ class Forward:
         Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.  The
         likeliest tokens are looked for where `find_best`, which goes without `all_logits`.
         """
+        pieces = self._pieces(rows, share)
+        ids, wanted, due = pieces.ids, pieces.wanted, pieces.due
+        where = own = pieces.rows
+        self.running = rows
+        if session is not None:
+            session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
+        logits: Tensor | None = None
+        encoded = False  # whether the sources are read
+        if self.executor is not None:
+            self.why_modules = refusal = None if session is None else self._refusal(session, rows)
+            encoded = refusal is None and (rows[0].source is None or self._read_sources(rows))
+            if encoded:
+                self.executor.unchanged = self.unchanged
+                reads = None if session is None else session.native_reads(own.slots)
+                chosen = range(len(ids)) if all_logits else wanted
+                logits = self.executor.logits(ids, own, chosen, pieces.prompts, reads)
+                self.why_modules = self.executor.why_modules
+        if logits is not None:
+            if session is not None and len(logits):
+                if not all_logits and len(wanted) < len(ids):
+                    logits, where = _last(session, due, logits)
+                logits = session.taps_under("")("logits", logits, where)
+        else:
+            taps = NO_TAPS if session is None else session.taps
+            inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
+            source = None if encoded or rows[0].source is None else self._sources(rows)
+            batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
+            hidden = self.module(batch)
+            if not all_logits and len(wanted) < len(ids):  # some are of prompts, whose logits nobody wants
+                hidden, where = _last(session, due, hidden[wanted])
+            logits = self.module.unembed(hidden, where, taps) if len(hidden) else hidden
+        for row, end in zip(rows, own.ends, strict=True):
+            row.cached, row.source = end, None
+        self.running = ()
+        every: dict[LiveRow, Tensor] = {}
+        if all_logits:
+            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
+            logits = logits[wanted]
+        return ForwardResult(due, logits, pieces.places, every, self._best(logits) if find_best and due else None)
+
+    def _pieces(self, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None) -> _Pieces:
+        """What runs next of each row, as `run` says."""
         ids: list[int] = []
         lengths, past, slots, prompts = [], [], [], []
         wanted: list[int] = []
@@ -146,52 +201,18 @@ class Forward:
             lengths.append(len(piece))
             slots.append(row.slot)
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
-        where = own = Rows(tuple(lengths), tuple(past), tuple(slots))
-        self.running = rows
-        logits: Tensor | None = None
-        encoded = False  # whether the sources are read
-        if self.executor is not None:
-            if session is not None:
-                session.items = [row.request.number for row in rows]
-            self.why_modules = refusal = None if session is None else self._refusal(session, rows)
-            encoded = refusal is None and (rows[0].source is None or self._read_sources(rows))
-            if encoded:
-                self.executor.unchanged = self.unchanged
-                reads = None if session is None else session.native_reads(own.slots)
-                logits = self.executor.logits(ids, own, range(len(ids)) if all_logits else wanted, prompts, reads)
-                self.why_modules = self.executor.why_modules
-        if logits is not None:
-            if session is not None and len(logits):
-                if not all_logits and len(wanted) < len(ids):
-                    logits, where = _last(session, due, logits)
-                logits = session.taps_under("")("logits", logits, where)
-        else:
-            taps = NO_TAPS if session is None else _taps(session, rows)
-            inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
-            source = None if encoded or rows[0].source is None else self._sources(rows)
-            batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
-            hidden = self.module(batch)
-            if not all_logits and len(wanted) < len(ids):  # some are of prompts, whose logits nobody wants
-                hidden, where = _last(session, due, hidden[wanted])
-            logits = self.module.unembed(hidden, where, taps) if len(hidden) else hidden
-        for row, end in zip(rows, own.ends, strict=True):
-            row.cached, row.source = end, None
-        self.running = ()
-        every: dict[LiveRow, Tensor] = {}
-        if all_logits:
-            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
-            logits = logits[wanted]
-        best: Best | None = None
-        if find_best and due:
-            if isinstance(self.executor, StaticStep) and self.why_modules is None:
-                best = self.executor.best()
-            if best is None and logits.is_cpu:  # numpy's search takes a tenth of torch's time
-                tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
-                best = tokens, logits[[*range(len(tokens))], tokens].tolist()
-            elif best is None:
-                found, tops = best_of(logits).tolist()
-                best = [int(token) for token in found], tops
-        return ForwardResult(due, logits, places, every, best)
+        return _Pieces(ids, Rows(tuple(lengths), tuple(past), tuple(slots)), prompts, wanted, due, places)
+
+    def _best(self, logits: Tensor) -> Best:
+        """The token with the largest of each row of logits [W, V], and that logit."""
+        best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
+        if best is not None:
+            return best
+        if logits.is_cpu:  # numpy's search takes a tenth of torch's time
+            tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
+            return tokens, logits[[*range(len(tokens))], tokens].tolist()
+        found, tops = best_of(logits).tolist()
+        return [int(token) for token in found], tops
 
     def _refusal(self, session: Session, rows: Sequence[LiveRow]) -> str | None:
         """Why the executor cannot serve what is read and edited of these rows."""
@@ -219,7 +240,8 @@ class Forward:
             self.cache.trim(row.slot, 0)
             row.cached = 0
             if row.request.probe is not None:
-                row.request.probe.trace.forget(row.request.number)
+                for key in row.path:
+                    row.request.probe.trace.forget(key)
 
     def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows]:
         """What the encoder reads in the first forward of these rows."""
@@ -227,16 +249,10 @@ class Forward:
         return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
 
 
-def _taps(session: Session, rows: Sequence[LiveRow]) -> Taps:
-    """The taps of a forward of these rows."""
-    session.items = [row.request.number for row in rows]
-    return session.taps
-
-
 def _last(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> tuple[Tensor, Rows]:
     """`hidden` of the last id and the draft of each due row, with the rows that these are."""
     if session is not None:
-        session.items = [row.request.number for row in due]
+        session.keys = [row.path[-1] for row in due]
     return hidden, Rows(tuple([1 + len(row.draft) for row in due]), tuple([len(row.ids) - 1 for row in due]))
 
 

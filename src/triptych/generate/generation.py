@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.errors import InputError, shown
 from triptych.generate.beam import beam_search, check_beams
@@ -69,7 +69,7 @@ def generate(
             raise scheduler.failed
         if on_progress is not None:
             on_progress(scheduler.progress)
-    traces = {id(request.probe): request.probe.close() for request in requests if request.probe is not None}
+    traces = _traces(requests)
     return [_generation(row, tokenizer, traces.get(id(row.request.probe)), logprobs[row]) for row in rows]
 
 
@@ -87,7 +87,8 @@ def search(
     """The best of `beams` hypotheses for each request, of as many requests at once as have `max_rows` hypotheses and
     fit the memory; after their search `on_token` is called for the tokens of the best, and `on_progress`.
 
-    Raises InputError, before anything runs, as `Engine.add`, and for a request whose hypotheses do not fit the memory.
+    Raises InputError, before anything runs, as `Engine.add`, and for a request whose hypotheses do not fit the memory;
+    ProbeError for reads and edits that had no effect.
     """
     check_beams(beams, length_penalty)
     _check_callbacks(on_token, on_progress)
@@ -105,7 +106,13 @@ def search(
                     on_token(request.number, token)
         if on_progress is not None:
             on_progress(QueueProgress(len(found), 0, len(requests), sum(len(one.ids) for one in found), 0))
-    return found
+    traces = _traces(requests)
+    return [replace(one, trace=traces.get(id(request.probe))) for one, request in zip(found, requests, strict=True)]
+
+
+def _traces(requests: Sequence[Request]) -> dict[int, Trace]:
+    """What was read, by the identity of each probe.  Raises ProbeError for reads and edits that had no effect."""
+    return {id(request.probe): request.probe.close() for request in requests if request.probe is not None}
 
 
 def _check_callbacks(on_token: object, on_progress: object) -> None:

@@ -31,7 +31,7 @@ class Request:
     rules           applied to the logits before each choice, in order.
     number          index of the request among its caller's: the noise of sampling depends on it, on the seed and on the
                     position, and on nothing else.
-    probe           the reads and edits of a run; `number` is the row's item there.
+    probe           the reads and edits of a run, a `probe.Session`; `number` is the row's item there.
     logprobs        with each token, the log-probabilities of that many of the likeliest ones.
     all_logits      give the logits of every position that is computed, the prompt's included.
     keep_slot       keep the slot and the source when the row ends, for `Engine.restart`.
@@ -67,6 +67,10 @@ class Request:
         stop_strings(self.stop)
         if self.logprobs is not None:
             integer("logprobs", self.logprobs, 0)
+        if not isinstance(self.probe, Session | None):
+            raise InputError(
+                f"probe={shown(self.probe)} must be a Session, as probe.Session(probe.Plan.of(model.spec, read, edit))"
+            )
         for rule in self.rules:
             if not callable(rule):
                 raise InputError(f"a rule must be a function of (logits, ids so far), not {type(rule).__name__}")
@@ -78,7 +82,8 @@ class LiveRow:
 
     `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string), `length`, or `error`,
     with the exception in `error`.  `reused` ids of the prompt came from another row's cache.  `draft` are guesses for
-    the next ids; of all that were made, `drafted`, `accepted` were right.
+    the next ids; of all that were made, `drafted`, `accepted` were right.  `path` are the keys under which the probe
+    keeps what the row read, the newest last (`probe.Session.branch`).
     """
 
     request: Request
@@ -97,12 +102,18 @@ class LiveRow:
     def __post_init__(self) -> None:
         self.limit = len(self.request.prompt) + self.request.max_new_tokens
         self.source = self.request.source  # None once it was encoded
+        self.path: tuple[int, ...] = (self.request.number,)
 
     def copy(self, slot: int) -> LiveRow:
         """The same row in another slot, to go on in another way (beams)."""
         twin = LiveRow(self.request, list(self.ids), None, slot, self.cached)
-        twin.source = self.source
+        twin.source, twin.path = self.source, self.path
         return twin
+
+    def branch(self) -> None:
+        """Keep what the row reads from now on apart from what other rows with the same beginning read."""
+        if self.request.probe is not None:
+            self.path = (*self.path, self.request.probe.branch(self.request.number))
 
     def ends(self) -> bool:
         """Whether the row ends after its newest id; `reason` says why."""

@@ -135,8 +135,8 @@ class Speculation:
         self.drafts.forget(rows)
 
     def propose(self, rows: Sequence[LiveRow], forward: Forward) -> None:
-        """Set the drafts of the rows that decode and may have one: rows with a probe and those that want all logits
-        are computed one token at a time."""
+        """Set the drafts of the rows that decode and may have one: those that want all logits are computed one token at
+        a time."""
         self.guessing = False
         counts: dict[LiveRow, int] = {}
         for row in rows:
@@ -160,7 +160,7 @@ class Speculation:
     def _most(self, row: LiveRow, forward: Forward) -> int:
         """The longest draft of a row: the token after it is chosen too, and stays within the row's limit; a ring has
         places for all; and it does not cross the length at which LongRoPE changes its factors."""
-        if row.request.probe is not None or row.request.all_logits:
+        if row.request.all_logits:
             return 0
         most = min(self.tokens, row.limit - len(row.ids) - 1)
         if forward.cache.smallest_window is not None:
@@ -170,8 +170,11 @@ class Speculation:
         return most
 
     def forget_wrong_guesses(self, row: LiveRow, cache: Cache) -> None:
-        """Remove the wrong guesses of a row from the cache, after its tokens were chosen."""
+        """Remove the wrong guesses of a row from the cache, and what its probe read of them, after its tokens were
+        chosen."""
         right = len(row.ids) - 1
+        if row.request.probe is not None:
+            row.request.probe.cut(row.path[-1], right)
         held = self.held.pop(row, None)
         if row.cached > right:
             if held is None:

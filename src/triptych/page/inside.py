@@ -61,7 +61,8 @@ PLANE = (
 COMPARED = (
     "The same head on both texts. The number under a head is how far its weights are apart: half the sum of their "
     "differences for a query, the mean over the queries; 0 for equal patterns, 1 for nothing in common. For texts of "
-    "other lengths it is the larger difference of the weights of the first and of the previous token."
+    "other lengths it is the larger difference of the weights of the first and of the previous token. Where the page "
+    "keeps the largest weights of a query only, the difference is that of the kept weights."
 )
 
 Stage = Callable[[str], None]

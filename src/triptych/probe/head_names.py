@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 from triptych.errors import InputError, ProbeError, nearest, shown
 from triptych.probe.prompts import index_below
@@ -22,14 +24,17 @@ def attention_head(spec: ModelSpec, head: HeadName) -> tuple[str, int]:
     if not isinstance(head, Sequence) or isinstance(head, str) or len(head) != 2:
         raise InputError(f"{shown(head)} is not a head; give (block, head)")
     where, number = head
+    if not isinstance(where, str | bool) and isinstance(where, SupportsIndex):  # NumPy's integers too
+        where = operator.index(where)
     if isinstance(where, int) and len(spec.stacks) > 1:
         raise InputError(f'{shown(head)}: in which stack? give a name, ("decoder.blocks.{where}.cross", {number})')
     name = f"blocks.{where}.attn" if isinstance(where, int) else where
     if name not in known:
         raise ProbeError(f"no attention {shown(name)} in this {spec.family} model{nearest(name, known)}")
-    if index_below(known[name], number) is None:
+    index = index_below(known[name], number)
+    if index is None:
         raise ProbeError(f"{name} has heads 0..{known[name] - 1}, not {shown(number)}")
-    return name, number
+    return name, index
 
 
 def typed_head(spec: ModelSpec, text: str) -> HeadName:

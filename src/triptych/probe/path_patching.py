@@ -113,6 +113,7 @@ def path_patch(
         values, fired = _received(model, broken, broken_at, measure, paths, receiving, into, batch_tokens)
         columns = tuple(f"{head_text(head)}.{into}" for head in receiving)
     before, _ = measured(model, [EditedRun(broken, broken_at)], measure, batch_tokens)
+    values = values.where(fired, before)  # what changes no value changes no bit of the metric, in any batch
     rows = tuple(map(head_text, sending))
     return PatchGrid(str(measure), rows, columns, values, fired, float(measure(plain.logits)), float(before))
 

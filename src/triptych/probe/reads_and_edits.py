@@ -57,6 +57,11 @@ class Read:
     dtype: torch.dtype | str | None = None
     reduce: Reduction = None
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether what is kept of several positions is a sum over them, or has one."""
+        return self.reduce == "mean" or isinstance(self.reduce, Statistics)
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -223,6 +228,11 @@ class Plan:
         """The sites that are read of each step of a generation within the decoder, in the order in which they are
         reached: not the logits, nor what is computed of the source once."""
         return [name for name in self.sites if name in self.reads and name != "logits" and not self._of_source(name)]
+
+    @cached_property
+    def of_row(self) -> set[str]:
+        """The sites that are read at the positions of decoder (or only) rows: not what a source has."""
+        return {name for name in self.reads if not self._of_source(name)}
 
     @cached_property
     def reads_source(self) -> bool:

@@ -6,7 +6,7 @@ that passed a site; other reads choose and reduce at once, as what they leave ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +14,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from triptych.attention import Rows, pattern_statistics
 from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
+from triptych.probe.records import How
 from triptych.probe.reductions import Statistics, reduced
 from triptych.probe.sites import Selection
-from triptych.probe.trace import How, Trace
+from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
+from triptych.quantize.huge_pages import HugePages
 
-Noted = tuple[Tensor, Rows, Sequence[int] | None]  # a value, the rows of its batch, and which items these are
+Noted = tuple[Tensor, Rows, Sequence[int] | None]  # a value, the rows of its batch, and what these are kept under
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
 
 
@@ -27,7 +29,8 @@ class PassedValues:
     """What was noted of one run.  `steps` is where native steps leave the values of their sites."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.steps = plan, StepReads(plan.of_steps)
+        pages = HugePages()  # a step that writes to new pages of the usual size takes 8% longer
+        self.plan, self.steps = plan, StepReads(plan.of_steps, lambda n: pages.take(4 * n).view(torch.float32))
         self.all_plain = set(plan.of_steps) <= plan.plain
         self.noted: dict[str, list[Noted]] = {}
         self.noted_last = False  # whether modules ran since native steps did
@@ -38,8 +41,9 @@ class PassedValues:
         trace.reserve(name)
         return self.noted.setdefault(name, [])
 
-    def begin_step(self, slots: Sequence[int], items: Sequence[int], trace: Trace) -> StepReads | None:
-        """Where the next native step leaves what is read of these rows; None where it is nothing."""
+    def begin_step(self, slots: Sequence[int], keys: Sequence[int], trace: Trace) -> StepReads | None:
+        """Where the next native step leaves what is read of these rows, to be kept under `keys`; None where it is
+        nothing."""
         if not self.steps.sites:
             return None
         if self.noted_last or (self.steps.held > HELD and not self._all_stays):
@@ -47,7 +51,7 @@ class PassedValues:
         if not self.steps.calls:
             for name in self.steps.sites:
                 trace.reserve(name)
-        self.steps.begin(slots, items)
+        self.steps.begin(slots, keys)
         return self.steps
 
     @property
@@ -69,47 +73,55 @@ class PassedValues:
         left = self.steps.sites if self.steps.calls else ()
         return {*kept, *left, *(name for name, notes in self.noted.items() if notes)}
 
-    def fill(self, trace: Trace) -> None:
-        """Records of everything that was noted, in the order in which it passed."""
+    def fill(self, trace: Trace, only: Collection[int] | None = None) -> None:
+        """Records of everything that was noted, in the order in which it passed, or of what these keys had alone."""
         self.noted_last = False
         for name, notes in self.noted.items():
-            for value, rows, items in notes:
+            for value, rows, keys in notes:
                 parts = split(value.detach(), rows)
                 for row, part in enumerate(parts):
-                    item = row if items is None else items[row]
-                    trace.keep(name, item, tuple(positions_of(rows, row, len(part))), part)
+                    key = row if keys is None else keys[row]
+                    if only is None or key in only:
+                        trace.keep(name, key, tuple(positions_of(rows, row, len(part))), part)
             notes.clear()
-        for left in self.steps.take():
+        for left in self.steps.take(only):
             if left.site in self.plan.plain:
                 value = left.value if self.all_plain else left.value.clone()
-                trace.keep(left.site, left.item, left.positions, value)
+                trace.keep(left.site, left.key, left.positions, value)
                 continue
             for read in self.plan.reads[left.site]:
-                self.record(trace, left.site, read, left.value, left.item, left.positions, None)
+                self.record(trace, left.site, read, left.value, left.key, left.positions, None)
 
     def record(
-        self, trace: Trace, name: str, read: Read, value: Tensor, item: int, positions: Sequence[int],
-        source: Tensor | None,
+        self, trace: Trace, name: str, read: Read, value: Tensor, key: int, positions: Sequence[int],
+        source: Tensor | None, *, more: bool = False,
     ) -> None:  # fmt: skip
-        """Keep what a read chooses of one row's value, which is part of `source` or of something that does not last."""
+        """Keep what a read chooses of one row's value under `key`; the value is part of `source` or of something that
+        does not last.  `more` is that of `Trace.keep`."""
+        item = trace.branches.item(key)
         index = index_of(name, read, value, item, positions)
         if index is None:
+            return
+        if len(index[0]) > 1 and read.adds_up and key in trace.branches.guessed:  # what is dropped again stays apart
+            for n, i in enumerate(index[0]):
+                one = value.narrow(1 if matrix(name) else 0, i, 1)
+                self.record(trace, name, read, one, key, positions[i : i + 1], None, more=n > 0)
             return
         at = tuple(positions[i] for i in index[0])
         if isinstance(read.reduce, Statistics):  # of a pattern that is there, since it was edited
             part = value[index[1]].detach()
             labels = read.reduce.labels(item, at, part.shape[2], part.device)
             where = torch.tensor(at, device=part.device)
-            trace.keep_statistics(name, item, at, pattern_statistics(part, where, top=read.reduce.top, labels=labels))
+            trace.keep_statistics(name, key, at, pattern_statistics(part, where, top=read.reduce.top, labels=labels))
             return
         how: How = "mean" if read.reduce == "mean" else "queries" if matrix(name) else "tokens"
         known: dict[str, Tensor] = {}
         if source is not None and how != "mean":
             known = self.shared.setdefault(source, known)
-        key = repr((item, read.items, read.at, read.heads, read.dtype, read.reduce))
-        if key not in known:
-            known[key] = _part(name, read, value, index[1], source)
-        trace.keep(name, item, at, known[key], how, read.dtype if how == "mean" else None)
+        kept_as = repr((key, read.items, read.at, read.heads, read.dtype, read.reduce))
+        if kept_as not in known:
+            known[kept_as] = _part(name, read, value, index[1], source)
+        trace.keep(name, key, at, known[kept_as], how, read.dtype if how == "mean" else None, more=more)
 
 
 def _part(name: str, read: Read, value: Tensor, places: tuple[Tensor | slice, ...], source: Tensor | None) -> Tensor:

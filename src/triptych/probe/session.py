@@ -7,7 +7,7 @@ other, through `attend_reference`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix
 from triptych.probe.recording import Noted, PassedValues, index_of, positions_of, split
+from triptych.probe.records import How
 from triptych.probe.reductions import Statistics
 from triptych.probe.score_reads import Attended, read_scores
-from triptych.probe.trace import How, Trace
+from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 
 
@@ -35,7 +36,7 @@ class Session:
         self.passed_values = PassedValues(plan)
         self.trace = Trace(self.passed_values.fill)
         self.trace.mixed = {name for name, reads in plan.reads.items() if _mixed(reads)}
-        self.items: Sequence[int] | None = None  # of each row of the next forward its row of the batch; None: the same
+        self.keys: Sequence[int] | None = None  # what each row of the next forward is kept under; None: its number
         self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
 
         self.below: dict[str, Taps] = {}  # the taps under each prefix that a forward came to
@@ -53,12 +54,37 @@ class Session:
         return self.below[prefix]
 
     def native_reads(self, slots: Sequence[int]) -> StepReads | None:
-        """Where a native step of rows in these slots, which are `items`, leaves what is read; None where it is nothing.
+        """Where a native step of rows in these slots, which have `keys`, leaves what is read; None where it is nothing.
         The plan has no `why_modules`."""
-        return self.passed_values.begin_step(slots, self.items or range(len(slots)), self.trace)
+        return self.passed_values.begin_step(slots, self.keys or range(len(slots)), self.trace)
 
-    def item(self, row: int) -> int:
-        return row if self.items is None else self.items[row]
+    # -- rows of a generation ---------------------------------------------------------------------------------------
+
+    def begin(self, keys: Sequence[int], guessed: Collection[int] = ()) -> None:
+        """The rows of the next forward: the key of each, which is its number in the batch or one that `branch` made,
+        and the keys of those with guesses, of which `cut` drops the wrong ones."""
+        self.keys, self.trace.branches.guessed = keys, guessed
+
+    def key(self, row: int) -> int:
+        return row if self.keys is None else self.keys[row]
+
+    def branch(self, item: int) -> int:
+        """A key for what row `item` of the batch reads from now on, beside other continuations of it."""
+        return self.trace.branches.new(item)
+
+    def keep_only(self, paths: Iterable[Sequence[int]]) -> None:
+        """Drop what is kept already and belongs to none of these paths: keys, from the first token of a row on."""
+        self.trace.branches.keep_only(paths)
+
+    def settle(self, paths: Mapping[int, Sequence[int]]) -> None:
+        """A search has ended: what row i of the batch read is what stands under the keys of `paths[i]`."""
+        self.passed_values.fill(self.trace, {key for path in paths.values() for key in path})
+        self.trace.branches.settle(paths)
+
+    def cut(self, key: int, length: int) -> None:
+        """Drop what a row with guesses read at positions from `length` on."""
+        self.passed_values.fill(self.trace)
+        self.trace.branches.cut(key, length, self.plan.of_row)
 
     def close(self) -> Trace:
         fired = self.passed_values.fired(self.trace)
@@ -83,7 +109,8 @@ class Session:
         `source` is the tensor of the forward that the value is a part of.  What is read of it is kept without a copy,
         since no forward writes to a tensor that passed a site, and once for all sites that pass the same tensor.
         """
-        item = self.item(row)
+        key = self.key(row)
+        item = self.trace.branches.item(key)
         edits, reads = self.plan.edits.get(name, ()), self.plan.reads.get(name, ())
         for number, edit in enumerate(edits):
             value = self._edited(name, number, edit, value, item, positions)
@@ -91,7 +118,7 @@ class Session:
             if read.grad:
                 value = self._in_graph(name, read, value, item, positions)
             else:
-                self.passed_values.record(self.trace, name, read, value, item, positions, None if edits else source)
+                self.passed_values.record(self.trace, name, read, value, key, positions, None if edits else source)
         return value
 
     def _edited(self, name: str, number: int, edit: Edit, value: Tensor, item: int, positions: Sequence[int]) -> Tensor:
@@ -161,7 +188,7 @@ class ProbeTaps(Taps):
         if site in self.notes:
             notes = self.notes[site]
             if notes is not None:
-                notes.append((value, rows, self.session.items))
+                notes.append((value, rows, self.session.keys))
             return value
         name = self.prefix + site
         if name in self.plan.plain or not (name in self.plan.reads or name in self.plan.edits):
@@ -190,9 +217,9 @@ class ProbeTaps(Taps):
             return plan.run_hooked(q, k, v, hook, sinks, content)
         z = plan.run(q, k, v, sinks, content)
         if any(name in self.plan.reads for name in names):
-            items = [self.session.item(row) for row in range(len(plan.rows))]
+            kept_under = [self.session.key(row) for row in range(len(plan.rows))]
             layer = Attended(plan, q, k, sinks, content)
-            read_scores(layer, self.prefix, self.plan.reads, self.session.trace, items)
+            read_scores(layer, self.prefix, self.plan.reads, self.session.trace, kept_under)
         return z
 
     def _changes(self, name: str) -> bool:

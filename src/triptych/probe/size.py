@@ -38,12 +38,14 @@ def trace_size(
     itemsize: int = 4,
     *,
     new: int | None = None,
+    beams: int = 1,
     shared: Mapping[str, str] | None = None,
 ) -> TraceSize:
     """What the reads will keep of decoder (or only) rows of these final lengths and source rows of those.
 
     `itemsize` is that of the model's numbers.  In a generation of `new` tokens a row, logits exist for that many
-    positions only.  `shared` maps sites to one that passes the same tensor (`shared_sites`).
+    positions only, and a search keeps what each of its `beams` reads there until it ends.  `shared` maps sites to one
+    that passes the same tensor (`shared_sites`).
     """
     sites: dict[str, int] = {}
     once: dict[Hashable, int] = {}
@@ -54,10 +56,11 @@ def trace_size(
         for number, read in enumerate(reads):
             nbytes = 0
             for item in select(read.items, range(len(rows))):
-                positions = len(select(read.at, range(rows[item])))
-                if name == "logits" and new is not None:
-                    positions = min(positions, new)
-                nbytes += _read_bytes(site, read, positions, keys[item] if site.per_key else 1, itemsize)
+                whole = _row_bytes(site, read, rows[item], keys[item], itemsize, new)
+                nbytes += whole
+                if beams > 1 and new and rows is lengths:
+                    most = keys[item] - new if keys is rows else keys[item]
+                    nbytes += (beams - 1) * (whole - _row_bytes(site, read, rows[item] - new, most, itemsize, 0))
             sites[name] = sites.get(name, 0) + nbytes
             kept = repr((read.items, read.at, read.heads, read.dtype, read.reduce))
             alone = read.grad or site.per_key or read.reduce == "mean" or shared is None
@@ -144,6 +147,14 @@ def shared_sites(module: Transformer) -> dict[str, str]:
                     if port.endswith(CONTEXT_SITES):
                         passes(port, inputs["k" if port.endswith(CONTEXT_SITES[0]) else "v"])
     return {site: owner[value] for site, value in of_site.items()}
+
+
+def _row_bytes(site: Site, read: Read, length: int, keys: int, itemsize: int, new: int | None) -> int:
+    """What a read keeps of one row of so many positions and keys."""
+    positions = len(select(read.at, range(length)))
+    if site.name == "logits" and new is not None:
+        positions = min(positions, new)
+    return _read_bytes(site, read, positions, keys if site.per_key else 1, itemsize)
 
 
 def _read_bytes(site: Site, read: Read, positions: int, keys: int, itemsize: int) -> int:

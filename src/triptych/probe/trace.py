@@ -3,62 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, KeysView, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from triptych.attention import AttentionStatistics
 from triptych.errors import ProbeError, nearest, shown
 from triptych.probe.display import Displayed
+from triptych.probe.records import Branches, How, Later, Record, Records
 from triptych.probe.sites import CONTEXT_SITES
 from triptych.text import Tokenizer
 
-How = Literal["tokens", "queries", "sum", "mean"]
 SHOWN = 24  # sites that `repr` lists
-
-
-@dataclass
-class Record:
-    """One row's pieces at one site, in the order in which they were read.
-
-    how   what a piece is: "tokens" `[t, ...]`, "queries" `[h, t, ...]`, or the "sum" or "mean" of what was read so far,
-          whose last dimension grows with the keys in a generation; of a mean the pieces hold the sum.
-    dtype what a mean is given in: its sum is kept in fp32 or better, where it can neither overflow nor lose digits.
-    """
-
-    how: How = "tokens"
-    positions: list[tuple[int, ...]] = field(default_factory=list)  # queries' absolute positions of each piece
-    pieces: list[Tensor] = field(default_factory=list)
-    dtype: torch.dtype | None = None
-
-    def add(self, positions: tuple[int, ...], value: Tensor) -> None:
-        self.positions.append(positions)
-        if self.how in ("tokens", "queries") or not self.pieces:
-            self.pieces.append(value)
-            return
-        before = self.pieces[0]
-        self.pieces[0] = pad(before, (0, value.shape[-1] - before.shape[-1])) + value
-
-    def joined(self, leaf: str) -> Tensor:
-        if self.how == "mean":
-            mean = self.pieces[0] / len(self.at())
-            return mean if self.dtype is None else mean.to(self.dtype)
-        if len(self.pieces) == 1 and not self.pieces[0].is_inference():
-            return self.pieces[0]  # itself: a tensor read with its gradient
-        if self.how != "queries":
-            return torch.cat(self.pieces)
-        if self.pieces[0].dim() == 2:
-            return torch.cat(self.pieces, dim=1)
-        longest = max(piece.shape[-1] for piece in self.pieces)  # [h, t, S] with S growing from step to step
-        fill = float("-inf") if leaf == "scores" else 0.0
-        return torch.cat([pad(p, (0, longest - p.shape[-1]), value=fill) for p in self.pieces], dim=1)
-
-    def at(self) -> tuple[int, ...]:
-        return tuple(p for piece in self.positions for p in piece)
 
 
 class Trace(Displayed):
@@ -72,7 +29,8 @@ class Trace(Displayed):
 
     def __init__(self, fill: Callable[[Trace], None] | None = None) -> None:
         """`fill` is called with this trace before anything is looked up: it keeps what was only noted so far."""
-        self._records: dict[str, dict[int, Record]] = {}
+        self._records: Records = {}
+        self.branches = Branches(self._records)
         self._fill = fill
         self.logits: list[Tensor] = []
         self.mixed: set[str] = set()  # sites of which reads keep different things under one name
@@ -90,7 +48,7 @@ class Trace(Displayed):
         self.targets = [list(row) for row in targets or ()]
 
     @property
-    def records(self) -> dict[str, dict[int, Record]]:
+    def records(self) -> Records:
         """For each site and each row of the batch what was read."""
         if self._fill is not None:
             self._fill(self)
@@ -106,16 +64,22 @@ class Trace(Displayed):
 
     def keep(
         self, site: str, item: int, positions: tuple[int, ...], value: Tensor, how: How = "tokens",
-        dtype: torch.dtype | str | None = None,
+        dtype: torch.dtype | str | None = None, *, more: bool = False,
     ) -> None:  # fmt: skip
-        """Add what row `item` had at `site`, as `Record` says.  `k_ctx` and `v_ctx` hold the whole context each time:
-        the last counts."""
+        """Add what row `item`, or a key of `branches`, had at `site`, as `Record` says.  `k_ctx` and `v_ctx` hold the
+        whole context each time: the last counts, unless this is `more` of it."""
         kept_as = dtype if isinstance(dtype, torch.dtype) else None
         record = self._records.setdefault(site, {}).setdefault(item, Record(how, dtype=kept_as))
-        if site.rpartition(".")[2] in CONTEXT_SITES:
+        if site.rpartition(".")[2] in CONTEXT_SITES and not more:
             record.positions.clear()
             record.pieces.clear()
-        record.add(positions, value)
+        record.add(positions, value, apart=item in self.branches.guessed)
+
+    def keep_later(self, site: str, item: int, positions: tuple[int, ...], value: Later) -> None:
+        """Add scores or a pattern `[h, t, S]` that are made when somebody looks at them."""
+        record = self._records.setdefault(site, {}).setdefault(item, Record("queries"))
+        record.positions.append(positions)
+        record.later.append(value)
 
     def keep_statistics(self, site: str, item: int, positions: tuple[int, ...], found: AttentionStatistics) -> None:
         """Each measure under a name of its own, `blocks.0.attn.pattern:entropy` for example."""
@@ -211,10 +175,12 @@ class Trace(Displayed):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors in it, those that several sites passed on once."""
-        rows = (record for rows in self.records.values() for record in rows.values())
-        pieces = [piece for record in rows for piece in record.pieces]
-        return sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
+        """Bytes of the tensors in it, those that several sites passed on once, and of those that are computed when they
+        are looked at."""
+        every = [record for rows in self.records.values() for record in rows.values()]
+        pieces = [piece for record in every for piece in record.pieces]
+        later = sum(piece.nbytes for record in every for piece in record.later)
+        return later + sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
 
     def _rows(self, site: str) -> dict[int, Record]:
         if not isinstance(site, str):

@@ -15,7 +15,8 @@ from triptych.checkpoints.safetensors import open_file
 from triptych.checkpoints.save import replacing, write_safetensors
 from triptych.checkpoints.source import fault
 from triptych.errors import said
-from triptych.probe.trace import Record, Trace
+from triptych.probe.records import Record
+from triptych.probe.trace import Trace
 
 KEY = "triptych.trace"
 Number = Annotated[int, Field(ge=0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from math import prod
@@ -17,10 +17,10 @@ PIECE = 1 << 22  # numbers of one piece of memory, at least: 16 MiB
 
 @dataclass(frozen=True, eq=False)
 class SiteValue:
-    """What one row of a batch had at a site, `[t, ...]`, at t positions."""
+    """What the row of one key had at a site, `[t, ...]`, at t positions."""
 
     site: str
-    item: int
+    key: int
     positions: tuple[int, ...]
     value: Tensor
 
@@ -29,7 +29,7 @@ class SiteValue:
 class _Call:
     """One call of a plan, whose numbers begin at `start` in `memory`.
 
-    rows        (item, first, end): which tokens are those of one row.
+    rows        (key, first, end): which tokens are those of one row.
     positions   of each token.
     """
 
@@ -52,29 +52,30 @@ class _Call:
 
 
 class StepReads:
-    """Memory for what steps leave of some sites, which are names of the program's."""
+    """Memory for what steps leave of some sites, which are names of the program's; `empty(n)` gives n fp32 numbers of
+    it."""
 
-    def __init__(self, sites: Sequence[str]) -> None:
-        self.sites = tuple(sites)
+    def __init__(self, sites: Sequence[str], empty: Callable[[int], Tensor] = torch.empty) -> None:
+        self.sites, self.empty = tuple(sites), empty
         self.calls: list[_Call] = []
-        self.items: dict[int, int] = {}
+        self.keys: dict[int, int] = {}
         self.memory, self.used = torch.empty(0), 0
         self.held = 0  # numbers that were left and not taken
         self.as_left = True  # whether they are taken in the dtype in which they were left
 
-    def begin(self, slots: Sequence[int], items: Sequence[int]) -> None:
-        """The rows of the next step: their cache slots, and which rows of the batch they are."""
-        self.items = dict(zip(slots, items, strict=True))
+    def begin(self, slots: Sequence[int], keys: Sequence[int]) -> None:
+        """The rows of the next step: their cache slots, and the keys under which their values are taken later."""
+        self.keys = dict(zip(slots, keys, strict=True))
 
     def room(self, plan: NativePlan, slots: Sequence[int], positions: Sequence[int]) -> int:
         """The address of memory for the tokens of one call, which stand at `positions` in `slots`."""
         numbers = plan.reads * len(slots)
         if self.used + numbers > len(self.memory):
-            self.memory, self.used = torch.empty(max(PIECE, numbers)), 0
+            self.memory, self.used = self.empty(max(PIECE, numbers)), 0
         rows, first = [], 0
         for slot, tokens in groupby(slots):
             end = first + len(list(tokens))
-            rows.append((self.items[slot], first, end))
+            rows.append((self.keys[slot], first, end))
             first = end
         self.calls.append(_Call(self.memory, self.used, numbers, plan.sites, tuple(rows), positions))
         self.used += numbers
@@ -82,8 +83,9 @@ class StepReads:
         self.as_left = all(place.dtype == torch.float32 for place in islice(plan.sites.values(), 1))
         return self.memory.data_ptr() + 4 * self.calls[-1].start
 
-    def take(self) -> Iterator[SiteValue]:
-        """What was left since the last time, in order: parts of the memory, or in the dtype of the modules."""
+    def take(self, only: Collection[int] | None = None) -> Iterator[SiteValue]:
+        """What was left since the last time, in order, of these keys or of all: parts of the memory, or in the dtype of
+        the modules."""
         calls, self.calls, self.held = self.calls, [], 0
         runs: list[list[_Call]] = []
         for call in calls:
@@ -92,12 +94,14 @@ class StepReads:
             else:
                 runs.append([call])
         for run in runs:
-            for i, (item, first, end) in enumerate(run[0].rows):
+            for i, (key, first, end) in enumerate(run[0].rows):
+                if only is not None and key not in only:
+                    continue
                 positions = tuple(run[0].positions[first:end])
                 if len(run) > 1:
                     positions = tuple(call.positions[i] for call in run)
                 for site, place in run[0].sites.items():
-                    yield SiteValue(site, item, positions, _part(run, place, first, len(positions)))
+                    yield SiteValue(site, key, positions, _part(run, place, first, len(positions)))
 
 
 def _part(run: Sequence[_Call], place: SitePlace, first: int, count: int) -> Tensor:
