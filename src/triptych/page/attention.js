@@ -1,5 +1,9 @@
 // The section of attention: every head as a thumbnail, one head enlarged with its tokens, one row as a list.
 
+const UNPACKING = "Unpacking the attention weights …";
+const notUnpacked = (error) =>
+  `The attention weights could not be unpacked (${error.message}). Open this file in a browser from 2023 or later.`;
+
 const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
 
 // The heads of one layer, unpacked once, whichever section asks.
@@ -179,11 +183,11 @@ class AttentionView {
   async pick(stack) {
     this.stack = stack;
     if (!this.heads[stack]) {
-      this.show("Unpacking the attention weights …", true);
+      this.show(UNPACKING, true);
       try {
         this.heads[stack] = await unpackedHeads(this.section, stack);
       } catch (error) {
-        if (this.stack === stack) this.show(`The attention weights could not be unpacked (${error.message}). Open this file in a browser from 2023 or later.`, false);
+        if (this.stack === stack) this.show(notUnpacked(error), false);
         return;
       }
     }

@@ -127,7 +127,7 @@ function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-const saveJson = (name, value) => save(name, new Blob([JSON.stringify(value, null, 1)], { type: "application/json" }));
+const jsonBlob = (value) => new Blob([JSON.stringify(value, null, 1)], { type: "application/json" });
 
 const fileName = (...parts) =>
   parts.join("-").normalize("NFKD").replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "").toLowerCase();
