@@ -222,5 +222,5 @@ def test_a_wait_that_cannot_end_says_what_it_waited_for(
     monkeypatch.setattr("browser.PATIENCE", 0.5)
     with pytest.raises(TimeoutError, match=r"not yet: window\.never"):
         tab.wait("window.never")
-    with pytest.raises(TimeoutError, match="the browser sent nothing.*waited for Runtime.evaluate.*new Promise"):
+    with pytest.raises(TimeoutError, match=r"the browser sent nothing.*waited for Runtime\.evaluate.*new Promise"):
         tab.evaluate("new Promise(() => {})")
