@@ -49,7 +49,7 @@ Object.assign(operations, {
   reached_row({ rows, q_pos: q, k_pos: k, run }) {
     const [table, longest] = [run.model.tables[rows], run.end - 1];
     const first = atDistance(table, -longest);
-    return byPositions(1, q, k, (h, i, j) => atDistance(table, clamp(i - j, -longest, longest)) - first);
+    return byPositions(1, q, k, (h, i, j) => atDistance(table, Math.min(Math.max(i - j, -longest), longest)) - first);
   },
 
   // q . pos_k[row] + pos_q[row] . k of every pair.

@@ -79,7 +79,7 @@ class About {
     const { view } = this;
     if (!view.changed) return null;
     const chances = (logits) => probabilities([...logits]);
-    return divergence(chances(view.whole.logits[0]), chances(view.now.logits[0]));
+    return divergence(chances(view.now.whole[0]), chances(view.now.logits[0]));
   }
 
   // " The prediction has moved by 0.123 nats." after a change.
@@ -94,39 +94,17 @@ const argmaxOf = (numbers, test = () => true) => numbers.reduce((best, x, i) => 
 const POSITIONS = ["rotate", "t5_bias", "alibi_bias", "disentangled_bias", "sinusoids"];
 const isPosition = (box) => POSITIONS.includes(box.kind) || (box.kind === "embedding" && /position/.test(box.weight));
 
-// The row of the token table that points most the same way as the row of `id`: [other, cosine].
-function closestRow(weights, name, id) {
-  const { rows, columns } = weights.entry(name);
-  const row = (i) => {
-    const into = new Float32Array(columns);
-    weights.row(name, i, into, 0);
-    return into;
-  };
-  const own = row(id);
-  const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
-  const cosines = Float64Array.from({ length: Math.min(rows, 4000) }, (_, i) => {
-    const other = row(i);
-    return dot(own, other) / (Math.sqrt(dot(own, own) * dot(other, other)) || 1);
-  });
-  const best = argmaxOf(cosines, (i) => i !== id);
-  return [best, cosines[best]];
-}
-
 const CHAPTERS = [
   {
     title: "Tokens and embeddings",
     text(about) {
-      const { tokenBox: box, reading, view } = about;
+      const { reading, view } = about;
       const ids = about.ids(reading);
-      const id = ids[about.flow.position(reading)];
-      const { rows, columns } = view.model.weights.entry(box.weight);
-      const [other, cosine] = closestRow(view.model.weights, box.weight, id);
-      const first = new Float32Array(columns);
-      view.model.weights.row(box.weight, id, first, 0);
+      const { id, rows, columns, first, closest, cosine } = view.now.token;
       return ["A model computes with numbers. Your text is ", about.count("tokens", ids.length), " tokens, each one of ", about.count("vocabulary", rows),
         " that it knows; ", about.piece(reading), " is number ", about.count("id", id), ". For each token it looks up one row of a table: ",
-        about.count("width", columns), " numbers, the first of them ", about.number("first", first[0]), ". Training moves the rows of tokens that are used alike towards each other: nearest to that of ",
-        about.piece(reading), " is the row of ", bdi(view.tokenizer.pieces([other])[0]), " (cosine ", about.number("cosine", cosine), ")."];
+        about.count("width", columns), " numbers, the first of them ", about.number("first", first), ". Training moves the rows of tokens that are used alike towards each other: nearest to that of ",
+        about.piece(reading), " is the row of ", bdi(view.tokenizer.pieces([closest])[0]), " (cosine ", about.number("cosine", cosine), ")."];
     },
     steps: [
       ["Open the embedding", (about) => about.open(about.reading, (box) => box === about.tokenBox, null), (about) => about.opened(about.reading, (box) => box === about.tokenBox)],

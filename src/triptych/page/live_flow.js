@@ -42,7 +42,7 @@ class Flow {
       this.chooser, this.tokens, el("div", { class: "flow-parts" }, this.picture, this.detail));
     this.picture.addEventListener("keydown", (event) => this.move(event));
     onwidth(this.picture, () => this.picture.clientWidth !== this.width && this.draw());
-    repaints.push(() => this.box && this.view.now && this.explain());
+    repaints.push(() => this.explain());
   }
 
   get both() {
@@ -56,7 +56,7 @@ class Flow {
     this.draw();
     const alike = (box) => before && box.kind === before.kind && box.site?.replace(/\d+/, "") === before.site?.replace(/\d+/, "");
     this.open(this.shown.find((box) => box === before) ?? this.shown.find(alike) ?? this.shown[0]);
-    this.showTokens();
+    if (this.view.tokens) this.showTokens();
   }
 
   // The boxes of the first layer that `test` fits; opens it.
@@ -191,7 +191,7 @@ class Flow {
   open(box) {
     this.box = box;
     this.mark();
-    if (this.view.now) this.explain();
+    this.explain();
   }
 
   // ---------------------------------------------------------------- the tokens
@@ -202,8 +202,7 @@ class Flow {
   }
 
   // The position that is followed in a stack: the chosen one, else where the prediction is made.
-  position(stack) {
-    const { source, ids } = this.view.tokens;
+  position(stack, { source, ids } = this.view.tokens) {
     const count = (stack === "encode" && source ? source : ids).length;
     const usual = stack === "encode" && source ? 0 : this.view.rowsOf(ids)[0];
     return Math.min(this.followed[stack] ?? usual, count - 1);
@@ -211,7 +210,8 @@ class Flow {
 
   follow(at, stack = this.stack) {
     this.followed[stack] = at;
-    this.show();
+    this.showTokens();
+    this.view.update();
   }
 
   // The same position for every new text, or after a cut.
@@ -219,7 +219,7 @@ class Flow {
     if (!this.box && this.shown) this.open(this.shown.find(({ kind }) => kind === "softmax") ?? this.shown[0]);
     this.showTokens();
     this.mark();
-    if (this.box) this.explain();
+    this.explain();
   }
 
   showTokens() {
@@ -239,11 +239,18 @@ class Flow {
   // ---------------------------------------------------------------- the open box
 
   runOf(entry) {
-    const { encoder, decoder, hidden } = this.view.now;
-    if (entry === "cross_kv") return encoder.keys;
-    if (entry !== "unembed") return (entry === "encode" ? encoder : decoder).run;
-    const whole = this.view.section.head === "ClassHead";
-    return this.view.model.unembed(hidden, whole ? null : [this.position(this.stack)]);
+    return this.view.now.runs[entry];
+  }
+
+  // The values that the diagram and the chapters read, by entry: of the chosen layer, of layer 0 and of no layer.
+  get names() {
+    const names = {};
+    for (const { entry, layer, step, site, inputs } of Object.values(this.stacks).flat()) {
+      names[entry] ??= new Set();
+      if (layer > 0 && layer !== this.layer) continue;
+      for (const name of [step.out[0], site, ...inputs.map(({ value }) => value)]) if (name) names[entry].add(name);
+    }
+    return names;
   }
 
   // Numbers of a value for the followed token; of one head where it has heads.
@@ -267,9 +274,15 @@ class Flow {
     return this.view.parts.find((one) => one.part === part)?.heads ?? 0;
   }
 
+  // The engine is asked again where its last answer has no numbers of this box.
   explain() {
     const { box } = this;
+    if (!box || !this.view.now) return;
     const run = this.runOf(box.entry);
+    if (!run.values.has(box.step.out[0])) {
+      this.view.update();
+      return;
+    }
     const heads = this.heads(box);
     this.head = Math.min(this.head, Math.max(0, heads - 1));
     const [title, what] = wordsOf(box);

@@ -12,10 +12,17 @@ class Lessons {
     this.node = el("div", { class: "lessons" }, this.chooser, this.card);
   }
 
+  // The row of the token table that chapter 1 speaks of.
+  lookup(tokens) {
+    const { tokenBox, reading, flow } = new About(this.view);
+    const ids = reading === "encode" && tokens.source ? tokens.source : tokens.ids;
+    return tokenBox && { table: tokenBox.weight, id: ids[flow.position(reading, tokens)] };
+  }
+
   open(at) {
     this.at = at;
     [...this.chooser.children].forEach((one, i) => one.setAttribute("aria-pressed", i === at));
-    this.build();
+    if (this.view.now) this.build();
     this.show();
   }
 
@@ -26,7 +33,7 @@ class Lessons {
     this.steps = steps.filter(([, , , fits]) => !fits || fits(about)).map(([label, act, state]) => {
       const one = button(label, "", () => {
         act(new About(this.view));
-        this.show();
+        if (!this.view.refreshing) this.show(); // else with the new numbers
       });
       return { one, state };
     });
@@ -42,6 +49,7 @@ class Lessons {
 
   // The numbers of the model as it is now.
   show() {
+    if (!this.view.now) return;
     if (!this.text) this.build();
     const about = new About(this.view);
     this.text.replaceChildren(...CHAPTERS[this.at].text(about));

@@ -23,8 +23,8 @@ function uniform(seed, position) {
   return ((x ^ (x >>> 16)) >>> 0) / 2 ** 32;
 }
 
-function choose(chances, top, number) {
-  const among = nucleus(chances, top);
+// One of the tokens `among`, by a number in [0, 1).
+function choose(chances, among, number) {
   let left = number * among.reduce((sum, index) => sum + chances[index], 0);
   return among.find((index) => (left -= chances[index]) < 0) ?? among[0];
 }

@@ -13,28 +13,27 @@ const slider = (name, attributes) => {
 class LiveView {
   constructor(section, place) {
     this.section = section;
-    this.model = null; // until its weights are unpacked, behind the first picture of the page
+    this.engine = null; // until its weights are unpacked, behind the first picture of the page
     this.tokenizer = Tokenizer.from(section.tokenizer);
     this.parts = partsOf(section);
     this.both = section.layout === "encoder-decoder";
     this.decodes = section.layout !== "encoder";
     this.generates = this.decodes && section.head === "LMHead";
     this.masked = new Set(); // positions that the reader masked, of an encoder's text
-    this.now = null; // the last result of `compute`, and that of the whole model on the same tokens
-    this.whole = null;
+    this.now = null; // the last result of the engine, and the tokens that it is of
+    this.tokens = null;
+    this.refreshing = null; // a promise, while the engine works on what is typed and set
     this.seed = 0;
     this.cost = 0; // milliseconds that the last text took
+    this.place = place;
     this.build(place);
-    place.setAttribute("aria-busy", "true");
     this.speed.textContent = "Unpacking the weights …";
-    requestAnimationFrame(() => setTimeout(() => this.load(place), 0));
+    this.started = this.start();
+    this.update().then(() => performance.mark("live-ready"));
   }
 
-  load(place) {
-    this.model = new LiveModel(this.section);
-    this.update();
-    place.setAttribute("aria-busy", "false");
-    performance.mark("live-ready");
+  async start() {
+    this.engine = await startEngine(this.section);
   }
 
   build(place) {
@@ -155,10 +154,10 @@ class LiveView {
     return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
   }
 
-  // Soon: at once where the last text was fast, else when the reader pauses.
+  // Soon: at once in a worker, or where the last text was fast; else when the reader pauses.
   schedule() {
     clearTimeout(this.soon);
-    this.soon = setTimeout(() => this.update(), this.cost > 60 ? 150 : 0);
+    this.soon = setTimeout(() => this.update(), this.engine?.note && this.cost > 60 ? 150 : 0);
   }
 
   // ---------------------------------------------------------------- from texts to tokens
@@ -183,29 +182,20 @@ class LiveView {
 
   // ---------------------------------------------------------------- from tokens to what is shown
 
-  how(changed = true) {
-    const how = { patterns: true };
-    return changed ? { ...how, cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale } : how;
+  how() {
+    return { cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale };
   }
 
   get changed() {
     return this.board.cuts.size > 0 || this.off.mask || this.off.scale;
   }
 
-  // The runs of all stacks, their attention, and the logits of the rows that are shown.
-  compute({ source, ids }, how, earlier = []) {
-    const patterns = new Map();
-    const of = (stack) => earlier.map((one) => one?.[stack]);
-    const read = source ?? (this.decodes ? null : ids);
-    const encoder = read && this.model.encode(read, how, of("encoder"));
-    const decoder = this.decodes ? this.model.decode(ids, how, encoder?.memory, null, of("decoder")) : null;
-    for (const stack of [encoder, decoder]) stack?.run.patterns.forEach((value, part) => patterns.set(part, value));
-    const { hidden } = decoder ?? encoder;
-    const whole = this.section.head === "ClassHead"; // its head reads all vectors and gives one row
-    const rows = whole ? [0] : this.rowsOf(ids);
-    const logits = this.model.logits(hidden, whole ? null : rows);
-    const width = last(logits);
-    return { encoder, decoder, hidden, patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
+  // What the engine computes for tokens; null for `rows` where the head reads all vectors and gives one row.
+  request(tokens) {
+    const rows = this.section.head === "ClassHead" ? null : this.rowsOf(tokens.ids);
+    const main = this.decodes ? "decode" : "encode";
+    const at = this.flow.position(main, tokens);
+    return { ...tokens, rows, at, how: this.how(), names: this.flow.names, lookup: this.lessons.lookup(tokens) };
   }
 
   // The positions whose predictions are shown: the last of a text that goes on, the masks, or the first.
@@ -215,29 +205,52 @@ class LiveView {
     return masks.length ? masks.slice(0, 4) : [0];
   }
 
+  // One request at a time: what changes while the engine works is asked for next, and the answer that is then stale is
+  // dropped.  The promise ends when the page shows what is typed and set.
   update() {
     clearTimeout(this.soon);
-    if (!this.model) return;
-    const began = performance.now();
-    const tokens = this.read();
-    if (!tokens.ids.length || tokens.source?.length === 0) {
-      this.warning.textContent = "There are no tokens yet; type something.";
+    this.stale = true;
+    this.refreshing ??= this.refresh().finally(() => (this.refreshing = null));
+    return this.refreshing;
+  }
+
+  async refresh() {
+    this.place.setAttribute("aria-busy", "true");
+    while (this.stale) await this.ask();
+    this.place.setAttribute("aria-busy", "false");
+  }
+
+  async ask() {
+    let [tokens, now, began] = [null, null, 0];
+    try {
+      await this.started;
+      began = performance.now();
+      this.stale = false;
+      tokens = this.read();
+      if (!tokens.ids.length || tokens.source?.length === 0) {
+        this.warning.textContent = "There are no tokens yet; type something.";
+        return;
+      }
+      now = await this.engine.call("compute", this.request(tokens));
+    } catch ({ message }) {
+      this.stale = false;
+      this.warning.textContent = `The model could not be run: ${message}.`;
       return;
     }
-    const now = this.compute(tokens, this.how(), [this.now, this.whole]);
-    const key = JSON.stringify(tokens);
-    if (!this.changed) this.whole = { ...now, key };
-    else if (this.whole?.key !== key) this.whole = { ...this.compute(tokens, this.how(false), [this.whole]), key };
-    this.now = now;
-    this.tokens = tokens;
+    if (!this.stale) this.show(tokens, now, began);
+  }
+
+  show(tokens, now, began) {
+    [this.tokens, this.now] = [tokens, now];
     this.showTokens(tokens);
-    this.showPredictions(tokens, now);
-    this.showAttention(tokens, now.patterns);
+    this.showPredictions(tokens);
+    this.showAttention(tokens);
     this.flow.show();
     this.lessons.show();
     this.cost = performance.now() - began;
     const count = tokens.ids.length + (tokens.source?.length ?? 0);
-    this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${this.model.weights.kernel.name}.`;
+    const { kernel, note } = this.engine;
+    this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
   }
 
   showTokens({ source, ids }) {
@@ -273,8 +286,10 @@ class LiveView {
     return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0] : labels[index] ?? `class ${index}`;
   }
 
-  showPredictions({ ids }, { rows, logits }) {
+  showPredictions({ ids }) {
+    const { logits, whole } = this.now;
     const known = ["LMHead", "MaskedLMHead", "ClassHead", "TokenHead"].includes(this.section.head);
+    const rows = this.section.head === "ClassHead" ? [0] : this.rowsOf(ids);
     const count = known ? rows.length : 0;
     while (this.bars.length < count) {
       this.bars.push(new Bars("", this.generates ? 10 : 6, this.generates ? (id) => this.append(id) : null));
@@ -284,7 +299,7 @@ class LiveView {
     const temperature = this.generates ? Number(this.temperature.input.value) : 1;
     const pairs = rows.slice(0, count).map((row, i) => {
       const now = probabilities([...logits[i]], temperature);
-      const before = this.changed ? probabilities([...this.whole.logits[i]], temperature) : null;
+      const before = this.changed ? probabilities([...whole[i]], temperature) : null;
       const kept = this.generates ? nucleus(now, Number(this.top.input.value)) : null;
       this.bars[i].title.textContent = this.heading(ids, row);
       this.bars[i].show(now, before, kept, (index) => this.nameOf(index));
@@ -308,7 +323,8 @@ class LiveView {
     return `${first} The prediction moved by ${divergence(before, now).toFixed(3)} nats (KL divergence).`;
   }
 
-  showAttention(tokens, patterns) {
+  showAttention(tokens) {
+    const patterns = new Map(Object.values(this.now.runs).flatMap((run) => [...run.patterns]));
     const pieces = (ids) => ids && this.tokenizer.pieces(ids);
     const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) } : { [this.section.layout]: pieces(tokens.ids) };
     const heads = headsOf(this.parts, patterns, names);
@@ -346,32 +362,32 @@ class LiveView {
     this.field.value = text + this.tokenizer.decode([...own, ...fresh]).slice(this.tokenizer.decode(own).length);
   }
 
-  // Up to `count` tokens: the text once through the cache, then one token a step.
+  // Up to `count` tokens, as the engine writes them; the text may be in a tab that is not shown.
   async generate(count) {
+    await this.started;
     const { source, ids } = this.read();
     if (this.running || !ids.length || ids.length >= this.section.limit) return;
     this.running = true;
     this.write.textContent = "Stop";
-    const how = { ...this.how(), patterns: false };
-    const memory = source ? this.model.encode(source, how).memory : {};
-    const [cache, text, fresh] = [new Cache(this.section.limit), this.field.value, []];
+    await this.engine.call("begin", { source, how: this.how() });
+    const [text, fresh] = [this.field.value, []];
     let next = ids;
-    while (this.running && fresh.length < count && cache.length < this.section.limit) {
-      const { hidden } = this.model.decode(next, how, memory, cache);
-      const logits = this.model.logits(hidden, [hidden.shape[0] - 1]);
-      this.cachePicture.show(cache.length, next.length, this.section.limit);
-      const chances = probabilities([...logits.data], Number(this.temperature.input.value));
-      const id = choose(chances, Number(this.top.input.value), uniform(this.seed, cache.length));
-      this.bars[0]?.show(chances, null, nucleus(chances, Number(this.top.input.value)), (index) => this.nameOf(index));
+    while (this.running && fresh.length < count && ids.length + fresh.length < this.section.limit) {
+      const { logits, length } = await this.engine.call("step", next);
+      this.cachePicture.show(length, next.length, this.section.limit);
+      const chances = probabilities([...logits], Number(this.temperature.input.value));
+      const kept = nucleus(chances, Number(this.top.input.value));
+      const id = choose(chances, kept, uniform(this.seed, length));
+      this.bars[0]?.show(chances, null, kept, (index) => this.nameOf(index));
       if (this.section.ids.stop.includes(id)) break;
       fresh.push(id);
       this.extend(ids, fresh, text);
       next = [id];
-      await new Promise((done) => requestAnimationFrame(done));
+      await new Promise((done) => setTimeout(done, 0)); // so that the step is seen, and "Stop" is heard
     }
     this.running = false;
     this.write.textContent = "Write";
-    this.update();
+    await this.update();
   }
 }
 

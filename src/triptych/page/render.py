@@ -27,12 +27,13 @@ SCRIPTS = (
 )  # fmt: skip
 INTERPRETER = (
     "live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_model.js",
+    "live_engine.js",
 )  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
 #: Style and scripts that a page has besides where it has a section of a kind.
 OF_KIND = {
     "live": (
-        "live.css", *INTERPRETER, *TOKENIZER_SCRIPTS, "live_parts.js", "live_predictions.js", "live_graph.js",
+        "live.css", *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js", "live_graph.js",
         "live_words.js", "live_flow.js", "live_chapters.js", "live_lessons.js", "live_view.js",
     ),
     "playground": ("playground.js",),
@@ -49,6 +50,7 @@ def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle:
     files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
     script = "\n".join(map(_asset, (*SCRIPTS, *(file for file in files if file.endswith(".js")), "start.js")))
+    interpreter = "\n".join(map(_asset, INTERPRETER)) if "live" in kinds else None
     data = {
         "title": title,
         "subtitle": subtitle,
@@ -61,7 +63,8 @@ def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle:
         data=data,
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script, wasm="live" in kinds),
+        interpreter=None if interpreter is None else Markup(interpreter),
+        policy=_policy(style, script, interpreter),
     )
 
 
@@ -130,12 +133,13 @@ def _kinds(sections: Sequence[Section | Chapter | Tab]) -> set[str]:
     return {*(section.kind for section in sections), *inner}
 
 
-def _policy(style: str, script: str, *, wasm: bool) -> str:
-    """What the page may load and run: its own style and script.  `wasm-unsafe-eval` lets that script compile
-    WebAssembly, which cannot reach anything the script does not hand to it; it allows no eval of text."""
-    source = " 'wasm-unsafe-eval'" if wasm else ""
+def _policy(style: str, script: str, interpreter: str | None) -> str:
+    """What the page may load and run: its own style and scripts.  The interpreter of a page that runs a model may compile
+    WebAssembly, which cannot reach anything the script does not hand to it, and it may run in a worker made of its own
+    text, which has the same policy; neither allows an eval of text."""
+    live = "" if interpreter is None else f" '{_digest(interpreter)}' 'wasm-unsafe-eval'; worker-src blob:"
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{source}; img-src data:;"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{live}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
 
