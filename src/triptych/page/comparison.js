@@ -17,8 +17,7 @@ class Panel {
     if (head !== this.head) this.at = null;
     this.head = head;
     this.plot.show(head, shade, null, this.at);
-    const last = this.plot.lastInView();
-    this.choose(...(this.at ?? [last, argmax(head.row(last))]), false);
+    this.choose(...(this.at ?? this.plot.first()), false);
   }
 
   choose(t, s, scroll) {

@@ -1,29 +1,4 @@
-// Attention weights: unpacking them, their colours, and heads that hold them.
-
-// Base64 of deflated bytes.
-async function inflate(text) {
-  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
-// All high bytes, then all low bytes -> Uint16Array of steps.
-async function unpack(text) {
-  const planes = await inflate(text);
-  const count = planes.length / 2;
-  const steps = new Uint16Array(count);
-  for (let i = 0; i < count; i++) steps[i] = (planes[i] << 8) | planes[count + i];
-  return steps;
-}
-
-// The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
-async function unpackTop(text, queries) {
-  const planes = await inflate(text);
-  const count = planes.length / 3;
-  const keys = new Uint16Array(count);
-  for (let i = 0; i < count; i++) keys[i] = ((planes[i] << 8) | planes[count + i]) + (i % queries ? keys[i - 1] : 0);
-  return { keys, roots: planes.subarray(2 * count) };
-}
+// Attention weights: their colours, and heads that hold them.
 
 // Two scales, from nothing to much: paper to ultramarine by day, night to gold in the dark.  In each, lightness
 // alone goes steadily one way, so order survives any colour vision, and a grey print.
@@ -138,47 +113,4 @@ class Head extends AnyHead {
   }
 }
 
-// One head of a long text, with the largest weights of each query alone.
-class TopHead extends AnyHead {
-  constructor(map, index, { keys, roots }, tokens) {
-    super(map, index, tokens);
-    this.count = map.count;
-    const size = this.queries.length * this.count;
-    this.kept = keys.subarray(index * size, (index + 1) * size);
-    this.roots = roots.subarray(index * size, (index + 1) * size);
-    this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
-  }
-
-  row(t) {
-    const row = new Array(this.keys.length).fill(0);
-    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
-    return row;
-  }
-
-  at(t, s) {
-    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) return (this.roots[i] / 255) ** 2;
-    return 0;
-  }
-
-  visit(from, to, act) {
-    for (let k = 0; k < this.count; k++) {
-      for (let t = from[0], i = k * this.queries.length + t; t < to[0]; t++, i++) {
-        const s = this.kept[i];
-        if (s >= from[1] && s < to[1]) act(t, s, (this.roots[i] / 255) ** 2);
-      }
-    }
-  }
-}
-
 const argmax = (row) => row.reduce((best, value, index) => (value > row[best] ? index : best), 0);
-
-const LONGEST = 160; // letters of a token that are shown
-
-// Tokens as they are read: spaces and line ends that would not show get a sign.
-function shown(token) {
-  if (token === "") return "∅";
-  const letters = token.length > 2 * LONGEST ? `${[...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("")}… (${token.length.toLocaleString("en-US")} letters)` : token;
-  return letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
-}
-
-const three = (weight) => (weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3));

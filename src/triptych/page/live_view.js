@@ -331,7 +331,10 @@ class LiveView {
     const order = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
     const sorted = Object.fromEntries(order.map((stack) => [stack, heads[stack]]));
     if (this.attention) this.attention.update(sorted);
-    else if (order.length) this.attention = new AttentionView({ heads: sorted, steps: 1 }, this.maps);
+    else if (order.length) {
+      this.attention = new AttentionView({ heads: sorted }, this.maps);
+      this.attention.pick(order[0]);
+    }
   }
 
   // ---------------------------------------------------------------- writing

@@ -8,14 +8,14 @@ const STACKS = {
 const LEGIBLE = 13; // a cell this wide, in pixels, still carries a readable token on each axis
 const WHOLE = 160; // tokens that are shown at once; of longer texts PART of them are
 const PART = 48;
+const HIGHEST = 864; // pixels of the map with its labels, as in the style sheet; and of the labels over it
+const LABELS = 136;
 const OVERVIEW = 224; // pixels of the picture of a whole long text
 
 const nameOf = (head) =>
   head.stack === "cross"
     ? `Alignment · cross-attention layer ${head.layer} · head ${head.head}`
     : `${STACKS[head.stack].label} · layer ${head.layer} · head ${head.head}`;
-
-const bdi = (token) => el("bdi", { class: "token", title: token.length > 2 * LONGEST ? shown(token) : token }, shown(token));
 
 class Plot {
   constructor(choose) {
@@ -36,6 +36,15 @@ class Plot {
     this.frame = el("div", { class: "frame" });
     this.overview = el("div", { class: "overview", hidden: "" }, this.whole, this.frame);
     this.overview.addEventListener("pointerdown", (event) => this.leap(event));
+    onwidth(this.ruler, () => this.resize(this.wanted));
+  }
+
+  // Other cells, or another width of the page.
+  resize(cell) {
+    this.measured = null;
+    if (!this.head) return;
+    this.show(this.head, this.shade, cell, this.at);
+    this.mark(...this.at, false);
   }
 
   point(event) {
@@ -77,30 +86,39 @@ class Plot {
     this.to = [queries, keys].map(({ length }, i) => (this.long ? Math.min(length, this.from[i] + PART) : length));
   }
 
-  fit() {
-    const available = this.ruler.clientWidth - this.side.offsetWidth - 2;
-    return clamp(Math.floor(available / (this.to[1] - this.from[1])), 1, 44);
+  // How wide and high the cells may be together.  To measure makes the browser lay out the whole page, so it is done
+  // after a resize, and where the longest label is another, but not for every text.
+  measure(queries) {
+    const longest = queries.reduce((most, token) => (token.length > most.length ? token : most), "");
+    if (this.measured?.longest === longest) return;
+    this.grid.style.setProperty("--type", "13px");
+    this.axis(this.side, queries, 1);
+    const across = this.ruler.clientWidth - this.side.offsetWidth - 2;
+    this.measured = { longest, across, down: Math.min(0.75 * innerHeight, HIGHEST) - LABELS };
   }
 
-  // The row that is chosen first: the last one that is visible together with its diagonal cell.
-  lastInView() {
-    const across = this.node.clientWidth - this.side.offsetWidth;
-    const down = this.node.clientHeight - this.top.offsetHeight;
+  fit() {
+    return clamp(Math.floor(this.measured.across / (this.to[1] - this.from[1])), 1, 44);
+  }
+
+  // The cell that is chosen first: the largest of the last row that is visible together with its diagonal.
+  first() {
+    const { across, down } = this.measured;
     const last = this.head.queries.length - 1;
-    return this.long ? last : clamp(Math.floor(Math.min(across, down) / this.cell) - 1, 0, last);
+    const row = this.long ? last : clamp(Math.floor(Math.min(across, down) / this.cell) - 1, 0, last);
+    return [row, argmax(this.head.row(row))];
   }
 
   layOut() {
     const queries = this.head.queries.slice(this.from[0], this.to[0]);
     const keys = this.head.keys.slice(this.from[1], this.to[1]);
-    this.grid.style.setProperty("--type", "13px");
-    this.axis(this.side, queries, 1); // in full, so that fit() knows how wide it is
+    this.measure(queries);
     this.cell = this.wanted ?? Math.max(this.fit(), LEGIBLE);
     const every = Math.ceil(11 / this.cell); // cells too small for a token each: name every n-th
     this.grid.style.setProperty("--cell", `${this.cell}px`);
     this.grid.style.setProperty("--type", `${clamp(this.cell * every - 3, 9, 13)}px`);
     this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
-    this.turnLabels();
+    this.turnLabels(keys);
     this.heat.style.width = `${keys.length * this.cell}px`;
     this.heat.style.height = `${queries.length * this.cell}px`;
   }
@@ -113,7 +131,10 @@ class Plot {
   }
 
   // Tokens over the map stand upright where each fits its columns, as single letters do, and are turned where not.
-  turnLabels() {
+  turnLabels(keys) {
+    const sizes = `${this.cell} ${keys.reduce((most, token) => Math.max(most, token.length), 0)}`;
+    if (this.measured.sizes === sizes) return;
+    this.measured.sizes = sizes;
     this.top.classList.add("upright");
     const labels = [...this.top.children];
     this.top.classList.toggle("upright", labels.every((label) => label.scrollWidth <= label.clientWidth));
@@ -147,6 +168,7 @@ class Plot {
   }
 
   mark(t, s, scroll) {
+    this.at = [t, s];
     const inside = t >= this.from[0] && s >= this.from[1] && t < this.to[0] && s < this.to[1];
     if (!inside) {
       this.cut([t, s]);

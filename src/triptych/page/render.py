@@ -22,25 +22,27 @@ from triptych.errors import CheckpointError, TriptychError
 
 from .sections import Chapter, Section, Tab, section_data
 
-SCRIPTS = (
-    "base.js", "export.js", "curve.js", "heat.js", "gallery.js", "map.js", "lines.js", "attention.js", "steps.js",
-)  # fmt: skip
 INTERPRETER = (
     "live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_model.js",
     "live_engine.js",
 )  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
-#: Style and scripts that a page has besides where it has a section of a kind.
+MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "lines.js", "attention.js")
+TRACES = (*MAPS, "attention_packed.js", "attention_trace.js")
+#: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
 OF_KIND = {
+    "attention": TRACES,
+    "comparison": ("inside.css", *TRACES, "comparison.js"),
+    "curve": ("curve.js",),
     "live": (
-        "live.css", *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js", "live_graph.js",
+        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js", "live_graph.js",
         "live_words.js", "live_flow.js", "live_chapters.js", "live_lessons.js", "live_view.js",
     ),
+    "matrix": ("inside.css", "export.js", "matrix.js"),
+    "plane": ("inside.css", "export.js", "curve.js", "map.js", "plane.js"),
     "playground": ("playground.js",),
+    "steps": ("steps.js",),
     "tab": ("inside.css", "tabs.js"),
-    "matrix": ("inside.css", "matrix.js"),
-    "plane": ("inside.css", "plane.js"),
-    "comparison": ("inside.css", "comparison.js"),
 }  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle:
     kinds = _kinds(sections)
     files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
-    script = "\n".join(map(_asset, (*SCRIPTS, *(file for file in files if file.endswith(".js")), "start.js")))
+    script = "\n".join(map(_asset, ("base.js", *(file for file in files if file.endswith(".js")), "start.js")))
     interpreter = "\n".join(map(_asset, INTERPRETER)) if "live" in kinds else None
     data = {
         "title": title,
