@@ -376,7 +376,9 @@ def test_typing_never_waits_for_a_forward(browser: Browser, pages: dict[str, Pat
     assert tab.console() == []
 
 
-@pytest.mark.parametrize("refusal", ["delete window.Worker;", "window.Worker = function () { throw new Error('no'); };"])
+@pytest.mark.parametrize(
+    "refusal", ["delete window.Worker;", "window.Worker = function () { throw new Error('no'); };"]
+)
 def test_without_a_worker_the_page_runs_the_model_itself(
     refusal: str, browser: Browser, pages: dict[str, Path]
 ) -> None:

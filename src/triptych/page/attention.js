@@ -1,5 +1,5 @@
-// Attention weights to look at: every head as a thumbnail, one head enlarged with its tokens, one row as a list.  The page
-// that runs a model gives the heads of each text; those of a trace are a `TraceView` (attention_trace.js).
+// Attention weights to look at: every head as a thumbnail, one head enlarged with its tokens, one row as a list.  The
+// page that runs a model gives the heads of each text; those of a trace are a `TraceView` (attention_trace.js).
 
 // The keys that one query reads, largest weight first.
 class Reading {
@@ -11,16 +11,19 @@ class Reading {
   show(head, t, s, choose) {
     const row = head.row(t);
     const order = row.map((_, index) => index).sort((a, b) => row[b] - row[a]).slice(0, 8);
-    const sum = row.reduce((total, weight) => total + weight, 0);
+    const total = row.reduce((sum, weight) => sum + weight, 0).toFixed(3);
     const items = order.filter((index) => row[index] > 0).map((index) => {
       const bar = el("i");
       bar.style.width = `${(row[index] / row[order[0]]) * 100}%`;
-      return el("li", { class: index === s ? "on" : null, onclick: () => choose?.(index) }, bdi(head.keys[index]), el("sub", {}, String(index)), el("b", {}, three(row[index])), bar);
+      return el("li", { class: index === s ? "on" : null, onclick: () => choose?.(index) }, bdi(head.keys[index]),
+        el("sub", {}, String(index)), el("b", {}, three(row[index])), bar);
     });
     this.node.replaceChildren(
       el("h4", {}, bdi(head.queries[t]), el("sub", {}, String(t)), " reads"),
       el("ol", {}, ...items),
-      el("p", { class: "quiet" }, head.count ? `The largest weights of this row, of at least 0.02 and at most ${head.count}; they sum to ${sum.toFixed(3)}.` : `This row sums to ${sum.toFixed(3)} over ${row.length} keys.`),
+      el("p", { class: "quiet" },
+        head.count ? `The largest weights of this row, of at least 0.02 and at most ${head.count}; they sum to ${total}.`
+          : `This row sums to ${total} over ${row.length} keys.`),
     );
   }
 }
@@ -49,17 +52,21 @@ class AttentionView {
     const shades = Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]);
     this.lines.node.hidden = true;
     const controls = el("div", { class: "controls" },
-      choice("Drawn as", [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]], this.as, (as) => this.draw(as)),
+      choice("Drawn as", [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]],
+        this.as, (as) => this.draw(as)),
       choice("Colour scale", shades, this.shade, (shade) => { this.shade = shade; this.repaint(); }),
       el("div", { class: "choice", role: "group", "aria-label": "Size" },
         button("−", "Smaller cells", () => this.zoom(Math.min(this.plot.cell - 1, Math.round(this.plot.cell / 1.3)))),
         button("Fit", "As large as fits the page", () => this.zoom(this.plot.fit())),
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),
-      exportButtons(() => this.file(), () => (this.as === "lines" ? this.lines.drawing(this.head) : this.plot.drawing()), () => this.values()));
+      exportButtons(() => this.file(), () => (this.as === "lines" ? this.lines.drawing(this.head)
+        : this.plot.drawing()), () => this.values()));
     const large = el("div", { class: "large" }, this.title, this.numbers, this.readout, controls, this.plot.ruler,
-      el("div", { class: "map" }, this.plot.node, this.lines.node, el("div", { class: "beside" }, this.reading.node, this.plot.overview)),
+      el("div", { class: "map" }, this.plot.node, this.lines.node,
+        el("div", { class: "beside" }, this.reading.node, this.plot.overview)),
       el("div", { class: "scale" }, el("span", {}, "0"), this.bar, this.top),
-      el("p", { class: "quiet" }, `Point, tap or use the arrow keys to read a weight; [ and ] change the head.${this.note}`));
+      el("p", { class: "quiet" },
+        `Point, tap or use the arrow keys to read a weight; [ and ] change the head.${this.note}`));
     this.content = el("div", { class: "heads-and-map" }, this.gallery.node, large);
     const chooser = stacks.length > 1 ? [choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack))] : [];
     return el("div", {}, el("div", { class: "controls" }, ...chooser), this.content);
@@ -115,7 +122,8 @@ class AttentionView {
     this.head = head;
     this.gallery.mark(head);
     this.title.textContent = nameOf(head) + (head.role ? ` · ${head.role}` : "");
-    this.numbers.replaceChildren(...head.measures.map(([name, value]) => el("span", {}, `${name} `, el("b", {}, readable(Number(value.toPrecision(3)))))));
+    this.numbers.replaceChildren(...head.measures.map(([name, value]) =>
+      el("span", {}, `${name} `, el("b", {}, readable(Number(value.toPrecision(3)))))));
     this.plot.show(head, this.shade, this.cell, this.chosen);
     this.showScale();
     this.choose(...(this.chosen ?? this.plot.first()), false);
@@ -128,7 +136,8 @@ class AttentionView {
     this.plot.mark(row, column, scroll);
     this.reading.show(head, row, column, (key) => this.choose(row, key, true));
     this.showLines();
-    this.readout.replaceChildren(bdi(head.queries[row]), el("span", {}, " → "), bdi(head.keys[column]), " ", el("b", {}, three(head.at(row, column))));
+    this.readout.replaceChildren(bdi(head.queries[row]), el("span", {}, " → "), bdi(head.keys[column]), " ",
+      el("b", {}, three(head.at(row, column))));
   }
 
   showScale() {
@@ -167,7 +176,8 @@ class AttentionView {
   }
 
   file() {
-    return fileName(this.stack, "layer", this.head.layer, "head", this.head.head, ...(this.as === "lines" ? ["lines"] : []));
+    return fileName(this.stack, "layer", this.head.layer, "head", this.head.head,
+      ...(this.as === "lines" ? ["lines"] : []));
   }
 
   // All weights of the head; of a long text those that are kept.
@@ -175,7 +185,10 @@ class AttentionView {
     const { stack, layer, head, role, queries, keys, count } = this.head;
     const measures = Object.fromEntries(this.head.measures);
     const tidy = (weight) => Number(weight.toFixed(6));
-    if (!count) return { stack, layer, head, role, measures, queries, keys, weights: queries.map((_, t) => this.head.row(t).map(tidy)) };
+    if (!count) {
+      return { stack, layer, head, role, measures, queries, keys,
+        weights: queries.map((_, t) => this.head.row(t).map(tidy)) };
+    }
     const largest = queries.map(() => []);
     this.head.visit([0, 0], [queries.length, keys.length], (t, s, weight) => largest[t].push([s, tidy(weight)]));
     return { stack, layer, head, role, measures, queries, keys, largest };

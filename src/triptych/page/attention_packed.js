@@ -43,7 +43,9 @@ class TopHead extends AnyHead {
   }
 
   at(t, s) {
-    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) return (this.roots[i] / 255) ** 2;
+    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) {
+      return (this.roots[i] / 255) ** 2;
+    }
     return 0;
   }
 
@@ -67,7 +69,8 @@ const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its h
 function headsIn(map, { tokens, steps }) {
   if (!unpackedMaps.has(map)) {
     const heads = map.top
-      ? unpackTop(map.top, tokens[map.queries].length).then((top) => map.heads.map((_, index) => new TopHead(map, index, top, tokens)))
+      ? unpackTop(map.top, tokens[map.queries].length).then((top) => map.heads
+        .map((_, index) => new TopHead(map, index, top, tokens)))
       : unpack(map.weights).then((values) => map.heads.map((_, index) => new Head(map, index, values, tokens, steps)));
     unpackedMaps.set(map, heads);
   }
@@ -76,8 +79,11 @@ function headsIn(map, { tokens, steps }) {
 
 // The heads of a stack in the order of layers; one with all its weights stands in place of the same without.
 async function unpackedHeads(section, stack) {
-  const layers = await Promise.all(section.maps.filter((map) => map.stack === stack).map((map) => headsIn(map, section)));
+  const layers = await Promise.all(section.maps.filter((map) => map.stack === stack)
+    .map((map) => headsIn(map, section)));
   const heads = new Map();
-  for (const head of layers.flat().sort((a, b) => Boolean(b.count) - Boolean(a.count))) heads.set(`${head.layer} ${head.head}`, head);
+  for (const head of layers.flat().sort((a, b) => Boolean(b.count) - Boolean(a.count))) {
+    heads.set(`${head.layer} ${head.head}`, head);
+  }
   return [...heads.values()].sort((a, b) => a.layer - b.layer || a.head - b.head);
 }

@@ -19,12 +19,15 @@ class TraceView extends AttentionView {
     this.status = el("p", { class: "quiet", role: "status" });
     this.content.before(this.status);
     this.content.hidden = true;
-    const orders = [["layer", "By layer", "Layers down, heads across"], ["role", "By role", "Heads of one role together"]];
+    const orders = [["layer", "By layer", "Layers down, heads across"],
+      ["role", "By role", "Heads of one role together"]];
     const arrange = (order) => {
       this.order = order;
       this.arrange();
     };
-    if (this.roles.length) view.firstChild.append(choice("Order of the heads", orders, this.order, arrange), this.legend());
+    if (this.roles.length) {
+      view.firstChild.append(choice("Order of the heads", orders, this.order, arrange), this.legend());
+    }
     return view;
   }
 

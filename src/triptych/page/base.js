@@ -56,7 +56,8 @@ function shown(token) {
   const start = () => [...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("");
   const long = token.length > 2 * LONGEST;
   const letters = long ? `${start()}… (${token.length.toLocaleString("en-US")} letters)` : token;
-  return letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
+  const signed = letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥");
+  return signed.replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
 }
 
 const three = (weight) => (weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3));

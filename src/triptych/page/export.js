@@ -16,7 +16,8 @@ const colourOf = (name) => {
 function sheet(width, height, title, ...children) {
   const paper = svg("rect", { width, height, fill: colourOf("--paper") });
   const heading = svg("text", { x: 24, y: 34, "font-size": 18, "font-weight": 600, fill: colourOf("--ink") }, title);
-  return svg("svg", { xmlns: SVG_NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`, "font-family": "sans-serif", "font-size": 13 }, paper, heading, ...children);
+  return svg("svg", { xmlns: SVG_NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`,
+    "font-family": "sans-serif", "font-size": 13 }, paper, heading, ...children);
 }
 
 // XML has no place for most control characters and for halves of a surrogate pair, which tokens may contain.

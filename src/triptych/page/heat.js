@@ -8,7 +8,8 @@ const SCALES = {
 };
 
 function palette(dark) {
-  const stops = SCALES[dark ? "dark" : "light"].map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+  const stops = SCALES[dark ? "dark" : "light"].map((hex) => [1, 3, 5]
+    .map((at) => parseInt(hex.slice(at, at + 2), 16)));
   return Array.from({ length: 256 }, (_, shade) => {
     const place = (shade / 255) * (stops.length - 1);
     const low = Math.min(Math.floor(place), stops.length - 2);
@@ -22,15 +23,19 @@ const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 
 // How a weight becomes a shade in [0, 1]: against the head's largest, or its root (small weights show), or against 1.
 const SHADES = {
-  head: { label: "linear", hint: "From 0 to the largest weight of this head", top: (max) => max, shade: (w, max) => w / max },
-  root: { label: "√", hint: "Square root, so that small weights show", top: (max) => max, shade: (w, max) => Math.sqrt(w / max) },
+  head: { label: "linear", hint: "From 0 to the largest weight of this head", top: (max) => max,
+    shade: (w, max) => w / max },
+  root: { label: "√", hint: "Square root, so that small weights show", top: (max) => max,
+    shade: (w, max) => Math.sqrt(w / max) },
   one: { label: "0–1", hint: "The same scale for every head, 0 to 1", top: () => 1, shade: (w) => w },
 };
 
 const TABLES = new Map(); // a palette as the 32-bit pixels of this machine
 
 function pixels(dark) {
-  if (!TABLES.has(dark)) TABLES.set(dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer));
+  if (!TABLES.has(dark)) {
+    TABLES.set(dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer));
+  }
   return TABLES.get(dark);
 }
 
@@ -44,7 +49,8 @@ function paintWeights(canvas, { values, width }, shade, dark, zoom = 1) {
   const table = pixels(dark);
   for (let y = 0, i = 0; y < canvas.height; y++) {
     const row = Math.floor(y / zoom) * width;
-    for (let x = 0; x < canvas.width; x++) out[i++] = table[Math.round(shade(values[row + (zoom === 1 ? x : Math.floor(x / zoom))]) * 255)];
+    for (let x = 0; x < canvas.width; x++) out[i++] =
+      table[Math.round(shade(values[row + (zoom === 1 ? x : Math.floor(x / zoom))]) * 255)];
   }
   context.putImageData(image, 0, 0);
 }

@@ -1,17 +1,8 @@
 // The section that runs a model: texts in, tokens, predictions, parts to cut, the model's own writing, attention.
 
-const MOST_NEW = 120; // tokens of one press of "Write"
-const slider = (name, attributes) => {
-  const value = el("output");
-  const input = el("input", { type: "range", "aria-label": name, ...attributes });
-  const tell = () => (value.textContent = Number(input.value).toFixed(2));
-  input.addEventListener("input", tell);
-  tell();
-  return { input, node: el("label", { class: "slider" }, name, input, value) };
-};
-
-class LiveView {
+class LiveView extends Writing {
   constructor(section, place) {
+    super();
     this.section = section;
     this.engine = null; // until its weights are unpacked, behind the first picture of the page
     this.tokenizer = Tokenizer.from(section.tokenizer);
@@ -60,12 +51,14 @@ class LiveView {
     this.lessons = new Lessons(this);
     place.append(
       el("div", { class: "desk" },
-        el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning, ...this.writing()),
+        el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning,
+          ...this.writing()),
         el("div", {}, this.predictions, this.effect, this.speed)),
       el("h3", {}, "Ten short chapters"),
       this.lessons.node,
       el("h3", {}, "Parts"),
-      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, and a line on each bar marks the whole model."),
+      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, " +
+        "and a line on each bar marks the whole model."),
       this.board.node,
       this.switches(),
       el("h3", {}, "The way through the model"),
@@ -86,10 +79,13 @@ class LiveView {
     this.off = { mask: false, scale: false };
     this.toggles = {};
     const both = [
-      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training")] : []),
-      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper")] : []),
+      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw " +
+        "in training")] : []),
+      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so " +
+        "softmax is sharper")] : []),
     ];
-    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...both) : "";
+    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" },
+      ...both) : "";
   }
 
   switch(key, off) {
@@ -101,7 +97,8 @@ class LiveView {
   // Whether the model scales its scores: T5 does not.
   get scales() {
     const { encode, decode } = this.section.program.entries;
-    return [encode, decode].some((entry) => entry?.instructions.some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
+    return [encode, decode].some((entry) => entry?.instructions
+      .some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
   }
 
   // Whether tokens can be masked and filled in.
@@ -111,7 +108,9 @@ class LiveView {
 
   // Whether norms stand before the parts that read them.
   get prenorm() {
-    return Object.values(this.section.program.entries).some(({ instructions }) => instructions.some(({ weights }) => Object.values(weights).some((name) => /norm\.pre/.test(name))));
+    return Object.values(this.section.program.entries)
+      .some(({ instructions }) => instructions.some(({ weights }) => Object.values(weights)
+      .some((name) => /norm\.pre/.test(name))));
   }
 
   setText(text) {
@@ -129,31 +128,6 @@ class LiveView {
     return cuts.length === this.board.cuts.size && cuts.every((cut) => this.board.cuts.has(cut));
   }
 
-  heat(temperature) {
-    this.temperature.input.value = temperature;
-    this.temperature.input.dispatchEvent(new Event("input"));
-    this.update();
-  }
-
-  // What a model that generates has besides.
-  writing() {
-    if (!this.generates) return [];
-    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 });
-    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 });
-    for (const { input } of [this.temperature, this.top]) input.addEventListener("input", () => this.schedule());
-    this.write = button("Write", "Let the model continue, one token at a time", () => this.toggle());
-    this.step = button("One token", "Append one token", () => this.generate(1));
-    const tower = this.parts.filter((one) => one.stack === "decoder");
-    this.cachePicture = new CachePicture(tower.filter((one) => !one.mlp).length, this.numbersPerPosition());
-    return [el("div", { class: "writing" }, this.write, this.step, this.temperature.node, this.top.node), this.cachePicture.node];
-  }
-
-  numbersPerPosition() {
-    const { instructions, shapes } = this.section.program.entries.decode;
-    const kept = instructions.filter((step) => step.op === "extend").map((step) => shapes[step.out[0]]);
-    return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
-  }
-
   // Soon: at once in a worker, or where the last text was fast; else when the reader pauses.
   schedule() {
     clearTimeout(this.soon);
@@ -166,8 +140,10 @@ class LiveView {
   cut(ids, what) {
     const { limit } = this.section;
     if (ids.length <= limit) return ids;
-    this.warning.textContent = `The ${what} has ${ids.length} tokens; this page computes ${limit}, ${this.both || !this.decodes ? "the first" : "the last"}.`;
-    return this.both || !this.decodes ? ids.slice(0, limit) : ids.slice(-limit);
+    const first = this.both || !this.decodes;
+    this.warning.textContent =
+      `The ${what} has ${ids.length} tokens; this page computes ${limit}, the ${first ? "first" : "last"}.`;
+    return first ? ids.slice(0, limit) : ids.slice(-limit);
   }
 
   read() {
@@ -270,7 +246,8 @@ class LiveView {
       return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
     };
     const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
-    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, this.masks));
+    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []),
+      strip(source ? "target" : "text", ids, this.masks));
     if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
   }
 
@@ -283,7 +260,8 @@ class LiveView {
 
   nameOf(index) {
     const { head, labels } = this.section;
-    return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0] : labels[index] ?? `class ${index}`;
+    return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0]
+      : labels[index] ?? `class ${index}`;
   }
 
   showPredictions({ ids }) {
@@ -326,7 +304,8 @@ class LiveView {
   showAttention(tokens) {
     const patterns = new Map(Object.values(this.now.runs).flatMap((run) => [...run.patterns]));
     const pieces = (ids) => ids && this.tokenizer.pieces(ids);
-    const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) } : { [this.section.layout]: pieces(tokens.ids) };
+    const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) }
+      : { [this.section.layout]: pieces(tokens.ids) };
     const heads = headsOf(this.parts, patterns, names);
     const order = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
     const sorted = Object.fromEntries(order.map((stack) => [stack, heads[stack]]));
@@ -335,62 +314,6 @@ class LiveView {
       this.attention = new AttentionView({ heads: sorted }, this.maps);
       this.attention.pick(order[0]);
     }
-  }
-
-  // ---------------------------------------------------------------- writing
-
-  toggle() {
-    if (this.running) this.running = false;
-    else {
-      this.seed += 1;
-      this.generate(MOST_NEW);
-    }
-  }
-
-  get field() {
-    return this.both ? this.target.input : this.source.input;
-  }
-
-  // The chosen token behind the text, as if it had been typed.
-  append(id) {
-    const { ids } = this.read();
-    if (this.section.ids.stop.includes(id)) return;
-    this.extend(ids, [id], this.field.value);
-    this.update();
-  }
-
-  // The text with the tokens `fresh` behind those of `ids`.
-  extend(ids, fresh, text) {
-    const own = this.both ? ids.slice(1) : ids;
-    this.field.value = text + this.tokenizer.decode([...own, ...fresh]).slice(this.tokenizer.decode(own).length);
-  }
-
-  // Up to `count` tokens, as the engine writes them; the text may be in a tab that is not shown.
-  async generate(count) {
-    await this.started;
-    const { source, ids } = this.read();
-    if (this.running || !ids.length || ids.length >= this.section.limit) return;
-    this.running = true;
-    this.write.textContent = "Stop";
-    await this.engine.call("begin", { source, how: this.how() });
-    const [text, fresh] = [this.field.value, []];
-    let next = ids;
-    while (this.running && fresh.length < count && ids.length + fresh.length < this.section.limit) {
-      const { logits, length } = await this.engine.call("step", next);
-      this.cachePicture.show(length, next.length, this.section.limit);
-      const chances = probabilities([...logits], Number(this.temperature.input.value));
-      const kept = nucleus(chances, Number(this.top.input.value));
-      const id = choose(chances, kept, uniform(this.seed, length));
-      this.bars[0]?.show(chances, null, kept, (index) => this.nameOf(index));
-      if (this.section.ids.stop.includes(id)) break;
-      fresh.push(id);
-      this.extend(ids, fresh, text);
-      next = [id];
-      await new Promise((done) => setTimeout(done, 0)); // so that the step is seen, and "Stop" is heard
-    }
-    this.running = false;
-    this.write.textContent = "Write";
-    await this.update();
   }
 }
 

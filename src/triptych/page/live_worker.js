@@ -1,5 +1,5 @@
-// The page's side of the engine (live_engine.js): in a worker made of the page's own script, or in the page's own thread
-// where the browser makes none.  Either way `call(name, given)` promises the answer.
+// The page's side of the engine (live_engine.js): in a worker made of the page's own script, or in the page's own
+// thread where the browser makes none.  Either way `call(name, given)` promises the answer.
 
 function workerCalls() {
   const script = `${document.getElementById("interpreter").textContent}\nserve();`;
@@ -33,6 +33,7 @@ async function startEngine({ program, tables, tensors, weights, stride, limit })
     await new Promise((done) => setTimeout(done, 0)); // the page is shown first
     const engine = new Engine(section);
     const call = async (name, given) => engine[name](given);
-    return { call, kernel: engine.kernel, note: " This browser starts no worker here, so the page waits for the model." };
+    return { call, kernel: engine.kernel,
+      note: " This browser starts no worker here, so the page waits for the model." };
   }
 }

@@ -1,9 +1,10 @@
-// The enlarged head: tokens on both axes and one chosen cell.  Of a long text it shows a part, with the whole beside it.
+// The enlarged head: tokens on both axes and one chosen cell.  Of a long text it shows a part, and the whole beside it.
 
 const STACKS = {
   encoder: { label: "Encoder", query: "query", key: "key", hint: "Each token of the source reads the source" },
   decoder: { label: "Decoder", query: "query", key: "key", hint: "Each token reads itself and those before it" },
-  cross: { label: "Alignment", query: "output", key: "source", hint: "Cross-attention: each output token reads the source" },
+  cross: { label: "Alignment", query: "output", key: "source", hint: "Cross-attention: each output token reads the " +
+    "source" },
 };
 const LEGIBLE = 13; // a cell this wide, in pixels, still carries a readable token on each axis
 const WHOLE = 160; // tokens that are shown at once; of longer texts PART of them are
@@ -22,8 +23,10 @@ class Plot {
     this.choose = choose; // called with (t, s) when the reader points at a cell
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.marks = svg("svg", { class: "marks", preserveAspectRatio: "none", "aria-hidden": "true" });
-    [this.rowBand, this.columnBand, this.cellBand] = ["row", "column", "cell"].map((name) => el("div", { class: `band ${name}` }));
-    this.heat = el("div", { class: "heat", tabindex: 0, role: "application" }, this.canvas, this.marks, this.rowBand, this.columnBand, this.cellBand);
+    [this.rowBand, this.columnBand, this.cellBand] = ["row", "column", "cell"]
+      .map((name) => el("div", { class: `band ${name}` }));
+    this.heat = el("div", { class: "heat", tabindex: 0, role: "application" }, this.canvas, this.marks, this.rowBand,
+      this.columnBand, this.cellBand);
     this.top = el("div", { class: "top", "aria-hidden": "true" });
     this.side = el("div", { class: "side", "aria-hidden": "true" });
     this.corner = el("div", { class: "corner" });
@@ -146,7 +149,8 @@ class Plot {
     const [rows, columns] = [this.to[0] - this.from[0], this.to[1] - this.from[1]];
     paintWeights(this.canvas, this.head.pooled(1, this.from, this.to), this.head.shader(shade), isDark());
     this.marks.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
-    const strongest = stack === "cross" ? [...Array(rows).keys()].map((t) => [t, argmax(this.head.row(this.from[0] + t)) - this.from[1]]) : [];
+    const strongest = stack === "cross" ? [...Array(rows).keys()]
+      .map((t) => [t, argmax(this.head.row(this.from[0] + t)) - this.from[1]]) : [];
     this.marks.replaceChildren(...strongest.map(([t, s]) => svg("circle", { cx: s + 0.5, cy: t + 0.5, r: 0.16 })));
     this.overview.hidden = !this.long;
     if (this.long) this.paintWhole();
@@ -155,11 +159,13 @@ class Plot {
   // The whole of a long text in root scale, each pixel the largest weight it stands for.
   paintWhole() {
     const { queries, keys } = this.head;
-    const each = Math.ceil(Math.max(queries.length, keys.length) / (OVERVIEW * Math.max(1, Math.round(devicePixelRatio))));
+    const each = Math.ceil(Math.max(queries.length,
+      keys.length) / (OVERVIEW * Math.max(1, Math.round(devicePixelRatio))));
     paintWeights(this.whole, this.head.pooled(each), this.head.shader("root"), isDark());
     const scale = OVERVIEW / Math.max(queries.length, keys.length);
     const place = (node, [t, s], [rows, columns]) => {
-      Object.assign(node.style, { left: `${s * scale}px`, top: `${t * scale}px`, width: `${columns * scale}px`, height: `${rows * scale}px` });
+      Object.assign(node.style, { left: `${s * scale}px`, top: `${t * scale}px`, width: `${columns * scale}px`,
+        height: `${rows * scale}px` });
     };
     place(this.whole, [0, 0], [queries.length, keys.length]);
     place(this.frame, this.from, [this.to[0] - this.from[0], this.to[1] - this.from[1]]);
@@ -199,13 +205,18 @@ class Plot {
     const heat = el("canvas");
     paintWeights(heat, head.pooled(1, from, to), head.shader(this.shade), isDark());
     const ink = colourOf("--ink");
-    const word = (token, attributes) => svg("text", { fill: ink, "font-family": "monospace", "font-size": clamp(cell - 3, 9, 13), ...attributes }, cut(shown(token)));
-    const rows = queries.map((token, t) => word(token, { x: left - 8, y: top + (t + 0.7) * cell, "text-anchor": "end" }));
-    const columns = keys.map((token, s) => word(token, { transform: `translate(${left + (s + 0.7) * cell} ${top - 8}) rotate(-90)` }));
+    const word = (token, attributes) => svg("text", { fill: ink, "font-family": "monospace",
+      "font-size": clamp(cell - 3, 9, 13), ...attributes }, cut(shown(token)));
+    const rows = queries.map((token, t) => word(token, { x: left - 8, y: top + (t + 0.7) * cell,
+      "text-anchor": "end" }));
+    const columns = keys.map((token, s) =>
+      word(token, { transform: `translate(${left + (s + 0.7) * cell} ${top - 8}) rotate(-90)` }));
     const [across, down] = [keys.length * cell, queries.length * cell];
-    const image = svg("image", { x: left, y: top, width: across, height: down, href: heat.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" });
+    const image = svg("image", { x: left, y: top, width: across, height: down, href: heat.toDataURL(),
+      preserveAspectRatio: "none", "image-rendering": "pixelated" });
     image.style.imageRendering = "pixelated";
-    const scale = svg("text", { x: left, y: top + down + 28, fill: ink }, `0 to ${SHADES[this.shade].top(head.max).toFixed(3)}${this.shade === "root" ? ", square root" : ""}`);
+    const scale = svg("text", { x: left, y: top + down + 28, fill: ink },
+      `0 to ${SHADES[this.shade].top(head.max).toFixed(3)}${this.shade === "root" ? ", square root" : ""}`);
     return sheet(Math.max(left + across + 30, 460), top + down + 50, nameOf(head), image, ...rows, ...columns, scale);
   }
 }

@@ -27,6 +27,12 @@ INTERPRETER = (
     "live_engine.js",
 )  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
+#: What `LiveSection.scripts` names, each behind the script that it adds to.
+OF_MODELS = {
+    "live_operations.js": ("live_rare.js",),
+    "live_attention.js": ("live_biases.js",),
+    "tokenizer_models.js": ("tokenizer_charsmap.js", "tokenizer_bpe.js", "tokenizer_unigram.js"),
+}
 MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "lines.js", "attention.js")
 TRACES = (*MAPS, "attention_packed.js", "attention_trace.js")
 #: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
@@ -36,7 +42,8 @@ OF_KIND = {
     "curve": ("curve.js",),
     "live": (
         "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js", "live_graph.js",
-        "live_words.js", "live_flow.js", "live_chapters.js", "live_lessons.js", "live_view.js",
+        "live_words.js", "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js", "live_lessons.js",
+        "live_writing.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),
     "plane": ("inside.css", "export.js", "curve.js", "map.js", "plane.js"),
@@ -48,11 +55,12 @@ OF_KIND = {
 
 def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
-    kinds = _kinds(sections)
+    kinds = {section.kind for section in _all(sections)}
     files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
-    script = "\n".join(map(_asset, ("base.js", *(file for file in files if file.endswith(".js")), "start.js")))
-    interpreter = "\n".join(map(_asset, INTERPRETER)) if "live" in kinds else None
+    own = [script for section in _all(sections) for script in getattr(section, "scripts", ())]
+    script = _joined(("base.js", *(file for file in files if file.endswith(".js")), "start.js"), own)
+    interpreter = _joined(INTERPRETER, own) if "live" in kinds else None
     data = {
         "title": title,
         "subtitle": subtitle,
@@ -129,16 +137,23 @@ def _template() -> jinja2.Template:
     return environment.from_string(_asset("page.html"))
 
 
-def _kinds(sections: Sequence[Section | Chapter | Tab]) -> set[str]:
-    """The kinds of all sections, those of chapters and tabs included."""
-    inner = [kind for section in sections if isinstance(section, Chapter | Tab) for kind in _kinds(section.sections)]
-    return {*(section.kind for section in sections), *inner}
+def _joined(names: Sequence[str], own: Sequence[str]) -> str:
+    """Scripts as one, each of them followed by those in `own` that add to it."""
+    return "\n".join(_asset(one) for name in names for one in (name, *(o for o in OF_MODELS.get(name, ()) if o in own)))
+
+
+def _all(sections: Sequence[Section | Chapter | Tab]) -> list[Section | Chapter | Tab]:
+    """All sections, those of chapters and tabs included."""
+    inner = [one for section in sections if isinstance(section, Chapter | Tab) for one in _all(section.sections)]
+    return [*sections, *inner]
 
 
 def _policy(style: str, script: str, interpreter: str | None) -> str:
-    """What the page may load and run: its own style and scripts.  The interpreter of a page that runs a model may compile
-    WebAssembly, which cannot reach anything the script does not hand to it, and it may run in a worker made of its own
-    text, which has the same policy; neither allows an eval of text."""
+    """What the page may load and run: its own style and scripts.
+
+    The interpreter of a page that runs a model may compile WebAssembly, which cannot reach anything the script does not
+    hand to it, and may run in a worker made of its own text, which has the same policy; neither allows eval of a text.
+    """
     live = "" if interpreter is None else f" '{_digest(interpreter)}' 'wasm-unsafe-eval'; worker-src blob:"
     return (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{live}; img-src data:;"
