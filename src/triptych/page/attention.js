@@ -32,10 +32,8 @@ class AttentionView {
   // `heads` of each stack, `shade` of the first picture, `roles` that heads may have, and a `note` below the map.
   constructor({ heads, stacks = Object.keys(heads), shade = "head", roles = [], note = "" }, place) {
     Object.assign(this, { place, heads, stacks, shade, roles, note });
-    this.as = "map";
     this.gallery = new Gallery((head) => this.open(head), this.roles);
     this.plot = new Plot((t, s) => this.choose(t, s, false));
-    this.lines = new Lines((t, s) => this.choose(t, s, false));
     this.reading = new Reading();
     place.append(this.build());
     this.keyboard();
@@ -50,19 +48,15 @@ class AttentionView {
     this.top = el("span");
     const stacks = this.stacks.map((stack) => [stack, STACKS[stack].label, STACKS[stack].hint]);
     const shades = Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]);
-    this.lines.node.hidden = true;
-    const controls = el("div", { class: "controls" },
-      choice("Drawn as", [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]],
-        this.as, (as) => this.draw(as)),
+    this.controls = el("div", { class: "controls" },
       choice("Colour scale", shades, this.shade, (shade) => { this.shade = shade; this.repaint(); }),
       el("div", { class: "choice", role: "group", "aria-label": "Size" },
         button("−", "Smaller cells", () => this.zoom(Math.min(this.plot.cell - 1, Math.round(this.plot.cell / 1.3)))),
         button("Fit", "As large as fits the page", () => this.zoom(this.plot.fit())),
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),
-      exportButtons(() => this.file(), () => (this.as === "lines" ? this.lines.drawing(this.head)
-        : this.plot.drawing()), () => this.values()));
-    const large = el("div", { class: "large" }, this.title, this.numbers, this.readout, controls, this.plot.ruler,
-      el("div", { class: "map" }, this.plot.node, this.lines.node,
+      exportButtons(() => this.file(), () => this.drawing(), () => this.values()));
+    const large = el("div", { class: "large" }, this.title, this.numbers, this.readout, this.controls, this.plot.ruler,
+      el("div", { class: "map" }, this.plot.node,
         el("div", { class: "beside" }, this.reading.node, this.plot.overview)),
       el("div", { class: "scale" }, el("span", {}, "0"), this.bar, this.top),
       el("p", { class: "quiet" },
@@ -86,25 +80,6 @@ class AttentionView {
     this.gallery.show(heads);
     const few = heads.length <= 3 * this.gallery.columns && heads[0].keys.length > 24;
     this.content.classList.toggle("above", this.gallery.columns > 12 || few);
-  }
-
-  // The enlarged head as a map or as lines.
-  draw(as) {
-    this.as = as;
-    this.plot.node.hidden = as !== "map";
-    this.lines.node.hidden = as !== "lines";
-    this.linesOf = null;
-    this.plot.mark(...this.chosen, false);
-    this.showLines();
-  }
-
-  // Lines are drawn anew for another head or other rows, else only marked.
-  showLines() {
-    if (this.as !== "lines") return;
-    const { head, from } = this.plot;
-    if (this.linesOf?.[0] === head && this.linesOf[1] === from) return this.lines.mark(...this.chosen);
-    this.linesOf = [head, from];
-    this.lines.show(this.plot, this.chosen);
   }
 
   // The same heads on another text, or changed: what was chosen stays chosen where it can.
@@ -135,7 +110,6 @@ class AttentionView {
     const [row, column] = this.chosen;
     this.plot.mark(row, column, scroll);
     this.reading.show(head, row, column, (key) => this.choose(row, key, true));
-    this.showLines();
     this.readout.replaceChildren(bdi(head.queries[row]), el("span", {}, " → "), bdi(head.keys[column]), " ",
       el("b", {}, three(head.at(row, column))));
   }
@@ -166,18 +140,21 @@ class AttentionView {
       const heads = this.heads[this.stack];
       this.open(heads.at((heads.indexOf(this.head) + by) % heads.length));
     };
-    const [down, up] = [step(1, 0), step(-1, 0)];
-    onkeys(this.lines.node, { ArrowDown: down, ArrowUp: up, "[": turn(-1), "]": turn(1) });
-    onkeys(this.plot.heat, {
+    const keys = {
       ArrowUp: step(-1, 0), ArrowDown: step(1, 0), ArrowLeft: step(0, -1), ArrowRight: step(0, 1),
       Home: step(0, -Infinity), End: step(0, Infinity), PageUp: step(-10, 0), PageDown: step(10, 0),
       "[": turn(-1), "]": turn(1),
-    });
+    };
+    onkeys(this.plot.heat, keys);
+    return keys;
   }
 
   file() {
-    return fileName(this.stack, "layer", this.head.layer, "head", this.head.head,
-      ...(this.as === "lines" ? ["lines"] : []));
+    return fileName(this.stack, "layer", this.head.layer, "head", this.head.head);
+  }
+
+  drawing() {
+    return this.plot.drawing();
   }
 
   // All weights of the head; of a long text those that are kept.

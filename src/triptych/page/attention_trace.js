@@ -1,4 +1,16 @@
-// The attention of a trace: its heads are unpacked when their stack is first shown, and may have roles.
+// The attention of a trace: its heads are unpacked when their stack is first shown, may have roles, and are drawn as lines
+// too.
+
+// Thumbnails in groups: [title, class of its colour, heads, function(head) -> what stands under a head].
+function showGroups(gallery, groups) {
+  gallery.begin(0);
+  gallery.end(groups.map(([title, colour, heads, under]) => {
+    const title_ = el("h4", {}, el("i", { class: colour }), title, el("sub", {}, String(heads.length)));
+    const ones = heads.map((head) => el("div", {}, gallery.thumb(head, `, ${under(head)}`),
+      el("span", {}, under(head))));
+    return el("div", { class: "group" }, title_, el("div", { class: "row" }, ...ones));
+  }));
+}
 
 class TraceView extends AttentionView {
   constructor(section, place) {
@@ -25,10 +37,53 @@ class TraceView extends AttentionView {
       this.order = order;
       this.arrange();
     };
+    this.as = "map";
+    this.lines = new Lines((t, s) => this.choose(t, s, false));
+    this.lines.node.hidden = true;
+    this.plot.node.after(this.lines.node);
+    const ways = [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]];
+    this.controls.prepend(choice("Drawn as", ways, this.as, (as) => this.draw(as)));
     if (this.roles.length) {
       view.firstChild.append(choice("Order of the heads", orders, this.order, arrange), this.legend());
     }
     return view;
+  }
+
+  // The enlarged head as a map or as lines.
+  draw(as) {
+    this.as = as;
+    this.plot.node.hidden = as !== "map";
+    this.lines.node.hidden = as !== "lines";
+    this.linesOf = null;
+    this.plot.mark(...this.chosen, false);
+    this.showLines();
+  }
+
+  // Lines are drawn anew for another head or other rows, else only marked.
+  showLines() {
+    if (this.as !== "lines") return;
+    const { head, from } = this.plot;
+    if (this.linesOf?.[0] === head && this.linesOf[1] === from) return this.lines.mark(...this.chosen);
+    this.linesOf = [head, from];
+    this.lines.show(this.plot, this.chosen);
+  }
+
+  choose(t, s, scroll) {
+    super.choose(t, s, scroll);
+    this.showLines();
+  }
+
+  keyboard() {
+    const { ArrowDown, ArrowUp, "[": before, "]": after } = super.keyboard();
+    onkeys(this.lines.node, { ArrowDown, ArrowUp, "[": before, "]": after });
+  }
+
+  file() {
+    return this.as === "lines" ? `${super.file()}-lines` : super.file();
+  }
+
+  drawing() {
+    return this.as === "lines" ? this.lines.drawing(this.head) : super.drawing();
   }
 
   // The roles with their colours; choosing one shows its heads alone, and opens the first of them.
@@ -57,7 +112,7 @@ class TraceView extends AttentionView {
       const of = (role) => this.heads[this.stack].filter((head) => head.role === role);
       const under = (head) => `${head.layer}.${head.head}`;
       const groups = [...this.roles, ""].map((role) => [role || NO_ROLE, roleClass(this.roles, role), of(role), under]);
-      this.gallery.showGroups(groups.filter(([, , members]) => members.length));
+      showGroups(this.gallery, groups.filter(([, , members]) => members.length));
       this.content.classList.remove("above");
     }
     this.dim();

@@ -99,7 +99,7 @@ class ComparisonView {
     const apart = new Map(ours.map((head) => [head, distance(head, this.partners.get(head))]));
     const order = [...ours].sort((a, b) => apart.get(b) - apart.get(a));
     this.wait("", false);
-    this.gallery.showGroups([["most different first", "role-none", order.slice(0, COMPARED), (head) => `${head.layer}.${head.head} · ${apart.get(head).toFixed(2)}`]]);
+    showGroups(this.gallery, [["most different first", "role-none", order.slice(0, COMPARED), (head) => `${head.layer}.${head.head} · ${apart.get(head).toFixed(2)}`]]);
     this.apart = apart;
     this.open(order[0]);
   }

@@ -42,17 +42,6 @@ class Gallery {
     this.end(cells);
   }
 
-  // Groups are [title, class of its colour, heads, function(head) -> what stands under a head].
-  showGroups(groups) {
-    this.begin(0);
-    this.end(groups.map(([title, colour, heads, under]) => {
-      const title_ = el("h4", {}, el("i", { class: colour }), title, el("sub", {}, String(heads.length)));
-      const ones = heads.map((head) => el("div", {}, this.thumb(head, `, ${under(head)}`),
-        el("span", {}, under(head))));
-      return el("div", { class: "group" }, title_, el("div", { class: "row" }, ...ones));
-    }));
-  }
-
   begin(columns, many = false) {
     this.columns = columns;
     this.side = SIDES[Number(many || innerWidth < 520)];

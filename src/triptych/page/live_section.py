@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 TOKENIZERS = {"BPE": "tokenizer_bpe.js", "Unigram": "tokenizer_unigram.js"}
+DECODERS = frozenset(("spaces", "Fuse", "ByteLevel", "WordPiece"))  # of tokenizer.js
 BIASES = frozenset(("alibi_bias", "disentangled_bias", "reached_row", "reached_table", "t5_bias"))
 RARE = frozenset(("conv1d", "experts", "l2_normalize", "patches", "pool", "sinusoids"))
 
@@ -30,6 +31,7 @@ class LiveSection:
         needed = {
             TOKENIZERS.get(tokenizer["model"]["type"]): True,
             "tokenizer_charsmap.js": any(step["step"] == "charsmap" for step in tokenizer["normalize"]),
+            "tokenizer_decoders.js": {step["step"] for step in tokenizer["decode"]} - DECODERS,
             "live_biases.js": operations & BIASES,
             "live_rare.js": operations & RARE,
         }

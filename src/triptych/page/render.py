@@ -32,18 +32,19 @@ OF_MODELS = {
     "live_operations.js": ("live_rare.js",),
     "live_attention.js": ("live_biases.js",),
     "tokenizer_models.js": ("tokenizer_charsmap.js", "tokenizer_bpe.js", "tokenizer_unigram.js"),
+    "tokenizer.js": ("tokenizer_decoders.js",),
 }
-MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "lines.js", "attention.js")
-TRACES = (*MAPS, "attention_packed.js", "attention_trace.js")
+MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "attention.js")
+TRACES = (*MAPS, "lines.js", "attention_packed.js", "attention_trace.js")
 #: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
 OF_KIND = {
     "attention": TRACES,
     "comparison": ("inside.css", *TRACES, "comparison.js"),
     "curve": ("curve.js",),
     "live": (
-        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js", "live_graph.js",
-        "live_words.js", "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js", "live_lessons.js",
-        "live_writing.js", "live_view.js",
+        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js",
+        "live_graph.js", "live_words.js", "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js",
+        "live_lessons.js", "live_writing.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),
     "plane": ("inside.css", "export.js", "curve.js", "map.js", "plane.js"),
