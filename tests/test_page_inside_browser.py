@@ -175,6 +175,32 @@ def test_what_each_tab_saves_can_be_read(browser: Browser, page: Path, index: in
     assert tab.console() == []
 
 
+def test_what_a_notebook_shows_runs_in_its_frame_and_saves_files(browser: Browser, tmp_path: Path) -> None:
+    """In the sandboxed frame itself, which the browser runs as a page of its own."""
+    html = load(checkpoint("decoder")).trace(["the mill"], read=["*.pattern"])._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><meta charset='utf-8'>{html}", "utf-8")
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    outer = browser.open(tmp_path / "notebook.html")
+    targets = browser.call("Target.getTargets")["targetInfos"]
+    [frame] = [one["targetId"] for one in targets if one["type"] == "iframe"]
+    inner = Tab(browser, browser.call("Target.attachToTarget", targetId=frame, flatten=True)["sessionId"])
+    for domain in ("Runtime", "Log"):
+        inner.call(f"{domain}.enable")
+    inner.wait()
+    assert inner.evaluate('document.querySelectorAll(".gallery button").length') == 18
+    for name in ("PNG", "SVG", "JSON"):
+        inner.evaluate(f'[...document.querySelectorAll("button")].find((one) => one.textContent === "{name}").click()')
+        for _ in range(1000):  # frames; the browser writes the file in the meantime
+            if list(tmp_path.glob(f"*.{name.lower()}")):
+                break
+            inner.wait("true")
+        assert list(tmp_path.glob(f"*.{name.lower()}")), name
+    inner.evaluate('[...document.querySelectorAll("#tools button")][0].click()')
+    assert inner.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert inner.console() == []
+    assert outer.console() == []
+
+
 def test_what_a_notebook_frames_is_drawn_where_storage_is_refused(browser: Browser, tmp_path: Path) -> None:
     """As in a sandboxed frame, in which the page has no storage."""
     html = load(checkpoint("decoder")).trace(["the mill"], read=["*.pattern"])._repr_html_()

@@ -175,7 +175,7 @@ BESIDE = ("live_chapters.js", "live_about.js", "live_words.js", "live_wasm.js")
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
 def test_a_page_carries_under_three_thousand_lines_of_script(layout: str) -> None:
-    """Beside the chapters, the names of the boxes and the bytes of WebAssembly; blank lines and comments do not count."""
+    """Beside the chapters, the names of the boxes and the bytes of WebAssembly, without blank lines and comments."""
     scripts = Reader(live_page(load(checkpoint(layout)), "t")).inside("script")[1:]
     folder = resources.files("triptych.page")
     beside = [(folder / name).read_text(encoding="utf-8") for name in BESIDE]

@@ -239,6 +239,10 @@ def test_the_keyboard_alone_reaches_everything(browser: Browser, pages: dict[str
     assert tab.evaluate(label) == "layer 0, attention head 1"
     press(tab, "Tab", 9)
     assert tab.evaluate("document.activeElement.textContent") == "Put all back"
+    press(tab, "Enter", 13)
+    tab.wait()
+    assert tab.evaluate(f"{VIEW}.board.cuts.size") == 0
+    assert tab.evaluate(label) == "layer 0, attention head 0"  # and not nowhere, as that button is disabled
 
 
 @pytest.mark.parametrize("panel", ["decoder", "encoder", "encoder-decoder"])

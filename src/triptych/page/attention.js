@@ -22,7 +22,7 @@ class Reading {
       el("h4", {}, bdi(head.queries[t]), el("sub", {}, String(t)), " reads"),
       el("ol", {}, ...items),
       el("p", { class: "quiet" },
-        head.count ? `The largest weights of this row, of at least 0.02 and at most ${head.count}; they sum to ${total}.`
+        head.count ? `The largest weights of this row, of 0.02 or more, at most ${head.count}; they sum to ${total}.`
           : `This row sums to ${total} over ${row.length} keys.`),
     );
   }

@@ -1,5 +1,5 @@
-// The attention of a trace: its heads are unpacked when their stack is first shown, may have roles, and are drawn as lines
-// too.
+// The attention of a trace: its heads are unpacked when their stack is first shown, may have roles, and can be drawn as
+// lines.
 
 // Thumbnails in groups: [title, class of its colour, heads, function(head) -> what stands under a head].
 function showGroups(gallery, groups) {

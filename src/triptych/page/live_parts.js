@@ -85,7 +85,9 @@ class Board {
       one.setAttribute("aria-pressed", !this.cuts.has(cut));
       one.tabIndex = index === at ? 0 : -1;
     });
+    const held = this.reset === document.activeElement;
     this.reset.disabled = this.cuts.size === 0;
+    if (held && this.reset.disabled) this.keys[at].one.focus(); // a disabled button would lose the keyboard's place
   }
 
   arrow(event) {

@@ -129,7 +129,8 @@ class FlowPicture {
     const beside = (step) =>
       order.find((box) => box.layer === layer && box.depth === depth && box.lane === lane + step);
     const next = {
-      ArrowDown: () => order[at + 1], ArrowUp: () => order[at - 1], ArrowLeft: () => beside(-1), ArrowRight: () => beside(1),
+      ArrowDown: () => order[at + 1], ArrowUp: () => order[at - 1],
+      ArrowLeft: () => beside(-1), ArrowRight: () => beside(1),
     };
     const to = next[event.key]?.();
     if (at < 0 || !to) return;
