@@ -278,9 +278,10 @@ def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: B
     state = f"""({{
       cuts: [...{VIEW}.board.cuts], off: {VIEW}.off, masked: [...{VIEW}.masked], open: {FLOW}.box.kind,
       site: {FLOW}.box.site, ids: {VIEW}.tokens.source ?? {VIEW}.tokens.ids,
-      heat: {VIEW}.temperature ? Number({VIEW}.temperature.input.value) : null,
+      text: {VIEW}.source.input.value, heat: {VIEW}.temperature ? Number({VIEW}.temperature.input.value) : null,
       wrote: {VIEW}.cachePicture ? !{VIEW}.cachePicture.node.hidden : null,
     }})"""
+    text = tab.evaluate(f"{VIEW}.source.input.value")
     stack = "encode" if panel == "encoder" else "decode"
     prefix = "decoder.blocks.0" if panel == "encoder-decoder" else "blocks.0"
     part = f"{prefix}.cross" if panel == "encoder-decoder" else f"{prefix}.attn"
@@ -310,6 +311,7 @@ def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: B
         "Temperature 2": lambda now: now["heat"] == 2,
         "Open the unembedding": lambda now: (now["site"] or "").endswith("logits"),
         "Write 20 tokens": lambda now: now["wrote"],
+        "Put the text back": lambda now: now["text"] == text,
         "Double the text": lambda now: now["ids"][1] in now["ids"][2:],
         "Follow the first token": lambda now: True,
         "Follow the last token": lambda now: True,
@@ -317,6 +319,8 @@ def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: B
     pressed = set()
     for chapter in range(10):
         act(tab, f"{LESSONS}.chooser.children[{chapter}].click()")
+        opened_at = tab.evaluate(state)
+        assert (opened_at["cuts"], any(opened_at["off"].values())) == ([], False)  # what the one before did is undone
         assert 30 < len(tab.evaluate(f"{LESSONS}.text.textContent").split()) <= 120
         assert not tab.evaluate(f'{LESSONS}.card.querySelector("details").open')
         assert tab.evaluate(f"{LESSONS}.card.querySelectorAll('b.number').length") >= 2

@@ -403,6 +403,9 @@ def test_a_model_that_cannot_be_run_is_reported(browser: Browser, pages: dict[st
     typed(tab, "the")
     warning = 'document.querySelector("[role=status]").textContent'
     assert tab.evaluate(warning) == "The model could not be run: out of memory."
+    tab.evaluate(f"{VIEW}.generate(3)")
+    assert tab.evaluate(warning) == "The model could not write: out of memory."
+    assert tab.evaluate(f"{VIEW}.write.textContent") == "Write"
     assert tab.console() == []
 
 

@@ -80,7 +80,13 @@ class About {
   effect(what) {
     const { moved } = this;
     return moved === null ? [] : [` ${what}, and the prediction at temperature 1 has moved by `,
-      this.number("moved", moved), " nats."];
+      this.number("moved", moved, three(moved)), " nats."];
+  }
+
+  // Whether norms stand before the parts that read them.
+  get prenorm() {
+    const before = ({ weights }) => Object.values(weights).some((name) => /norm\.pre/.test(name));
+    return Object.values(this.section.program.entries).some(({ instructions }) => instructions.some(before));
   }
 
   // The numbers of an MLP's neurons, the MLP of layer 0, the heads of layer 0, and the arrow of the stream past them.

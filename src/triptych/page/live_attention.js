@@ -43,11 +43,6 @@ class Cache {
     store.set(data, this.length * width);
     return valueOf([this.length + n, ...rest], store.subarray(0, (this.length + n) * width));
   }
-
-  // Bytes that are filled, as fp32.
-  get bytes() {
-    return Object.values(this.layers).reduce((sum, store) => sum + (4 * store.length * this.length) / this.capacity, 0);
-  }
 }
 
 // The three ways to score a query against keys, each into `row`: of the vector of `q` at `from`, and for every key in

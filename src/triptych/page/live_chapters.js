@@ -4,6 +4,8 @@
 // `text(about)` gives pieces: strings, nodes, and `about.number(name, value)`; `steps` are [label, act, state, fits]:
 // `state` says whether the page is as the button makes it, `fits` whether the model has what the button acts on.
 
+const RESTORE = ["Put the text back", (about) => about.view.restoreText(), (about) => about.view.before === null];
+
 const CHAPTERS = [
   {
     title: "Tokens and embeddings",
@@ -28,8 +30,9 @@ const CHAPTERS = [
         about.view.setText(about.view.tokenizer.decode([id, id]) || `${about.section.text} ${about.section.text}`);
       }, (about) => {
         const ids = about.ids(about.reading);
-        return about.view.source.input.value !== about.section.text && new Set(ids).size < ids.length;
+        return about.view.before !== null && new Set(ids).size < ids.length;
       }],
+      RESTORE,
     ],
     ask: "A token stands twice in your text. Does it get the same row both times?",
     answer: "Yes. The table knows tokens and no places. What tells the two apart comes later: their positions, and " +
@@ -237,7 +240,7 @@ const CHAPTERS = [
         about.number("attention", of(branch.value)),
         ", and after the addition it is ", about.number("sum", of(adds[0].step.out[0])), ". ",
           ...(norm ? [wordsOf(norm)[0], " makes it ", about.number("norm", rootMeanSquare(about.numbers(norm))),
-          about.view.prenorm ? " for the part that reads it, so that all layers see numbers of one size. "
+          about.prenorm ? " for the part that reads it, so that all layers see numbers of one size. "
           : " after the addition, so that all layers see numbers of one size. "] : []),
         "Cut the stream's arrow, and everything before this layer can pass only through its attention.",
           ...about.effect("It is cut")];
@@ -349,6 +352,7 @@ const CHAPTERS = [
       ["Double the text", (about) =>
         about.view.setText(`${about.view.source.input.value} ${about.view.source.input.value}`),
         (about) => about.view.source.input.value.length > about.section.text.length, (about) => !about.decodes],
+      [...RESTORE, (about) => !about.decodes],
     ],
     ask: "Keys and values are kept. Why not the queries?",
     answer: "A query is used once, in the step of its own token. Later tokens bring queries of their own and never " +

@@ -4,6 +4,7 @@ class Lessons {
   constructor(view) {
     this.view = view;
     this.at = 0;
+    this.acted = false; // whether a button of the open chapter was pressed
     this.card = el("div", { class: "lesson" });
     const numbers = CHAPTERS.map(({ title }, i) => [i, String(i + 1), title]);
     this.chooser = choice("Chapter", numbers, 0, (i) => this.open(i));
@@ -20,7 +21,10 @@ class Lessons {
     return tokenBox && { table: tokenBox.weight, id: ids[flow.position(reading, tokens)] };
   }
 
+  // What the buttons of one chapter changed is undone in the next.
   open(at) {
+    if (this.acted) this.view.asTrained();
+    this.acted = false;
     this.at = at;
     [...this.chooser.children].forEach((one, i) => one.setAttribute("aria-pressed", i === at));
     if (this.view.now) this.build();
@@ -33,6 +37,7 @@ class Lessons {
     this.text = el("p");
     this.steps = steps.filter(([, , , fits]) => !fits || fits(about)).map(([label, act, state]) => {
       const one = button(label, "", () => {
+        this.acted = true;
         act(new About(this.view));
         if (!this.view.refreshing) this.show(); // else with the new numbers
       });

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 TOKENIZERS = {"BPE": "tokenizer_bpe.js", "Unigram": "tokenizer_unigram.js"}
 DECODERS = frozenset(("spaces", "Fuse", "ByteLevel", "WordPiece"))  # of tokenizer.js
+BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer_text.js
 BIASES = frozenset(("alibi_bias", "disentangled_bias", "reached_row", "reached_table", "t5_bias"))
 RARE = frozenset(("conv1d", "experts", "l2_normalize", "patches", "pool", "sinusoids"))
 
@@ -31,6 +32,10 @@ class LiveSection:
         needed = {
             TOKENIZERS.get(tokenizer["model"]["type"]): True,
             "tokenizer_charsmap.js": any(step["step"] == "charsmap" for step in tokenizer["normalize"]),
+            "tokenizer_splits.js": any(
+                step["step"] == "metaspace" or step.get("behavior", "Isolated") not in BEHAVIORS
+                for step in tokenizer["split"]
+            ),
             "tokenizer_decoders.js": {step["step"] for step in tokenizer["decode"]} - DECODERS,
             "live_biases.js": operations & BIASES,
             "live_rare.js": operations & RARE,

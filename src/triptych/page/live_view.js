@@ -13,6 +13,7 @@ class LiveView extends Writing {
     this.masked = new Set(); // positions that the reader masked, of an encoder's text
     this.now = null; // the last result of the engine, and the tokens that it is of
     this.tokens = null;
+    this.before = null; // the reader's text, while a chapter shows another
     this.refreshing = null; // a promise, while the engine works on what is typed and set
     this.seed = 0;
     this.cost = 0; // milliseconds that the last text took
@@ -32,6 +33,7 @@ class LiveView extends Writing {
       const input = el("textarea", { rows: 2, spellcheck: "false", autocapitalize: "off", dir: "auto" });
       input.value = value;
       input.addEventListener("input", () => {
+        this.before = null;
         this.masked.clear();
         this.schedule();
       });
@@ -106,17 +108,26 @@ class LiveView extends Writing {
     return !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
   }
 
-  // Whether norms stand before the parts that read them.
-  get prenorm() {
-    return Object.values(this.section.program.entries)
-      .some(({ instructions }) => instructions.some(({ weights }) => Object.values(weights)
-      .some((name) => /norm\.pre/.test(name))));
-  }
-
+  // Another text, until `restoreText`; what is typed stays.
   setText(text) {
+    this.before ??= this.source.input.value;
     this.source.input.value = text;
     this.masked.clear();
     this.update();
+  }
+
+  restoreText() {
+    if (this.before === null) return;
+    this.setText(this.before);
+    this.before = null;
+  }
+
+  // The reader's text, no token hidden; nothing is cut, and scores are masked and scaled.
+  asTrained() {
+    this.restoreText();
+    this.masked.clear();
+    for (const key of Object.keys(this.toggles)) this.switch(key, false);
+    this.cutOnly();
   }
 
   // These parts and arrows are cut, and no others.

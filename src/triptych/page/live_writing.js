@@ -64,31 +64,43 @@ class Writing {
     this.field.value = text + this.tokenizer.decode([...own, ...fresh]).slice(this.tokenizer.decode(own).length);
   }
 
-  // Up to `count` tokens, as the engine writes them; the text may be in a tab that is not shown.
+  // Up to `count` tokens.  Each is awaited from the engine and not from a frame, which a tab that is not shown never gets.
   async generate(count) {
-    await this.started;
-    const { source, ids } = this.read();
-    if (this.running || !ids.length || ids.length >= this.section.limit) return;
+    if (this.running) return;
     this.running = true;
     this.write.textContent = "Stop";
+    try {
+      await this.started;
+      await this.writeTokens(count);
+    } catch ({ message }) {
+      this.warning.textContent = `The model could not write: ${message}.`;
+      return;
+    } finally {
+      this.running = false;
+      this.write.textContent = "Write";
+    }
+    await this.update();
+  }
+
+  async writeTokens(count) {
+    const { source, ids } = this.read();
+    const { limit } = this.section;
+    if (!ids.length || ids.length >= limit) return;
     await this.engine.call("begin", { source, how: this.how() });
     const [text, fresh] = [this.field.value, []];
     let next = ids;
-    while (this.running && fresh.length < count && ids.length + fresh.length < this.section.limit) {
+    while (this.running && fresh.length < count && ids.length + fresh.length < limit) {
       const { logits, length } = await this.engine.call("step", next);
-      this.cachePicture.show(length, next.length, this.section.limit);
+      this.cachePicture.show(length, next.length, limit);
       const chances = probabilities([...logits], Number(this.temperature.input.value));
       const kept = nucleus(chances, Number(this.top.input.value));
       const id = choose(chances, kept, uniform(this.seed, length));
       this.bars[0]?.show(chances, null, kept, (index) => this.nameOf(index));
-      if (this.section.ids.stop.includes(id)) break;
+      if (this.section.ids.stop.includes(id)) return;
       fresh.push(id);
       this.extend(ids, fresh, text);
       next = [id];
       await new Promise((done) => setTimeout(done, 0)); // so that the step is seen, and "Stop" is heard
     }
-    this.running = false;
-    this.write.textContent = "Write";
-    await this.update();
   }
 }

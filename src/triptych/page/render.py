@@ -31,7 +31,8 @@ TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
 OF_MODELS = {
     "live_operations.js": ("live_rare.js",),
     "live_attention.js": ("live_biases.js",),
-    "tokenizer_models.js": ("tokenizer_charsmap.js", "tokenizer_bpe.js", "tokenizer_unigram.js"),
+    "tokenizer_text.js": ("tokenizer_splits.js", "tokenizer_charsmap.js"),
+    "tokenizer_models.js": ("tokenizer_bpe.js", "tokenizer_unigram.js"),
     "tokenizer.js": ("tokenizer_decoders.js",),
 }
 MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "attention.js")

@@ -100,40 +100,10 @@ const tokenText = (() => {
     return pieces;
   }
 
-  // What becomes of the matches, by the names of the library.
+  // What becomes of the matches, by the names of the library; tokenizer_splits.js adds those of few tokenizers.
   const behaviors = {
     Isolated: (pieces) => pieces,
     Removed: (pieces) => pieces.filter(([, , match]) => !match),
-    Contiguous(pieces) {
-      const runs = [];
-      let before = false;
-      for (const [start, end, match] of pieces) {
-        if (match === before && runs.length) runs.at(-1)[1] = end;
-        else runs.push([start, end]);
-        before = match;
-      }
-      return runs;
-    },
-    MergedWithPrevious(pieces) {
-      const words = [];
-      let before = false;
-      for (const [start, end, match] of pieces) {
-        if (match && !before && words.length) words.at(-1)[1] = end;
-        else words.push([start, end]);
-        before = match;
-      }
-      return words;
-    },
-    MergedWithNext(pieces) {
-      const words = [];
-      let behind = false;
-      for (const [start, end, match] of pieces.toReversed()) {
-        if (match && !behind && words.length) words.at(-1)[0] = start;
-        else words.push([start, end]);
-        behind = match;
-      }
-      return words.reverse();
-    },
   };
 
   function parts({ text, first }, pattern, behavior, invert) {
@@ -153,15 +123,7 @@ const tokenText = (() => {
     },
     prefix: () => (piece) => [piece.text.startsWith(" ") ? piece : { ...piece, text: ` ${piece.text}` }],
     bytes: () => (piece) => [{ ...piece, text: asBytes(piece.text) }],
-    metaspace({ mark, scheme, split }) {
-      const marks = new RegExp(escaped(mark.codePointAt(0)), "gu");
-      return (piece) => {
-        let text = piece.text.replaceAll(" ", () => mark);
-        if (!text.startsWith(mark) && (scheme === "always" || (scheme === "first" && piece.first))) text = mark + text;
-        return split ? parts({ ...piece, text }, marks, "MergedWithNext", false) : [{ ...piece, text }];
-      };
-    },
   };
 
-  return { byteOfLetter, expression, membership, normalizers, splitters, utf8 };
+  return { behaviors, byteOfLetter, escaped, expression, membership, normalizers, parts, splitters, utf8 };
 })();
