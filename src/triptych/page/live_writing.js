@@ -64,7 +64,7 @@ class Writing {
     this.field.value = text + this.tokenizer.decode([...own, ...fresh]).slice(this.tokenizer.decode(own).length);
   }
 
-  // Up to `count` tokens.  Each is awaited from the engine and not from a frame, which a tab that is not shown never gets.
+  // Up to `count` tokens.  Each is awaited from the engine and not from a frame, which a hidden tab never gets.
   async generate(count) {
     if (this.running) return;
     this.running = true;
