@@ -1,6 +1,7 @@
 """A headless Chromium that tests talk to over the DevTools protocol, through pipes.
 
-Tests wait for states of the page, never for a time: `Tab.wait(condition)` returns as soon as the condition holds.
+Tests wait for states of the page, never for a time: `Tab.wait(condition)` returns as soon as the condition holds.  What
+does not come within `PATIENCE` seconds is an error that names it, so that no test waits for ever.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +30,11 @@ OPTIONS = [
     "--remote-debugging-pipe",
 ]
 
-# Resolves when no element says that it still waits for its data.
+PATIENCE = 120.0  # seconds without an answer, or in which a condition stays false; machines may be slow and shared
+
+# Resolves at the next frame, or after 100 ms where there is none.
+LATER = "new Promise((done) => (requestAnimationFrame(done), setTimeout(done, 100)))"
+# Holds when no element says that it still waits for its data.
 READY = 'document.readyState === "complete" && document.querySelector("[aria-busy=true]") === null'
 
 
@@ -64,20 +71,26 @@ class Browser:
         self.answers.close()
 
     def call(self, method: str, session: str | None = None, **parameters: object) -> dict[str, Any]:
-        """Send one command and return its result; events that arrive before it are collected in `events`."""
+        """Send one command and return its result; events that arrive before it are collected in `events`.
+
+        Raises TimeoutError when the browser sends nothing for `PATIENCE` seconds.
+        """
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if session is not None:
             message["sessionId"] = session
         os.write(self.to_browser, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._read()
+            answer = self._read(f"{method} {json.dumps(parameters)[:500]}")
             if answer.get("id") == self.number:
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, awaited: str) -> dict[str, Any]:
+        """The next message; `awaited` is what an error says was waited for."""
         while b"\0" not in self.unread:
+            if not select.select([self.answers], [], [], PATIENCE)[0]:
+                raise TimeoutError(f"the browser sent nothing for {PATIENCE:.0f} s; waited for {awaited}")
             piece = os.read(self.answers.fileno(), 1 << 16)
             assert piece, "the browser ended"
             self.unread += piece
@@ -122,9 +135,14 @@ class Tab:
         return answer["result"].get("value")
 
     def wait(self, condition: str = READY) -> Tab:
-        """Return when the condition holds, however long the machine takes."""
-        while not self.evaluate(f"new Promise((done) => requestAnimationFrame(() => done({condition})))"):
-            pass
+        """Return when the condition holds.  It is looked at once a frame, or every 100 ms in a tab that gets no frames.
+
+        Raises TimeoutError with the condition and what the page wrote on the console, after `PATIENCE` seconds.
+        """
+        began = time.monotonic()
+        while not self.evaluate(f"{LATER}.then(() => {condition})"):
+            if time.monotonic() - began > PATIENCE:
+                raise TimeoutError(f"after {PATIENCE:.0f} s not yet: {condition}; on the console: {self.console()}")
         return self
 
     def html(self) -> str:

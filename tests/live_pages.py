@@ -17,7 +17,7 @@ from triptych import nn
 from triptych.model import Model
 from triptych.nn import Row
 from triptych.page.live_export import LiveExport
-from triptych.page.render import INTERPRETER
+from triptych.page.render import INTERPRETER, OF_MODELS
 from triptych.program import Entry, Program, interpret, interpret_logits
 from triptych.program.interpreter import Edits
 from triptych.spec import FramesSpec, full
@@ -26,7 +26,8 @@ from triptych.spec import FramesSpec, full
 @cache
 def _scripts() -> str:
     folder = resources.files("triptych.page")
-    return "\n".join((folder / name).read_text(encoding="utf-8") for name in ("base.js", *INTERPRETER))
+    names = [one for name in INTERPRETER for one in (name, *OF_MODELS.get(name, ()))]
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in ("base.js", *names))
 
 
 def interpreter_page(path: Path) -> Path:

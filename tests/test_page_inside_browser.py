@@ -12,9 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from browser import CHROMIUM, Browser, Tab
+from browser import CHROMIUM, READY, Browser, Tab
 from cli_models import checkpoint
 from test_page import NASTY, pattern
+from test_page_browser import BUTTONS, SLOW, STATUS
 from triptych.model import load
 from triptych.page import AttentionMap, AttentionSection, TopMap, render, write
 from triptych.page.inside import inside_page
@@ -157,7 +158,6 @@ def test_letters_beyond_counting_are_text(browser: Browser, tmp_path: Path) -> N
     assert tab.console() == []
 
 
-@pytest.mark.long  # once, beside many other tabs, a picture was never saved and the test waited for ever
 @pytest.mark.parametrize("index", range(6))
 def test_what_each_tab_saves_can_be_read(browser: Browser, page: Path, index: int) -> None:
     tab = browser.open(page, before=SAVED).wait()
@@ -175,6 +175,32 @@ def test_what_each_tab_saves_can_be_read(browser: Browser, page: Path, index: in
     assert tab.console() == []
 
 
+def test_what_a_notebook_shows_runs_in_its_frame_and_saves_files(browser: Browser, tmp_path: Path) -> None:
+    """In the sandboxed frame itself, which the browser runs as a page of its own."""
+    html = load(checkpoint("decoder")).trace(["the mill"], read=["*.pattern"])._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><meta charset='utf-8'>{html}", "utf-8")
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    outer = browser.open(tmp_path / "notebook.html")
+    targets = browser.call("Target.getTargets")["targetInfos"]
+    [frame] = [one["targetId"] for one in targets if one["type"] == "iframe"]
+    inner = Tab(browser, browser.call("Target.attachToTarget", targetId=frame, flatten=True)["sessionId"])
+    for domain in ("Runtime", "Log"):
+        inner.call(f"{domain}.enable")
+    inner.wait()
+    assert inner.evaluate('document.querySelectorAll(".gallery button").length') == 18
+    for name in ("PNG", "SVG", "JSON"):
+        inner.evaluate(f'[...document.querySelectorAll("button")].find((one) => one.textContent === "{name}").click()')
+        for _ in range(1000):  # frames; the browser writes the file in the meantime
+            if list(tmp_path.glob(f"*.{name.lower()}")):
+                break
+            inner.wait("true")
+        assert list(tmp_path.glob(f"*.{name.lower()}")), name
+    inner.evaluate('[...document.querySelectorAll("#tools button")][0].click()')
+    assert inner.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert inner.console() == []
+    assert outer.console() == []
+
+
 def test_what_a_notebook_frames_is_drawn_where_storage_is_refused(browser: Browser, tmp_path: Path) -> None:
     """As in a sandboxed frame, in which the page has no storage."""
     html = load(checkpoint("decoder")).trace(["the mill"], read=["*.pattern"])._repr_html_()
@@ -183,3 +209,44 @@ def test_what_a_notebook_frames_is_drawn_where_storage_is_refused(browser: Brows
     tab = browser.open(tmp_path / "page.html", before=refuse).wait()
     assert tab.evaluate('document.querySelectorAll(".gallery button").length') == 18
     assert tab.console() == []
+
+
+def test_two_texts_show_no_controls_before_their_weights_are_unpacked(browser: Browser, page: Path) -> None:
+    """A press on "PNG" at that moment found no head to draw."""
+    tab = browser.open(page, before=SLOW)
+    tab.evaluate('document.querySelectorAll("[role=tab]")[3].click()')
+    assert tab.evaluate('document.querySelector("section.shown").textContent.trim()').startswith("Two texts")
+    assert not tab.evaluate(READY)
+    assert tab.evaluate(BUTTONS) == 3  # the choice of the stack alone
+    assert "Unpacking" in tab.evaluate(STATUS)
+    tab.evaluate("release()")
+    tab.wait()
+    assert tab.evaluate(BUTTONS) > 10
+    assert tab.console() == []
+
+
+def test_a_picture_is_saved_from_a_tab_that_gets_no_frames(browser: Browser, page: Path) -> None:
+    """As in a tab behind another; one that cannot be made is reported beside the button."""
+    tab = browser.open(page, before=SAVED).wait()
+    browser.open(page)
+    assert tab.evaluate("document.visibilityState") == "hidden"
+    png = '[...document.querySelectorAll("section.shown button")].find((one) => one.textContent === "PNG")'
+    tab.evaluate(f"{png}.click()")
+    tab.wait("saved.length === 1")
+    assert tab.evaluate("saved[0][0]") == "image/png"
+    tab.evaluate("HTMLCanvasElement.prototype.toBlob = (done) => done(null)")
+    tab.evaluate(f"{png}.click()")
+    message = f"{png}.parentNode.querySelector('[role=status]').textContent"
+    tab.wait(f"{message} !== ''")
+    assert tab.evaluate(message) == "The PNG could not be made: the browser has no memory for it."
+
+
+def test_a_wait_that_cannot_end_says_what_it_waited_for(
+    browser: Browser, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tab = browser.open(page)
+    monkeypatch.setattr("browser.PATIENCE", 0.5)
+    with pytest.raises(TimeoutError, match=r"not yet: window\.never"):
+        tab.wait("window.never")
+    with pytest.raises(TimeoutError, match=r"the browser sent nothing.*waited for Runtime\.evaluate.*new Promise"):
+        tab.evaluate("new Promise(() => {})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +165,28 @@ def test_a_directory_without_permission_is_refused_first(tmp_path: Path) -> None
 def test_nothing_of_the_data_closes_its_script() -> None:
     page = live_page(load(checkpoint("decoder")), "</script><img src=x onerror=alert(1)>", "</script><b>")
     reader = Reader(page)
-    assert len(reader.inside("script")) == 2
+    assert len(reader.inside("script")) == 3
     assert "img" not in {tag for tag, _ in reader.tags}
     assert "</script><b>" in json.dumps(json.loads(reader.inside("script")[0]))
+
+
+BESIDE = ("live_chapters.js", "live_about.js", "live_words.js", "live_wasm.js")
+
+
+@pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
+def test_a_page_carries_under_three_thousand_lines_of_script(layout: str) -> None:
+    """Beside the chapters, the names of the boxes and the bytes of WebAssembly, without blank lines and comments."""
+    scripts = Reader(live_page(load(checkpoint(layout)), "t")).inside("script")[1:]
+    folder = resources.files("triptych.page")
+    beside = [(folder / name).read_text(encoding="utf-8") for name in BESIDE]
+    assert all(one.strip() in "".join(scripts) for one in beside)
+
+    def code(texts: list[str]) -> list[str]:
+        lines = [line for text in texts for line in text.splitlines()]
+        return [line for line in lines if line.strip() and not line.strip().startswith("//")]
+
+    assert 2000 < len(code(scripts)) - len(code(beside)) < 3000
+    assert max(map(len, code(scripts))) <= 120
 
 
 def test_only_a_page_that_runs_a_model_may_compile_webassembly() -> None:

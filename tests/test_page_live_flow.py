@@ -16,7 +16,7 @@ from torch import Tensor
 
 from browser import CHROMIUM, Browser, Tab
 from live_pages import in_python
-from test_page_live_view import VIEW, press, quickstart, typed
+from test_page_live_view import VIEW, act, press, quickstart, typed
 from triptych.page import write
 from triptych.page.live import live_page
 from triptych.page.live_export import LiveExport, export
@@ -107,7 +107,7 @@ def test_every_operation_that_computes_is_a_box(panel: str, browser: Browser, pa
     # Every layer can be chosen, and then all its boxes are buttons that lie apart.
     drawn = set()
     for at in range(tab.evaluate(f"{FLOW}.chooser.children.length")):
-        tab.evaluate(f"{FLOW}.chooser.children[{at}].click()")
+        act(tab, f"{FLOW}.chooser.children[{at}].click()")
         frames = tab.evaluate(f"{FLOW}.shown.map(({{ id, frame }}) => [id, frame.x, frame.y, frame.width])")
         drawn |= {identity for identity, *_ in frames}
         assert tab.evaluate(f"{FLOW}.picture.querySelectorAll('button').length") == len(frames)
@@ -125,7 +125,7 @@ def test_the_numbers_of_a_box_are_the_model_s(panel: str, browser: Browser, page
     _, values = sites(panel, tab)
     read = f"""(() => {{
       const found = {{}};
-      for (const boxes of Object.values({FLOW}.stacks)) for (const box of boxes) {{
+      for (const box of {FLOW}.shown) {{
         const stack = box.entry === "cross_kv" ? "encode" : box.entry;
         if (!box.site || !["encode", "decode", "cross_kv"].includes(box.entry)) continue;
         found[box.site] = ["first", "last"].map((which) => {{
@@ -135,7 +135,10 @@ def test_the_numbers_of_a_box_are_the_model_s(panel: str, browser: Browser, page
       }}
       return found;
     }})()"""
-    found = tab.evaluate(read)
+    found = {}
+    for at in range(tab.evaluate(f"{FLOW}.chooser.children.length")):
+        act(tab, f"{FLOW}.chooser.children[{at}].click()")
+        found |= tab.evaluate(read)
     assert len(found) > 10
     for site, both in found.items():
         expected = values[site].flatten(1)[[0, -1]]
@@ -148,7 +151,7 @@ def test_the_numbers_of_a_box_are_the_model_s(panel: str, browser: Browser, page
 def test_an_open_box_shows_its_equation_shapes_and_numbers(browser: Browser, pages: dict[str, Path]) -> None:
     tab = opened(browser, pages, "decoder")
     _, values = sites("decoder", tab)
-    tab.evaluate(f"""{FLOW}.openWhere(({{ site }}) => site === "blocks.2.mlp.gate", 2)""")
+    act(tab, f"""{FLOW}.openWhere(({{ site }}) => site === "blocks.2.mlp.gate", 2)""")
     shown = tab.evaluate(f"{FLOW}.detail.textContent")
     length = len(tokens(tab)["ids"])
     assert "x weightᵀ + bias" in shown
@@ -159,7 +162,7 @@ def test_an_open_box_shows_its_equation_shapes_and_numbers(browser: Browser, pag
     expected = values["blocks.2.mlp.gate"]
     assert [float(x) for x in tab.evaluate(cells)] == pytest.approx(expected[-1, :8].tolist(), abs=2e-3)
     # It follows the token that is chosen, and the text.
-    tab.evaluate(f"{FLOW}.tokens.children[3].click()")
+    act(tab, f"{FLOW}.tokens.children[3].click()")
     assert [float(x) for x in tab.evaluate(cells)] == pytest.approx(expected[3, :8].tolist(), abs=2e-3)
     typed(tab, "the king")
     _, values = sites("decoder", tab)
@@ -178,6 +181,7 @@ def test_attention_s_scores_and_weights_are_the_model_s(panel: str, browser: Bro
     for step in attends:
         part = step.attributes["ports"][0].rpartition(".")[0]
         box = f'{FLOW}.stacks.{stack}.find((box) => box.id === "{stack}:{step.out[0]}:softmax")'
+        act(tab, f"{FLOW}.choose('{stack}', {box}.layer)")
         row = tab.evaluate(
             f"(() => {{ {FLOW}.head = 1; const row = {FLOW}.row({FLOW}.runOf('{stack}'), {box}.step);"
             " return { ...row, weights: [...row.weights] }; })()"
@@ -213,12 +217,12 @@ def test_a_cut_arrow_is_read_as_zeros(panel: str, op: str, key: str, browser: Br
     steps = [step for step in program.entries[name].instructions if step.op == op][2 if op == "add" else 0 :]
     for step in (steps[-1], steps[0]):
         arrow = f"{name}:{step.out[0]}<{key}"
-        tab.evaluate(f"{FLOW}.view.board.press({json.dumps(arrow)})")
+        act(tab, f"{FLOW}.view.board.press({json.dumps(arrow)})")
         now = logits(tab)
         assert apart(now, python_logits(panel, tab, with_a_zero(program, name, step, key))) <= 1e-3
         assert apart(now, whole) > 1e-3
         assert "KL divergence" in tab.evaluate('document.querySelector(".effect").textContent')
-        tab.evaluate(f"{FLOW}.view.board.press({json.dumps(arrow)})")
+        act(tab, f"{FLOW}.view.board.press({json.dumps(arrow)})")
         assert apart(logits(tab), whole) <= 1e-4
 
 
@@ -226,15 +230,15 @@ def test_arrows_are_cut_by_a_press_on_the_picture_and_by_a_button(browser: Brows
     tab = opened(browser, pages, "decoder")
     hits = f'{FLOW}.picture.querySelectorAll(".hit")'
     assert tab.evaluate(f"{hits}.length") > 15
-    tab.evaluate(f'{hits}[4].dispatchEvent(new MouseEvent("click", {{ bubbles: true }}))')
+    act(tab, f'{hits}[4].dispatchEvent(new MouseEvent("click", {{ bubbles: true }}))')
     assert tab.evaluate(f"{VIEW}.board.cuts.size") == 1
     assert tab.evaluate(f'{FLOW}.picture.querySelectorAll("g.cut").length') == 1
-    tab.evaluate(f"{VIEW}.board.reset.click()")
+    act(tab, f"{VIEW}.board.reset.click()")
     assert tab.evaluate(f'{FLOW}.picture.querySelectorAll("g.cut").length') == 0
-    tab.evaluate(f"""{FLOW}.openWhere(({{ site }}) => /mlp.act$/.test(site))""")
+    act(tab, f"""{FLOW}.openWhere(({{ site }}) => /mlp.act$/.test(site))""")
     names = f'[...{FLOW}.detail.querySelectorAll(".cuts button")].map((one) => one.textContent)'
     assert "Cut this MLP" in tab.evaluate(names)
-    tab.evaluate(f'{FLOW}.detail.querySelector(".cuts button").click()')
+    act(tab, f'{FLOW}.detail.querySelector(".cuts button").click()')
     assert tab.evaluate(f"[...{VIEW}.board.cuts]") == ["blocks.0.mlp"]
     assert "Put back this MLP" in tab.evaluate(names)
     assert tab.evaluate("""document.querySelector('.board [aria-label="layer 0, MLP"]').ariaPressed""") == "false"
@@ -257,6 +261,7 @@ def test_the_keyboard_walks_the_diagram(browser: Browser, pages: dict[str, Path]
             break
         press(tab, "Tab", 9)
     press(tab, " ", 32)
+    tab.wait()
     assert tab.evaluate(f"{VIEW}.board.cuts.size") == 1
     assert tab.evaluate("document.activeElement.textContent").startswith("Put back the arrow")
 
@@ -273,9 +278,10 @@ def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: B
     state = f"""({{
       cuts: [...{VIEW}.board.cuts], off: {VIEW}.off, masked: [...{VIEW}.masked], open: {FLOW}.box.kind,
       site: {FLOW}.box.site, ids: {VIEW}.tokens.source ?? {VIEW}.tokens.ids,
-      heat: {VIEW}.temperature ? Number({VIEW}.temperature.input.value) : null,
+      text: {VIEW}.source.input.value, heat: {VIEW}.temperature ? Number({VIEW}.temperature.input.value) : null,
       wrote: {VIEW}.cachePicture ? !{VIEW}.cachePicture.node.hidden : null,
     }})"""
+    text = tab.evaluate(f"{VIEW}.source.input.value")
     stack = "encode" if panel == "encoder" else "decode"
     prefix = "decoder.blocks.0" if panel == "encoder-decoder" else "blocks.0"
     part = f"{prefix}.cross" if panel == "encoder-decoder" else f"{prefix}.attn"
@@ -305,21 +311,24 @@ def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: B
         "Temperature 2": lambda now: now["heat"] == 2,
         "Open the unembedding": lambda now: (now["site"] or "").endswith("logits"),
         "Write 20 tokens": lambda now: now["wrote"],
+        "Put the text back": lambda now: now["text"] == text,
         "Double the text": lambda now: now["ids"][1] in now["ids"][2:],
         "Follow the first token": lambda now: True,
         "Follow the last token": lambda now: True,
     }
     pressed = set()
     for chapter in range(10):
-        tab.evaluate(f"{LESSONS}.chooser.children[{chapter}].click()")
+        act(tab, f"{LESSONS}.chooser.children[{chapter}].click()")
+        opened_at = tab.evaluate(state)
+        assert (opened_at["cuts"], any(opened_at["off"].values())) == ([], False)  # what the one before did is undone
         assert 30 < len(tab.evaluate(f"{LESSONS}.text.textContent").split()) <= 120
         assert not tab.evaluate(f'{LESSONS}.card.querySelector("details").open')
         assert tab.evaluate(f"{LESSONS}.card.querySelectorAll('b.number').length") >= 2
         for at in range(tab.evaluate(f"{LESSONS}.steps.length")):
             one = f"{LESSONS}.steps[{at}].one"
             label = tab.evaluate(f"{one}.textContent")
-            tab.evaluate(f"{one}.click()")
-            tab.wait(f"!{VIEW}.running")
+            act(tab, f"{one}.click()")
+            tab.wait(f"!{VIEW}.running").wait()
             assert tab.evaluate(f"{one}.ariaPressed") == "true", (chapter, label)
             assert checks[label](tab.evaluate(state)), (chapter, label, tab.evaluate(state))
             pressed.add(label)
@@ -331,7 +340,7 @@ def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: B
 
 def chapter(tab: Tab, number: int) -> dict[str, float]:
     """The numbers of a chapter's text, by name."""
-    tab.evaluate(f"{LESSONS}.chooser.children[{number - 1}].click()")
+    act(tab, f"{LESSONS}.chooser.children[{number - 1}].click()")
     numbers = f"[...{LESSONS}.card.querySelectorAll('b.number')]"
     found = tab.evaluate(f"{numbers}.map(({{ dataset }}) => [dataset.name, dataset.value])")
     return {name: float(value) for name, value in found}
@@ -392,6 +401,6 @@ def test_the_numbers_of_the_chapters_are_python_s(panel: str, browser: Browser, 
     assert nine["entropy"] == pytest.approx(float(torch.special.entr(chances).sum()), **near)
 
     # They are computed from the page as it is: after a cut the prediction's numbers are others.
-    tab.evaluate(f"{VIEW}.cutOnly('{name}.mlp')")
+    act(tab, f"{VIEW}.cutOnly('{name}.mlp')")
     assert chapter(tab, 9)["entropy"] != nine["entropy"]
     assert chapter(tab, 8)["moved"] > 0

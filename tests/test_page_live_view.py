@@ -86,6 +86,11 @@ def typed(tab: Tab, text: str, field: int = 0) -> None:
     tab.evaluate(f"{VIEW}.update()")
 
 
+def act(tab: Tab, code: str) -> None:
+    """Run a statement in the page, and wait until it shows what comes of it."""
+    tab.evaluate(f"({code}, {VIEW}.refreshing)")
+
+
 def bars(tab: Tab) -> list[tuple[str, str]]:
     shown = '[...document.querySelectorAll(".bars li")].filter((one) => one.checkVisibility())'
     texts = '[one.querySelector("bdi").title, one.querySelector("b").textContent]'
@@ -104,7 +109,8 @@ def test_the_three_quickstart_models_compute_what_python_computes(
     target = tokens["ids"] if "source" in tokens else None
     expected = in_python(model, export(model), model.ids([text])[0], target)
     rows = tab.evaluate(f"{VIEW}.rowsOf({json.dumps(tokens['ids'])})")
-    found = tab.evaluate(f"{VIEW}.compute({json.dumps(tokens)}, {{}}).logits.map((row) => [...row])")
+    answer = f'{VIEW}.engine.call("compute", {{ ...{json.dumps(tokens)}, rows: {json.dumps(rows)} }})'
+    found = tab.evaluate(f"{answer}.then(({{ logits }}) => logits.map((row) => [...row]))")
     assert float((torch.tensor(found) - expected[rows]).abs().max()) <= 1e-3
     assert pages[panel].stat().st_size < 3_000_000
     assert tab.console() == []
@@ -126,18 +132,18 @@ def test_a_cut_is_shown_beside_the_whole_model_and_can_be_undone(browser: Browse
     tab = opened(browser, pages["decoder"])
     whole = bars(tab)
     assert tab.evaluate('document.querySelector(".effect").textContent') == ""
-    tab.evaluate("""document.querySelector('.board [aria-label="layer 0, MLP"]').click()""")
+    act(tab, """document.querySelector('.board [aria-label="layer 0, MLP"]').click()""")
     assert bars(tab) != whole
     assert "KL divergence" in tab.evaluate('document.querySelector(".effect").textContent')
     assert tab.evaluate('[...document.querySelectorAll(".track s")].some((one) => !one.hidden)')
-    tab.evaluate("""[...document.querySelectorAll(".board button")].at(-1).click()""")
+    act(tab, """[...document.querySelectorAll(".board button")].at(-1).click()""")
     assert bars(tab) == whole
     assert tab.evaluate('document.querySelector(".effect").textContent') == ""
     for name in ("Mask", "1/√d"):
         switch = f'[...document.querySelectorAll(".switches button")].find((one) => one.textContent === "{name}")'
-        tab.evaluate(f"{switch}.click()")
+        act(tab, f"{switch}.click()")
         assert "KL divergence" in tab.evaluate('document.querySelector(".effect").textContent')
-        tab.evaluate(f"{switch}.click()")
+        act(tab, f"{switch}.click()")
         assert bars(tab) == whole
     assert tab.console() == []
 
@@ -170,10 +176,10 @@ def test_an_encoder_fills_the_tokens_that_are_masked(browser: Browser, pages: di
     shown = '[...document.querySelectorAll(".prediction")].filter((one) => one.checkVisibility())'
     titles = f'{shown}.map((one) => one.querySelector("h4").textContent)'
     assert tab.evaluate(titles) == ["Token 4, masked"]
-    tab.evaluate('document.querySelectorAll("button.chip")[2].click()')
+    act(tab, 'document.querySelectorAll("button.chip")[2].click()')
     assert tab.evaluate(titles) == ["Token 2, masked", "Token 4, masked"]
     assert tab.evaluate('document.querySelectorAll("button.chip")[2].title')
-    tab.evaluate('document.querySelectorAll("button.chip")[2].click()')
+    act(tab, 'document.querySelectorAll("button.chip")[2].click()')
     assert tab.evaluate(titles) == ["Token 4, masked"]
     assert tab.console() == []
 
@@ -197,11 +203,9 @@ def test_any_text_is_text(text: str, browser: Browser, tmp_path: Path) -> None:
     typed(tab, text)
     reader = Reader(tab.html())
     assert "img" not in [tag for tag, _ in reader.tags]
-    assert len(reader.inside("script")) == 2
-    assert (
-        tab.evaluate('performance.getEntriesByType("resource").filter((one) => !one.name.startsWith("data:")).length')
-        == 0
-    )
+    assert len(reader.inside("script")) == 3
+    requests = 'performance.getEntriesByType("resource").filter(({ name }) => !/^(data|blob):/.test(name))'
+    assert tab.evaluate(f"{requests}.length") == 0
     assert tab.console() == []
 
 
@@ -235,6 +239,10 @@ def test_the_keyboard_alone_reaches_everything(browser: Browser, pages: dict[str
     assert tab.evaluate(label) == "layer 0, attention head 1"
     press(tab, "Tab", 9)
     assert tab.evaluate("document.activeElement.textContent") == "Put all back"
+    press(tab, "Enter", 13)
+    tab.wait()
+    assert tab.evaluate(f"{VIEW}.board.cuts.size") == 0
+    assert tab.evaluate(label) == "layer 0, attention head 0"  # and not nowhere, as that button is disabled
 
 
 @pytest.mark.parametrize("panel", ["decoder", "encoder", "encoder-decoder"])
@@ -249,8 +257,10 @@ def test_nothing_is_wider_than_the_page(
 
 def test_without_webassembly_the_page_runs_in_javascript(browser: Browser, pages: dict[str, Path]) -> None:
     tab = opened(browser, pages["decoder"])
-    plain = opened(browser, pages["decoder"], before="delete window.WebAssembly;")
-    assert plain.evaluate(f"{VIEW}.model.weights.kernel.name") == "JavaScript"
+    without = """const Whole = Blob;
+      window.Blob = function (parts, kind) { return new Whole(["delete globalThis.WebAssembly;", ...parts], kind); };"""
+    plain = opened(browser, pages["decoder"], before=without)
+    assert plain.evaluate(f"{VIEW}.engine.kernel") == "JavaScript"
     assert bars(plain) == bars(tab)
     assert plain.console() == []
 
@@ -275,8 +285,8 @@ def test_any_head_has_a_page(name: str, browser: Browser, tmp_path: Path) -> Non
     write(tmp_path / "page.html", live_page(model, name))
     tab = opened(browser, tmp_path / "page.html")
     assert tab.evaluate('document.querySelectorAll(".gallery button").length') > 0
-    tab.evaluate("""document.querySelector('.board .rows button[aria-label*="head 1"]').click()""")
-    tab.evaluate("""document.querySelector('.board .rows button[aria-label$="MLP"]').click()""")
+    act(tab, """document.querySelector('.board .rows button[aria-label*="head 1"]').click()""")
+    act(tab, """document.querySelector('.board .rows button[aria-label$="MLP"]').click()""")
     assert tab.evaluate(f"{VIEW}.board.cuts.size") == 2
     assert tab.evaluate('[...document.querySelectorAll(".desk .quiet")].at(-1).textContent').endswith("SIMD.")
     assert tab.console() == []
@@ -285,19 +295,20 @@ def test_any_head_has_a_page(name: str, browser: Browser, tmp_path: Path) -> Non
 def test_the_switches_are_those_that_the_model_has(browser: Browser, pages: dict[str, Path]) -> None:
     """An encoder has no causal mask, and T5 does not scale its scores; what is there moves the prediction."""
     names = 'return [...document.querySelectorAll(".switches button")].map((one) => one.textContent)'
+    patterns = f"Object.values({VIEW}.now.runs).flatMap((run) => [...run.patterns.values()])"
+    read = f"[...{VIEW}.now.logits[0], ...{patterns}.flatMap(({{ data }}) => [...data])]"
     for panel, expected in (("decoder", ["Mask", "1/√d"]), ("encoder", ["1/√d"]), ("encoder-decoder", ["Mask"])):
         tab = opened(browser, pages[panel])
         assert tab.evaluate(f"(() => {{ {names} }})()") == expected
         if panel == "encoder-decoder":
             typed(tab, "I haue", 1)
         for at in range(len(expected)):
-            tab.evaluate(f'document.querySelectorAll(".switches button")[{at}].click()')
+            runs = [torch.tensor(tab.evaluate(read))]
+            act(tab, f'document.querySelectorAll(".switches button")[{at}].click()')
             # With one decoder layer the last token, which saw everything before, predicts the same; others do not.
-            read = "[...RUN.logits[0], ...[...RUN.patterns.values()].flatMap(({ data }) => [...data])]"
-            runs = [tab.evaluate(read.replace("RUN", f"{VIEW}.{which}")) for which in ("whole", "now")]
-            whole, now = map(torch.tensor, runs)
-            assert float((whole - now).abs().max()) > 1e-3
-            tab.evaluate(f'document.querySelectorAll(".switches button")[{at}].click()')
+            runs.append(torch.tensor(tab.evaluate(read)))
+            assert float((runs[0] - runs[1]).abs().max()) > 1e-3
+            act(tab, f'document.querySelectorAll(".switches button")[{at}].click()')
 
 
 @pytest.mark.parametrize("panel", ["decoder", "encoder-decoder"])
@@ -326,14 +337,82 @@ def test_the_picture_of_the_cache_follows_the_theme(browser: Browser, pages: dic
 
 def test_the_page_shows_before_its_weights_are_unpacked(browser: Browser, pages: dict[str, Path]) -> None:
     """What is typed in the meantime is what the model reads."""
-    slow = """const timer = setTimeout;
-      globalThis.setTimeout = (act, ms) => (/this\\.load/.test(act) ? (globalThis.release = act) : timer(act, ms));"""
+    slow = """const { postMessage } = Worker.prototype;
+      Worker.prototype.postMessage = function (message) { globalThis.release = () => postMessage.call(this, message); };
+      globalThis.restore = () => (Worker.prototype.postMessage = postMessage);"""
     tab = browser.open(pages["decoder"], before=slow)
     tab.wait('"release" in globalThis')
-    assert tab.evaluate(f"{VIEW}.model === null")
+    assert tab.evaluate(f"{VIEW}.engine === null")
     text = 'document.querySelector("textarea")'
     tab.evaluate(f"({text}.value = 'the king', {text}.dispatchEvent(new Event('input')))")
     assert "Unpacking" in tab.evaluate('[...document.querySelectorAll(".desk .quiet")].at(-1).textContent')
-    tab.evaluate("release()")
+    tab.evaluate("(restore(), release())")
+    tab.wait()
     assert tab.evaluate(f"{VIEW}.tokens.ids.length") == len("the king")
     assert tab.console() == []
+
+
+def test_typing_never_waits_for_a_forward(browser: Browser, pages: dict[str, Path]) -> None:
+    """While the worker computes one text, others are typed: of these the last alone is asked for, and shown."""
+    tab = opened(browser, pages["decoder"])
+    counted = f"""(() => {{
+      const view = {VIEW}, {{ call }} = view.engine;
+      globalThis.asked = [];
+      globalThis.drawn = [];
+      view.engine.call = async (name, given) => {{
+        asked.push(given.ids.length);
+        await globalThis.hold;
+        return call(name, given);
+      }};
+      const {{ show }} = view;
+      view.show = (tokens, ...rest) => (drawn.push(tokens.ids.length), show.call(view, tokens, ...rest));
+      globalThis.hold = new Promise((done) => (globalThis.release = done));
+    }})()"""
+    tab.evaluate(counted)
+    field = 'document.querySelector("textarea")'
+    for text in ("t", "th", "the", "the king"):
+        tab.evaluate(f"({field}.value = {text!r}, {VIEW}.update(), 0)")
+    tab.wait("asked.length === 1")
+    tab.evaluate("release()")
+    tab.wait()
+    assert tab.evaluate("asked") == [1, 8]
+    assert tab.evaluate("drawn") == [8]
+    assert tab.console() == []
+
+
+@pytest.mark.parametrize(
+    "refusal", ["delete window.Worker;", "window.Worker = function () { throw new Error('no'); };"]
+)
+def test_without_a_worker_the_page_runs_the_model_itself(
+    refusal: str, browser: Browser, pages: dict[str, Path]
+) -> None:
+    tab, plain = opened(browser, pages["decoder"]), opened(browser, pages["decoder"], before=refusal)
+    status = '[...document.querySelectorAll(".desk .quiet")].at(-1).textContent'
+    assert "starts no worker" in plain.evaluate(status)
+    assert "worker" not in tab.evaluate(status)
+    assert bars(plain) == bars(tab)
+    typed(plain, "the king")
+    typed(tab, "the king")
+    assert bars(plain) == bars(tab)
+    assert plain.console() == []
+
+
+def test_a_model_that_cannot_be_run_is_reported(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["decoder"])
+    tab.evaluate(f"({VIEW}.engine.call = () => Promise.reject(new Error('out of memory')))")
+    typed(tab, "the")
+    warning = 'document.querySelector("[role=status]").textContent'
+    assert tab.evaluate(warning) == "The model could not be run: out of memory."
+    tab.evaluate(f"{VIEW}.generate(3)")
+    assert tab.evaluate(warning) == "The model could not write: out of memory."
+    assert tab.evaluate(f"{VIEW}.write.textContent") == "Write"
+    assert tab.console() == []
+
+
+def test_the_model_writes_in_a_tab_that_gets_no_frames(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["decoder"])
+    before = tab.evaluate(f"{VIEW}.source.input.value.length")
+    browser.open(pages["encoder"])
+    assert tab.evaluate("document.visibilityState") == "hidden"
+    tab.evaluate(f"{VIEW}.generate(3)")
+    assert tab.evaluate(f"{VIEW}.source.input.value.length") > before

@@ -17,7 +17,7 @@ from page_tokenizers import KINDS, random_texts
 from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import TextError
 from triptych.page import tokenizer_data, tokenizer_regex
-from triptych.page.render import TOKENIZER_SCRIPTS
+from triptych.page.render import OF_MODELS, TOKENIZER_SCRIPTS
 from triptych.text import Tokenizer, character_tokenizer, from_directory, from_gguf
 
 in_browser = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
@@ -27,7 +27,8 @@ in_browser = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="ne
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     folder = tmp_path_factory.mktemp("tokenizer")
     files = resources.files("triptych.page")
-    scripts = "\n".join((files / name).read_text(encoding="utf-8") for name in TOKENIZER_SCRIPTS)
+    names = [one for name in TOKENIZER_SCRIPTS for one in (name, *OF_MODELS.get(name, ()))]
+    scripts = "\n".join((files / name).read_text(encoding="utf-8") for name in names)
     page = f'<!doctype html><meta charset="utf-8"><script>{scripts}\nwindow.Tokenizer = Tokenizer;</script>'
     (folder / "page.html").write_text(page, encoding="utf-8")
     with Browser(folder / "profile") as running:

@@ -126,9 +126,12 @@ def explain() -> None:
 
 
 def inspect() -> None:
+    from triptych.page.inside import inside_page
     from triptych.page.inspect import inspect_text
 
-    screenshot("inspect", inspect_text(smollm2(), SENTENCE, layer=1).page("SmolLM2-135M-Instruct"), 1010)
+    model = smollm2()
+    page = inside_page(model, [inspect_text(model, SENTENCE, layer=1)], "SmolLM2-135M-Instruct")
+    screenshot("inspect", page, 1010)
 
 
 PICTURES: dict[str, Callable[[], None]] = {

@@ -46,6 +46,33 @@ function choice(name, entries, picked, pick) {
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
+// Texts and numbers, as they are read.
+
+const LONGEST = 160; // letters of a token that are shown
+
+// Tokens as they are read: spaces and line ends that would not show get a sign.
+function shown(token) {
+  if (token === "") return "∅";
+  const start = () => [...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("");
+  const long = token.length > 2 * LONGEST;
+  const letters = long ? `${start()}… (${token.length.toLocaleString("en-US")} letters)` : token;
+  const signed = letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥");
+  return signed.replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
+}
+
+const three = (weight) => (weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3));
+
+const bdi = (token) =>
+  el("bdi", { class: "token", title: token.length > 2 * LONGEST ? shown(token) : token }, shown(token));
+
+function readable(value) {
+  const size = Math.abs(value);
+  if (value !== 0 && (size < 1e-4 || size >= 1e7)) {
+    return Number(value.toPrecision(4)).toExponential().replace("e+", "e").replaceAll("-", "−");
+  }
+  return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+}
+
 // Calls `act` now and whenever the width of `node` changes.  Changes of the height are ignored, because `act` itself
 // usually causes them.
 function onwidth(node, act) {
@@ -127,7 +154,7 @@ function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-const saveJson = (name, value) => save(name, new Blob([JSON.stringify(value, null, 1)], { type: "application/json" }));
+const jsonBlob = (value) => new Blob([JSON.stringify(value, null, 1)], { type: "application/json" });
 
 const fileName = (...parts) =>
   parts.join("-").normalize("NFKD").replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "").toLowerCase();

@@ -17,8 +17,7 @@ class Panel {
     if (head !== this.head) this.at = null;
     this.head = head;
     this.plot.show(head, shade, null, this.at);
-    const last = this.plot.lastInView();
-    this.choose(...(this.at ?? [last, argmax(head.row(last))]), false);
+    this.choose(...(this.at ?? this.plot.first()), false);
   }
 
   choose(t, s, scroll) {
@@ -47,6 +46,7 @@ function distance(one, other) {
 class ComparisonView {
   constructor(section, place) {
     this.section = section;
+    this.place = place;
     this.first = attentionOf(page.sections);
     this.other = section.others[0];
     this.shade = "head";
@@ -56,15 +56,19 @@ class ComparisonView {
     const others = section.texts.slice(1).map((text, index) => [index, `Text ${index + 2}`, text.slice(0, 200)]);
     const shades = Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]);
     this.title = el("h3");
-    this.status = el("p", { class: "quiet", role: "status" }, "Unpacking the attention weights …");
+    this.status = el("p", { class: "quiet", role: "status" });
     this.pair = el("div", { class: "pair" }, ...this.panels.map((one) => one.node));
     const picks = [
       ...(stacks.length > 1 ? [choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack, this.other))] : []),
       ...(others.length > 1 ? [choice("The other text", others, 0, (index) => this.pick(this.stack, section.others[index]))] : []),
+    ];
+    const tools = [
       choice("Colour scale", shades, this.shade, (shade) => { this.shade = shade; this.open(this.head); }),
       exportButtons(() => fileName("two-texts", this.stack, this.head.layer, this.head.head), () => this.drawing(), () => this.values()),
     ];
-    place.append(el("div", { class: "controls" }, ...picks), this.status, this.gallery.node, this.title, this.pair);
+    const controls = el("div", { class: "controls" }, ...tools);
+    this.content = el("div", { hidden: "" }, controls, this.gallery.node, this.title, this.pair);
+    place.append(el("div", { class: "controls" }, ...picks), this.status, this.content);
     this.panels.forEach((panel, side) => onkeys(panel.plot.heat, {
       ArrowUp: () => this.step(side, -1, 0), ArrowDown: () => this.step(side, 1, 0), ArrowLeft: () => this.step(side, 0, -1), ArrowRight: () => this.step(side, 0, 1),
     }));
@@ -72,16 +76,30 @@ class ComparisonView {
     this.pick(stacks[0][0], this.other);
   }
 
+  // Until the weights of both texts are unpacked the section shows `text`, and nothing that would act on them.
+  wait(text, busy) {
+    this.place.setAttribute("aria-busy", busy);
+    this.status.textContent = text;
+    this.content.hidden = Boolean(text);
+  }
+
   async pick(stack, other) {
     [this.stack, this.other] = [stack, other];
-    const both = await Promise.all([this.first, other].map((section) => unpackedHeads(section, stack)));
-    if (this.stack !== stack || this.other !== other) return;
+    this.wait(UNPACKING, true);
+    let both;
+    try {
+      both = await Promise.all([this.first, other].map((section) => unpackedHeads(section, stack)));
+    } catch (error) {
+      this.wait(notUnpacked(error), false);
+      return;
+    }
+    if (this.stack !== stack || this.other !== other) return; // others were picked in the meantime
     const [ours, theirs] = both;
     this.partners = new Map(ours.map((head) => [head, theirs.find((one) => one.layer === head.layer && one.head === head.head)]));
     const apart = new Map(ours.map((head) => [head, distance(head, this.partners.get(head))]));
     const order = [...ours].sort((a, b) => apart.get(b) - apart.get(a));
-    this.status.textContent = "";
-    this.gallery.showGroups([["most different first", "role-none", order.slice(0, COMPARED), (head) => `${head.layer}.${head.head} · ${apart.get(head).toFixed(2)}`]]);
+    this.wait("", false);
+    showGroups(this.gallery, [["most different first", "role-none", order.slice(0, COMPARED), (head) => `${head.layer}.${head.head} · ${apart.get(head).toFixed(2)}`]]);
     this.apart = apart;
     this.open(order[0]);
   }

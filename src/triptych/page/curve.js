@@ -49,12 +49,6 @@ function spaced(values, place, room) {
   });
 }
 
-function readable(value) {
-  const size = Math.abs(value);
-  if (value !== 0 && (size < 1e-4 || size >= 1e7)) return Number(value.toPrecision(4)).toExponential().replace("e+", "e").replaceAll("-", "−");
-  return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
-}
-
 function extent(values, pad) {
   let low = Infinity;
   let high = -Infinity;

@@ -16,7 +16,8 @@ const colourOf = (name) => {
 function sheet(width, height, title, ...children) {
   const paper = svg("rect", { width, height, fill: colourOf("--paper") });
   const heading = svg("text", { x: 24, y: 34, "font-size": 18, "font-weight": 600, fill: colourOf("--ink") }, title);
-  return svg("svg", { xmlns: SVG_NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`, "font-family": "sans-serif", "font-size": 13 }, paper, heading, ...children);
+  return svg("svg", { xmlns: SVG_NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`,
+    "font-family": "sans-serif", "font-size": 13 }, paper, heading, ...children);
 }
 
 // XML has no place for most control characters and for halves of a surrogate pair, which tokens may contain.
@@ -27,23 +28,40 @@ function serialized(picture) {
   return new XMLSerializer().serializeToString(picture);
 }
 
+const MOST_PIXELS = 24e6; // of a picture; browsers refuse larger canvases, the first of them above 16,384 pixels a side
+
+// Waits for events that come in a background tab too, where nothing is drawn.
 async function rasterized(picture) {
   const [width, height] = [picture.getAttribute("width"), picture.getAttribute("height")].map(Number);
-  const scale = Math.min(2, 8000 / Math.max(width, height));
+  const scale = Math.min(2, 8000 / Math.max(width, height), Math.sqrt(MOST_PIXELS / width / height));
   const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(serialized(picture))}`;
-  await image.decode();
+  await new Promise((done, fail) => {
+    image.onload = done;
+    image.onerror = () => fail(new Error("the browser cannot draw it"));
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(serialized(picture))}`;
+  });
   const canvas = el("canvas", { width: Math.round(width * scale), height: Math.round(height * scale) });
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = false;
   context.drawImage(image, 0, 0, canvas.width, canvas.height);
-  return new Promise((done) => canvas.toBlob(done));
+  const blob = await new Promise((done) => canvas.toBlob(done));
+  if (!blob) throw new Error("the browser has no memory for it");
+  return blob;
 }
 
 // Buttons that save what a view shows: `draw()` gives an <svg>, `name()` the file's name, `values()` the numbers.
 function exportButtons(name, draw, values) {
+  const status = el("span", { class: "quiet", role: "status" });
+  const one = (kind, hint, make) => button(kind.toUpperCase(), hint, async () => {
+    status.textContent = "";
+    try {
+      save(`${name()}.${kind}`, await make());
+    } catch (error) {
+      status.textContent = `The ${kind.toUpperCase()} could not be made: ${error.message}.`;
+    }
+  });
   return el("div", { class: "choice", role: "group", "aria-label": "Save" },
-    button("PNG", "Save as a picture of pixels", async () => save(`${name()}.png`, await rasterized(draw()))),
-    button("SVG", "Save as a drawing", () => save(`${name()}.svg`, new Blob([serialized(draw())], { type: "image/svg+xml" }))),
-    button("JSON", "Save the numbers", () => saveJson(`${name()}.json`, values())));
+    one("png", "Save as a picture of pixels", () => rasterized(draw())),
+    one("svg", "Save as a drawing", () => new Blob([serialized(draw())], { type: "image/svg+xml" })),
+    one("json", "Save the numbers", () => jsonBlob(values())), status);
 }

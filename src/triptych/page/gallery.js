@@ -29,24 +29,17 @@ class Gallery {
   show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
     this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY);
-    const cells = [el("span", { class: "corner" }, "layer ╲ head"), ...columns.map((name) => el("span", {}, String(name)))];
+    const cells = [el("span", { class: "corner" }, "layer ╲ head"),
+      ...columns.map((name) => el("span", {}, String(name)))];
     heads.forEach((head, index) => {
       const thumb = this.thumb(head);
       thumb.style.gridColumn = columns.indexOf(head.head) + 2;
-      if (index === 0 || heads[index - 1].layer !== head.layer) cells.push(el("span", { class: "layer" }, String(head.layer)));
+      if (index === 0 || heads[index - 1].layer !== head.layer) {
+        cells.push(el("span", { class: "layer" }, String(head.layer)));
+      }
       cells.push(thumb);
     });
     this.end(cells);
-  }
-
-  // Groups are [title, class of its colour, heads, function(head) -> what stands under a head].
-  showGroups(groups) {
-    this.begin(0);
-    this.end(groups.map(([title, colour, heads, under]) => {
-      const title_ = el("h4", {}, el("i", { class: colour }), title, el("sub", {}, String(heads.length)));
-      const ones = heads.map((head) => el("div", {}, this.thumb(head, `, ${under(head)}`), el("span", {}, under(head))));
-      return el("div", { class: "group" }, title_, el("div", { class: "row" }, ...ones));
-    }));
   }
 
   begin(columns, many = false) {

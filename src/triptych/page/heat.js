@@ -1,29 +1,4 @@
-// Attention weights: unpacking them, their colours, and heads that hold them.
-
-// Base64 of deflated bytes.
-async function inflate(text) {
-  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
-// All high bytes, then all low bytes -> Uint16Array of steps.
-async function unpack(text) {
-  const planes = await inflate(text);
-  const count = planes.length / 2;
-  const steps = new Uint16Array(count);
-  for (let i = 0; i < count; i++) steps[i] = (planes[i] << 8) | planes[count + i];
-  return steps;
-}
-
-// The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
-async function unpackTop(text, queries) {
-  const planes = await inflate(text);
-  const count = planes.length / 3;
-  const keys = new Uint16Array(count);
-  for (let i = 0; i < count; i++) keys[i] = ((planes[i] << 8) | planes[count + i]) + (i % queries ? keys[i - 1] : 0);
-  return { keys, roots: planes.subarray(2 * count) };
-}
+// Attention weights: their colours, and heads that hold them.
 
 // Two scales, from nothing to much: paper to ultramarine by day, night to gold in the dark.  In each, lightness
 // alone goes steadily one way, so order survives any colour vision, and a grey print.
@@ -33,7 +8,8 @@ const SCALES = {
 };
 
 function palette(dark) {
-  const stops = SCALES[dark ? "dark" : "light"].map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+  const stops = SCALES[dark ? "dark" : "light"].map((hex) => [1, 3, 5]
+    .map((at) => parseInt(hex.slice(at, at + 2), 16)));
   return Array.from({ length: 256 }, (_, shade) => {
     const place = (shade / 255) * (stops.length - 1);
     const low = Math.min(Math.floor(place), stops.length - 2);
@@ -47,15 +23,19 @@ const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 
 // How a weight becomes a shade in [0, 1]: against the head's largest, or its root (small weights show), or against 1.
 const SHADES = {
-  head: { label: "linear", hint: "From 0 to the largest weight of this head", top: (max) => max, shade: (w, max) => w / max },
-  root: { label: "√", hint: "Square root, so that small weights show", top: (max) => max, shade: (w, max) => Math.sqrt(w / max) },
+  head: { label: "linear", hint: "From 0 to the largest weight of this head", top: (max) => max,
+    shade: (w, max) => w / max },
+  root: { label: "√", hint: "Square root, so that small weights show", top: (max) => max,
+    shade: (w, max) => Math.sqrt(w / max) },
   one: { label: "0–1", hint: "The same scale for every head, 0 to 1", top: () => 1, shade: (w) => w },
 };
 
 const TABLES = new Map(); // a palette as the 32-bit pixels of this machine
 
 function pixels(dark) {
-  if (!TABLES.has(dark)) TABLES.set(dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer));
+  if (!TABLES.has(dark)) {
+    TABLES.set(dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer));
+  }
   return TABLES.get(dark);
 }
 
@@ -69,7 +49,8 @@ function paintWeights(canvas, { values, width }, shade, dark, zoom = 1) {
   const table = pixels(dark);
   for (let y = 0, i = 0; y < canvas.height; y++) {
     const row = Math.floor(y / zoom) * width;
-    for (let x = 0; x < canvas.width; x++) out[i++] = table[Math.round(shade(values[row + (zoom === 1 ? x : Math.floor(x / zoom))]) * 255)];
+    for (let x = 0; x < canvas.width; x++) out[i++] =
+      table[Math.round(shade(values[row + (zoom === 1 ? x : Math.floor(x / zoom))]) * 255)];
   }
   context.putImageData(image, 0, 0);
 }
@@ -138,47 +119,4 @@ class Head extends AnyHead {
   }
 }
 
-// One head of a long text, with the largest weights of each query alone.
-class TopHead extends AnyHead {
-  constructor(map, index, { keys, roots }, tokens) {
-    super(map, index, tokens);
-    this.count = map.count;
-    const size = this.queries.length * this.count;
-    this.kept = keys.subarray(index * size, (index + 1) * size);
-    this.roots = roots.subarray(index * size, (index + 1) * size);
-    this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
-  }
-
-  row(t) {
-    const row = new Array(this.keys.length).fill(0);
-    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
-    return row;
-  }
-
-  at(t, s) {
-    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) return (this.roots[i] / 255) ** 2;
-    return 0;
-  }
-
-  visit(from, to, act) {
-    for (let k = 0; k < this.count; k++) {
-      for (let t = from[0], i = k * this.queries.length + t; t < to[0]; t++, i++) {
-        const s = this.kept[i];
-        if (s >= from[1] && s < to[1]) act(t, s, (this.roots[i] / 255) ** 2);
-      }
-    }
-  }
-}
-
 const argmax = (row) => row.reduce((best, value, index) => (value > row[best] ? index : best), 0);
-
-const LONGEST = 160; // letters of a token that are shown
-
-// Tokens as they are read: spaces and line ends that would not show get a sign.
-function shown(token) {
-  if (token === "") return "∅";
-  const letters = token.length > 2 * LONGEST ? `${[...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("")}… (${token.length.toLocaleString("en-US")} letters)` : token;
-  return letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
-}
-
-const three = (weight) => (weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3));

@@ -13,13 +13,15 @@ class Lines {
   // The rows and columns that `plot` shows.
   show(plot, chosen) {
     const { head, from, to } = plot;
-    this.node.setAttribute("aria-label", `${nameOf(head)} as lines; the arrow keys up and down choose the token that reads`);
+    this.node.setAttribute("aria-label",
+      `${nameOf(head)} as lines; the arrow keys up and down choose the token that reads`);
     const [queries, keys] = [head.queries.slice(from[0], to[0]), head.keys.slice(from[1], to[1])];
     const [left, gap, side] = [170, 260, 10];
     const longest = Math.max(queries.length, keys.length);
     const word = (token, i, attributes, press) => {
       const letters = [...shown(token)];
-      return svg("text", { y: side + (i + 0.7) * LINE_ROW, onclick: press, onpointerenter: press, ...attributes }, letters.length > 20 ? `${letters.slice(0, 19).join("")}…` : letters.join(""));
+      return svg("text", { y: side + (i + 0.7) * LINE_ROW, onclick: press, onpointerenter: press, ...attributes },
+        letters.length > 20 ? `${letters.slice(0, 19).join("")}…` : letters.join(""));
     };
     this.rows = queries.map((_, i) => {
       const t = from[0] + i;
@@ -27,16 +29,19 @@ class Lines {
       const drawn = best.sort((a, b) => b[1] - a[1]).slice(0, LINES_EACH).filter(([s]) => s >= from[1] && s < to[1]);
       return svg("g", {}, ...drawn.map(([s, weight]) => {
         const [y, z] = [i, s - from[1]].map((row) => side + (row + 0.5) * LINE_ROW);
-        return svg("path", { d: `M${left},${y}C${left + gap / 2},${y} ${left + gap / 2},${z} ${left + gap},${z}`, "stroke-opacity": weight.toFixed(3), "stroke-width": (0.7 + 3 * weight).toFixed(2) });
+        return svg("path", { d: `M${left},${y}C${left + gap / 2},${y} ${left + gap / 2},${z} ${left + gap},${z}`,
+          "stroke-opacity": weight.toFixed(3), "stroke-width": (0.7 + 3 * weight).toFixed(2) });
       }));
     });
     const first = (i) => argmax(head.row(from[0] + i));
-    this.queries = queries.map((token, i) => word(token, i, { x: left - 8, "text-anchor": "end" }, () => this.choose(from[0] + i, first(i))));
+    this.queries = queries.map((token, i) => word(token, i, { x: left - 8, "text-anchor": "end" },
+      () => this.choose(from[0] + i, first(i))));
     this.keys = keys.map((token, i) => word(token, i, { x: left + gap + 8 }, null));
     this.from = from;
     const width = 2 * left + gap;
     const height = longest * LINE_ROW + 2 * side;
-    this.picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, ...this.rows, ...this.queries, ...this.keys);
+    this.picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, ...this.rows, ...this.queries,
+      ...this.keys);
     this.node.replaceChildren(this.picture);
     this.mark(...chosen);
   }
@@ -53,9 +58,12 @@ class Lines {
   drawing(head) {
     const copy = this.picture.cloneNode(true);
     const [ink, accent, mark] = ["--ink", "--accent", "--mark"].map(colourOf);
-    copy.querySelectorAll("path").forEach((one) => Object.entries({ fill: "none", stroke: one.parentNode.matches(".on") ? mark : accent }).forEach(([name, value]) => one.setAttribute(name, value)));
+    copy.querySelectorAll("path").forEach((one) =>
+      Object.entries({ fill: "none", stroke: one.parentNode.matches(".on") ? mark
+      : accent }).forEach(([name, value]) => one.setAttribute(name, value)));
     copy.querySelectorAll("text").forEach((one) => one.setAttribute("fill", ink));
     const [width, height] = ["width", "height"].map((name) => Number(copy.getAttribute(name)));
-    return sheet(width + 40, height + 70, nameOf(head), svg("g", { transform: "translate(20 50)", "font-family": "monospace", "font-size": 12 }, ...copy.childNodes));
+    return sheet(width + 40, height + 70, nameOf(head),
+      svg("g", { transform: "translate(20 50)", "font-family": "monospace", "font-size": 12 }, ...copy.childNodes));
   }
 }

@@ -1,4 +1,4 @@
-// Attention's operations: masks, position biases, the cache's `extend`, and `attend`.
+// Attention's operations: masks, the cache's `extend`, and `attend`; live_biases.js has the position biases.
 
 // Who may see whom, by position (`triptych.spec.masks`): each gives (q, k) -> boolean.
 const masks = {
@@ -17,64 +17,7 @@ const masks = {
 const visible = (mask) => masks[mask.part](mask);
 const all = (tests, both) => (q, k) => (both ? tests.every((test) => test(q, k)) : tests.some((test) => test(q, k)));
 
-// [heads, T, S] from a function of head, query position and key position.
-function byPositions(heads, q, k, bias) {
-  const [n, s] = [q.data.length, k.data.length];
-  const out = new Float32Array(heads * n * s);
-  for (let h = 0, at = 0; h < heads; h++) {
-    for (let t = 0; t < n; t++) for (let j = 0; j < s; j++, at++) out[at] = bias(h, q.data[t], k.data[j]);
-  }
-  return valueOf([heads, n, s], out);
-}
-
-// Tables of Python's, by distance from -reach to reach: the bucket or the row that a distance belongs to.
-const atDistance = (table, distance) => table[distance + (table.length - 1) / 2];
-
 Object.assign(operations, {
-  alibi_bias: ({ slopes, q_pos: q, k_pos: k }) =>
-    byPositions(slopes.length, q, k, (h, i, j) => -slopes[h] * Math.abs(i - j)),
-
-  t5_bias({ weight, buckets, q_pos: q, k_pos: k, run }) {
-    const [table, heads] = [run.model.tables[buckets], weight.shape[1]];
-    return byPositions(heads, q, k, (h, i, j) => weight.data[atDistance(table, j - i) * heads + h]);
-  },
-
-  // The rows of a table that distances up to the longest of this text reach.
-  reached_table({ weight, rows, run }) {
-    const [table, width, longest] = [run.model.tables[rows], weight.shape[1], run.end - 1];
-    const [first, end] = [atDistance(table, -longest), atDistance(table, longest) + 1];
-    return valueOf([end - first, width], weight.data.slice(first * width, end * width));
-  },
-
-  reached_row({ rows, q_pos: q, k_pos: k, run }) {
-    const [table, longest] = [run.model.tables[rows], run.end - 1];
-    const first = atDistance(table, -longest);
-    return byPositions(1, q, k, (h, i, j) => atDistance(table, clamp(i - j, -longest, longest)) - first);
-  },
-
-  // q . pos_k[row] + pos_q[row] . k of every pair.
-  disentangled_bias({ q, k, row, pos_q: posQ, pos_k: posK }) {
-    const [n, heads, width] = q.shape;
-    const [s, groups] = k.shape;
-    const out = new Float32Array(heads * n * s);
-    const dot = (a, i, b, j) => {
-      let sum = 0;
-      for (let c = 0; c < width; c++) sum += a.data[i * width + c] * b.data[j * width + c];
-      return sum;
-    };
-    for (let h = 0, at = 0; h < heads; h++) {
-      const g = Math.floor((h * groups) / heads);
-      for (let t = 0; t < n; t++) {
-        for (let j = 0; j < s; j++, at++) {
-          const r = row.data[t * s + j];
-          if (posK) out[at] += dot(q, t * heads + h, posK, r * posK.shape[1] + Math.floor((h * posK.shape[1]) / heads));
-          if (posQ) out[at] += dot(posQ, r * heads + h, k, j * groups + g);
-        }
-      }
-    }
-    return valueOf([heads, n, s], out);
-  },
-
   extend({ k, v, layer, leaf, run, out }) {
     const fresh = k ?? v;
     if (run.cache) return run.cache.extend(layer, leaf, fresh);
@@ -99,11 +42,6 @@ class Cache {
     const store = (this.layers[`${leaf}${layer}`] ??= new Float32Array(this.capacity * width));
     store.set(data, this.length * width);
     return valueOf([this.length + n, ...rest], store.subarray(0, (this.length + n) * width));
-  }
-
-  // Bytes that are filled, as fp32.
-  get bytes() {
-    return Object.values(this.layers).reduce((sum, store) => sum + (4 * store.length * this.length) / this.capacity, 0);
   }
 }
 
@@ -155,8 +93,8 @@ function gather(row, shown, count, v, offset, stride, width, out, to) {
   }
 }
 
-// softmax(mask(softcap(scale · q kᵀ) + bias)) v, in the order of `triptych.attention.reference`.  Heads that are cut are
-// not computed and give zeros.
+// softmax(mask(softcap(scale · q kᵀ) + bias)) v, in the order of `triptych.attention.reference`.  Heads that are cut
+// are not computed and give zeros.
 function attend({ q, k, v, bias, sinks, weight, mask, scale, softcap, keys, mechanism, ports, run }) {
   const { how, past } = run;
   const [n, heads, width] = q.shape;
@@ -180,7 +118,8 @@ function attend({ q, k, v, bias, sinks, weight, mask, scale, softcap, keys, mech
       scorers[mechanism](q.data, from, k.data, g * width, groups * width, width, shown, count, row, weight?.data);
       if (!linear) adjust(row, count, factor, softcap, bias?.data, place, shown);
       normalize(row, count, linear, sinks ? sinks.data[h] : -Infinity);
-      gather(row, shown, count, v.data, g * valueWidth, groups * valueWidth, valueWidth, out, (t * heads + h) * valueWidth);
+      gather(row, shown, count, v.data, g * valueWidth, groups * valueWidth, valueWidth, out,
+        (t * heads + h) * valueWidth);
       if (pattern) for (let c = 0; c < count; c++) pattern[place + shown[c]] = row[c];
     }
   }

@@ -1,12 +1,11 @@
-// The flow diagram: the boxes of one layer with what stands before and after all layers, and the open box's equation,
-// shapes and numbers for the token that the reader follows.
+// The flow diagram: its picture, and the open box's equation, shapes and numbers for the token that the reader follows.
 
-const BOX = { height: 44, gap: 26, most: 148, between: 8 };
 const FEW = 8; // numbers or keys that are written out
 
 // Numbers as a strip of colours: blue below zero, orange above.
 function paintStrip(canvas, numbers) {
-  const ends = [0, 1].map((series) => [1, 3, 5].map((at) => parseInt(STRIP[isDark() ? "dark" : "light"][series].slice(at, at + 2), 16)));
+  const ends = [0, 1].map((series) => [1, 3, 5].map((at) =>
+    parseInt(STRIP[isDark() ? "dark" : "light"][series].slice(at, at + 2), 16)));
   const largest = numbers.reduce((best, x) => Math.max(best, Math.abs(x)), 0) || 1;
   canvas.width = numbers.length;
   canvas.height = 1;
@@ -16,33 +15,39 @@ function paintStrip(canvas, numbers) {
 }
 const STRIP = { light: ["#2b5ea7", "#c4561a"], dark: ["#7fb0f5", "#f39a5f"] };
 
-const decimal = (x) => (Math.abs(x) >= 1000 ? x.toFixed(0) : Math.abs(x) >= 100 ? x.toFixed(1) : x.toFixed(3)).replace("-", "−");
+const decimal = (x) => (Math.abs(x) >= 1000 ? x.toFixed(0) : Math.abs(x) >= 100 ? x.toFixed(1) : x.toFixed(3))
+  .replace("-", "−");
 const rootMeanSquare = (numbers) => Math.sqrt(numbers.reduce((sum, x) => sum + x * x, 0) / numbers.length);
 
-class Flow {
+class Flow extends FlowPicture {
   // `view` is the LiveView: its last result, its cuts, its tokens.
   constructor(view) {
+    super();
     this.view = view;
     this.followed = { encode: null, decode: null }; // positions; null is where the prediction is made
     this.head = 0;
     const { entries } = view.section.program;
-    this.stacks = Object.fromEntries(["encode", "decode"].filter((name) => entries[name]).map((name) => [name, boxesOf(view.section.program, name)]));
+    this.stacks = Object.fromEntries(["encode", "decode"].filter((name) => entries[name])
+      .map((name) => [name, boxesOf(view.section.program, name)]));
     this.stack = entries.decode ? "decode" : "encode";
     this.layer = 0;
-    this.picture = el("div", { class: "picture", role: "group", "aria-label": "Steps of the model; arrow keys move, Enter opens" });
+    this.picture = el("div", { class: "picture", role: "group", "aria-label": "Steps of the model; arrow keys move, " +
+      "Enter opens" });
     this.detail = el("div", { class: "detail", "aria-live": "polite" });
     this.tokens = el("div", { class: "strip", role: "group", "aria-label": "The token that is followed" });
     const layers = Object.entries(this.stacks).flatMap(([stack, boxes]) => [...new Set(boxes.map(({ layer }) => layer))]
       .filter((layer) => Number.isInteger(layer)).sort((a, b) => a - b)
-      .map((layer) => [`${stack} ${layer}`, `${this.both ? (stack === "encode" ? "Encoder " : "Decoder ") : "Layer "}${layer}`]));
+      .map((layer) => [`${stack} ${layer}`,
+        `${this.both ? (stack === "encode" ? "Encoder " : "Decoder ") : "Layer "}${layer}`]));
     this.chooser = choice("Layer", layers, `${this.stack} 0`, (key) => this.choose(...key.split(" ")));
     this.chooser.classList.add("layers");
     this.node = el("div", { class: "flow" },
-      el("p", { class: "quiet" }, "Press a box to see its equation, its shapes and its numbers for the token you follow. Press an arrow to cut it: the box behind it then reads zeros."),
+      el("p", { class: "quiet" }, "Press a box to see its equation, its shapes and its numbers for the token you " +
+        "follow. Press an arrow to cut it: the box behind it then reads zeros."),
       this.chooser, this.tokens, el("div", { class: "flow-parts" }, this.picture, this.detail));
     this.picture.addEventListener("keydown", (event) => this.move(event));
     onwidth(this.picture, () => this.picture.clientWidth !== this.width && this.draw());
-    repaints.push(() => this.box && this.view.now && this.explain());
+    repaints.push(() => this.explain());
   }
 
   get both() {
@@ -52,11 +57,15 @@ class Flow {
   choose(stack, layer) {
     const before = this.box;
     [this.stack, this.layer] = [stack, Number(layer)];
-    for (const one of this.chooser.children) one.setAttribute("aria-pressed", one.textContent.endsWith(` ${layer}`) && (!this.both || one.textContent.startsWith(stack === "encode" ? "Enc" : "Dec")));
+    for (const one of this.chooser.children) {
+      one.setAttribute("aria-pressed", one.textContent.endsWith(` ${layer}`)
+        && (!this.both || one.textContent.startsWith(stack === "encode" ? "Enc" : "Dec")));
+    }
     this.draw();
-    const alike = (box) => before && box.kind === before.kind && box.site?.replace(/\d+/, "") === before.site?.replace(/\d+/, "");
+    const alike = (box) => before && box.kind === before.kind
+      && box.site?.replace(/\d+/, "") === before.site?.replace(/\d+/, "");
     this.open(this.shown.find((box) => box === before) ?? this.shown.find(alike) ?? this.shown[0]);
-    this.showTokens();
+    if (this.view.tokens) this.showTokens();
   }
 
   // The boxes of the first layer that `test` fits; opens it.
@@ -67,131 +76,10 @@ class Flow {
     return box ?? null;
   }
 
-  // ---------------------------------------------------------------- the picture
-
-  get bands() {
-    const boxes = this.stacks[this.stack];
-    return [["start", "Before the layers"], [this.layer, `Layer ${this.layer}`], ["end", "After the layers"]]
-      .map(([layer, title]) => ({ layer, title, boxes: boxes.filter((box) => box.layer === layer) }))
-      .filter((band) => band.boxes.length);
-  }
-
-  draw() {
-    const width = (this.width = this.picture.clientWidth);
-    if (!width) return;
-    const lines = svg("svg", { "aria-hidden": "true" });
-    const nodes = [];
-    this.shown = [];
-    this.buttons = new Map();
-    this.arrows = [];
-    let [top, above] = [0, null];
-    for (const { title, boxes } of this.bands) {
-      const rows = place(boxes);
-      const stream = boxes.some(({ lane }) => lane === 0);
-      const own = new Set(boxes);
-      const label = el("span", { class: "band" }, title);
-      label.style.top = `${top}px`;
-      nodes.push(label);
-      top += 24;
-      this.frames(boxes, rows, width, stream, top);
-      const entry = stream ? width * 0.12 : width / 2;
-      if (above) lines.append(svg("path", { class: "line between", d: this.curve(above, { x: entry, y: top - 4 }) }));
-      for (const box of boxes) for (const input of box.inputs) this.arrow(lines, box, input, own, top, entry);
-      for (const box of [...boxes].sort((a, b) => a.depth - b.depth || a.lane - b.lane)) nodes.push(this.button(box));
-      const { frame } = boxes.at(-1);
-      above = { x: frame.centre, y: frame.y + BOX.height };
-      top += rows * (BOX.height + BOX.gap);
-    }
-    this.picture.style.height = `${top}px`;
-    lines.setAttribute("viewBox", `0 0 ${width} ${top}`);
-    this.picture.replaceChildren(lines, ...nodes);
-    this.mark();
-  }
-
-  // Boxes of one row stand below what they read where that leaves them apart, else side by side.
-  frames(boxes, rows, width, stream, top) {
-    const left = stream ? width * 0.24 + BOX.between : 0;
-    const lanes = Math.max(1, ...boxes.map(({ lane }) => lane));
-    const wide = Math.min(BOX.most, (width - left - BOX.between * (lanes - 1)) / lanes);
-    for (let depth = 0; depth < rows; depth++) {
-      const row = boxes.filter((box) => box.depth === depth);
-      const beside = row.filter(({ lane }) => lane);
-      const even = (i) => left + ((i + 0.5) * (width - left)) / beside.length;
-      const above = beside.map(({ inputs }) => {
-        const parents = inputs.filter(({ from }) => boxes.includes(from) && from.lane && from.depth < depth).map(({ from }) => from.frame.centre);
-        return parents.length ? parents.reduce((sum, x) => sum + x, 0) / parents.length : NaN;
-      });
-      const apart = above.every((x, i) => x >= left + wide / 2 && x <= width - wide / 2 && (i === 0 || x - above[i - 1] >= wide + 2));
-      const y = top + BOX.gap / 2 + depth * (BOX.height + BOX.gap);
-      for (const box of row) {
-        const own = box.lane ? wide : Math.min(BOX.most, width * 0.24);
-        const centre = box.lane ? (apart ? above[box.lane - 1] : even(box.lane - 1)) : width * 0.12;
-        box.frame = { x: centre - own / 2, y, width: own, centre };
-        this.shown.push(box);
-      }
-    }
-  }
-
-  button(box) {
-    const [title] = wordsOf(box);
-    const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]].slice(1).join(" × ");
-    const one = el("button", { type: "button", class: `box ${box.lane ? "" : "stream"}`, onclick: () => this.open(box) }, title,
-      el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : /[NSM]/.test(shape) ? "" : shape));
-    const { x, y, width } = box.frame;
-    Object.assign(one.style, { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` });
-    this.buttons.set(box, one);
-    return one;
-  }
-
-  curve(start, end) {
-    const bend = Math.min(40, (end.y - start.y) / 2);
-    return `M${start.x} ${start.y}C${start.x} ${start.y + bend} ${end.x} ${end.y - bend} ${end.x} ${end.y}`;
-  }
-
-  // What comes from outside the band enters on the stream's lane, or from the encoder.
-  arrow(lines, box, { key, from }, own, top, entry) {
-    if (["ids", "mask"].includes(key) || (key && !from && box.entry === "cross_kv" && key !== "x")) return;
-    const to = box.frame;
-    const start = own.has(from) ? { x: from.frame.centre, y: from.frame.y + BOX.height } : box.entry === "cross_kv" ? { x: to.centre, y: to.y - 22 } : { x: entry, y: top - 4 };
-    const end = { x: clamp(start.x, to.x + 8, to.x + to.width - 8), y: to.y - 2 };
-    if (box.lane) end.x = to.centre;
-    const d = this.curve(start, end);
-    const cut = key && arrowName(box.entry, box.step, key);
-    const line = svg("path", { d, class: "line" });
-    const tip = svg("path", { d: `M${end.x - 4} ${end.y - 5}L${end.x} ${end.y}L${end.x + 4} ${end.y - 5}`, class: "line" });
-    const group = svg("g", {}, line, tip);
-    if (cut) group.append(svg("path", { d, class: "hit", onclick: () => this.view.board.press(cut) }, svg("title", {}, "Cut this arrow, or put it back")));
-    if (box.entry === "cross_kv" && !own.has(from)) group.append(svg("text", { x: to.centre, y: to.y - 25, "text-anchor": "middle" }, "encoder"));
-    lines.append(group);
-    this.arrows.push({ cut, group });
-  }
-
-  // What is cut and what is open.
-  mark() {
-    for (const { cut, group } of this.arrows ?? []) group.classList.toggle("cut", this.view.board.cuts.has(cut));
-    for (const [box, one] of this.buttons ?? []) {
-      one.setAttribute("aria-pressed", box === this.box);
-      one.tabIndex = box === (this.box ?? this.shown[0]) ? 0 : -1;
-      one.classList.toggle("cut", this.partCuts(box).some(({ cut }) => this.view.board.cuts.has(cut)));
-    }
-  }
-
-  move(event) {
-    const { depth, lane, layer } = this.shown.find((box) => this.buttons.get(box) === event.target) ?? {};
-    const order = [...this.buttons.keys()];
-    const at = order.findIndex((box) => this.buttons.get(box) === event.target);
-    const beside = (step) => order.find((box) => box.layer === layer && box.depth === depth && box.lane === lane + step);
-    const to = { ArrowDown: () => order[at + 1], ArrowUp: () => order[at - 1], ArrowLeft: () => beside(-1), ArrowRight: () => beside(1) }[event.key]?.();
-    if (at < 0 || !to) return;
-    event.preventDefault();
-    this.buttons.get(to).focus();
-    this.open(to);
-  }
-
   open(box) {
     this.box = box;
     this.mark();
-    if (this.view.now) this.explain();
+    this.explain();
   }
 
   // ---------------------------------------------------------------- the tokens
@@ -202,8 +90,7 @@ class Flow {
   }
 
   // The position that is followed in a stack: the chosen one, else where the prediction is made.
-  position(stack) {
-    const { source, ids } = this.view.tokens;
+  position(stack, { source, ids } = this.view.tokens) {
     const count = (stack === "encode" && source ? source : ids).length;
     const usual = stack === "encode" && source ? 0 : this.view.rowsOf(ids)[0];
     return Math.min(this.followed[stack] ?? usual, count - 1);
@@ -211,7 +98,8 @@ class Flow {
 
   follow(at, stack = this.stack) {
     this.followed[stack] = at;
-    this.show();
+    this.showTokens();
+    this.view.update();
   }
 
   // The same position for every new text, or after a cut.
@@ -219,7 +107,7 @@ class Flow {
     if (!this.box && this.shown) this.open(this.shown.find(({ kind }) => kind === "softmax") ?? this.shown[0]);
     this.showTokens();
     this.mark();
-    if (this.box) this.explain();
+    this.explain();
   }
 
   showTokens() {
@@ -229,8 +117,10 @@ class Flow {
     if (this.shownTokens === key) return;
     this.shownTokens = key;
     this.tokens.replaceChildren(...this.view.tokenizer.pieces(this.ids).map((piece, i) => {
-      const chip = el("button", { type: "button", class: "chip", "aria-pressed": i === at, tabindex: i === at ? 0 : -1, onclick: () => this.follow(i) }, bdi(piece), el("sub", {}, String(i)));
-      onkeys(chip, { ArrowRight: () => this.follow(Math.min(i + 1, this.ids.length - 1)), ArrowLeft: () => this.follow(Math.max(i - 1, 0)) });
+      const chip = el("button", { type: "button", class: "chip", "aria-pressed": i === at,
+        tabindex: i === at ? 0 : -1, onclick: () => this.follow(i) }, bdi(piece), el("sub", {}, String(i)));
+      onkeys(chip, { ArrowRight: () => this.follow(Math.min(i + 1, this.ids.length - 1)),
+        ArrowLeft: () => this.follow(Math.max(i - 1, 0)) });
       return chip;
     }));
     if (held) this.tokens.children[at]?.focus();
@@ -239,11 +129,18 @@ class Flow {
   // ---------------------------------------------------------------- the open box
 
   runOf(entry) {
-    const { encoder, decoder, hidden } = this.view.now;
-    if (entry === "cross_kv") return encoder.keys;
-    if (entry !== "unembed") return (entry === "encode" ? encoder : decoder).run;
-    const whole = this.view.section.head === "ClassHead";
-    return this.view.model.unembed(hidden, whole ? null : [this.position(this.stack)]);
+    return this.view.now.runs[entry];
+  }
+
+  // The values that the diagram and the chapters read, by entry: of the chosen layer, of layer 0 and of no layer.
+  get names() {
+    const names = {};
+    for (const { entry, layer, step, site, inputs } of Object.values(this.stacks).flat()) {
+      names[entry] ??= new Set();
+      if (layer > 0 && layer !== this.layer) continue;
+      for (const name of [step.out[0], site, ...inputs.map(({ value }) => value)]) if (name) names[entry].add(name);
+    }
+    return names;
   }
 
   // Numbers of a value for the followed token; of one head where it has heads.
@@ -267,21 +164,29 @@ class Flow {
     return this.view.parts.find((one) => one.part === part)?.heads ?? 0;
   }
 
+  // The engine is asked again where its last answer has no numbers of this box.
   explain() {
     const { box } = this;
+    if (!box || !this.view.now) return;
     const run = this.runOf(box.entry);
+    if (!run.values.has(box.step.out[0])) {
+      this.view.update();
+      return;
+    }
     const heads = this.heads(box);
     this.head = Math.min(this.head, Math.max(0, heads - 1));
     const [title, what] = wordsOf(box);
     const equation = EQUATIONS[box.part] ?? this.view.section.equations[box.step.op];
-    const held = this.detail.contains(document.activeElement) ? [...this.detail.querySelectorAll("button")].indexOf(document.activeElement) : -1;
+    const held = this.detail.contains(document.activeElement)
+      ? [...this.detail.querySelectorAll("button")].indexOf(document.activeElement) : -1;
     const chooser = heads > 1 ? [choice("Head", [...Array(heads).keys()].map((h) => [h, String(h)]), this.head, (h) => {
       this.head = h;
       this.explain();
     })] : [];
     if (chooser.length) chooser[0].prepend(el("small", {}, "head"));
     this.detail.replaceChildren(
-      el("h4", {}, title), el("p", {}, what), el("p", { class: "formula" }, equation), this.shapes(box, run), ...chooser,
+      el("h4", {}, title), el("p", {}, what), el("p", { class: "formula" }, equation), this.shapes(box, run),
+        ...chooser,
       ...(box.step.op === "attend" ? this.attention(box, run) : this.vectors(box, run, heads)),
       el("div", { class: "cuts" }, ...this.cutButtons(box)));
     if (held >= 0) this.detail.querySelectorAll("button")[held]?.focus();
@@ -296,34 +201,45 @@ class Flow {
       const pattern = run.patterns.get(attendPart(box.step));
       rows.push(["result", `${pattern.heads} × ${pattern.queries} × ${pattern.keys}`]);
     } else rows.push(["result", size(box.step.out[0])]);
-    return el("p", { class: "shapes" }, ...rows.filter(([, shape]) => shape).flatMap(([key, shape]) => [el("span", {}, `${key} `, el("b", {}, shape))]));
+    return el("p", { class: "shapes" }, ...rows.filter(([, shape]) => shape)
+      .flatMap(([key, shape]) => [el("span", {}, `${key} `, el("b", {}, shape))]));
   }
 
   // The inputs and the result for the followed token, as strips and first numbers.
   vectors(box, run, heads) {
     const head = heads ? this.head : null;
-    const inputs = box.inputs.filter(({ key, value }) => key && key !== "ids" && run.values.has(value) && run.values.get(value).data instanceof Float32Array);
+    const inputs = box.inputs.filter(({ key, value }) => key && key !== "ids" && run.values.has(value)
+      && run.values.get(value).data instanceof Float32Array);
     const cut = (key) => this.view.board.cuts.has(arrowName(box.entry, box.step, key));
-    const parts = inputs.map(({ key, value }) => this.strip(cut(key) ? `${key}, cut` : key, this.numbers(run, value, box, run.values.get(value).shape.length > 2 ? head : null), false, cut(key)));
-    const result = this.numbers(run, box.step.out[0], box, run.values.get(box.step.out[0]).shape.length > 2 ? head : null);
+    const parts = inputs.map(({ key, value }) => this.strip(cut(key) ? `${key}, cut` : key,
+      this.numbers(run, value, box, run.values.get(value).shape.length > 2 ? head : null), false, cut(key)));
+    const result = this.numbers(run, box.step.out[0], box,
+      run.values.get(box.step.out[0]).shape.length > 2 ? head : null);
     const matrix = /^q|^k|^v/.test((box.site ?? "").split(".").at(-1)) && box.step.op === "linear" && heads;
     const own = matrix ? this.numbers(run, box.site, box, head) : result;
-    return [...parts, this.strip("result", own, true), ...(/(^|\.)logits$/.test(box.site ?? "") ? [this.likeliest(result)] : [])];
+    return [...parts, this.strip("result", own, true),
+      ...(/(^|\.)logits$/.test(box.site ?? "") ? [this.likeliest(result)] : [])];
   }
 
   strip(name, numbers, written, cut = false) {
     const canvas = el("canvas", { class: "numbers", "aria-hidden": "true" });
     paintStrip(canvas, cut ? numbers.map(() => 0) : numbers);
     const few = [...numbers.subarray(0, FEW)].map((x) => el("td", {}, decimal(x)));
+    const largest = numbers.reduce((most, x) => (Math.abs(x) > Math.abs(most) ? x : most), 0);
     const rest = numbers.length > FEW ? ` of ${numbers.length}` : "";
     return el("div", { class: "strip-of" }, el("span", {}, name), canvas,
-      ...(written ? [el("div", { class: "wide", tabindex: 0 }, el("table", { class: "cells" }, el("tbody", {}, el("tr", {}, ...few)))),
-        el("p", { class: "quiet" }, `The first ${few.length}${rest} numbers; root of the mean square ${decimal(rootMeanSquare(numbers))}, largest ${decimal(numbers.reduce((a, x) => (Math.abs(x) > Math.abs(a) ? x : a), 0))}.`)] : []));
+      ...(written ? [el("div", { class: "wide", tabindex: 0 },
+        el("table", { class: "cells" }, el("tbody", {}, el("tr", {}, ...few)))),
+        el("p", { class: "quiet" },
+          `The first ${few.length}${rest} numbers; root of the mean square ${decimal(rootMeanSquare(numbers))}, ` +
+            `largest ${decimal(largest)}.`)] : []));
   }
 
   likeliest(logits) {
     const chances = probabilities([...logits]);
-    return this.table(["token", "logit", "probability"], nucleus(chances, 1).slice(0, FEW).map((id) => [bdi(this.view.nameOf(id)), decimal(logits[id]), percent(chances[id])]));
+    return this.table(["token", "logit", "probability"],
+      nucleus(chances, 1).slice(0, FEW).map((id) => [bdi(this.view.nameOf(id)), decimal(logits[id]),
+      percent(chances[id])]));
   }
 
   table(header, rows) {
@@ -347,31 +263,39 @@ class Flow {
     const seen = run.how.mask === false || which === "cross" ? () => true : visible(mask);
     const width = last(q);
     const g = Math.floor((this.head * k.shape[1]) / q.shape[1]);
+    const query = q.data.subarray((t * q.shape[1] + this.head) * width, (t * q.shape[1] + this.head + 1) * width);
     const dots = Array.from({ length: keys }, (_, j) => {
-      let sum = 0;
-      for (let i = 0; i < width; i++) sum += q.data[(t * q.shape[1] + this.head) * width + i] * k.data[(j * k.shape[1] + g) * width + i];
-      return sum;
+      const from = (j * k.shape[1] + g) * width;
+      return query.reduce((sum, x, i) => sum + x * k.data[from + i], 0);
     });
     const factor = run.how.scale === false ? 1 : scale;
     const scores = dots.map((dot, j) => {
       const scaled = softcap ? softcap * Math.tanh((dot * factor) / softcap) : dot * factor;
       return scaled + (bias ? bias.data[(this.head * queries + t) * keys + j] : 0);
     });
-    return { part, t, weights, dots: mechanism === "dot_product" ? dots : null, scores, seen: dots.map((_, j) => seen(t, j)), factor, trained: scale };
+    return { part, t, weights, dots: mechanism === "dot_product" ? dots : null, scores,
+      seen: dots.map((_, j) => seen(t, j)), factor, trained: scale };
   }
 
   attention(box, run) {
     const row = this.row(run, box.step);
-    const pieces = this.view.tokenizer.pieces(box.step.attributes.keys === "cross" ? this.view.tokens.source : this.ids);
-    const order = [...row.weights.keys()].filter((j) => row.seen[j]).sort((a, b) => row.weights[b] - row.weights[a] || (row.dots ? row.dots[b] - row.dots[a] : 0));
+    const pieces = this.view.tokenizer.pieces(box.step.attributes.keys === "cross" ? this.view.tokens.source
+      : this.ids);
+    const order = [...row.weights.keys()].filter((j) => row.seen[j])
+      .sort((a, b) => row.weights[b] - row.weights[a] || (row.dots ? row.dots[b] - row.dots[a] : 0));
     const number = (list, j) => (row.dots ? decimal(list[j]) : "–");
-    const rows = order.slice(0, FEW).map((j) => [el("span", {}, bdi(pieces[j]), el("sub", {}, String(j))), number(row.dots, j), number(row.scores, j), three(row.weights[j])]);
+    const rows = order.slice(0, FEW).map((j) => [el("span", {}, bdi(pieces[j]), el("sub", {}, String(j))),
+      number(row.dots, j), number(row.scores, j), three(row.weights[j])]);
     const rest = order.slice(FEW).reduce((sum, j) => sum + row.weights[j], 0);
     const hidden = row.seen.filter((one) => !one).length;
-    const notes = [order.length > FEW ? `${order.length - FEW} more keys have ${three(rest)} together.` : "", hidden ? `The mask hides ${hidden} later ${hidden === 1 ? "key" : "keys"}.` : ""];
-    const result = box.part === "mix" ? [this.strip("result", this.numbers(run, box.step.out[0], box, this.head), true)] : [];
-    return [el("p", { class: "quiet" }, "Query ", bdi(this.view.tokenizer.pieces(this.ids)[row.t]), el("sub", {}, String(row.t)), `, head ${this.head}:`),
-      this.table(["key", "q · k", "score", "weight"], rows), el("p", { class: "quiet" }, notes.filter((one) => one).join(" ")), ...result];
+    const notes = [order.length > FEW ? `${order.length - FEW} more keys have ${three(rest)} together.` : "",
+      hidden ? `The mask hides ${hidden} later ${hidden === 1 ? "key" : "keys"}.` : ""];
+    const result = box.part === "mix" ? [this.strip("result", this.numbers(run, box.step.out[0], box, this.head),
+      true)] : [];
+    return [el("p", { class: "quiet" }, "Query ", bdi(this.view.tokenizer.pieces(this.ids)[row.t]),
+      el("sub", {}, String(row.t)), `, head ${this.head}:`),
+      this.table(["key", "q · k", "score", "weight"], rows),
+        el("p", { class: "quiet" }, notes.filter((one) => one).join(" ")), ...result];
   }
 
   // ---------------------------------------------------------------- cuts
@@ -386,13 +310,16 @@ class Flow {
   }
 
   cutButtons(box) {
-    const arrows = box.inputs.filter(({ key }) => key && key !== "ids").map(({ key, from }) => ({
+    const inputs = box.inputs.filter(({ key }) => key);
+    const start = (from) => (from ? wordsOf(from)[0] : box.entry === "cross_kv" ? "the encoder" : "the stream");
+    const arrows = inputs.filter(({ key }) => key !== "ids").map(({ key, from }) => ({
       cut: arrowName(box.entry, box.step, key),
-      name: `the arrow ${from ? `from ${wordsOf(from)[0]}` : box.entry === "cross_kv" ? "from the encoder" : "from the stream"}${box.inputs.filter((one) => one.key).length > 1 ? ` (${key})` : ""}`,
+      name: `the arrow from ${start(from)}${inputs.length > 1 ? ` (${key})` : ""}`,
     }));
     return [...this.partCuts(box), ...arrows].map(({ cut, name }) => {
       const gone = this.view.board.cuts.has(cut);
-      const one = button(`${gone ? "Put back" : "Cut"} ${name}`, "A part that is cut adds nothing; behind a cut arrow a box reads zeros", () => this.view.board.press(cut));
+      const one = button(`${gone ? "Put back" : "Cut"} ${name}`, "A part that is cut adds nothing; behind a cut " +
+        "arrow a box reads zeros", () => this.view.board.press(cut));
       one.setAttribute("aria-pressed", gone);
       return one;
     });

@@ -1,5 +1,5 @@
-// The flow diagram's boxes and arrows, from the program: every operation that computes is a box, and operations that only
-// name, reshape or store a value are passed through.
+// The flow diagram's boxes and arrows, from the program: every operation that computes is a box, and operations that
+// only name, reshape or store a value are passed through.
 
 const PASSED = new Set(["site", "split_heads", "merge_heads", "cast", "extend", "shift"]);
 const UNDRAWN = new Set(["rotation_cos", "rotation_sin"]); // the tables of a rotation, which its box speaks of
@@ -56,7 +56,9 @@ function boxesOf(program, stack) {
     const { instructions, inputs: given, outputs } = program.entries[entry];
     const from = (value) => made.get(`${entry}:${value}`) ?? null;
     if (entry === "unembed") made.set(`unembed:${given[0]}`, made.get(`${stack}:${program.entries[stack].outputs[0]}`));
-    if (entry === "decode") for (const value of given) if (made.has(`cross_kv:${value}`)) made.set(`decode:${value}`, made.get(`cross_kv:${value}`));
+    if (entry === "decode") for (const value of given) if (made.has(`cross_kv:${value}`)) {
+      made.set(`decode:${value}`, made.get(`cross_kv:${value}`));
+    }
     const layers = entry === "unembed" ? instructions.map(() => "end") : layersOf(instructions);
     instructions.forEach((step, at) => {
       const inputs = Object.entries(step.inputs).map(([key, value]) => ({ key, value, from: from(value) }));
@@ -70,7 +72,8 @@ function boxesOf(program, stack) {
         const softmax = add(new Box(entry, step, "softmax", layers[at]), [{ key: null, value: null, from: scores }]);
         box = add(new Box(entry, step, "mix", layers[at]), [{ key: null, value: null, from: softmax }, ...own("mix")]);
       } else if (!UNDRAWN.has(step.op)) {
-        box = add(new Box(entry, step, null, layers[at]), inputs.filter(({ key }) => !["cos", "sin", "q_pos", "k_pos", "positions"].includes(key)));
+        box = add(new Box(entry, step, null, layers[at]),
+          inputs.filter(({ key }) => !["cos", "sin", "q_pos", "k_pos", "positions"].includes(key)));
       }
       if (box) made.set(`${entry}:${step.out[0]}`, box);
     });
@@ -88,15 +91,19 @@ function place(boxes) {
     box.depth = inside.length ? 1 + Math.max(...inside.map(({ from }) => from.depth)) : 0;
     const outer = box.inputs.filter(({ from, key }) => !own.has(from) && key);
     const adds = box.step.op === "add" && (outer.length > 0 || inside.some(({ from }) => stream(from)));
-    const after = /norm$/.test(box.step.op) && /resid_(mid|post|pre)$|(^|\.)embed$/.test(box.site ?? "") && inside.some(({ from }) => stream(from));
+    const after = /norm$/.test(box.step.op) && /resid_(mid|post|pre)$|(^|\.)embed$/.test(box.site ?? "")
+      && inside.some(({ from }) => stream(from));
     box.lane = adds || after ? 0 : 1;
   }
   // A box that nothing waits for until later stands just above its reader: a value's projection beside the rotations.
   for (const box of [...boxes].reverse()) {
     const readers = boxes.filter((other) => other.inputs.some(({ from }) => from === box));
-    if (readers.length && !box.inputs.some(({ from }) => own.has(from))) box.depth = Math.max(box.depth, Math.min(...readers.map(({ depth }) => depth)) - 1);
+    if (readers.length && !box.inputs.some(({ from }) => own.has(from))) box.depth =
+      Math.max(box.depth, Math.min(...readers.map(({ depth }) => depth)) - 1);
   }
   const rows = Math.max(-1, ...boxes.map(({ depth }) => depth)) + 1;
-  for (let depth = 0; depth < rows; depth++) boxes.filter((box) => box.depth === depth && box.lane).forEach((box, i) => (box.lane = i + 1));
+  for (let depth = 0; depth < rows; depth++) {
+    boxes.filter((box) => box.depth === depth && box.lane).forEach((box, i) => (box.lane = i + 1));
+  }
   return rows;
 }

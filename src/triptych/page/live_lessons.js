@@ -4,18 +4,30 @@ class Lessons {
   constructor(view) {
     this.view = view;
     this.at = 0;
+    this.acted = false; // whether a button of the open chapter was pressed
     this.card = el("div", { class: "lesson" });
     const numbers = CHAPTERS.map(({ title }, i) => [i, String(i + 1), title]);
     this.chooser = choice("Chapter", numbers, 0, (i) => this.open(i));
-    [...this.chooser.children].forEach((one, i) => one.setAttribute("aria-label", `Chapter ${i + 1}: ${CHAPTERS[i].title}`));
+    [...this.chooser.children].forEach((one, i) =>
+      one.setAttribute("aria-label", `Chapter ${i + 1}: ${CHAPTERS[i].title}`));
     this.chooser.classList.add("layers");
     this.node = el("div", { class: "lessons" }, this.chooser, this.card);
   }
 
+  // The row of the token table that chapter 1 speaks of.
+  lookup(tokens) {
+    const { tokenBox, reading, flow } = new About(this.view);
+    const ids = reading === "encode" && tokens.source ? tokens.source : tokens.ids;
+    return tokenBox && { table: tokenBox.weight, id: ids[flow.position(reading, tokens)] };
+  }
+
+  // What the buttons of one chapter changed is undone in the next.
   open(at) {
+    if (this.acted) this.view.asTrained();
+    this.acted = false;
     this.at = at;
     [...this.chooser.children].forEach((one, i) => one.setAttribute("aria-pressed", i === at));
-    this.build();
+    if (this.view.now) this.build();
     this.show();
   }
 
@@ -25,8 +37,9 @@ class Lessons {
     this.text = el("p");
     this.steps = steps.filter(([, , , fits]) => !fits || fits(about)).map(([label, act, state]) => {
       const one = button(label, "", () => {
+        this.acted = true;
         act(new About(this.view));
-        this.show();
+        if (!this.view.refreshing) this.show(); // else with the new numbers
       });
       return { one, state };
     });
@@ -42,6 +55,7 @@ class Lessons {
 
   // The numbers of the model as it is now.
   show() {
+    if (!this.view.now) return;
     if (!this.text) this.build();
     const about = new About(this.view);
     this.text.replaceChildren(...CHAPTERS[this.at].text(about));

@@ -20,7 +20,8 @@ class Run {
     this.patterns = new Map();
     this.values = new Map(Object.entries(given.values));
     this.own(given.tokens);
-    entry.instructions.forEach((step, index) => this.values.set(step.out[0], this.earlier(step, index) ?? this.result(step)));
+    entry.instructions.forEach((step, index) => this.values.set(step.out[0],
+      this.earlier(step, index) ?? this.result(step)));
     if (held?.tokens) joinRuns(this, held);
     if (cache && cache.length < this.end) cache.length = this.end;
     this.outputs = entry.outputs.map((output) => this.values.get(output));
@@ -35,14 +36,18 @@ class Run {
       row_ends: () => integers(Array(tokens).fill(this.end)),
       token_types: () => integers(Array(tokens).fill(0)),
     };
-    for (const input of this.entry.inputs) if (!(input in this.given.values) && made[input]) this.values.set(input, made[input]());
+    for (const input of this.entry.inputs) if (!(input in this.given.values) && made[input]) {
+      this.values.set(input, made[input]());
+    }
   }
 
   // What an earlier run of the same text has for a step before the first one that changed.
   earlier(step, index) {
     if (!this.held || index >= this.held.step) return undefined;
     const { run } = this.held;
-    if (step.op === "attend" && run.patterns.has(attendPart(step))) this.patterns.set(attendPart(step), run.patterns.get(attendPart(step)));
+    if (step.op === "attend" && run.patterns.has(attendPart(step))) {
+      this.patterns.set(attendPart(step), run.patterns.get(attendPart(step)));
+    }
     return run.values.get(step.out[0]);
   }
 
@@ -67,7 +72,8 @@ class Run {
   // The steps of one expert of a mixture, with that expert's weights.
   expert(entry, number, x) {
     const own = (name) => name.replace(".experts.0.", `.experts.${number}.`);
-    const renamed = (step) => ({ ...step, weights: Object.fromEntries(Object.entries(step.weights).map(([k, v]) => [k, own(v)])) });
+    const renamed = (step) => ({ ...step, weights: Object.fromEntries(Object.entries(step.weights)
+      .map(([k, v]) => [k, own(v)])) });
     const inside = Object.create(this); // the same run with values of its own: names repeat
     inside.values = new Map([[entry.inputs[0], x]]);
     inside.how = {}; // cuts name steps of the entry, not of its experts
@@ -100,21 +106,24 @@ class LiveModel {
     const [hidden] = run.outputs;
     const given = { tokens: hidden.shape[0], values: { memory: hidden } };
     const keys = this.run("cross_kv", given, how, earlier.map((one) => one?.keys));
-    return { run, hidden, keys, memory: Object.fromEntries(keys.entry.outputs.map((name, i) => [name, keys.outputs[i]])) };
+    return { run, hidden, keys, memory: Object.fromEntries(keys.entry.outputs
+      .map((name, i) => [name, keys.outputs[i]])) };
   }
 
   // The decoder on ids; with a cache, on those that follow the ones it holds.
   decode(ids, how = {}, memory = {}, cache = null, earlier = []) {
     const { tokens, values } = this.given(ids);
     const given = { tokens, values: { ...values, ...memory } };
-    const run = cache ? new Run(this, "decode", given, how, cache) : this.run("decode", given, how, earlier.map((one) => one?.run));
+    const run = cache ? new Run(this, "decode", given, how, cache)
+      : this.run("decode", given, how, earlier.map((one) => one?.run));
     return { run, hidden: run.outputs[0] };
   }
 
   // An entry, of which as much is computed as no earlier run has.
   run(name, given, how, earlier) {
     const held = mostHeld(this.entries[name], given, how, earlier);
-    const rest = held?.tokens ? { tokens: given.tokens - held.tokens, values: { ...given.values, ids: integers(given.values.ids.data.subarray(held.tokens)) } } : given;
+    const rest = held?.tokens ? { tokens: given.tokens - held.tokens,
+      values: { ...given.values, ids: integers(given.values.ids.data.subarray(held.tokens)) } } : given;
     const run = new Run(this, name, rest, how, null, held);
     run.given = given;
     for (const [key, value] of Object.entries(given.values)) run.values.set(key, value);

@@ -34,7 +34,8 @@ class Board {
     const rows = [...layers.values()].map((ones) => this.row(ones, both));
     this.reset = button("Put all back", "Undo every cut", () => this.clear());
     this.node = el("div", { class: "board" },
-      el("div", { class: "rows", role: "group", "aria-label": "Parts of the model; press one to cut it out or put it back" }, ...rows),
+      el("div", { class: "rows", role: "group", "aria-label": "Parts of the model; press one to cut it out or put it " +
+        "back" }, ...rows),
       this.reset);
     this.node.querySelector(".rows").addEventListener("keydown", (event) => this.arrow(event));
     this.mark();
@@ -45,7 +46,8 @@ class Board {
     const name = both ? `${tower === "encode" ? "encoder" : "decoder"} ${layer}` : `layer ${layer}`;
     const groups = ones.map(({ part, mlp, stack, heads }) => {
       const kind = mlp ? "MLP" : stack === "cross" ? "cross" : "heads";
-      const keys = Array.from({ length: heads }, (_, h) => this.key(mlp ? part : `${part}:${h}`, mlp ? "MLP" : String(h),
+      const keys = Array.from({ length: heads }, (_, h) => this.key(mlp ? part : `${part}:${h}`,
+        mlp ? "MLP" : String(h),
         mlp ? `${name}, MLP` : `${name}, ${stack === "cross" ? "cross-attention" : "attention"} head ${h}`));
       return el("span", { class: "group" }, ...(mlp ? [] : [el("small", {}, kind)]), ...keys);
     });
@@ -83,7 +85,9 @@ class Board {
       one.setAttribute("aria-pressed", !this.cuts.has(cut));
       one.tabIndex = index === at ? 0 : -1;
     });
+    const held = this.reset === document.activeElement;
     this.reset.disabled = this.cuts.size === 0;
+    if (held && this.reset.disabled) this.keys[at].one.focus(); // a disabled button would lose the keyboard's place
   }
 
   arrow(event) {

@@ -23,8 +23,8 @@ function uniform(seed, position) {
   return ((x ^ (x >>> 16)) >>> 0) / 2 ** 32;
 }
 
-function choose(chances, top, number) {
-  const among = nucleus(chances, top);
+// One of the tokens `among`, by a number in [0, 1).
+function choose(chances, among, number) {
   let left = number * among.reduce((sum, index) => sum + chances[index], 0);
   return among.find((index) => (left -= chances[index]) < 0) ?? among[0];
 }
@@ -66,7 +66,8 @@ class Bars {
   add() {
     const row = { name: el("span"), bar: el("i"), ghost: el("s", { title: "in the whole model" }), number: el("b") };
     const inside = [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number];
-    row.node = el("li", {}, this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) }, ...inside) : el("div", {}, ...inside));
+    row.node = el("li", {}, this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) },
+      ...inside) : el("div", {}, ...inside));
     this.rows.push(row);
     this.list.append(row.node);
   }
@@ -99,7 +100,8 @@ class CachePicture {
     fill(isDark() ? "--kept-dark" : "--kept-light", first, filled - fresh);
     fill(isDark() ? "--fresh-dark" : "--fresh-light", Math.max(first, filled - fresh), filled);
     const kib = (4 * this.numbers * filled) / 1024;
-    this.text.textContent = `${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and values of ` +
+    this.text.textContent =
+      `${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and values of ` +
       `${fresh} ${fresh === 1 ? "token" : "tokens"} and read those of ${filled - fresh} from the cache.`;
   }
 }

@@ -1,5 +1,5 @@
-// What an earlier run of the same entry still holds, so that an edit at the end of a text computes the new tokens alone,
-// and a cut in a layer nothing below that layer.
+// What an earlier run of the same entry still holds, so that an edit at the end of a text computes the new tokens
+// alone, and a cut in a layer nothing below that layer.
 
 // Whether no query sees a key behind it.
 const looksBack = (mask) =>
@@ -7,8 +7,10 @@ const looksBack = (mask) =>
   (mask.part === "And" && mask.parts.some(looksBack)) || (mask.part === "Or" && mask.parts.every(looksBack));
 
 // Operations whose result for one token does not depend on later ones.
-const TOKENWISE = new Set(["add", "alibi_bias", "attend", "cast", "embedding", "experts", "extend", "gelu", "l2_normalize",
-  "layer_norm", "linear", "merge_heads", "multiply", "relu", "rms_norm", "rotate", "rotation_cos", "rotation_sin", "scale",
+const TOKENWISE = new Set(["add", "alibi_bias", "attend", "cast", "embedding", "experts", "extend", "gelu",
+  "l2_normalize",
+  "layer_norm", "linear", "merge_heads", "multiply", "relu", "rms_norm", "rotate", "rotation_cos", "rotation_sin",
+    "scale",
   "shift", "silu", "sinusoids", "site", "softcap", "split_heads", "t5_bias", "tanh"]); // prettier-ignore
 
 const continues = (entry) =>
@@ -20,8 +22,10 @@ const continues = (entry) =>
 function firstChange(entry, given, how, run) {
   const [now, was] = [how.cuts ?? new Set(), run.how.cuts ?? new Set()];
   const cuts = new Set([...now].filter((cut) => !was.has(cut)).concat([...was].filter((cut) => !now.has(cut))));
-  const switched = ["mask", "scale"].some((key) => (how[key] === false) !== (run.how[key] === false)) || (how.patterns && !run.how.patterns);
-  const other = new Set(Object.keys(given.values).filter((name) => name !== "ids" && given.values[name] !== run.given.values[name]));
+  const switched = ["mask", "scale"].some((key) => (how[key] === false) !== (run.how[key] === false))
+    || (how.patterns && !run.how.patterns);
+  const other = new Set(Object.keys(given.values).filter((name) => name !== "ids"
+    && given.values[name] !== run.given.values[name]));
   const changes = (step) => {
     if (Object.values(step.inputs).some((name) => other.has(name))) return true;
     if (step.op === "attend" && switched) return true;
@@ -39,7 +43,9 @@ function whatHolds(entry, given, how, run) {
   const [ids, before] = [given.values.ids?.data ?? [], run.given.values.ids?.data ?? []];
   let tokens = 0;
   while (tokens < ids.length && ids[tokens] === before[tokens]) tokens++;
-  if (tokens === ids.length && ids.length === before.length && given.tokens === run.given.tokens) return step ? { run, step, tokens: 0 } : null;
+  if (tokens === ids.length && ids.length === before.length && given.tokens === run.given.tokens) {
+    return step ? { run, step, tokens: 0 } : null;
+  }
   tokens = Math.min(tokens, ids.length - 1);
   const goesOn = tokens > 0 && step === entry.instructions.length && how.mask !== false && continues(entry);
   return goesOn ? { run, step: 0, tokens } : null;

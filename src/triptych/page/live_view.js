@@ -1,40 +1,31 @@
 // The section that runs a model: texts in, tokens, predictions, parts to cut, the model's own writing, attention.
 
-const MOST_NEW = 120; // tokens of one press of "Write"
-const slider = (name, attributes) => {
-  const value = el("output");
-  const input = el("input", { type: "range", "aria-label": name, ...attributes });
-  const tell = () => (value.textContent = Number(input.value).toFixed(2));
-  input.addEventListener("input", tell);
-  tell();
-  return { input, node: el("label", { class: "slider" }, name, input, value) };
-};
-
-class LiveView {
+class LiveView extends Writing {
   constructor(section, place) {
+    super();
     this.section = section;
-    this.model = null; // until its weights are unpacked, behind the first picture of the page
+    this.engine = null; // until its weights are unpacked, behind the first picture of the page
     this.tokenizer = Tokenizer.from(section.tokenizer);
     this.parts = partsOf(section);
     this.both = section.layout === "encoder-decoder";
     this.decodes = section.layout !== "encoder";
     this.generates = this.decodes && section.head === "LMHead";
     this.masked = new Set(); // positions that the reader masked, of an encoder's text
-    this.now = null; // the last result of `compute`, and that of the whole model on the same tokens
-    this.whole = null;
+    this.now = null; // the last result of the engine, and the tokens that it is of
+    this.tokens = null;
+    this.before = null; // the reader's text, while a chapter shows another
+    this.refreshing = null; // a promise, while the engine works on what is typed and set
     this.seed = 0;
     this.cost = 0; // milliseconds that the last text took
+    this.place = place;
     this.build(place);
-    place.setAttribute("aria-busy", "true");
     this.speed.textContent = "Unpacking the weights …";
-    requestAnimationFrame(() => setTimeout(() => this.load(place), 0));
+    this.started = this.start();
+    this.update().then(() => performance.mark("live-ready"));
   }
 
-  load(place) {
-    this.model = new LiveModel(this.section);
-    this.update();
-    place.setAttribute("aria-busy", "false");
-    performance.mark("live-ready");
+  async start() {
+    this.engine = await startEngine(this.section);
   }
 
   build(place) {
@@ -42,6 +33,7 @@ class LiveView {
       const input = el("textarea", { rows: 2, spellcheck: "false", autocapitalize: "off", dir: "auto" });
       input.value = value;
       input.addEventListener("input", () => {
+        this.before = null;
         this.masked.clear();
         this.schedule();
       });
@@ -61,12 +53,14 @@ class LiveView {
     this.lessons = new Lessons(this);
     place.append(
       el("div", { class: "desk" },
-        el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning, ...this.writing()),
+        el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning,
+          ...this.writing()),
         el("div", {}, this.predictions, this.effect, this.speed)),
       el("h3", {}, "Ten short chapters"),
       this.lessons.node,
       el("h3", {}, "Parts"),
-      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, and a line on each bar marks the whole model."),
+      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, " +
+        "and a line on each bar marks the whole model."),
       this.board.node,
       this.switches(),
       el("h3", {}, "The way through the model"),
@@ -87,10 +81,13 @@ class LiveView {
     this.off = { mask: false, scale: false };
     this.toggles = {};
     const both = [
-      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training")] : []),
-      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper")] : []),
+      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw " +
+        "in training")] : []),
+      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so " +
+        "softmax is sharper")] : []),
     ];
-    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" }, ...both) : "";
+    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" },
+      ...both) : "";
   }
 
   switch(key, off) {
@@ -102,7 +99,8 @@ class LiveView {
   // Whether the model scales its scores: T5 does not.
   get scales() {
     const { encode, decode } = this.section.program.entries;
-    return [encode, decode].some((entry) => entry?.instructions.some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
+    return [encode, decode].some((entry) => entry?.instructions
+      .some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
   }
 
   // Whether tokens can be masked and filled in.
@@ -110,15 +108,26 @@ class LiveView {
     return !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
   }
 
-  // Whether norms stand before the parts that read them.
-  get prenorm() {
-    return Object.values(this.section.program.entries).some(({ instructions }) => instructions.some(({ weights }) => Object.values(weights).some((name) => /norm\.pre/.test(name))));
-  }
-
+  // Another text, until `restoreText`; what is typed stays.
   setText(text) {
+    this.before ??= this.source.input.value;
     this.source.input.value = text;
     this.masked.clear();
     this.update();
+  }
+
+  restoreText() {
+    if (this.before === null) return;
+    this.setText(this.before);
+    this.before = null;
+  }
+
+  // The reader's text, no token hidden; nothing is cut, and scores are masked and scaled.
+  asTrained() {
+    this.restoreText();
+    this.masked.clear();
+    for (const key of Object.keys(this.toggles)) this.switch(key, false);
+    this.cutOnly();
   }
 
   // These parts and arrows are cut, and no others.
@@ -130,35 +139,10 @@ class LiveView {
     return cuts.length === this.board.cuts.size && cuts.every((cut) => this.board.cuts.has(cut));
   }
 
-  heat(temperature) {
-    this.temperature.input.value = temperature;
-    this.temperature.input.dispatchEvent(new Event("input"));
-    this.update();
-  }
-
-  // What a model that generates has besides.
-  writing() {
-    if (!this.generates) return [];
-    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 });
-    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 });
-    for (const { input } of [this.temperature, this.top]) input.addEventListener("input", () => this.schedule());
-    this.write = button("Write", "Let the model continue, one token at a time", () => this.toggle());
-    this.step = button("One token", "Append one token", () => this.generate(1));
-    const tower = this.parts.filter((one) => one.stack === "decoder");
-    this.cachePicture = new CachePicture(tower.filter((one) => !one.mlp).length, this.numbersPerPosition());
-    return [el("div", { class: "writing" }, this.write, this.step, this.temperature.node, this.top.node), this.cachePicture.node];
-  }
-
-  numbersPerPosition() {
-    const { instructions, shapes } = this.section.program.entries.decode;
-    const kept = instructions.filter((step) => step.op === "extend").map((step) => shapes[step.out[0]]);
-    return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
-  }
-
-  // Soon: at once where the last text was fast, else when the reader pauses.
+  // Soon: at once in a worker, or where the last text was fast; else when the reader pauses.
   schedule() {
     clearTimeout(this.soon);
-    this.soon = setTimeout(() => this.update(), this.cost > 60 ? 150 : 0);
+    this.soon = setTimeout(() => this.update(), this.engine?.note && this.cost > 60 ? 150 : 0);
   }
 
   // ---------------------------------------------------------------- from texts to tokens
@@ -167,8 +151,10 @@ class LiveView {
   cut(ids, what) {
     const { limit } = this.section;
     if (ids.length <= limit) return ids;
-    this.warning.textContent = `The ${what} has ${ids.length} tokens; this page computes ${limit}, ${this.both || !this.decodes ? "the first" : "the last"}.`;
-    return this.both || !this.decodes ? ids.slice(0, limit) : ids.slice(-limit);
+    const first = this.both || !this.decodes;
+    this.warning.textContent =
+      `The ${what} has ${ids.length} tokens; this page computes ${limit}, the ${first ? "first" : "last"}.`;
+    return first ? ids.slice(0, limit) : ids.slice(-limit);
   }
 
   read() {
@@ -183,29 +169,20 @@ class LiveView {
 
   // ---------------------------------------------------------------- from tokens to what is shown
 
-  how(changed = true) {
-    const how = { patterns: true };
-    return changed ? { ...how, cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale } : how;
+  how() {
+    return { cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale };
   }
 
   get changed() {
     return this.board.cuts.size > 0 || this.off.mask || this.off.scale;
   }
 
-  // The runs of all stacks, their attention, and the logits of the rows that are shown.
-  compute({ source, ids }, how, earlier = []) {
-    const patterns = new Map();
-    const of = (stack) => earlier.map((one) => one?.[stack]);
-    const read = source ?? (this.decodes ? null : ids);
-    const encoder = read && this.model.encode(read, how, of("encoder"));
-    const decoder = this.decodes ? this.model.decode(ids, how, encoder?.memory, null, of("decoder")) : null;
-    for (const stack of [encoder, decoder]) stack?.run.patterns.forEach((value, part) => patterns.set(part, value));
-    const { hidden } = decoder ?? encoder;
-    const whole = this.section.head === "ClassHead"; // its head reads all vectors and gives one row
-    const rows = whole ? [0] : this.rowsOf(ids);
-    const logits = this.model.logits(hidden, whole ? null : rows);
-    const width = last(logits);
-    return { encoder, decoder, hidden, patterns, rows, logits: rows.map((_, i) => logits.data.subarray(i * width, (i + 1) * width)) };
+  // What the engine computes for tokens; null for `rows` where the head reads all vectors and gives one row.
+  request(tokens) {
+    const rows = this.section.head === "ClassHead" ? null : this.rowsOf(tokens.ids);
+    const main = this.decodes ? "decode" : "encode";
+    const at = this.flow.position(main, tokens);
+    return { ...tokens, rows, at, how: this.how(), names: this.flow.names, lookup: this.lessons.lookup(tokens) };
   }
 
   // The positions whose predictions are shown: the last of a text that goes on, the masks, or the first.
@@ -215,29 +192,52 @@ class LiveView {
     return masks.length ? masks.slice(0, 4) : [0];
   }
 
+  // One request at a time: what changes while the engine works is asked for next, and the answer that is then stale is
+  // dropped.  The promise ends when the page shows what is typed and set.
   update() {
     clearTimeout(this.soon);
-    if (!this.model) return;
-    const began = performance.now();
-    const tokens = this.read();
-    if (!tokens.ids.length || tokens.source?.length === 0) {
-      this.warning.textContent = "There are no tokens yet; type something.";
+    this.stale = true;
+    this.refreshing ??= this.refresh().finally(() => (this.refreshing = null));
+    return this.refreshing;
+  }
+
+  async refresh() {
+    this.place.setAttribute("aria-busy", "true");
+    while (this.stale) await this.ask();
+    this.place.setAttribute("aria-busy", "false");
+  }
+
+  async ask() {
+    let [tokens, now, began] = [null, null, 0];
+    try {
+      await this.started;
+      began = performance.now();
+      this.stale = false;
+      tokens = this.read();
+      if (!tokens.ids.length || tokens.source?.length === 0) {
+        this.warning.textContent = "There are no tokens yet; type something.";
+        return;
+      }
+      now = await this.engine.call("compute", this.request(tokens));
+    } catch ({ message }) {
+      this.stale = false;
+      this.warning.textContent = `The model could not be run: ${message}.`;
       return;
     }
-    const now = this.compute(tokens, this.how(), [this.now, this.whole]);
-    const key = JSON.stringify(tokens);
-    if (!this.changed) this.whole = { ...now, key };
-    else if (this.whole?.key !== key) this.whole = { ...this.compute(tokens, this.how(false), [this.whole]), key };
-    this.now = now;
-    this.tokens = tokens;
+    if (!this.stale) this.show(tokens, now, began);
+  }
+
+  show(tokens, now, began) {
+    [this.tokens, this.now] = [tokens, now];
     this.showTokens(tokens);
-    this.showPredictions(tokens, now);
-    this.showAttention(tokens, now.patterns);
+    this.showPredictions(tokens);
+    this.showAttention(tokens);
     this.flow.show();
     this.lessons.show();
     this.cost = performance.now() - began;
     const count = tokens.ids.length + (tokens.source?.length ?? 0);
-    this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${this.model.weights.kernel.name}.`;
+    const { kernel, note } = this.engine;
+    this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
   }
 
   showTokens({ source, ids }) {
@@ -257,7 +257,8 @@ class LiveView {
       return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
     };
     const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
-    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []), strip(source ? "target" : "text", ids, this.masks));
+    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []),
+      strip(source ? "target" : "text", ids, this.masks));
     if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
   }
 
@@ -270,11 +271,14 @@ class LiveView {
 
   nameOf(index) {
     const { head, labels } = this.section;
-    return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0] : labels[index] ?? `class ${index}`;
+    return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0]
+      : labels[index] ?? `class ${index}`;
   }
 
-  showPredictions({ ids }, { rows, logits }) {
+  showPredictions({ ids }) {
+    const { logits, whole } = this.now;
     const known = ["LMHead", "MaskedLMHead", "ClassHead", "TokenHead"].includes(this.section.head);
+    const rows = this.section.head === "ClassHead" ? [0] : this.rowsOf(ids);
     const count = known ? rows.length : 0;
     while (this.bars.length < count) {
       this.bars.push(new Bars("", this.generates ? 10 : 6, this.generates ? (id) => this.append(id) : null));
@@ -284,7 +288,7 @@ class LiveView {
     const temperature = this.generates ? Number(this.temperature.input.value) : 1;
     const pairs = rows.slice(0, count).map((row, i) => {
       const now = probabilities([...logits[i]], temperature);
-      const before = this.changed ? probabilities([...this.whole.logits[i]], temperature) : null;
+      const before = this.changed ? probabilities([...whole[i]], temperature) : null;
       const kept = this.generates ? nucleus(now, Number(this.top.input.value)) : null;
       this.bars[i].title.textContent = this.heading(ids, row);
       this.bars[i].show(now, before, kept, (index) => this.nameOf(index));
@@ -308,70 +312,19 @@ class LiveView {
     return `${first} The prediction moved by ${divergence(before, now).toFixed(3)} nats (KL divergence).`;
   }
 
-  showAttention(tokens, patterns) {
+  showAttention(tokens) {
+    const patterns = new Map(Object.values(this.now.runs).flatMap((run) => [...run.patterns]));
     const pieces = (ids) => ids && this.tokenizer.pieces(ids);
-    const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) } : { [this.section.layout]: pieces(tokens.ids) };
+    const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) }
+      : { [this.section.layout]: pieces(tokens.ids) };
     const heads = headsOf(this.parts, patterns, names);
     const order = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
     const sorted = Object.fromEntries(order.map((stack) => [stack, heads[stack]]));
     if (this.attention) this.attention.update(sorted);
-    else if (order.length) this.attention = new AttentionView({ heads: sorted, steps: 1 }, this.maps);
-  }
-
-  // ---------------------------------------------------------------- writing
-
-  toggle() {
-    if (this.running) this.running = false;
-    else {
-      this.seed += 1;
-      this.generate(MOST_NEW);
+    else if (order.length) {
+      this.attention = new AttentionView({ heads: sorted }, this.maps);
+      this.attention.pick(order[0]);
     }
-  }
-
-  get field() {
-    return this.both ? this.target.input : this.source.input;
-  }
-
-  // The chosen token behind the text, as if it had been typed.
-  append(id) {
-    const { ids } = this.read();
-    if (this.section.ids.stop.includes(id)) return;
-    this.extend(ids, [id], this.field.value);
-    this.update();
-  }
-
-  // The text with the tokens `fresh` behind those of `ids`.
-  extend(ids, fresh, text) {
-    const own = this.both ? ids.slice(1) : ids;
-    this.field.value = text + this.tokenizer.decode([...own, ...fresh]).slice(this.tokenizer.decode(own).length);
-  }
-
-  // Up to `count` tokens: the text once through the cache, then one token a step.
-  async generate(count) {
-    const { source, ids } = this.read();
-    if (this.running || !ids.length || ids.length >= this.section.limit) return;
-    this.running = true;
-    this.write.textContent = "Stop";
-    const how = { ...this.how(), patterns: false };
-    const memory = source ? this.model.encode(source, how).memory : {};
-    const [cache, text, fresh] = [new Cache(this.section.limit), this.field.value, []];
-    let next = ids;
-    while (this.running && fresh.length < count && cache.length < this.section.limit) {
-      const { hidden } = this.model.decode(next, how, memory, cache);
-      const logits = this.model.logits(hidden, [hidden.shape[0] - 1]);
-      this.cachePicture.show(cache.length, next.length, this.section.limit);
-      const chances = probabilities([...logits.data], Number(this.temperature.input.value));
-      const id = choose(chances, Number(this.top.input.value), uniform(this.seed, cache.length));
-      this.bars[0]?.show(chances, null, nucleus(chances, Number(this.top.input.value)), (index) => this.nameOf(index));
-      if (this.section.ids.stop.includes(id)) break;
-      fresh.push(id);
-      this.extend(ids, fresh, text);
-      next = [id];
-      await new Promise((done) => requestAnimationFrame(done));
-    }
-    this.running = false;
-    this.write.textContent = "Write";
-    this.update();
   }
 }
 

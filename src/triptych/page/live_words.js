@@ -14,15 +14,19 @@ const LINEAR_NAMES = {
 };
 
 const BOX_NAMES = {
-  scores: ["Scores", "The dot product of this token's query with every key it may see, scaled; then the position's bias and the mask."],
+  scores: ["Scores", "The dot product of this token's query with every key it may see, scaled; then the position's " +
+    "bias and the mask."],
   softmax: ["Softmax", "Turns the scores of each row into weights that are positive and sum to 1."],
   mix: ["Weighted sum", "Adds up the values of the tokens, each times its weight."],
-  rms_norm: ["RMSNorm", "Divides the vector by the root of the mean of its squares, then scales every number by a learned weight."],
-  layer_norm: ["LayerNorm", "Subtracts the vector's mean and divides by its standard deviation; then a learned scale and shift."],
+  rms_norm: ["RMSNorm", "Divides the vector by the root of the mean of its squares, then scales every number by a " +
+    "learned weight."],
+  layer_norm: ["LayerNorm", "Subtracts the vector's mean and divides by its standard deviation; then a learned scale " +
+    "and shift."],
   l2_normalize: ["Normalize", "Divides the vector by its length."],
   add: ["Add", "Adds the result to the residual stream, which carries everything computed so far."],
   multiply: ["Multiply", "Multiplies number by number."],
-  rotate: ["Rotate", "Turns each pair of numbers by an angle that grows with the position, so that scores depend on distance."],
+  rotate: ["Rotate", "Turns each pair of numbers by an angle that grows with the position, so that scores depend on " +
+    "distance."],
   silu: ["SiLU", "Lets positive numbers pass and presses negative ones towards zero."],
   gelu: ["GELU", "Lets positive numbers pass and presses negative ones towards zero."],
   relu: ["ReLU", "Sets negative numbers to zero."],
@@ -30,7 +34,8 @@ const BOX_NAMES = {
   scale: ["Scale", "Multiplies by one fixed number."],
   softcap: ["Soft cap", "Keeps numbers within a bound, smoothly."],
   t5_bias: ["Position bias", "A learned number for every head and distance, added to the scores."],
-  alibi_bias: ["Position bias", "A penalty that grows with the distance, with a slope for every head, added to the scores."],
+  alibi_bias: ["Position bias", "A penalty that grows with the distance, with a slope for every head, added to the " +
+    "scores."],
   disentangled_bias: ["Position bias", "Scores between contents and relative positions."],
   sinusoids: ["Sinusoids", "Sines and cosines of the position, at many wavelengths."],
   experts: ["Experts", "Each token passes through the MLPs with the best scores, weighted."],
@@ -54,8 +59,11 @@ function wordsOf(box) {
     return [named ? `Linear (${named[1]})` : "Linear", "Multiplies each vector by a matrix."];
   }
   if (box.kind === "rotate") return [/q_rot$/.test(site) ? "Rotate queries" : "Rotate keys", BOX_NAMES.rotate[1]];
-  if (box.kind === "add" && /(^|\.)embed$|^$/.test(site) && box.layer === "start") return ["Add", "Adds the embeddings."];
+  if (box.kind === "add" && /(^|\.)embed$|^$/.test(site) && box.layer === "start") {
+    return ["Add", "Adds the embeddings."];
+  }
   return BOX_NAMES[box.kind] ?? [box.kind.replaceAll("_", " "), "An operation of the program."];
 }
 
-const EQUATIONS = { scores: "scale · q kᵀ (+ bias), masked", softmax: "exp(score) / Σ exp(score)", mix: "Σ weight · v" };
+const EQUATIONS = { scores: "scale · q kᵀ (+ bias), masked", softmax: "exp(score) / Σ exp(score)",
+  mix: "Σ weight · v" };

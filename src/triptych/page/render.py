@@ -22,33 +22,47 @@ from triptych.errors import CheckpointError, TriptychError
 
 from .sections import Chapter, Section, Tab, section_data
 
-SCRIPTS = (
-    "base.js", "export.js", "curve.js", "heat.js", "gallery.js", "map.js", "lines.js", "attention.js", "steps.js",
-)  # fmt: skip
 INTERPRETER = (
     "live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_model.js",
+    "live_engine.js",
 )  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
-#: Style and scripts that a page has besides where it has a section of a kind.
+#: What `LiveSection.scripts` names, each behind the script that it adds to.
+OF_MODELS = {
+    "live_operations.js": ("live_rare.js",),
+    "live_attention.js": ("live_biases.js",),
+    "tokenizer_text.js": ("tokenizer_splits.js", "tokenizer_charsmap.js"),
+    "tokenizer_models.js": ("tokenizer_bpe.js", "tokenizer_unigram.js"),
+    "tokenizer.js": ("tokenizer_decoders.js",),
+}
+MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "attention.js")
+TRACES = (*MAPS, "lines.js", "attention_packed.js", "attention_trace.js")
+#: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
 OF_KIND = {
+    "attention": TRACES,
+    "comparison": ("inside.css", *TRACES, "comparison.js"),
+    "curve": ("curve.js",),
     "live": (
-        "live.css", *INTERPRETER, *TOKENIZER_SCRIPTS, "live_parts.js", "live_predictions.js", "live_graph.js",
-        "live_words.js", "live_flow.js", "live_chapters.js", "live_lessons.js", "live_view.js",
+        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js",
+        "live_graph.js", "live_words.js", "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js",
+        "live_lessons.js", "live_writing.js", "live_view.js",
     ),
+    "matrix": ("inside.css", "export.js", "matrix.js"),
+    "plane": ("inside.css", "export.js", "curve.js", "map.js", "plane.js"),
     "playground": ("playground.js",),
+    "steps": ("steps.js",),
     "tab": ("inside.css", "tabs.js"),
-    "matrix": ("inside.css", "matrix.js"),
-    "plane": ("inside.css", "plane.js"),
-    "comparison": ("inside.css", "comparison.js"),
 }  # fmt: skip
 
 
 def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
-    kinds = _kinds(sections)
+    kinds = {section.kind for section in _all(sections)}
     files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
-    script = "\n".join(map(_asset, (*SCRIPTS, *(file for file in files if file.endswith(".js")), "start.js")))
+    own = [script for section in _all(sections) for script in getattr(section, "scripts", ())]
+    script = _joined(("base.js", *(file for file in files if file.endswith(".js")), "start.js"), own)
+    interpreter = _joined(INTERPRETER, own) if "live" in kinds else None
     data = {
         "title": title,
         "subtitle": subtitle,
@@ -61,7 +75,8 @@ def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle:
         data=data,
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script, wasm="live" in kinds),
+        interpreter=None if interpreter is None else Markup(interpreter),
+        policy=_policy(style, script, interpreter),
     )
 
 
@@ -124,18 +139,26 @@ def _template() -> jinja2.Template:
     return environment.from_string(_asset("page.html"))
 
 
-def _kinds(sections: Sequence[Section | Chapter | Tab]) -> set[str]:
-    """The kinds of all sections, those of chapters and tabs included."""
-    inner = [kind for section in sections if isinstance(section, Chapter | Tab) for kind in _kinds(section.sections)]
-    return {*(section.kind for section in sections), *inner}
+def _joined(names: Sequence[str], own: Sequence[str]) -> str:
+    """Scripts as one, each of them followed by those in `own` that add to it."""
+    return "\n".join(_asset(one) for name in names for one in (name, *(o for o in OF_MODELS.get(name, ()) if o in own)))
 
 
-def _policy(style: str, script: str, *, wasm: bool) -> str:
-    """What the page may load and run: its own style and script.  `wasm-unsafe-eval` lets that script compile
-    WebAssembly, which cannot reach anything the script does not hand to it; it allows no eval of text."""
-    source = " 'wasm-unsafe-eval'" if wasm else ""
+def _all(sections: Sequence[Section | Chapter | Tab]) -> list[Section | Chapter | Tab]:
+    """All sections, those of chapters and tabs included."""
+    inner = [one for section in sections if isinstance(section, Chapter | Tab) for one in _all(section.sections)]
+    return [*sections, *inner]
+
+
+def _policy(style: str, script: str, interpreter: str | None) -> str:
+    """What the page may load and run: its own style and scripts.
+
+    The interpreter of a page that runs a model may compile WebAssembly, which cannot reach anything the script does not
+    hand to it, and may run in a worker made of its own text, which has the same policy; neither allows eval of a text.
+    """
+    live = "" if interpreter is None else f" '{_digest(interpreter)}' 'wasm-unsafe-eval'; worker-src blob:"
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{source}; img-src data:;"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{live}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
 

@@ -118,9 +118,9 @@ class TableSection:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column, whether it holds numbers only."""
-        columns = range(len(self.header))
-        return [bool(self.rows) and all(NUMERIC.fullmatch(row[column]) for row in self.rows) for column in columns]
+        """For each column, whether it holds numbers only, beside "–" where there is none."""
+        columns = [{row[column] for row in self.rows} - {"–"} for column in range(len(self.header))]
+        return [bool(cells) and all(map(NUMERIC.fullmatch, cells)) for cells in columns]
 
     def data(self) -> Json:
         return {"header": list(self.header), "rows": [list(row) for row in self.rows]}

@@ -2,7 +2,8 @@
 
 const tools = document.getElementById("tools");
 mountTheme(tools);
-tools.append(button("Data", "Save everything this page shows as JSON", () => saveJson(fileName(page.title, "data.json"), page)));
+const saveData = () => save(fileName(page.title, "data.json"), jsonBlob(page));
+tools.append(button("Data", "Save everything this page shows as JSON", saveData));
 if (page.sections.length > 1 && page.sections.some((section) => section.kind === "tab")) mountTabs(page.sections);
 else mountAll(page.sections, "section");
 repaint();

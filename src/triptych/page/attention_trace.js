@@ -1,0 +1,158 @@
+// The attention of a trace: its heads are unpacked when their stack is first shown, may have roles, and can be drawn as
+// lines.
+
+// Thumbnails in groups: [title, class of its colour, heads, function(head) -> what stands under a head].
+function showGroups(gallery, groups) {
+  gallery.begin(0);
+  gallery.end(groups.map(([title, colour, heads, under]) => {
+    const title_ = el("h4", {}, el("i", { class: colour }), title, el("sub", {}, String(heads.length)));
+    const ones = heads.map((head) => el("div", {}, gallery.thumb(head, `, ${under(head)}`),
+      el("span", {}, under(head))));
+    return el("div", { class: "group" }, title_, el("div", { class: "row" }, ...ones));
+  }));
+}
+
+class TraceView extends AttentionView {
+  constructor(section, place) {
+    super({
+      heads: {},
+      stacks: [...new Set(section.maps.map((map) => map.stack))],
+      shade: section.maps.some((map) => map.top) ? "root" : "head", // the small weights of a long text show
+      roles: [...new Set(section.maps.flatMap((map) => map.roles ?? []))].filter((role) => role),
+      note: ` Weights are kept in steps of 1/${section.steps}, those of long texts to within 0.004.`,
+    }, place);
+    this.section = section;
+    this.pick(this.stacks[0]);
+  }
+
+  build() {
+    const view = super.build();
+    this.order = "layer";
+    this.status = el("p", { class: "quiet", role: "status" });
+    this.content.before(this.status);
+    this.content.hidden = true;
+    const orders = [["layer", "By layer", "Layers down, heads across"],
+      ["role", "By role", "Heads of one role together"]];
+    const arrange = (order) => {
+      this.order = order;
+      this.arrange();
+    };
+    this.as = "map";
+    this.lines = new Lines((t, s) => this.choose(t, s, false));
+    this.lines.node.hidden = true;
+    this.plot.node.after(this.lines.node);
+    const ways = [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]];
+    this.controls.prepend(choice("Drawn as", ways, this.as, (as) => this.draw(as)));
+    if (this.roles.length) {
+      view.firstChild.append(choice("Order of the heads", orders, this.order, arrange), this.legend());
+    }
+    return view;
+  }
+
+  // The enlarged head as a map or as lines.
+  draw(as) {
+    this.as = as;
+    this.plot.node.hidden = as !== "map";
+    this.lines.node.hidden = as !== "lines";
+    this.linesOf = null;
+    this.plot.mark(...this.chosen, false);
+    this.showLines();
+  }
+
+  // Lines are drawn anew for another head or other rows, else only marked.
+  showLines() {
+    if (this.as !== "lines") return;
+    const { head, from } = this.plot;
+    if (this.linesOf?.[0] === head && this.linesOf[1] === from) return this.lines.mark(...this.chosen);
+    this.linesOf = [head, from];
+    this.lines.show(this.plot, this.chosen);
+  }
+
+  choose(t, s, scroll) {
+    super.choose(t, s, scroll);
+    this.showLines();
+  }
+
+  keyboard() {
+    const { ArrowDown, ArrowUp, "[": before, "]": after } = super.keyboard();
+    onkeys(this.lines.node, { ArrowDown, ArrowUp, "[": before, "]": after });
+  }
+
+  file() {
+    return this.as === "lines" ? `${super.file()}-lines` : super.file();
+  }
+
+  drawing() {
+    return this.as === "lines" ? this.lines.drawing(this.head) : super.drawing();
+  }
+
+  // The roles with their colours; choosing one shows its heads alone, and opens the first of them.
+  legend() {
+    this.role = null;
+    const buttons = [...this.roles, ""].map((role) => {
+      const one = el("button", { type: "button", "aria-pressed": "false", onclick: () => pick(role) },
+        el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE);
+      one.dataset.role = role;
+      return one;
+    });
+    const pick = (role) => {
+      this.role = this.role === role ? null : role;
+      buttons.forEach((one) => one.setAttribute("aria-pressed", one.dataset.role === this.role));
+      this.dim();
+      const first = this.heads[this.stack]?.find((head) => (head.role ?? "") === this.role);
+      if (this.role !== null && first) this.open(first);
+    };
+    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, ...buttons);
+  }
+
+  // The thumbnails in the order of layers, or in groups of one role.
+  arrange() {
+    if (this.order === "layer") super.arrange();
+    else {
+      const of = (role) => this.heads[this.stack].filter((head) => head.role === role);
+      const under = (head) => `${head.layer}.${head.head}`;
+      const groups = [...this.roles, ""].map((role) => [role || NO_ROLE, roleClass(this.roles, role), of(role), under]);
+      showGroups(this.gallery, groups.filter(([, , members]) => members.length));
+      this.content.classList.remove("above");
+    }
+    this.dim();
+    if (this.head) this.gallery.mark(this.head);
+  }
+
+  dim() {
+    for (const { head, thumb } of this.gallery.thumbs) {
+      thumb.classList.toggle("dim", typeof this.role === "string" && (head.role ?? "") !== this.role);
+    }
+  }
+
+  // Unpacking is asynchronous: until `busy` is false the section shows `text` in place of the heads and the map.
+  show(text, busy) {
+    this.place.setAttribute("aria-busy", busy);
+    this.status.textContent = text;
+    this.status.hidden = !text;
+    this.content.hidden = Boolean(text);
+  }
+
+  async pick(stack) {
+    this.stack = stack;
+    if (!this.heads[stack]) {
+      this.show(UNPACKING, true);
+      try {
+        this.heads[stack] = await unpackedHeads(this.section, stack);
+      } catch (error) {
+        if (this.stack === stack) this.show(notUnpacked(error), false);
+        return;
+      }
+    }
+    if (this.stack !== stack) return; // another stack was picked in the meantime
+    this.show("", false);
+    super.pick(stack);
+  }
+}
+
+const NO_ROLE = "no role";
+
+mounts.attention = (section, place) => {
+  if (section.maps.length) new TraceView(section, place);
+  else place.append(el("p", { class: "quiet" }, "No maps."));
+};

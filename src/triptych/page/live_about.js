@@ -1,0 +1,119 @@
+// What the chapters ask about the model and the followed token.
+class About {
+  constructor(view) {
+    this.view = view;
+    const { section, flow, tokens } = view;
+    Object.assign(this, { section, flow, tokens, both: view.both, decodes: view.decodes });
+    this.main = view.decodes ? "decode" : "encode"; // the stack whose end is the prediction
+    this.reading = view.both ? "encode" : this.main; // the stack that reads the text
+  }
+
+  number(name, value, shown = decimal(value)) {
+    return el("b", { class: "number", "data-name": name, "data-value": value }, shown);
+  }
+
+  count(name, value) {
+    return this.number(name, value, value.toLocaleString("en"));
+  }
+
+  ids(stack) {
+    return stack === "encode" && this.tokens.source ? this.tokens.source : this.tokens.ids;
+  }
+
+  // The followed token of a stack, as it is shown.
+  piece(stack = this.main, at = this.flow.position(stack)) {
+    return bdi(this.view.tokenizer.pieces([this.ids(stack)[at]])[0]);
+  }
+
+  box(stack, test, layer = 0) {
+    return this.flow.stacks[stack].find((box) => (layer === null || box.layer === layer) && test(box)) ?? null;
+  }
+
+  // Opens the box in the diagram.
+  open(stack, test, layer = 0) {
+    const box = this.box(stack, test, layer);
+    const shownLayer = Number.isInteger(box?.layer) ? box.layer : stack === this.flow.stack ? this.flow.layer : 0;
+    this.flow.openWhere((one) => one === box, shownLayer, stack);
+    this.flow.node.scrollIntoView({ block: "nearest" });
+  }
+
+  // Whether the diagram shows such a box.
+  opened(stack, test) {
+    return this.flow.stack === stack && Boolean(this.flow.box) && test(this.flow.box);
+  }
+
+  // Numbers of a box's result, or of a site, for the followed token.
+  numbers(box, name = box.step.out[0]) {
+    return this.flow.numbers(this.flow.runOf(box.entry), name, box);
+  }
+
+  size(box, name = box.step.out[0]) {
+    return this.section.program.entries[box.entry].shapes[name];
+  }
+
+  get tokenBox() {
+    return this.box(this.reading, (box) => box.kind === "embedding" && !/position|type/.test(box.weight), null);
+  }
+
+  // The attention of the prediction's stack in layer 0: its own, or the one that reads the encoder.
+  attention(cross = false) {
+    return this.box(this.main, ({ kind, step }) => kind === "softmax" && (step.attributes.keys === "cross") === cross);
+  }
+
+  // What a head of the followed token reads.
+  row(box, head = 0) {
+    const before = this.flow.head;
+    this.flow.head = head;
+    const row = this.flow.row(this.flow.runOf(box.entry), box.step);
+    this.flow.head = before;
+    return row;
+  }
+
+  get moved() {
+    const { view } = this;
+    if (!view.changed) return null;
+    const chances = (logits) => probabilities([...logits]);
+    return divergence(chances(view.now.whole[0]), chances(view.now.logits[0]));
+  }
+
+  // " The prediction has moved by 0.123 nats." after a change.
+  effect(what) {
+    const { moved } = this;
+    return moved === null ? [] : [` ${what}, and the prediction at temperature 1 has moved by `,
+      this.number("moved", moved, three(moved)), " nats."];
+  }
+
+  // Whether norms stand before the parts that read them.
+  get prenorm() {
+    const before = ({ weights }) => Object.values(weights).some((name) => /norm\.pre/.test(name));
+    return Object.values(this.section.program.entries).some(({ instructions }) => instructions.some(before));
+  }
+
+  // The numbers of an MLP's neurons, the MLP of layer 0, the heads of layer 0, and the arrow of the stream past them.
+  get neurons() {
+    const activation = ({ kind }) => /^(gelu|relu|silu)$/.test(kind);
+    return this.box(this.main, ({ site }) => /mlp\.act$/.test(site)) ?? this.box(this.main, activation);
+  }
+
+  get mlp() {
+    return this.view.parts.find(({ mlp, layer, tower }) => mlp && layer === 0 && tower === this.main)?.part;
+  }
+
+  get headCuts() {
+    const box = this.attention(this.both);
+    return [...Array(this.flow.heads(box)).keys()].map((h) => `${attendPart(box.step)}:${h}`);
+  }
+
+  get streamArrow() {
+    const add = this.flow.stacks[this.main].find((box) => box.layer === 0 && box.kind === "add" && box.lane === 0);
+    const { key } = add.inputs.find(({ from }) => !from || from.layer !== 0) ?? add.inputs[0];
+    return arrowName(add.entry, add.step, key);
+  }
+}
+
+const entropyOf = (weights) => weights.reduce((sum, w) => sum - (w > 0 ? w * Math.log(w) : 0), 0);
+const argmaxOf = (numbers, test = () => true) =>
+  numbers.reduce((best, x, i) => (test(i) && (best < 0 || x > numbers[best]) ? i : best), -1);
+const POSITIONS = ["rotate", "t5_bias", "alibi_bias", "disentangled_bias", "sinusoids"];
+const isPosition = (box) => POSITIONS.includes(box.kind) || (box.kind === "embedding" && /position/.test(box.weight));
+const isLogits = ({ site }) => /(^|\.)logits$/.test(site ?? "");

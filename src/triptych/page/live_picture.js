@@ -1,0 +1,141 @@
+// The picture of the flow diagram: the boxes of one layer with what stands before and after all layers, and the arrows
+// between them.  `Flow` (live_flow.js) says which layer, which box is open and what a press does.
+
+const BOX = { height: 44, gap: 26, most: 148, between: 8 };
+
+class FlowPicture {
+  get bands() {
+    const boxes = this.stacks[this.stack];
+    return [["start", "Before the layers"], [this.layer, `Layer ${this.layer}`], ["end", "After the layers"]]
+      .map(([layer, title]) => ({ layer, title, boxes: boxes.filter((box) => box.layer === layer) }))
+      .filter((band) => band.boxes.length);
+  }
+
+  draw() {
+    const width = (this.width = this.picture.clientWidth);
+    if (!width) return;
+    const lines = svg("svg", { "aria-hidden": "true" });
+    const nodes = [];
+    this.shown = [];
+    this.buttons = new Map();
+    this.arrows = [];
+    let [top, above] = [0, null];
+    for (const { title, boxes } of this.bands) {
+      const rows = place(boxes);
+      const stream = boxes.some(({ lane }) => lane === 0);
+      const own = new Set(boxes);
+      const label = el("span", { class: "band" }, title);
+      label.style.top = `${top}px`;
+      nodes.push(label);
+      top += 24;
+      this.frames(boxes, rows, width, stream, top);
+      const entry = stream ? width * 0.12 : width / 2;
+      if (above) lines.append(svg("path", { class: "line between", d: this.curve(above, { x: entry, y: top - 4 }) }));
+      for (const box of boxes) for (const input of box.inputs) this.arrow(lines, box, input, own, top, entry);
+      for (const box of [...boxes].sort((a, b) => a.depth - b.depth || a.lane - b.lane)) nodes.push(this.button(box));
+      const { frame } = boxes.at(-1);
+      above = { x: frame.centre, y: frame.y + BOX.height };
+      top += rows * (BOX.height + BOX.gap);
+    }
+    this.picture.style.height = `${top}px`;
+    lines.setAttribute("viewBox", `0 0 ${width} ${top}`);
+    this.picture.replaceChildren(lines, ...nodes);
+    this.mark();
+  }
+
+  // Boxes of one row stand below what they read where that leaves them apart, else side by side.
+  frames(boxes, rows, width, stream, top) {
+    const left = stream ? width * 0.24 + BOX.between : 0;
+    const lanes = Math.max(1, ...boxes.map(({ lane }) => lane));
+    const wide = Math.min(BOX.most, (width - left - BOX.between * (lanes - 1)) / lanes);
+    for (let depth = 0; depth < rows; depth++) {
+      const row = boxes.filter((box) => box.depth === depth);
+      const beside = row.filter(({ lane }) => lane);
+      const even = (i) => left + ((i + 0.5) * (width - left)) / beside.length;
+      const above = beside.map(({ inputs }) => {
+        const parents = inputs.filter(({ from }) => boxes.includes(from) && from.lane && from.depth < depth)
+          .map(({ from }) => from.frame.centre);
+        return parents.length ? parents.reduce((sum, x) => sum + x, 0) / parents.length : NaN;
+      });
+      const apart = above.every((x, i) => x >= left + wide / 2 && x <= width - wide / 2
+        && (i === 0 || x - above[i - 1] >= wide + 2));
+      const y = top + BOX.gap / 2 + depth * (BOX.height + BOX.gap);
+      for (const box of row) {
+        const own = box.lane ? wide : Math.min(BOX.most, width * 0.24);
+        const centre = box.lane ? (apart ? above[box.lane - 1] : even(box.lane - 1)) : width * 0.12;
+        box.frame = { x: centre - own / 2, y, width: own, centre };
+        this.shown.push(box);
+      }
+    }
+  }
+
+  button(box) {
+    const [title] = wordsOf(box);
+    const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]].slice(1).join(" × ");
+    const one = el("button", { type: "button", class: `box ${box.lane ? "" : "stream"}`,
+      onclick: () => this.open(box) }, title,
+      el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : /[NSM]/.test(shape) ? ""
+        : shape));
+    const { x, y, width } = box.frame;
+    Object.assign(one.style, { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` });
+    this.buttons.set(box, one);
+    return one;
+  }
+
+  curve(start, end) {
+    const bend = Math.min(40, (end.y - start.y) / 2);
+    return `M${start.x} ${start.y}C${start.x} ${start.y + bend} ${end.x} ${end.y - bend} ${end.x} ${end.y}`;
+  }
+
+  // What comes from outside the band enters on the stream's lane, or from the encoder.
+  arrow(lines, box, { key, from }, own, top, entry) {
+    if (["ids", "mask"].includes(key) || (key && !from && box.entry === "cross_kv" && key !== "x")) return;
+    const to = box.frame;
+    const start = own.has(from) ? { x: from.frame.centre, y: from.frame.y + BOX.height } : box.entry === "cross_kv"
+      ? { x: to.centre, y: to.y - 22 } : { x: entry, y: top - 4 };
+    const end = { x: clamp(start.x, to.x + 8, to.x + to.width - 8), y: to.y - 2 };
+    if (box.lane) end.x = to.centre;
+    const d = this.curve(start, end);
+    const cut = key && arrowName(box.entry, box.step, key);
+    const line = svg("path", { d, class: "line" });
+    const tip = svg("path", { d: `M${end.x - 4} ${end.y - 5}L${end.x} ${end.y}L${end.x + 4} ${end.y - 5}`,
+      class: "line" });
+    const group = svg("g", {}, line, tip);
+    if (cut) {
+      group.append(svg("path", { d, class: "hit", onclick: () => this.view.board.press(cut) },
+        svg("title", {}, "Cut this arrow, or put it back")));
+    }
+    if (box.entry === "cross_kv" && !own.has(from)) {
+      group.append(svg("text", { x: to.centre, y: to.y - 25, "text-anchor": "middle" }, "encoder"));
+    }
+    lines.append(group);
+    this.arrows.push({ cut, group });
+  }
+
+  // What is cut and what is open.
+  mark() {
+    for (const { cut, group } of this.arrows ?? []) group.classList.toggle("cut", this.view.board.cuts.has(cut));
+    for (const [box, one] of this.buttons ?? []) {
+      one.setAttribute("aria-pressed", box === this.box);
+      one.tabIndex = box === (this.box ?? this.shown[0]) ? 0 : -1;
+      one.classList.toggle("cut", this.partCuts(box).some(({ cut }) => this.view.board.cuts.has(cut)));
+    }
+  }
+
+  move(event) {
+    const { depth, lane, layer } = this.shown.find((box) => this.buttons.get(box) === event.target) ?? {};
+    const order = [...this.buttons.keys()];
+    const at = order.findIndex((box) => this.buttons.get(box) === event.target);
+    const beside = (step) =>
+      order.find((box) => box.layer === layer && box.depth === depth && box.lane === lane + step);
+    const next = {
+      ArrowDown: () => order[at + 1], ArrowUp: () => order[at - 1],
+      ArrowLeft: () => beside(-1), ArrowRight: () => beside(1),
+    };
+    const to = next[event.key]?.();
+    if (at < 0 || !to) return;
+    event.preventDefault();
+    this.buttons.get(to).focus();
+    this.open(to);
+  }
+}

@@ -1,0 +1,106 @@
+// The model's own writing: temperature and top-p, tokens one at a time, and the cache that fills.  `LiveView`
+// (live_view.js) is the page around it.
+
+const MOST_NEW = 120; // tokens of one press of "Write"
+const slider = (name, attributes) => {
+  const value = el("output");
+  const input = el("input", { type: "range", "aria-label": name, ...attributes });
+  const tell = () => (value.textContent = Number(input.value).toFixed(2));
+  input.addEventListener("input", tell);
+  tell();
+  return { input, node: el("label", { class: "slider" }, name, input, value) };
+};
+
+class Writing {
+  // What a model that generates has besides.
+  writing() {
+    if (!this.generates) return [];
+    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 });
+    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 });
+    for (const { input } of [this.temperature, this.top]) input.addEventListener("input", () => this.schedule());
+    this.write = button("Write", "Let the model continue, one token at a time", () => this.toggle());
+    this.step = button("One token", "Append one token", () => this.generate(1));
+    const tower = this.parts.filter((one) => one.stack === "decoder");
+    this.cachePicture = new CachePicture(tower.filter((one) => !one.mlp).length, this.numbersPerPosition());
+    return [el("div", { class: "writing" }, this.write, this.step, this.temperature.node, this.top.node),
+      this.cachePicture.node];
+  }
+
+  numbersPerPosition() {
+    const { instructions, shapes } = this.section.program.entries.decode;
+    const kept = instructions.filter((step) => step.op === "extend").map((step) => shapes[step.out[0]]);
+    return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
+  }
+
+  heat(temperature) {
+    this.temperature.input.value = temperature;
+    this.temperature.input.dispatchEvent(new Event("input"));
+    this.update();
+  }
+
+  toggle() {
+    if (this.running) this.running = false;
+    else {
+      this.seed += 1;
+      this.generate(MOST_NEW);
+    }
+  }
+
+  get field() {
+    return this.both ? this.target.input : this.source.input;
+  }
+
+  // The chosen token behind the text, as if it had been typed.
+  append(id) {
+    const { ids } = this.read();
+    if (this.section.ids.stop.includes(id)) return;
+    this.extend(ids, [id], this.field.value);
+    this.update();
+  }
+
+  // The text with the tokens `fresh` behind those of `ids`.
+  extend(ids, fresh, text) {
+    const own = this.both ? ids.slice(1) : ids;
+    this.field.value = text + this.tokenizer.decode([...own, ...fresh]).slice(this.tokenizer.decode(own).length);
+  }
+
+  // Up to `count` tokens.  Each is awaited from the engine and not from a frame, which a hidden tab never gets.
+  async generate(count) {
+    if (this.running) return;
+    this.running = true;
+    this.write.textContent = "Stop";
+    try {
+      await this.started;
+      await this.writeTokens(count);
+    } catch ({ message }) {
+      this.warning.textContent = `The model could not write: ${message}.`;
+      return;
+    } finally {
+      this.running = false;
+      this.write.textContent = "Write";
+    }
+    await this.update();
+  }
+
+  async writeTokens(count) {
+    const { source, ids } = this.read();
+    const { limit } = this.section;
+    if (!ids.length || ids.length >= limit) return;
+    await this.engine.call("begin", { source, how: this.how() });
+    const [text, fresh] = [this.field.value, []];
+    let next = ids;
+    while (this.running && fresh.length < count && ids.length + fresh.length < limit) {
+      const { logits, length } = await this.engine.call("step", next);
+      this.cachePicture.show(length, next.length, limit);
+      const chances = probabilities([...logits], Number(this.temperature.input.value));
+      const kept = nucleus(chances, Number(this.top.input.value));
+      const id = choose(chances, kept, uniform(this.seed, length));
+      this.bars[0]?.show(chances, null, kept, (index) => this.nameOf(index));
+      if (this.section.ids.stop.includes(id)) return;
+      fresh.push(id);
+      this.extend(ids, fresh, text);
+      next = [id];
+      await new Promise((done) => setTimeout(done, 0)); // so that the step is seen, and "Stop" is heard
+    }
+  }
+}

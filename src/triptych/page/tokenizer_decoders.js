@@ -1,0 +1,44 @@
+// Steps of decoding that few tokenizers have, SentencePiece's above all.
+
+Object.assign(Tokenizer.decoders, {
+  Metaspace: ({ replacement, prepend_scheme }) => (tokens) =>
+    tokens.map((token, i) => token.replaceAll(replacement, i === 0 && prepend_scheme !== "never" ? "" : " ")),
+  ByteFallback: () => (tokens) => {
+    const texts = [];
+    let bytes = [];
+    const flush = () => {
+      try {
+        const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+        if (bytes.length) texts.push(strict.decode(Uint8Array.from(bytes)));
+      } catch {
+        texts.push(...bytes.map(() => "\ufffd"));
+      }
+      bytes = [];
+    };
+    for (const token of tokens) {
+      const byte = /^<0x([0-9a-f]{2}|\+[0-9a-f])>$/i.exec(token);
+      if (byte) bytes.push(parseInt(byte[1], 16));
+      else {
+        flush();
+        texts.push(token);
+      }
+    }
+    flush();
+    return texts;
+  },
+  Strip: ({ content, start, stop }) => (tokens) =>
+    tokens.map((token) => {
+      const chars = Array.from(token);
+      let first = 0;
+      let end = chars.length;
+      while (first < Math.min(start, chars.length) && chars[first] === content) first++;
+      while (chars.length - end < stop && end > first && chars[end - 1] === content) end--;
+      return chars.slice(first, end).join("");
+    }),
+  Replace({ pattern, content }, sets) {
+    const matches = tokenText.expression(pattern, sets);
+    return (tokens) => tokens.map((token) => token.replace(matches, () => content));
+  },
+  BPEDecoder: ({ suffix }) => (tokens) =>
+    tokens.map((token, i) => token.replaceAll(suffix, () => (i === tokens.length - 1 ? "" : " "))),
+});
