@@ -30,6 +30,7 @@ COMMANDS = [
     "chat",
     "fill",
     "encode",
+    "search",
     "classify",
     "transcribe",
     "lens",

@@ -22,7 +22,7 @@ from triptych.checkpoints.load_weights import compute_dtype, read_weights, usabl
 from triptych.errors import InputError
 from triptych.generate.arguments import integer
 from triptych.media import audio
-from triptych.model_inside import ModelInside
+from triptych.model_tasks import ModelTasks
 from triptych.other_libraries import answers_arguments
 from triptych.probe import Edits, Plan, Reads, heads, link
 from triptych.probe.size import check_fires, check_size, limit_of, trace_size
@@ -32,7 +32,7 @@ from triptych.tasks.model_inputs import Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
 
-class Model(ModelInside):
+class Model(ModelTasks):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
     executor   what computes the steps of a generation, and encodes: "auto", the native step wherever it may

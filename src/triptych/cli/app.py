@@ -26,6 +26,7 @@ from triptych.cli.lens import lens
 from triptych.cli.page import page
 from triptych.cli.patch import patch
 from triptych.cli.quickstart import quickstart
+from triptych.cli.search import search
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe
 
@@ -56,7 +57,7 @@ def _root(
 
 GROUPS = {
     "Train": (quickstart, train),
-    "Run": (generate, chat, fill, encode, classify, transcribe, convert),
+    "Run": (generate, chat, fill, encode, search, classify, transcribe, convert),
     "Inspect": (explain, lab, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():

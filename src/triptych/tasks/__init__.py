@@ -8,13 +8,15 @@ from triptych.tasks.drafting import speculation
 from triptych.tasks.encode import encode, note_on_products, note_on_prompts, pooling
 from triptych.tasks.fill import fill
 from triptych.tasks.generation_requests import end_ids, generation_requests
+from triptych.tasks.search import Embedder, Hit, OnEmbedded, SearchResult, identity_of, search
 from triptych.tasks.statistics_reads import statistics_reads
 from triptych.tasks.tag import Entity, Tag, entities, tag
 from triptych.tasks.transcribe import TEMPERATURES, Segment, Transcript, WhisperDecoder, transcribe
 from triptych.tasks.whisper_tokens import WhisperTokens
 
 __all__ = [
-    "TEMPERATURES", "Answer", "Entity", "Matmul", "Segment", "Tag", "Transcript", "WhisperDecoder", "WhisperTokens",
-    "answer", "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "label_names",
-    "note_on_products", "note_on_prompts", "pooling", "speculation", "statistics_reads", "tag", "transcribe",
+    "TEMPERATURES", "Answer", "Embedder", "Entity", "Hit", "Matmul", "OnEmbedded", "SearchResult", "Segment", "Tag",
+    "Transcript", "WhisperDecoder", "WhisperTokens", "answer", "classify", "encode", "end_ids", "entities", "fill",
+    "generation_requests", "identity_of", "label_names", "note_on_products", "note_on_prompts", "pooling", "search",
+    "speculation", "statistics_reads", "tag", "transcribe",
 ]  # fmt: skip
