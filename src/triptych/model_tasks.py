@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from triptych import tasks
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError
+from triptych.generate import Generation
 from triptych.model_inside import ModelInside
 from triptych.spec import PoolingSpec
 
@@ -18,6 +20,7 @@ class ModelTasks(ModelInside):
     """Whole tasks of a model that reads text."""
 
     encode: Callable[..., Tensor]
+    generate: Callable[..., list[Generation]]
 
     def search(
         self,
@@ -51,6 +54,43 @@ class ModelTasks(ModelInside):
             on_embedded=on_embedded,
         )  # fmt: skip
 
+    def summarize(self, texts: Sequence[str], **options: Any) -> list[Generation]:
+        """A summary of each text, by an encoder-decoder or a decoder (`tasks.summary`).
+
+        The files of the checkpoint set beams and limits; `options` are those of `generate` and replace them.  Raises
+        InputError for a model that writes no text, and for an empty text.
+        """
+        return self._written([tasks.summary(self.inputs, self.hf or {}, text) for text in _texts(texts)], options)
+
+    def translate(
+        self, texts: Sequence[str], source: str | None = None, target: str | None = None, **options: Any
+    ) -> list[Generation]:  # fmt: skip
+        """Each text in the language `target`; `source` and `target` as the checkpoint names them (`tasks.translation`).
+
+        `options` as in `summarize`.  Raises InputError for a language that the checkpoint does not know, with those
+        that it does, for a model that does not translate, and for an empty text.
+        """
+        hf = self.hf or {}
+        return self._written([tasks.translation(self.inputs, hf, text, source, target) for text in _texts(texts)],
+                             options)  # fmt: skip
+
+    def answer_in_words(self, question: str, context: str, **options: Any) -> Generation:
+        """An answer from `context` in the model's own words (`tasks.written_answer`); `options` as in `summarize`.
+
+        `answer` finds a piece of the context instead.  Raises InputError for a model that writes no text, and for an
+        empty question or context.
+        """
+        return self._written([tasks.written_answer(self.inputs, self.hf or {}, question, context)], options)[0]
+
+    def _written(self, asked: Sequence[tasks.WritingTask], options: Mapping[str, Any]) -> list[Generation]:
+        settings = {**asked[0].options, **options}
+        if not settings.get("beams"):
+            for name in ("length_penalty", "early_stopping"):
+                if name not in options:
+                    settings.pop(name, None)
+        prompts = [one.prompt for one in asked]
+        return self.generate(prompts, **{"decoder_prefix": asked[0].decoder_prefix, **settings})
+
     def note_on_vectors(self) -> str | None:
         """A line for the user where the checkpoint was not made for comparing texts by their vectors."""
         if isinstance(self.spec.head, PoolingSpec):
@@ -59,3 +99,10 @@ class ModelTasks(ModelInside):
             f"this {self.spec.family} checkpoint says nothing about pooling: its mean vectors rank texts less well "
             "than those of a model for sentence embeddings, such as hub:sentence-transformers/all-MiniLM-L6-v2"
         )
+
+
+def _texts(texts: Sequence[str]) -> Sequence[str]:
+    """Raises InputError for anything but a list of texts."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts) or not len(texts):
+        raise InputError("give a list of texts: [text]")
+    return texts

@@ -8,6 +8,7 @@ import typer
 
 from triptych import __version__
 from triptych.cli.ablate import ablate
+from triptych.cli.answer import answer
 from triptych.cli.bench import bench
 from triptych.cli.chat import chat
 from triptych.cli.check import check
@@ -27,8 +28,11 @@ from triptych.cli.page import page
 from triptych.cli.patch import patch
 from triptych.cli.quickstart import quickstart
 from triptych.cli.search import search
+from triptych.cli.summarize import summarize
+from triptych.cli.tag import tag
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe
+from triptych.cli.translate import translate
 
 app = typer.Typer(
     add_completion=False,
@@ -57,7 +61,20 @@ def _root(
 
 GROUPS = {
     "Train": (quickstart, train),
-    "Run": (generate, chat, fill, encode, search, classify, transcribe, convert),
+    "Run": (
+        generate,
+        chat,
+        fill,
+        encode,
+        search,
+        classify,
+        tag,
+        answer,
+        summarize,
+        translate,
+        transcribe,
+        convert,
+    ),
     "Inspect": (explain, lab, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
 }
 for _title, _commands in GROUPS.items():
