@@ -126,7 +126,7 @@ def pipeline_of_4(
     rows = tokenizer(question, context, truncation="only_second", max_length=window, stride=overlap,
                      return_overflowing_tokens=True, return_offsets_mapping=True)  # fmt: skip
     answers, least = [], 1e6
-    for i, encoding in enumerate(rows.encodings):
+    for encoding in rows.encodings:
         batch = {"input_ids": torch.tensor([encoding.ids]), "token_type_ids": torch.tensor([encoding.type_ids])}
         with torch.no_grad():
             out = reference(**batch)
