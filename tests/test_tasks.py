@@ -112,6 +112,16 @@ def test_entities_of_a_long_text_are_the_pipeline_s(
     assert len(tasks.entities_of(model.module, model.inputs, [text * 4], model.labels)[0]) > len(ours)
 
 
+def test_entities_of_little_and_of_wrong_arguments(made: Any) -> None:
+    model = made("BertForTokenClassification", True)
+    assert model.entities([]) == []
+    assert model.entities([""]) == [[]]
+    for arguments, says in (({"window": 73}, "at most 72"), ({"window": 3, "overlap": 2}, "share fewer"),
+                            ({"overlap": -1}, "overlap"), ({"window": 0}, "window")):  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            model.entities([CONTEXT], **arguments)
+
+
 # ---------------------------------------------------------------- answers
 
 
@@ -247,6 +257,7 @@ def test_summaries_are_those_of_transformers(t5: Model, text: str) -> None:
     assert t5.generate([text], max_new_tokens=17)[0].ids != ours.ids  # the control: without the settings
 
 
+@pytest.mark.heavy
 def test_every_setting_of_a_task_matters(t5: Model) -> None:
     texts = [CONTEXT[i : i + 40] for i in range(0, 40, 5)]
     ours = t5.summarize(texts)

@@ -65,7 +65,7 @@ def answer(
 
 def _context(argument: str) -> str:
     """The context that was given: a file, stdin, or the text itself.  Raises InputError for a file that is missing."""
-    if argument == "-" or os.path.exists(argument[:4096]):
+    if argument == "-" or os.path.exists(argument):
         return read_document(argument)
     if not argument.strip():
         raise typer.BadParameter("the context is empty; give a file or a text", param_hint="--context")

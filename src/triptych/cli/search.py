@@ -9,6 +9,7 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import load_model
+from triptych.errors import InputError
 
 if TYPE_CHECKING:
     from triptych.tasks import SearchResult
@@ -65,6 +66,8 @@ def search(
     """Find the passages of a folder's text files that are nearest in meaning to a query."""
     if not query.strip():
         raise typer.BadParameter("the query is empty; give the words to search for")
+    if not folder.is_dir():  # before the model is loaded
+        raise InputError(f"{str(folder)!r} is not a folder; give the folder whose files are to be searched")
     if picture is not None:
         screen.check_suffix(picture, (".svg", ".png", ".html", ".htm"), "--picture")
         from triptych.page.render import check_place, check_replaced

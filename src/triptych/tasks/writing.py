@@ -101,7 +101,10 @@ def translation(
 
 
 def language_codes(inputs: ModelInputs) -> dict[str, int]:
-    """The tokens of languages in the vocabulary -> their ids; none for a model of one pair of languages."""
+    """The tokens of languages in the vocabulary -> their ids; none for a model of one pair of languages, and for
+    families that are told a language in another way, whose vocabularies may have such strings by chance."""
+    if inputs.spec.family in ("bart", "t5", "mt5"):
+        return {}
     known = inputs.words.backend.get_vocab(with_added_tokens=True)
     return {token: id for token, id in sorted(known.items()) if _CODES.fullmatch(token) and id < inputs.spec.vocab}
 
@@ -144,7 +147,9 @@ def _check(inputs: ModelInputs, task: str, text: str, examples: str) -> None:
 
 
 def _of_source(inputs: ModelInputs, hf: Mapping[str, Any], text: str, settings: Mapping[str, Any]) -> WritingTask:
-    return WritingTask(text, text, options=_options(inputs, hf, settings, 0))
+    files = {**hf, **inputs.side_file("generation_config.json")}
+    forced = 0 if files.get("forced_bos_token_id") is None else 1  # BART's output begins with one more id
+    return WritingTask(text, text, options=_options(inputs, hf, settings, forced))
 
 
 def _of_decoder(inputs: ModelInputs, hf: Mapping[str, Any], message: str, plain: str) -> WritingTask:
