@@ -24,6 +24,7 @@ from triptych.checkpoints.load_weights import compute_dtype, read_weights, usabl
 from triptych.errors import InputError
 from triptych.generate.arguments import integer
 from triptych.media import audio
+from triptych.model_tasks import ModelTasks
 from triptych.model_training import ModelTraining
 from triptych.other_libraries import answers_arguments
 from triptych.probe import Edits, Plan, Reads, heads, link
@@ -34,7 +35,7 @@ from triptych.tasks.model_inputs import Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
 
-class Model(ModelTraining):
+class Model(ModelTraining, ModelTasks):
     """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
 
     executor   what computes the steps of a generation, and encodes: "auto", the native step wherever it may
@@ -62,6 +63,7 @@ class Model(ModelTraining):
         decoder_prefix: str | Sequence[int] = (),
         beams: int = 0,
         length_penalty: float = 1.0,
+        early_stopping: bool = False,
         chunk: int | None = None,
         rules: Sequence[running.Rule] = (),
         logprobs: int | None = None,
@@ -82,9 +84,9 @@ class Model(ModelTraining):
         `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  Without a
         `seed` it is 0.  `rules` change the logits of each row before its next token is chosen (`generate.Rule`).
         `logprobs=N` gives the log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches
-        for the likeliest text instead of sampling.  `chunk` runs prompts that many tokens at a time.  `on_token(row,
-        id)` is called for every token as it comes, after a search for those of the best text, and `on_progress` after
-        each step.
+        for the likeliest text instead of sampling, with `early_stopping` until that many have ended.  `chunk` runs
+        prompts that many tokens at a time.  `on_token(row, id)` is called for every token as it comes, after a search
+        for those of the best text, and `on_progress` after each step.
 
         At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
         up to `draft_tokens` tokens that one step then verifies: a smaller model of the same vocabulary, or "ngram",
@@ -111,8 +113,10 @@ class Model(ModelTraining):
                 [name for name, value in single.items() if value is not None],
                 seeded=seed is not None,
             )
-        elif length_penalty != 1:
-            raise InputError("length_penalty is for beams; give beams= too")
+        elif length_penalty != 1 or early_stopping:
+            raise InputError(
+                f"{'early_stopping' if early_stopping else 'length_penalty'} is for beams; give beams= too"
+            )
         plan = Plan.of(self.spec, read, edit)
         requests = tasks.generation_requests(
             self.inputs, self.hf or {}, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
@@ -130,7 +134,8 @@ class Model(ModelTraining):
                     executor=self.executor, matmul=matmul, cache_type=cache,
                 ),
                 requests, self.tokenizer, beams=beams, length_penalty=length_penalty,
-                max_rows=integer("max_rows", max_rows, 1), on_token=on_token, on_progress=on_progress,
+                early_stopping=early_stopping, max_rows=integer("max_rows", max_rows, 1), on_token=on_token,
+                on_progress=on_progress,
             )  # fmt: skip
         engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul, cache=cache)
         scheduler = running.Scheduler(engine, max_rows=max_rows)
@@ -255,18 +260,28 @@ class Model(ModelTraining):
         """The likeliest label of each token of each text, or whether it was replaced (ELECTRA)."""
         return tasks.tag(self.module, self.inputs.placed(texts), texts, self.labels)
 
-    def entities(self, texts: Sequence[str]) -> list[list[tasks.Entity]]:
-        """The entities in each text: neighbouring tokens of one label, where `B-` begins another and `O` is none."""
-        return [tasks.entities(tags, text) for tags, text in zip(self.tag(texts), texts, strict=True)]
+    def entities(
+        self, texts: Sequence[str], *, strategy: tasks.Strategy = "simple", window: int | None = None,
+        overlap: int | None = None,
+    ) -> list[list[tasks.Entity]]:  # fmt: skip
+        """The entities in each text: neighbouring tokens of one label, where `B-` begins another and `O` is none.
 
-    def answer(self, question: str, context: str, *, longest: int = 15, top: int = 1) -> list[tasks.Answer]:
-        """The `top` likeliest pieces of `context` of at most `longest` tokens, best first.
-
-        A context longer than the model reads at once is read in windows that overlap by half of their length.  Raises
-        InputError for a question that leaves no room for it.
+        "first", "average" and "max" give each word one label, from its tokens.  A text longer than a `window` is read
+        in windows that share `overlap` tokens (`tasks.entities_of`).
         """
-        windows = self.inputs.windows(question, context)
-        return tasks.answer(self.module, windows, context, longest=longest, top=top)
+        return tasks.entities_of(self.module, self.inputs, texts, self.labels, strategy, window, overlap)
+
+    def answer(
+        self, question: str, context: str, *, longest: int = 15, top: int = 1, no_answer: bool = False,
+        window: int | None = None, overlap: int | None = None,
+    ) -> list[tasks.Answer]:  # fmt: skip
+        """The `top` pieces of `context` of at most `longest` tokens with the highest score, best first.
+
+        With `no_answer` the empty answer competes.  A context longer than a `window` is read in windows that share
+        `overlap` tokens (`tasks.answer`, `ModelInputs.windows`).  Raises InputError for a question that leaves no room.
+        """
+        windows = self.inputs.windows(question, context, window, overlap)
+        return tasks.answer(self.module, windows, context, longest=longest, top=top, no_answer=no_answer)
 
     @property
     def labels(self) -> list[str]:

@@ -8,6 +8,7 @@ import typer
 
 from triptych import __version__
 from triptych.cli.ablate import ablate
+from triptych.cli.answer import answer
 from triptych.cli.bench import bench
 from triptych.cli.caption import caption
 from triptych.cli.chat import chat
@@ -28,8 +29,12 @@ from triptych.cli.lens import lens
 from triptych.cli.page import page
 from triptych.cli.patch import patch
 from triptych.cli.quickstart import quickstart
+from triptych.cli.search import search
+from triptych.cli.summarize import summarize
+from triptych.cli.tag import tag
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe
+from triptych.cli.translate import translate
 
 app = typer.Typer(
     add_completion=False,
@@ -58,9 +63,11 @@ def _root(
 
 GROUPS = {
     "Train": (quickstart, train),
-    "Run": (generate, chat, fill, encode, classify, caption, transcribe, convert),
+    "Run": (
+        generate, chat, fill, encode, search, classify, caption, tag, answer, summarize, translate, transcribe, convert,
+    ),
     "Inspect": (explain, lab, exercise, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
-}
+}  # fmt: skip
 for _title, _commands in GROUPS.items():
     for _command in _commands:
         app.command(rich_help_panel=_title)(_command)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
-from triptych.cli.options import Checkpoint, DType
+from triptych.cli.options import Checkpoint, DType, path
 from triptych.cli.screen import note, waiting
 from triptych.errors import InputError
+from triptych.files import read_regular
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from triptych.checkpoints.header import Header
     from triptych.model import Model
 
+MOST_BYTES = 16 << 20  # of a document that is read whole
 _TORCH = {DType.fp32: "float32", DType.fp16: "float16", DType.bf16: "bfloat16"}
 
 
@@ -102,6 +104,24 @@ def read_texts(arguments: Sequence[str] | None, kind: str = "text", *, lines: bo
     if not texts:
         raise InputError(f"stdin contains no {kind}")
     return texts
+
+
+def read_document(argument: str) -> str:
+    """The text of the file `argument`, or of stdin for `-`.
+
+    Raises InputError for a file that cannot be read, is larger than `MOST_BYTES`, is not UTF-8, or has no words.
+    """
+    if argument == "-":
+        text = _read_stdin()
+    else:
+        data = read_regular(path(argument), MOST_BYTES, InputError)
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{argument}: is not UTF-8 (byte {error.start}); give a text file") from None
+    if not text.strip():
+        raise InputError(f"{'stdin' if argument == '-' else argument}: holds no text")
+    return text
 
 
 def _read_stdin() -> str:

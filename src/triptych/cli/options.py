@@ -184,6 +184,31 @@ Cache = Annotated[
         help="What keys and values are kept in: fp32, fp16, bf16 or int8; auto is what the model computes in.",
     ),
 ]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        "--window", metavar="N", min=1, help="Tokens read at once of a long text; by default what the model reads.",
+        show_default=False,
+    ),
+]  # fmt: skip
+Overlap = Annotated[
+    int | None,
+    typer.Option("--overlap", metavar="N", min=0, help="Tokens that two windows share.", show_default=False),
+]
+TaskLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new-tokens", metavar="N", min=1, help="Stop after N tokens; by default as the checkpoint says, or 128.",
+        show_default=False,
+    ),
+]  # fmt: skip
+TaskBeams = Annotated[
+    int | None,
+    typer.Option(
+        "--beams", metavar="N", min=0, help="Beam search with N beams; by default as the checkpoint says.",
+        show_default=False,
+    ),
+]  # fmt: skip
 
 
 class SamplingSettings(TypedDict):

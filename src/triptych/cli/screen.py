@@ -33,6 +33,12 @@ def note(text: str) -> None:
     console(notes=True).print(text, style="dim", soft_wrap=True)
 
 
+def note_on_prompt(prompt: str, most: int = 240) -> None:
+    """What a model is asked, on one line of stderr: of a long prompt its beginning and its end."""
+    line = " ".join(plain(prompt).split())
+    note(f"prompt: {line if len(line) <= most else f'{line[: most // 2]} ... {line[-most // 2 :]}'}")
+
+
 def result(data: object) -> None:
     """Print the result of a command as JSON on stdout."""
     print(json.dumps(data, ensure_ascii=False, indent=2))

@@ -54,19 +54,25 @@ def check_beams(beams: int, length_penalty: float) -> float:
 
 @torch.inference_mode()
 def beam_search(
-    engine: Engine, requests: Sequence[Request], *, beams: int, length_penalty: float = 1.0
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    beams: int,
+    length_penalty: float = 1.0,
+    early_stopping: bool = False,
 ) -> list[list[Beam]]:
     """For each request, up to `beams` hypotheses, best first.
 
     Of a request its prompt, source, limit, end ids, rules and probe count.  A probe's edits are made in every token of
     every hypothesis; its trace has what the best hypothesis of each request read.  The search for a request ends once
     it has `beams` finished hypotheses and no live one, were it to end now, would score better than the worst of them;
-    with a length penalty above 0 a longer one might still have (as in transformers' default).
+    with a length penalty above 0 a longer one might still have (as in transformers' default).  With `early_stopping` it
+    ends as soon as it has `beams` finished hypotheses.
 
     Raises InputError for settings out of range and for logits that are not finite.
     """
     length_penalty = check_beams(beams, length_penalty)
-    searches = [_Search(request, beams, length_penalty) for request in requests]
+    searches = [_Search(request, beams, length_penalty, early_stopping) for request in requests]
     probes = _probes(requests)
     live = [(i, row) for i, row in enumerate(engine.add(*requests))]
     for step in range(max((request.max_new_tokens for request in requests), default=0)):
@@ -74,12 +80,12 @@ def beam_search(
             break
         logits = engine.logits()
         check_finite(logits)
-        scores = logits.float()
-        if any(row.request.rules for _, row in live):
+        scores = torch.log_softmax(logits.float(), dim=-1)
+        if any(row.request.rules for _, row in live):  # what a rule forbids keeps its probability, as in transformers
             scores = torch.stack([_ruled(row, x) for (_, row), x in zip(live, scores, strict=True)])
         searching = list(dict.fromkeys(owner for owner, _ in live))
         sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
-        likeliest, ids = _largest(torch.log_softmax(scores, dim=-1), max(searches[i].wanted for i in searching))
+        likeliest, ids = _largest(scores, max(searches[i].wanted for i in searching))
         totals, next_ids = (likeliest + sums[:, None]).tolist(), ids.tolist()
         parents: list[LiveRow] = []
         tokens: list[int] = []
@@ -141,8 +147,9 @@ def _largest(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
 class _Search:
     """The hypotheses of one request: the finished ones, and the sums of log-probabilities of the live ones."""
 
-    def __init__(self, request: Request, beams: int, length_penalty: float) -> None:
+    def __init__(self, request: Request, beams: int, length_penalty: float, early_stopping: bool) -> None:
         self.request, self.beams, self.length_penalty = request, beams, length_penalty
+        self.early_stopping = early_stopping
         self.finished: list[Beam] = []
         self.live: list[Beam] = [Beam([], 0.0)]
 
@@ -176,7 +183,7 @@ class _Search:
                 live.append(beam)
                 grown.append((parent, token))
         self.finished = self._sorted(self.finished)[: self.beams]
-        if len(self.finished) == self.beams and live and self._settled(live, length):
+        if len(self.finished) == self.beams and live and (self.early_stopping or self._settled(live, length)):
             live, grown = [], []
         self.live = live
         if length >= self.request.max_new_tokens:

@@ -80,6 +80,7 @@ def search(
     *,
     beams: int,
     length_penalty: float = 1.0,
+    early_stopping: bool = False,
     max_rows: int = MAX_ROWS,
     on_token: OnToken | None = None,
     on_progress: OnProgress | None = None,
@@ -97,7 +98,7 @@ def search(
     found: list[Generation] = []
     for first in range(0, len(requests), together):
         some = requests[first : first + together]
-        searched = beam_search(engine, some, beams=beams, length_penalty=length_penalty)
+        searched = beam_search(engine, some, beams=beams, length_penalty=length_penalty, early_stopping=early_stopping)
         for request, best in zip(some, searched, strict=True):
             found.append(_generation(LiveRow(request, [*request.prompt, *best[0].tokens]), tokenizer))
         if on_token is not None:

@@ -31,19 +31,21 @@ def svg(maps: Sequence[AnyMap], title: str) -> str:
 
 def _one(one: AnyMap, title: str) -> str:
     weights = _weights(one, 0)
-    queries, keys = ([_cut(token) for token in tokens] for tokens in (one.queries, one.keys))
+    queries, keys = ([shortened(token) for token in tokens] for tokens in (one.queries, one.keys))
     left, top = (8 * max(map(len, tokens)) + 40 for tokens in (queries, keys))
     top += 30
     across, down = CELL * len(keys), CELL * len(queries)
     parts = [_image(weights, left, top, across, down)]
     for t, token in enumerate(queries):
-        parts.append(f'<text x="{left - 6}" y="{top + (t + 0.72) * CELL:.1f}" text-anchor="end">{_text(token)}</text>')
+        parts.append(
+            f'<text x="{left - 6}" y="{top + (t + 0.72) * CELL:.1f}" text-anchor="end">{escaped(token)}</text>'
+        )
     for s, token in enumerate(keys):
         at = f"translate({left + (s + 0.72) * CELL:.1f} {top - 6}) rotate(-90)"
-        parts.append(f'<text transform="{at}">{_text(token)}</text>')
+        parts.append(f'<text transform="{at}">{escaped(token)}</text>')
     parts.append(f'<text x="{left}" y="{top + down + 24}">0 to {float(weights.max()):.3f}</text>')
     where = f"{one.stack} layer {one.layer}, head {one.head_names[0]}"
-    return _document(max(left + across + 24, 420), top + down + 40, f"{title}: {where}", parts)
+    return document(max(left + across + 24, 420), top + down + 40, f"{title}: {where}", parts)
 
 
 def _many(maps: Sequence[AnyMap], title: str) -> str:
@@ -58,7 +60,7 @@ def _many(maps: Sequence[AnyMap], title: str) -> str:
             parts.append(f"<g><title>{one.stack} layer {one.layer}, head {name}</title>")
             parts.append(_image(weights, x, y, SMALL, SMALL * len(one.queries) / len(one.keys)) + "</g>")
     widest = max(len(one.head_names) for one in maps)
-    return _document(max(130 + widest * step + 16, 420), 66 + len(maps) * step + 16, title, parts)
+    return document(max(130 + widest * step + 16, 420), 66 + len(maps) * step + 16, title, parts)
 
 
 def _weights(one: AnyMap, index: int) -> npt.NDArray[np.float32]:
@@ -112,22 +114,23 @@ def _png(weights: npt.NDArray[np.float32]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + body
 
 
-def _document(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+def document(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    """An SVG document of `width` × `height` units with a title over its `parts`."""
     size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n<!-- Made by Triptych -->\n'
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n'
         f'<rect width="100%" height="100%" fill="#fbfaf6"/>\n<g {FONT} font-size="12" fill="#1f1e1b">\n'
-        f'<text x="24" y="36" font-size="17" font-family="sans-serif">{_text(title)}</text>\n'
+        f'<text x="24" y="36" font-size="17" font-family="sans-serif">{escaped(title)}</text>\n'
         + "\n".join(parts)
         + "\n</g>\n</svg>\n"
     )
 
 
-def _cut(token: str) -> str:
-    return token if len(token) <= LETTERS else token[: LETTERS - 1] + "…"
+def shortened(token: str, letters: int = LETTERS) -> str:
+    return token if len(token) <= letters else token[: letters - 1] + "…"
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that XML can hold: characters that it has no place for are replaced."""
     return escape(re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))

@@ -1,4 +1,5 @@
 // Tokens as points in a plane, layer by layer: the embedding, then the residual stream after each block.
+// With one layer there is nothing to play, and no word is followed at first.
 
 const PLANE = 1000; // steps from the centre to the furthest point of a layer
 const NAMED = 120; // points that carry their names; of more only the chosen ones do
@@ -22,6 +23,7 @@ class PlaneView {
         exportButtons(() => fileName(section.title, this.stack.stack, this.stack.layers[this.layer]), () => this.drawing(), () => this.values())),
       el("div", { class: "legend" }, ...legend),
       el("div", { class: "plane-and-words" }, this.picture, this.words));
+    for (const one of [this.play, this.slider]) one.hidden = section.stacks.every(({ layers }) => layers.length < 2);
     this.pick(this.stack.stack);
     onwidth(this.picture, () => this.show(this.layer));
   }
@@ -44,7 +46,7 @@ class PlaneView {
     }));
     const apart = ([, places]) => this.spread([...places].map((one) => one % 1e6), layers.length - 1);
     const shared = words.filter(([word, places]) => places.size > 1 && /\p{L}{4}/u.test(word));
-    this.word = shared.sort((a, b) => apart(b) - apart(a))[0]?.[0] ?? null;
+    this.word = (layers.length > 1 && shared.sort((a, b) => apart(b) - apart(a))[0]?.[0]) || null;
     this.show(Math.min(this.layer, layers.length - 1));
   }
 
@@ -75,7 +77,7 @@ class PlaneView {
   show(layer) {
     this.layer = layer;
     this.slider.value = layer;
-    const { tokens, layers, share, text, place } = this.stack;
+    const { tokens, layers, share, text, place, named } = this.stack;
     this.name.textContent = `${layers[layer]} · the plane shows ${Math.round(100 * share[layer])}% of the variance`;
     this.picture.setAttribute("aria-label", `${tokens.length} tokens in a plane, ${layers[layer]}`);
     for (const one of this.words.children) one.setAttribute("aria-pressed", one.dataset.word === this.word);
@@ -83,7 +85,7 @@ class PlaneView {
     const points = tokens.map((token, i) => {
       const [x, y] = this.at(layer, i);
       const on = this.keys[i] === this.word;
-      const label = on || tokens.length <= NAMED;
+      const label = (on && layers.length > 1) || tokens.length <= NAMED || named.includes(i);
       const trail = on && layer ? [svg("path", { class: `stroke-${text[i] % COLOURS}`, d: `M${Array.from({ length: layer + 1 }, (_, l) => this.at(l, i).join(",")).join("L")}` })] : [];
       const name = label ? [svg("text", { x: x + 8 * unit, y: y + 4 * unit, "font-size": (on ? 13 : 11) * unit }, this.label(i))] : [];
       const point = svg("circle", { class: `fill-${text[i] % COLOURS}`, cx: x, cy: y, r: (on ? 6 : 4) * unit, onclick: () => this.follow(this.keys[i]) }, svg("title", {}, `${shown(token.slice(0, 80))} · text ${text[i] + 1}, token ${place[i]}`));

@@ -38,6 +38,16 @@ def png(path: str | os.PathLike[str], section: Curve | AttentionSection) -> None
         raise InputError(
             f"drawing {os.fspath(path)} needs all weights of each head; save an .svg or .html file instead"
         )
+    figure = agg_figure(path)
+    if isinstance(section, Curve):
+        _draw_curve(figure.add_subplot(), section)
+    else:
+        _draw_maps(figure, section)
+    figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
+
+
+def agg_figure(path: str | os.PathLike[str]) -> Figure:
+    """An empty figure for the file `path`.  Raises InputError where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -48,11 +58,7 @@ def png(path: str | os.PathLike[str], section: Curve | AttentionSection) -> None
     # Figure and canvas are made directly: pyplot would choose a backend for the whole process.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    if isinstance(section, Curve):
-        _draw_curve(figure.add_subplot(), section)
-    else:
-        _draw_maps(figure, section)
-    figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
+    return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:

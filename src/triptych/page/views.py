@@ -68,7 +68,8 @@ class MatrixSection:
 @dataclass(frozen=True, eq=False)
 class PlanePoints:
     """The tokens of a stack in a plane, layer by layer: `at` is [L, N, 2], and `share` [L] the part of the variance
-    that the plane shows.  `text` says which of the section's texts each of the N `tokens` stands in, `place` where."""
+    that the plane shows.  `text` says which of the section's texts each of the N `tokens` stands in, `place` where.
+    The points `named` carry their names however many there are."""
 
     stack: str
     layers: Sequence[str]
@@ -77,6 +78,7 @@ class PlanePoints:
     place: Sequence[int]
     at: npt.NDArray[np.float64]
     share: Sequence[float]
+    named: Sequence[int] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +112,6 @@ class PlaneSection:
             stacks.append({
                 "stack": one.stack, "layers": list(one.layers), "tokens": list(one.tokens), "text": list(one.text),
                 "place": list(one.place), "at": [layer.ravel().tolist() for layer in at],
-                "share": [round(float(x), 3) for x in one.share],
+                "share": [round(float(x), 3) for x in one.share], "named": list(one.named),
             })  # fmt: skip
         return {"note": self.note, "texts": list(self.texts), "stacks": stacks}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from triptych.errors import InputError
+from triptych.generate.arguments import integer
 from triptych.nn import Transformer
 from triptych.spec import SpanHeadSpec
 from triptych.tasks.batching import head_outputs
@@ -16,34 +19,90 @@ from triptych.text import Encoded
 
 @dataclass(frozen=True)
 class Answer:
-    """A piece of the context; `begin` and `end` are its characters there."""
+    """A piece of the context; `begin` and `end` are its characters there.  "No answer" is the empty piece at 0.
+
+    score        the probability that the answer begins here times that it ends here, in its window; there the tokens
+                 of the context and the first special token, which stands for "no answer", share the probability 1.
+    probability  over all pieces of the context, "no answer" not among them (0 for that).
+    no_answer    the score of "no answer" to the same question; None for a model whose rows begin with no special token.
+    """
 
     text: str
     probability: float
     begin: int
     end: int
+    score: float
+    no_answer: float | None
 
 
 def answer(
-    module: Transformer, windows: Sequence[Encoded], context: str, *, longest: int = 15, top: int = 1
-) -> list[Answer]:
-    """The `top` likeliest pieces of `context`, at most `longest` tokens each, best first.
+    module: Transformer, windows: Sequence[Encoded], context: str, *, longest: int = 15, top: int = 1,
+    no_answer: bool = False,
+) -> list[Answer]:  # fmt: skip
+    """The `top` pieces of `context` with the highest score, at most `longest` tokens each, best first.
 
     `windows` hold the question beside each part of the context.  A piece that lies in several windows counts where its
-    score is highest; probabilities are over all pieces.  Raises InputError for a model without a head over spans.
+    score is highest, and pieces begin and end with whole words.  With `no_answer` (models of SQuAD 2.0, Rajpurkar et
+    al. 2018) the empty answer competes, by the lowest score that any window gives it.  Scores, windows and words are
+    those of the question-answering pipeline of transformers 4.
+
+    Raises InputError for a model without a head over spans, for a context without tokens, and for numbers below 1.
     """
     if not isinstance(module.spec.head, SpanHeadSpec):
-        raise InputError(f"this {module.spec.family} model has no head over answers, so it cannot answer")
+        raise InputError(
+            f"this {module.spec.family} model has no head over answers, so it cannot answer; an extractive checkpoint "
+            "(…ForQuestionAnswering) such as hub:deepset/roberta-base-squad2 does"
+        )
+    integer("longest", longest, 1)
+    integer("top", top, 1)
     scores: dict[tuple[int, int], float] = {}
+    sums: dict[tuple[int, int], float] = {}
+    empty = math.inf
     for window, logits in zip(windows, head_outputs(module, windows), strict=True):
-        begins, ends = logits.unbind(-1)
         inside = [i for i, of in enumerate(window.sequence_ids) if of == 1]
+        if not inside:
+            continue
+        special = window.sequence_ids[0] is None
+        begins, ends = (_probabilities(one, inside, special) for one in logits.unbind(-1))
+        if special:
+            empty = min(empty, begins[0] * ends[0])
+        raw_begins, raw_ends = (one.tolist() for one in logits.unbind(-1))
+        words = _words(window, inside)
         for i in inside:
             for j in range(i, min(i + longest, inside[-1] + 1)):
-                span, score = (window.offsets[i][0], window.offsets[j][1]), float(begins[i] + ends[j])
-                scores[span] = max(score, scores.get(span, score))
+                place = words[i][0], words[j][1]
+                scores[place] = max(begins[i] * ends[j], scores.get(place, 0.0))
+                sums[place] = max(raw_begins[i] + raw_ends[j], sums.get(place, -math.inf))
     if not scores:
         raise InputError("the context has no tokens to answer with")
-    probabilities = torch.tensor(list(scores.values())).softmax(-1).tolist()
-    best = sorted(zip(scores, probabilities, strict=True), key=lambda pair: -pair[1])[:top]
-    return [Answer(context[a:b], p, a, b) for (a, b), p in best]
+    probabilities = dict(zip(sums, torch.tensor(list(sums.values())).softmax(-1).tolist(), strict=True))
+    best = sorted(scores, key=lambda place: (-scores[place], -sums[place]))[:top]
+    lowest = empty if empty < math.inf else None
+    answers = [Answer(context[a:b], probabilities[a, b], a, b, scores[a, b], lowest) for a, b in best]
+    if no_answer and lowest is not None:
+        answers = sorted([*answers, Answer("", 0.0, 0, 0, lowest, lowest)], key=lambda one: -one.score)[:top]
+    return answers
+
+
+def _probabilities(logits: Tensor, inside: Sequence[int], special: bool) -> list[float]:
+    """[T]: softmax over the tokens of the context and, where the row begins with one, the first special token."""
+    kept = torch.full_like(logits, -torch.inf)
+    places = [*([0] if special else []), *inside]
+    kept[places] = logits[places]
+    probabilities: list[float] = kept.softmax(-1).tolist()
+    return probabilities
+
+
+def _words(window: Encoded, inside: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """For each token of the context the characters of its word, as far as the window has it; its own where the
+    tokenizer knows no words."""
+    places = {i: window.offsets[i] for i in inside}
+    if not window.words:
+        return places
+    whole: dict[int, tuple[int, int]] = {}
+    for i, (begin, end) in places.items():
+        word = window.words[i]
+        if word is not None:
+            first, last = whole.get(word, (begin, end))
+            whole[word] = min(first, begin), max(last, end)
+    return {i: places[i] if (word := window.words[i]) is None else whole[word] for i in inside}

@@ -19,13 +19,14 @@ from torch import Tensor
 from triptych.checkpoints import read_json
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError, TextError, shown
-from triptych.generate.arguments import check_ids
+from triptych.generate.arguments import check_ids, integer
 from triptych.media import audio
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
 from triptych.spec import EmbedSpec, FramesSpec, ModelSpec, PatchesSpec
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
 
+WINDOW = 384  # tokens of a question with its context, unless the model reads fewer
 Texts = (
     Sequence[str | RenderedPrompt | Sequence[int] | Tensor | NDArray[Any] | Path]
     | Tensor
@@ -137,22 +138,47 @@ class ModelInputs:
         """Texts with the place of each token in them.  Raises InputError for anything but a list of texts."""
         return [self._checked(self.words.encode_with_offsets(text)[0]) for text in _strings(texts)]
 
-    def windows(self, question: str, context: str) -> list[Encoded]:
-        """The question beside its context: in windows that overlap by half of their length where the context is longer
-        than the model reads at once.
+    def windows(
+        self, question: str, context: str, window: int | None = None, overlap: int | None = None
+    ) -> list[Encoded]:
+        """The question beside its context: in rows of at most `window` tokens that share `overlap` tokens of the
+        context, where this is longer.
 
-        Raises InputError for a question that leaves no room for it.
+        A window has 384 tokens unless given, or what the model reads, and the overlap is 128, but at most half of a
+        window and half of the context in it (as in transformers 4, where it is `doc_stride`).
+
+        Raises InputError for a question that leaves no room, and for numbers out of range.
         """
-        limit, overlap = self.spec.context, 0
+        for name, text in (("question", question), ("context", context)):
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(f"the {name} has no tokens to answer {'with' if name == 'context' else 'it'}")
+        limit = self._window(window, WINDOW)
         needed = len(self.ids([question])[0]) + 2  # the question and the separators around the context
-        if limit is not None:
-            if needed >= limit:
-                raise InputError(f"the question needs {needed} of the model's {limit} positions; shorten it")
-            overlap = (limit - needed) // 2
-        return [
-            self._checked(row)
-            for row in self.words.encode_with_offsets(question, context, max_length=limit, overlap=overlap)
-        ]
+        if needed >= limit:
+            raise InputError(f"the question needs {needed} of the model's {limit} positions; shorten it")
+        shared = min(128, limit // 2, (limit - needed) // 2) if overlap is None else integer("overlap", overlap, 0)
+        rows = self.words.encode_with_offsets(question, context, max_length=limit, overlap=shared)
+        return [self._checked(row) for row in rows]
+
+    def text_windows(self, text: str, window: int | None = None, overlap: int | None = None) -> list[Encoded]:
+        """A text with the place of each token in it, in rows of at most `window` tokens that share `overlap` tokens
+        where it is longer; by default as many as the model reads, and a quarter of that.
+
+        Raises InputError for numbers out of range.
+        """
+        limit = self._window(window, None)
+        shared = limit // 4 if overlap is None else integer("overlap", overlap, 0)
+        (text,) = _strings([text])
+        return [self._checked(row) for row in self.words.encode_with_offsets(text, max_length=limit, overlap=shared)]
+
+    def _window(self, window: int | None, default: int | None) -> int:
+        """Tokens of a window.  Raises InputError for more than the model reads at once."""
+        most = 1 << 30 if self.spec.context is None else self.spec.context
+        if window is None:
+            return min(most, default or most)
+        if integer("window", window, 1) > most:
+            raise InputError(f"window={window}, and the model reads at most {most} tokens at once")
+        return window
 
     @property
     def reads_text(self) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.nn import Transformer
 from triptych.spec import ReplacedHeadSpec, TokenHeadSpec
 from triptych.tasks.batching import head_outputs
-from triptych.text import Encoded
+from triptych.tasks.model_inputs import ModelInputs
+from triptych.text import Encoded, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,93 @@ def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labe
         tokens = zip(row.offsets, row.sequence_ids, best.indices.tolist(), best.values.tolist(), strict=True)
         tagged.append([Tag(text[a:b], labels[i], p, a, b) for (a, b), of, i, p in tokens if of is not None])
     return tagged
+
+
+Strategy = Literal["simple", "first", "average", "max"]
+
+
+def entities_of(
+    module: Transformer, inputs: ModelInputs, texts: Sequence[str], labels: Sequence[str],
+    strategy: Strategy = "simple", window: int | None = None, overlap: int | None = None,
+) -> list[list[Entity]]:  # fmt: skip
+    """The entities in each text, as transformers' token-classification pipeline groups them.
+
+    strategy   "simple" groups tokens.  The others give each word one label first: that of its first token, that of its
+               surest token ("max"), or that of the mean of its tokens' probabilities ("average").
+    window     tokens of a row; a longer text is read in windows that share `overlap` tokens.  Of entities that overlap
+               in the text the longest one stays, and of equally long ones that with the highest probability.
+
+    Raises InputError for a model without a head over named labels, and for another strategy.
+    """
+    if strategy not in get_args(Strategy):
+        raise InputError(f"strategy={shown(strategy)} must be one of {', '.join(get_args(Strategy))}")
+    if not isinstance(module.spec.head, TokenHeadSpec):
+        raise InputError(
+            f"this {module.spec.family} model has no head over tokens with named labels; a checkpoint that tags tokens "
+            "(…ForTokenClassification) such as hub:dslim/bert-base-NER does"
+        )
+    if isinstance(texts, str):
+        raise InputError("give a list of texts: [text]")
+    rows = [inputs.text_windows(text, window, overlap) for text in texts]
+    outputs = iter(head_outputs(module, [row for parts in rows for row in parts]))
+    every = []
+    for parts, text in zip(rows, texts, strict=True):
+        named: list[Entity] = []
+        for row in parts:
+            probabilities = next(outputs).softmax(-1)
+            words = _words(row, text, inputs.words) if strategy != "simple" else [[i] for i in _own_tokens(row)]
+            tags = [_word_tag(row, text, probabilities, word, labels, strategy) for word in words]
+            named += entities(tags, text)
+        every.append(_without_overlaps(named) if len(parts) > 1 else named)
+    return every
+
+
+def _own_tokens(row: Encoded) -> list[int]:
+    return [i for i, of in enumerate(row.sequence_ids) if of is not None]
+
+
+def _words(row: Encoded, text: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """The tokens of each word.  A vocabulary that marks the later tokens of a word tells them; with another a token
+    goes on a word where no space is before it.  An unknown token is a word of its own."""
+    marks = bool(getattr(tokenizer.backend.model, "continuing_subword_prefix", None))
+    words: list[list[int]] = []
+    for i in _own_tokens(row):
+        begin, end = row.offsets[i]
+        if row.ids[i] == tokenizer.unk_id:
+            goes_on = False
+        elif marks:
+            goes_on = len(tokenizer.backend.id_to_token(row.ids[i]) or "") != end - begin
+        else:
+            goes_on = begin > 0 and " " not in text[begin - 1 : begin + 1]
+        if words and goes_on:
+            words[-1].append(i)
+        else:
+            words.append([i])
+    return words
+
+
+def _word_tag(
+    row: Encoded, text: str, probabilities: Tensor, word: Sequence[int], labels: Sequence[str], strategy: Strategy
+) -> Tag:
+    """The label of one word by `strategy`; `probabilities` are [T, C]."""
+    own = probabilities[list(word)]
+    if strategy == "average":
+        scores = own.mean(0)
+    else:
+        scores = own[int(own.max(-1).values.argmax()) if strategy == "max" else 0]
+    best, (begin, end) = int(scores.argmax()), (row.offsets[word[0]][0], row.offsets[word[-1]][1])
+    return Tag(text[begin:end], labels[best], float(scores[best]), begin, end)
+
+
+def _without_overlaps(named: Sequence[Entity]) -> list[Entity]:
+    """Of entities that overlap, from several windows, one each."""
+    kept: list[Entity] = []
+    for one in sorted(named, key=lambda entity: entity.begin):
+        if not kept or one.begin >= kept[-1].end:
+            kept.append(one)
+        elif (one.end - one.begin, one.probability) > (kept[-1].end - kept[-1].begin, kept[-1].probability):
+            kept[-1] = one
+    return kept
 
 
 def entities(tags: Sequence[Tag], text: str) -> list[Entity]:

