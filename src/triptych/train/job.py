@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,15 +34,20 @@ from triptych.train.evaluate import HeldOut
 from triptych.train.loop import Event, Progress, Trainer
 from triptych.train.objectives import TokenMasking
 from triptych.train.optim import Optimizer
-from triptych.train.recipe import Recipe, check_recipe
+from triptych.train.recipe import Objective, Recipe, check_recipe
 from triptych.train.run_lock import RunLock
 from triptych.train.sources import Pair
 from triptych.train.stop import Interrupted, on_signal
+from triptych.train.task import Task
+from triptych.train.tasks import read_task
 
-Name = Literal["causal", "masked", "seq2seq"]
 Text = str | Pair  # a document, or source and target
-_LAYOUT = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
-_SPECIAL_TOKENS: dict[Name, SpecialsLayout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
+_LAYOUT: dict[Objective, str] = {
+    "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
+    "masked": "encoder", "labels": "encoder", "tags": "encoder", "spans": "encoder", "contrastive": "encoder",
+    "replaced": "encoder",
+}  # fmt: skip
+_SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
 
 
 @dataclass(eq=False)
@@ -120,17 +125,23 @@ def prepare(recipe: Recipe) -> Job:
 
     Raises ConfigError where parts of the recipe do not fit together, TextError and InputError for the data.
     """
-    train, held = _texts(recipe)
+    task = read_task(recipe)
+    train, held = _texts(recipe) if task is None else (task.texts, [])
     if "path" in recipe.model:
         if recipe.model.keys() != {"path"}:
             raise ConfigError("model.path takes no other keys beside it; the directory's config.json has them")
         module, tokenizer, hf = read_model(Path(recipe.model["path"]))
         module = module.float()
+        if task is not None:
+            module, hf = task.adapted(module, hf)
     else:
         tokenizer = _tokenizer(recipe, train)
         hf = _completed(recipe.model, tokenizer, recipe.objective.name)
-        module = nn.new(read_config(hf, where="model"), recipe.run.seed)
-    return _job(recipe, module, tokenizer, hf, train, held, Progress())
+        if task is None:
+            module = nn.new(read_config(hf, where="model"), recipe.run.seed)
+        else:
+            module, hf = task.new(hf)
+    return _job(recipe, module, tokenizer, hf, train, held, Progress(), task)
 
 
 def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
@@ -147,7 +158,11 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         progress, tables = read_progress(saved.path)
         recipe = check_recipe(tables, changes, str(saved.path), {"run.out": str(out)})
         module, tokenizer, hf = read_model(saved.path)
-        job = _job(recipe, module, tokenizer, hf, *_texts(recipe), progress)
+        task = read_task(recipe)
+        if task is not None:
+            task.check_labels(module, hf)
+        texts = _texts(recipe) if task is None else (task.texts, [])
+        job = _job(recipe, module, tokenizer, hf, *texts, progress, task)
         job.trainer.optimizer.restore(read_optimizer(saved.path))
     except BaseException:
         lock.release()
@@ -195,16 +210,21 @@ def _job(
     train: Sequence[Text],
     held: Sequence[Text],
     at: Progress,
+    task: Task | None = None,
 ) -> Job:
-    _check_fit(recipe, module, tokenizer)
+    _check_fit(recipe, module, tokenizer, None if task is None else task.head)
     module = module.to(recipe.run.device)
+    tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
+    if task is not None:
+        data, evaluation = task.data(module, tokenizer, tokens)
+        optimizer = Optimizer(module, recipe.optimizer)
+        return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
     masking = _masking(recipe, tokenizer, train) if recipe.objective.name == "masked" else None
     data, held_data = (_data(recipe, module, tokenizer, side, masking) for side in (train, held))
     _check_length(data, recipe.run.length)
     seq2seq = recipe.objective.name == "seq2seq"
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
     text = "".join(_documents(held)) if recipe.objective.name == "causal" else None
-    tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
     evaluation = HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
     optimizer = Optimizer(module, recipe.optimizer)
     return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
@@ -226,7 +246,7 @@ def _pairs(texts: Sequence[Text]) -> list[Pair]:
 def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
     """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
-    layout = _SPECIAL_TOKENS[recipe.objective.name]
+    layout = _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
     texts = [*_documents(train), *(side for pair in _pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)
@@ -242,25 +262,27 @@ def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
     )
 
 
-def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Name) -> dict[str, Any]:
+def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Objective) -> dict[str, Any]:
     """The config, with the vocabulary and the special tokens of the tokenizer where it does not set them."""
     ids = {
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
-        "decoder_start_token_id": tokenizer.pad_id if objective == "seq2seq" else None,
+        "decoder_start_token_id": tokenizer.pad_id if _LAYOUT[objective] == "encoder-decoder" else None,
     }
     defaults = {"vocab_size": tokenizer.vocab_size} | {key: value for key, value in ids.items() if value is not None}
     return defaults | model
 
 
-def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> None:
+def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, own: type | None) -> None:
+    """Raises ConfigError unless the model has the layout and the head of the objective (`own`, where a task names it),
+    and enough positions and tokens."""
     spec, objective = module.spec, recipe.objective.name
     if spec.layout != _LAYOUT[objective]:
         raise ConfigError(
             f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}"
         )
-    head = MaskedLMHeadSpec if objective == "masked" else LMHeadSpec
+    head = own or (MaskedLMHeadSpec if objective == "masked" else LMHeadSpec)
     if not isinstance(spec.head, head):
         raise ConfigError(f"objective {objective} needs a {head.__name__}; name the class in model.architectures")
     if tokenizer.vocab_size > spec.vocab:
@@ -269,8 +291,8 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> 
         raise ConfigError(f"run.length = {recipe.run.length} is more than the {spec.context} positions of the model")
     if objective == "masked" and tokenizer.mask_id is None:
         raise ConfigError("objective masked needs a tokenizer with a mask token")
-    if objective == "seq2seq" and spec.ids.start is None:
-        raise ConfigError("objective seq2seq needs model.decoder_start_token_id")
+    if spec.layout == "encoder-decoder" and spec.ids.start is None:
+        raise ConfigError(f"objective {objective} needs model.decoder_start_token_id")
 
 
 def _check_length(data: Data, length: int) -> None:

@@ -16,8 +16,11 @@ from pydantic_core import ErrorDetails
 from triptych.errors import ConfigError, nearest
 from triptych.train.loop import RunSettings
 from triptych.train.optim import OptimizerSettings, Schedule
-from triptych.train.settings import Positive, Section
+from triptych.train.settings import Positive, Rate, Section
 
+Objective = Literal[
+    "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced"
+]
 SHIPPED = ("decoder", "encoder", "encoder-decoder")  # the recipes in this package, those of the quickstart's panels
 RECIPES = Path(__file__).with_name("recipes")
 
@@ -26,11 +29,18 @@ class DataSettings(Section):
     """`path`: a UTF-8 text file, a folder of them (each file a document), a `.jsonl` of `{"source", "target"}` for
     pairs, or `shakespeare`.  `held_out` is the share reserved for evaluation, from the end of the data; Shakespeare
     has whole plays for that.  Of the held-out data, at most `held_out_limit` characters (or pairs) are used.
-    `drop_longer` leaves out pairs of more than `run.length` tokens, which are an error otherwise.  With `words`, pairs
-    whose two sides have equally many words are cut into pieces of 1 to `words` words (held-out pairs into pieces of
-    `words`), and all other pairs are left out."""
+    `drop_longer` leaves out pairs and records of more than `run.length` tokens, which are an error otherwise, and
+    `cut_longer` cuts the ends of a record's texts instead.  With `words`, pairs whose two sides have equally many words
+    are cut into pieces of 1 to `words` words (held-out pairs into pieces of `words`), and all other pairs are left out.
+
+    Objectives with records (docs/concepts/objectives.md) read `.jsonl`, `.csv`, `.tsv` or `.parquet`.  `columns` gives
+    the column of a field where it is called otherwise; the records held out are drawn at random, or are those of the
+    file `held_out_path`."""
 
     path: str
+    columns: dict[str, str] = Field(default_factory=dict)
+    held_out_path: str | None = None
+    cut_longer: bool = False
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     held_out_limit: Positive | None = None
     drop_longer: bool = False
@@ -39,11 +49,25 @@ class DataSettings(Section):
 
 class ObjectiveSettings(Section):
     """`causal` predicts the next token.  `masked` predicts hidden tokens: a share `rate` of all tokens, or only of the
-    `commonest` N tokens of the training text.  `seq2seq` predicts the target from the source."""
+    `commonest` N tokens of the training text.  `seq2seq` predicts the target from the source.  `labels` predicts the
+    label of a text or a pair of texts (`several` labels each), `tags` those of words, `spans` an answer's place in its
+    context, `contrastive` which texts belong together, by the cosine of their vectors times `scale`.  `chat` predicts
+    the assistant's turns.  `corruption` predicts what spans of mean length `span` were removed, a share `rate` of all
+    tokens.  `replaced` predicts which tokens, of a share `rate`, were replaced by samples: of the masked language model
+    `generator`, or by the frequency of tokens.
 
-    name: Literal["causal", "masked", "seq2seq"]
+    Labels and tags: `smoothing` of the labels in [0, 1), and `class_weights`, a weight by label or "balanced", with
+    which every label weighs the same in sum."""
+
+    name: Objective
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     commonest: Positive | None = None
+    several: bool = False
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    class_weights: Literal["balanced"] | dict[str, Rate] | None = None
+    scale: Rate = 20.0
+    span: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 3.0
+    generator: str | None = None
 
 
 class Recipe(Section):
