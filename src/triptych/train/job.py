@@ -135,7 +135,7 @@ def prepare(recipe: Recipe) -> Job:
         if task is not None:
             module, hf = task.adapted(module, hf)
     else:
-        tokenizer = _tokenizer(recipe, train)
+        tokenizer = _tokenizer(recipe, train) if task is None else task.completed(_tokenizer(recipe, train))
         hf = _completed(recipe.model, tokenizer, recipe.objective.name)
         if task is None:
             module = nn.new(read_config(hf, where="model"), recipe.run.seed)

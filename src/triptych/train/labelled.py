@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from triptych.train.objectives import Example, Ids, TrainingBatch
 IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy
 
 
+@runtime_checkable
 class HeadLoss(Protocol):
     """What a head's outputs should be.  `goals` are those of all rows of a batch, end to end."""
 

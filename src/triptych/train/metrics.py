@@ -27,12 +27,12 @@ def macro_f1(predicted: NDArray[np.integer], right: NDArray[np.integer]) -> floa
     Of several labels a row, `[N, C]` of 0 and 1, it is the mean over all C columns; one that never occurs has F1 0.
     """
     if predicted.ndim == 2:
-        return float(np.mean([_f1(predicted[:, c] == 1, right[:, c] == 1) for c in range(predicted.shape[1])]))
+        return float(np.mean([f1(predicted[:, c] == 1, right[:, c] == 1) for c in range(predicted.shape[1])]))
     classes = np.union1d(predicted, right)
-    return float(np.mean([_f1(predicted == c, right == c) for c in classes]))
+    return float(np.mean([f1(predicted == c, right == c) for c in classes]))
 
 
-def _f1(predicted: NDArray[np.bool_], right: NDArray[np.bool_]) -> float:
+def f1(predicted: NDArray[np.bool_], right: NDArray[np.bool_]) -> float:
     """2 TP / (2 TP + FP + FN), which is 0 where there is nothing to find and nothing was found."""
     both, either = int((predicted & right).sum()), int(predicted.sum() + right.sum())
     return 2 * both / either if either else 0.0

@@ -70,9 +70,7 @@ def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, nu
     needed = len(tokenizer.encode(one.question)) + 2
     if needed + 2 > length:
         raise InputError(f"{one.record.where}: the question needs {needed} of run.length = {length} tokens; raise it")
-    cut = tokenizer.encode_with_offsets(
-        one.question, one.context, max_length=length, overlap=(length - needed) // 2
-    )
+    cut = tokenizer.encode_with_offsets(one.question, one.context, max_length=length, overlap=(length - needed) // 2)
     rows, found = [], False
     for window in cut:
         span = _span(window, one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -45,6 +45,10 @@ class Task:
     def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
         """A fresh model of the config `hf`, and the config to save with it."""
         return nn.new(read_config(hf, where="model"), self.recipe.run.seed), hf
+
+    def completed(self, tokenizer: Tokenizer) -> Tokenizer:
+        """A new tokenizer with the tokens that the objective needs."""
+        return tokenizer
 
     def adapted(self, module: Transformer, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
         """A saved model with the head that the objective needs, and its config."""
@@ -165,6 +169,7 @@ class Fitter:
             )
 
 
+@runtime_checkable
 class Judge(Protocol):
     """Turns what a head gave for held-out rows into a score."""
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from triptych.errors import ConfigError
+from triptych.train.chat_task import ChatTask
+from triptych.train.contrastive import ContrastiveTask
+from triptych.train.corruption import CorruptionTask, ReplacedTask, refuse_records
 from triptych.train.label_tasks import LabelTask, TagTask
 from triptych.train.recipe import Objective, Recipe
+from triptych.train.span_task import SpanTask
 from triptych.train.task import Task
 
 _TASKS: dict[Objective, Callable[[Recipe], Task]] = {
     "labels": LabelTask,
     "tags": TagTask,
+    "spans": SpanTask,
+    "contrastive": ContrastiveTask,
+    "chat": ChatTask,
+    "corruption": CorruptionTask,
+    "replaced": ReplacedTask,
 }
 
 
@@ -20,12 +28,8 @@ def read_task(recipe: Recipe) -> Task | None:
 
     Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
     """
-    make, data = _TASKS.get(recipe.objective.name), recipe.data
+    make = _TASKS.get(recipe.objective.name)
     if make is not None:
         return make(recipe)
-    if data.columns or data.held_out_path is not None or data.cut_longer:
-        raise ConfigError(
-            f"objective {recipe.objective.name} reads no records; remove data.columns, data.held_out_path and "
-            "data.cut_longer"
-        )
+    refuse_records(recipe)
     return None
