@@ -97,8 +97,6 @@ class ContrastiveTask(HeadTask):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        if recipe.objective.smoothing or recipe.objective.class_weights is not None:
-            raise ConfigError("objective.smoothing and objective.class_weights are for labels and tags; remove them")
         if recipe.run.rows // recipe.run.accumulate < 2:
             raise ConfigError("objective contrastive needs at least 2 rows in each micro-batch; raise run.rows")
         self.train, self.held = read_split(recipe.data, ("text", "text_b"), ("negative",))

@@ -209,7 +209,7 @@ class ReplacedText:
         ids = hidden.targets.copy()
         ids[places] = self.replacer(hidden.ids, places, random)
         row = Encoded(ids.tolist(), [0] * len(ids), [], [])
-        return labelled(row, ids != hidden.targets, ReplacedLoss(), 0, np.ones(len(ids), dtype=bool))
+        return labelled(row, (ids != hidden.targets).astype(np.int64), ReplacedLoss(), 0, np.ones(len(ids), dtype=bool))
 
 
 class ReplacedTask(HeadTask):

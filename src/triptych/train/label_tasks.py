@@ -29,7 +29,7 @@ from triptych.train.task import (
     trained_at,
 )
 
-Guesses = Mapping[str, Sequence[NDArray[np.integer]]]  # by the name of a baseline, its prediction for each record
+Guesses = Mapping[str, Sequence[NDArray[np.integer]]]  # by the name of a baseline, its tags of each record's words
 
 
 class LabelTask(HeadTask):
@@ -81,17 +81,17 @@ class LabelTask(HeadTask):
         examples = [one for one in held.examples if isinstance(one, LabelledExample)]
         texts = [[_joined(record) for record in side] for side in (self.train, self.held)]
         guesses = {
-            "majority": list(baselines.majority(right, len(self.held))),
-            "bag of words": list(baselines.bag_of_words(texts[0], right, texts[1], len(self.labels))),
+            "majority": baselines.majority(right, len(self.held)),
+            "bag of words": baselines.bag_of_words(texts[0], right, texts[1], len(self.labels)),
         }
         return data, JudgedRows.batched(examples, RowJudge(guesses, self.several), tokens, self.recipe.run.device)
 
 
 @dataclass(frozen=True, eq=False)
 class RowJudge:
-    """Accuracy and macro F1 of labels of rows, beside the accuracy of the guesses."""
+    """Accuracy and macro F1 of labels of rows, beside the accuracy of the guesses, `[records]` or `[records, C]`."""
 
-    guesses: Guesses
+    guesses: Mapping[str, NDArray[np.integer]]
     several: bool
 
     def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
@@ -99,7 +99,7 @@ class RowJudge:
         right = np.stack([example.goal if self.several else example.goal[0] for example, _ in rows])
         predicted = (outputs > 0).astype(np.int64) if self.several else outputs.argmax(-1)
         guessed = {
-            name: metrics.accuracy(np.stack([guess[example.number] for example, _ in rows]), right)
+            name: metrics.accuracy(guess[[example.number for example, _ in rows]], right)
             for name, guess in self.guesses.items()
         }
         accuracy = metrics.accuracy(predicted, right)

@@ -35,7 +35,7 @@ class DataSettings(Section):
 
     Objectives with records (docs/concepts/objectives.md) read `.jsonl`, `.csv`, `.tsv` or `.parquet`.  `columns` gives
     the column of a field where it is called otherwise; the records held out are drawn at random, or are those of the
-    file `held_out_path`."""
+    file `held_out_path`.  `shakespeare:genres` and `shakespeare:speakers` are texts of the plays with labels."""
 
     path: str
     columns: dict[str, str] = Field(default_factory=dict)

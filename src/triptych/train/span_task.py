@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from triptych.errors import ConfigError, InputError, shown
+from triptych.errors import InputError, shown
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
 from triptych.train import baselines, metrics
@@ -42,9 +42,6 @@ class SpanTask(HeadTask):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        settings = recipe.objective
-        if settings.class_weights is not None:
-            raise ConfigError("objective.class_weights is for labels and tags; remove it")
         sides = read_split(recipe.data, ("question", "context", "answer", "start"))
         self.train, self.held = ([_question(record) for record in side] for side in sides)
         self.texts = [text for one in self.train for text in (one.question, one.context)]

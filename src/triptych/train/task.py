@@ -14,7 +14,7 @@ from triptych.errors import ConfigError, InputError, shown
 from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
-from triptych.text import Encoded, Tokenizer
+from triptych.text import Encoded, Tokenizer, shakespeare_labels
 from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledBatch, LabelledExample, exact
@@ -23,6 +23,10 @@ from triptych.train.objectives import Example, TrainingBatch, collate
 from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import Record, read_records, split
 
+SHAKESPEARE: dict[str, shakespeare_labels.Kind] = {
+    "shakespeare:genres": "genres",
+    "shakespeare:speakers": "speakers",
+}
 HEADS: dict[HeadKind, type] = {
     "labels": ClassHeadSpec,
     "tags": TokenHeadSpec,
@@ -103,14 +107,31 @@ def read_split(
     data: DataSettings, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> tuple[list[Record], list[Record]]:
     """The records to train on and those held out: of `held_out_path`, or drawn at random."""
+    if data.path in SHAKESPEARE:
+        train, held = _shakespeare(data, needed)
+        return train, _limited(held, data)
     records = read_records(data.path, needed, optional, data.columns)
     if data.held_out_path is None:
         train, held = split(records, data.held_out, data.path)
     else:
         train, held = records, read_records(data.held_out_path, needed, optional, data.columns)
-    if data.held_out_limit is not None:
-        held = held[:: max(1, len(held) // data.held_out_limit)][: data.held_out_limit]
-    return train, held
+    return train, _limited(held, data)
+
+
+def _limited(held: list[Record], data: DataSettings) -> list[Record]:
+    """At most `data.held_out_limit` of the records, evenly spaced."""
+    most = data.held_out_limit
+    return held if most is None else held[:: max(1, len(held) // most)][:most]
+
+
+def _shakespeare(data: DataSettings, needed: Sequence[str]) -> tuple[list[Record], list[Record]]:
+    if set(needed) != {"text", "label"}:
+        raise ConfigError(f"data.path = {data.path!r} has texts with a label each; use objective labels")
+    if data.columns or data.held_out_path is not None:
+        raise ConfigError(f"data.path = {data.path!r} has its own fields and held-out texts; remove the other keys")
+    train, held = shakespeare_labels.labelled(SHAKESPEARE[data.path])
+    sides = ([Record({"text": one.text, "label": one.label}, one.where) for one in side] for side in (train, held))
+    return next(sides), next(sides)
 
 
 def ordered_labels(labels: Iterable[str]) -> list[str]:
