@@ -13,7 +13,7 @@ import pytest
 
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.train import baselines, metrics
-from triptych.train.records import Record, read_records, split
+from triptych.train.records import DataRecord, read_records, split
 
 ROWS = [{"text": 'He said, "go"\nand went', "label": "1"}, {"text": "une café ", "label": "a;b"}]
 
@@ -109,7 +109,7 @@ def test_unknown_fields_and_files(tmp_path: Path) -> None:
     ],
 )
 def test_values_of_another_type(call: str, value: object, message: str) -> None:
-    record = Record({call: value}, "a.jsonl, line 7")
+    record = DataRecord({call: value}, "a.jsonl, line 7")
     arguments = (call, ";") if call == "listed" else (call,)
     with pytest.raises(TextError, match=f"^a.jsonl, line 7: .*{message}"):
         getattr(record, call)(*arguments)
@@ -117,7 +117,7 @@ def test_values_of_another_type(call: str, value: object, message: str) -> None:
 
 def test_labels_are_texts_integers_and_truth_values() -> None:
     values = {"a": " x ", "b": 3, "c": True, "d": ["x", 2], "e": "x; y;", "f": "-3", "g": ""}
-    record = Record(values, "")
+    record = DataRecord(values, "")
     assert [record.label(k) for k in "abc"] == ["x", "3", "true"]
     assert record.listed("d", ";") == ["x", "2"]
     assert record.listed("e", ";") == ["x", "y"]

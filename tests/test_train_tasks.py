@@ -16,8 +16,8 @@ import triptych
 from cli_models import CHAT, LLAMA
 from triptych.errors import ConfigError, InputError, TextError, TriptychError
 from triptych.model import create
-from triptych.text import DECODER, ChatTemplate, Tokenizer, byte_tokenizer, word_tokenizer
-from triptych.train import check_recipe, evaluate, prepare, resume, show_batch
+from triptych.text import DECODER, ChatTemplate, Tokenizer, byte_tokenizer, shakespeare_labels, word_tokenizer
+from triptych.train import check_recipe, evaluate, prepare, read_recipe, resume, show_batch
 from triptych.train.chat_task import assistant_spans, chat_example
 from triptych.train.contrastive import TextPair
 from triptych.train.corruption import ByFrequency, ReplacedText, corrupted, noise_spans, window_length
@@ -25,8 +25,9 @@ from triptych.train.data import DocumentStream, Use, random_numbers
 from triptych.train.label_tasks import first_tokens
 from triptych.train.labelled import LabelledExample, SpanLoss
 from triptych.train.objectives import TokenMasking
-from triptych.train.records import Record
+from triptych.train.records import DataRecord
 from triptych.train.span_task import Question, windows
+from triptych.train.task import read_split
 
 GOOD, BAD = ("bright", "warm", "merry"), ("cold", "grim", "bleak")
 PLAIN = ("king", "sword", "river", "night", "horse", "castle", "crown")
@@ -190,7 +191,7 @@ def test_long_contexts_are_cut_into_windows_that_hold_the_answer() -> None:
     context = " ".join(PLAIN * 6)
     tokenizer = word_tokenizer([context], 60)
     start = context.index("river", 100)
-    one = Question("sword night", context, "river night horse", start, Record({}, "a.jsonl, line 3"))
+    one = Question("sword night", context, "river night horse", start, DataRecord({}, "a.jsonl, line 3"))
     rows = windows(one, tokenizer, 17, SpanLoss(), 0)
     assert len(rows) > 3
     assert all(len(row.ids) <= 17 for row in rows)
@@ -450,3 +451,22 @@ def test_longer_rows_are_cut_or_left_out(tmp_path: Path) -> None:
         assert max(len(one.ids) for one in examples) <= 32
         assert abs(len(examples) - count) < 15
         assert all(one.ids[-1] == examples[0].ids[-1] for one in examples)  # the separator stays
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("kind", ["genres", "speakers"])
+def test_labels_of_the_plays(kind: Any) -> None:
+    """Passages of held-out plays are of no play that is trained on; no speech is on both sides."""
+    train, held = shakespeare_labels.labelled(kind)
+    assert {one.label for one in train} == {one.label for one in held}
+    assert not {one.where for one in train} & {one.where for one in held}
+    plays = [{one.where.partition(",")[0] for one in side} for side in (train, held)]
+    assert (plays[1] == set(shakespeare_labels.HELD_OUT)) == (kind == "genres")
+    assert bool(plays[0] & plays[1]) == (kind == "speakers")
+    assert not any("[" in one.text for one in (*train, *held))
+    assert sum("Exeunt" in one.text for one in (*train, *held)) <= 1  # a direction that the text has without brackets
+    made = read_recipe("docs/examples/genres.toml", [f"data.path=shakespeare:{kind}"])
+    records = read_split(made.data, ("text", "label"))
+    assert [len(side) for side in records] == [len(train), min(300, len(held))]
+    with pytest.raises(ConfigError, match="has texts with a label each; use objective labels"):
+        read_split(made.data, ("words", "tags"))

@@ -13,14 +13,14 @@ from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut
 from triptych.train.objectives import Example
 from triptych.train.recipe import Recipe
-from triptych.train.records import Record
-from triptych.train.task import Fitter, Task, epoch_rows, read_split
+from triptych.train.records import DataRecord
+from triptych.train.task import Fitter, ObjectiveTask, epoch_rows, read_split
 
 Message = Mapping[str, object]
 Span = tuple[int, int]
 
 
-class ChatTask(Task):
+class ChatTask(ObjectiveTask):
     """Field `messages`: a list of `{"role": ..., "content": ...}`, at least one of them the assistant's."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -35,7 +35,7 @@ class ChatTask(Task):
             raise TextError("objective chat needs a tokenizer with a chat template; give a chat model as model.path")
         fit = Fitter(self.recipe, tokenizer)
 
-        def rows(side: Sequence[tuple[Record, list[Message]]]) -> EpochRows:
+        def rows(side: Sequence[tuple[DataRecord, list[Message]]]) -> EpochRows:
             return epoch_rows(row for one in side for row in _rows(*one, template, tokenizer, fit))
 
         data, held = rows(self.train), rows(self.held)
@@ -90,7 +90,7 @@ def chat_example(text: str, spans: Iterable[Span], tokenizer: Tokenizer) -> Exam
 
 
 def _rows(
-    record: Record, messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer, fit: Fitter
+    record: DataRecord, messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer, fit: Fitter
 ) -> Iterable[Example]:
     try:
         texts = assistant_spans(template, messages)
@@ -107,7 +107,7 @@ def _rows(
             yield row
 
 
-def _messages(record: Record) -> list[Message]:
+def _messages(record: DataRecord) -> list[Message]:
     value = record.values["messages"]
     if not isinstance(value, list) or not value:
         raise record.error(f'messages is {shown(value)}, not a list of {{"role": ..., "content": ...}}')

@@ -28,7 +28,7 @@ from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import exact
 from triptych.train.objectives import Example, Ids, TrainingBatch, collate
 from triptych.train.recipe import Recipe
-from triptych.train.records import Record
+from triptych.train.records import DataRecord
 from triptych.train.task import Fitter, HeadTask, epoch_rows, read_split, trained_at
 
 
@@ -114,7 +114,7 @@ class ContrastiveTask(HeadTask):
                 "a pair twice; lower run.rows"
             )
 
-        def pair(number: int, record: Record) -> TextPair | None:
+        def pair(number: int, record: DataRecord) -> TextPair | None:
             sides = [fit(record, record.text(name)) for name in self.fields]
             rows = [side for side in sides if side is not None]
             if len(rows) < len(sides):

@@ -26,7 +26,7 @@ from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, TokenMasking, seq2seq
 from triptych.train.recipe import Recipe
-from triptych.train.task import HeadTask, JudgedRows, Task
+from triptych.train.task import HeadTask, JudgedRows, ObjectiveTask
 
 SENTINELS = 100  # that a new tokenizer gets, as many as T5's
 
@@ -107,7 +107,7 @@ class CorruptedText:
         return seq2seq(*corrupted(tokens, spans, self.sentinels, self.end), self.start)
 
 
-class CorruptionTask(Task):
+class CorruptionTask(ObjectiveTask):
     """Plain text, as for the objective `causal`, from which spans are removed."""
 
     def __init__(self, recipe: Recipe) -> None:

@@ -38,7 +38,7 @@ from triptych.train.recipe import Objective, Recipe, check_recipe
 from triptych.train.run_lock import RunLock
 from triptych.train.sources import Pair
 from triptych.train.stop import Interrupted, on_signal
-from triptych.train.task import Task
+from triptych.train.task import ObjectiveTask
 from triptych.train.tasks import read_task
 
 Text = str | Pair  # a document, or source and target
@@ -210,7 +210,7 @@ def _job(
     train: Sequence[Text],
     held: Sequence[Text],
     at: Progress,
-    task: Task | None = None,
+    task: ObjectiveTask | None = None,
 ) -> Job:
     _check_fit(recipe, module, tokenizer, None if task is None else task.head)
     module = module.to(recipe.run.device)

@@ -17,7 +17,7 @@ from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExample, SeveralLoss, labelled
 from triptych.train.recipe import ObjectiveSettings, Recipe
-from triptych.train.records import Record
+from triptych.train.records import DataRecord
 from triptych.train.task import (
     Fitter,
     HeadTask,
@@ -54,7 +54,7 @@ class LabelTask(HeadTask):
         refuse_unseen((label, record) for names, record in pairs for label in names if label not in known)
         self.texts = [text for record in self.train for text in _both(record) if text is not None]
 
-    def _names(self, record: Record, field: str) -> list[str]:
+    def _names(self, record: DataRecord, field: str) -> list[str]:
         return record.listed(field, ";") if self.several else [record.label(field)]
 
     def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
@@ -69,7 +69,7 @@ class LabelTask(HeadTask):
         else:
             loss = class_loss(self.recipe.objective, self.labels, right)
 
-        def rows(records: Sequence[Record], goals: NDArray[np.int64]) -> list[LabelledExample | None]:
+        def rows(records: Sequence[DataRecord], goals: NDArray[np.int64]) -> list[LabelledExample | None]:
             every: list[LabelledExample | None] = []
             for number, (record, goal) in enumerate(zip(records, goals, strict=True)):
                 row = fit(record, *_both(record))
@@ -136,7 +136,7 @@ class TagTask(HeadTask):
         goals = [[np.array([index[tag] for tag in tags]) for _, tags in side] for side in self.rows]
         loss = class_loss(self.recipe.objective, self.labels, np.concatenate(goals[0]))
 
-        def rows(side: int, records: Sequence[Record]) -> list[LabelledExample | None]:
+        def rows(side: int, records: Sequence[DataRecord]) -> list[LabelledExample | None]:
             every: list[LabelledExample | None] = []
             for number, (record, (words, _), goal) in enumerate(
                 zip(records, self.rows[side], goals[side], strict=True)
@@ -239,17 +239,17 @@ def _goal(names: Sequence[str], index: Mapping[str, int], several: bool) -> NDAr
     return np.array([int(label in names) for label in index])
 
 
-def _both(record: Record) -> tuple[str, str | None]:
+def _both(record: DataRecord) -> tuple[str, str | None]:
     return record.text("text"), record.text("text_b") if "text_b" in record.values else None
 
 
-def _joined(record: Record) -> str:
+def _joined(record: DataRecord) -> str:
     """The words of a record for the baseline; those of the second text count as others than those of the first."""
     text, second = _both(record)
     return text if second is None else " ".join((text, *(f"b_{word}" for word in baselines.words(second))))
 
 
-def _tagged(record: Record) -> tuple[list[str], list[str]]:
+def _tagged(record: DataRecord) -> tuple[list[str], list[str]]:
     words, tags = record.listed("words", None), record.listed("tags", None)
     if len(words) != len(tags):
         raise record.error(f"there are {len(words)} words and {len(tags)} tags; give one tag for each word")

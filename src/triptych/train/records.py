@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Record:
+class DataRecord:
     """Values by the objective's names of the fields; `where` is the file and the line, for messages."""
 
     values: Mapping[str, object]
@@ -55,7 +55,7 @@ class Record:
             return [part.strip() for part in value.split(separator) if part.strip()]
         if not isinstance(value, list):
             raise self.error(f"{field} is {shown(value)}, not a list")
-        return [Record({field: one}, self.where).label(field) for one in value]
+        return [DataRecord({field: one}, self.where).label(field) for one in value]
 
     def whole(self, field: str) -> int | None:
         """An integer, also one written as text; None for null and for an empty text."""
@@ -74,7 +74,7 @@ class Record:
 
 def read_records(
     path: Path | str, needed: Sequence[str], optional: Sequence[str] = (), columns: Mapping[str, str] | None = None
-) -> list[Record]:
+) -> list[DataRecord]:
     """The records of the file `path` with the fields `needed`, and those of `optional` that it has.
 
     `columns` gives the column of a field, which otherwise is called as the field is.  Empty lines are skipped.  Raises
@@ -101,7 +101,7 @@ def read_records(
         if absent is not None:
             there = ", ".join(map(str, row)) or "none"
             raise TextError(f"{where}: there is no field {absent!r}{nearest(absent, map(str, row))}; it has {there}")
-        records.append(Record({field: row[name] for field, name in names.items() if name in row}, where))
+        records.append(DataRecord({field: row[name] for field, name in names.items() if name in row}, where))
     if not records:
         raise TextError(f"{path} holds no record")
     return records

@@ -17,7 +17,7 @@ from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledExample, SpanLoss, labelled
 from triptych.train.recipe import Recipe
-from triptych.train.records import Record
+from triptych.train.records import DataRecord
 from triptych.train.task import HeadTask, JudgedRows, epoch_rows, read_split, trained_at
 
 LONGEST = 30  # tokens of an answer, as in SQuAD's evaluation
@@ -31,7 +31,7 @@ class Question:
     context: str
     answer: str
     start: int | None
-    record: Record
+    record: DataRecord
 
 
 class SpanTask(HeadTask):
@@ -137,7 +137,7 @@ def best_span(rows: Sequence[tuple[LabelledExample, Tensor]], context: str, *, m
     return "" if may_be_empty and nothing > score else best
 
 
-def _question(record: Record) -> Question:
+def _question(record: DataRecord) -> Question:
     start, context = record.whole("start"), record.text("context")
     answer = "" if record.values["answer"] is None else record.text("answer", empty=True)
     if (start is None) != (not answer.strip()):

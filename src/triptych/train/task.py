@@ -21,7 +21,7 @@ from triptych.train.labelled import LabelledBatch, LabelledExample, exact
 from triptych.train.new_head import HeadKind, head_config, label_names, with_head
 from triptych.train.objectives import Example, TrainingBatch, collate
 from triptych.train.recipe import DataSettings, Recipe
-from triptych.train.records import Record, read_records, split
+from triptych.train.records import DataRecord, read_records, split
 
 SHAKESPEARE: dict[str, shakespeare_labels.Kind] = {
     "shakespeare:genres": "genres",
@@ -36,7 +36,7 @@ HEADS: dict[HeadKind, type] = {
 }
 
 
-class Task:
+class ObjectiveTask:
     """An objective with data of its own.  `texts` are those that a new tokenizer is trained on, `head` the class of the
     head that it trains, None for the usual one of its layout."""
 
@@ -66,7 +66,7 @@ class Task:
         raise NotImplementedError
 
 
-class HeadTask(Task):
+class HeadTask(ObjectiveTask):
     """An objective that trains a head of its own."""
 
     kind: ClassVar[HeadKind]
@@ -105,7 +105,7 @@ class HeadTask(Task):
 
 def read_split(
     data: DataSettings, needed: Sequence[str], optional: Sequence[str] = ()
-) -> tuple[list[Record], list[Record]]:
+) -> tuple[list[DataRecord], list[DataRecord]]:
     """The records to train on and those held out: of `held_out_path`, or drawn at random."""
     if data.path in SHAKESPEARE:
         train, held = _shakespeare(data, needed)
@@ -118,19 +118,19 @@ def read_split(
     return train, _limited(held, data)
 
 
-def _limited(held: list[Record], data: DataSettings) -> list[Record]:
+def _limited(held: list[DataRecord], data: DataSettings) -> list[DataRecord]:
     """At most `data.held_out_limit` of the records, evenly spaced."""
     most = data.held_out_limit
     return held if most is None else held[:: max(1, len(held) // most)][:most]
 
 
-def _shakespeare(data: DataSettings, needed: Sequence[str]) -> tuple[list[Record], list[Record]]:
+def _shakespeare(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:
     if set(needed) != {"text", "label"}:
         raise ConfigError(f"data.path = {data.path!r} has texts with a label each; use objective labels")
     if data.columns or data.held_out_path is not None:
         raise ConfigError(f"data.path = {data.path!r} has its own fields and held-out texts; remove the other keys")
     train, held = shakespeare_labels.labelled(SHAKESPEARE[data.path])
-    sides = ([Record({"text": one.text, "label": one.label}, one.where) for one in side] for side in (train, held))
+    sides = ([DataRecord({"text": one.text, "label": one.label}, one.where) for one in side] for side in (train, held))
     return next(sides), next(sides)
 
 
@@ -140,7 +140,7 @@ def ordered_labels(labels: Iterable[str]) -> list[str]:
     return sorted(every, key=lambda label: (int(label), label) if all(map(str.isdecimal, every)) else (0, label))
 
 
-def refuse_unseen(unseen: Iterable[tuple[str, Record]], what: str = "label") -> None:
+def refuse_unseen(unseen: Iterable[tuple[str, DataRecord]], what: str = "label") -> None:
     """Raises InputError for the first label of a held-out record that no training record has."""
     for label, record in unseen:
         raise InputError(
@@ -157,7 +157,7 @@ class Fitter:
         if self.drop and self.cut:
             raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
 
-    def __call__(self, record: Record, text: str, second: str | None = None) -> Encoded | None:
+    def __call__(self, record: DataRecord, text: str, second: str | None = None) -> Encoded | None:
         """The row of a text or a pair; None for one that is left out.  Raises InputError for one that is too long."""
         (row,) = self.tokenizer.encode_with_offsets(text, second)
         excess = len(row.ids) - self.limit
@@ -181,7 +181,7 @@ class Fitter:
             [row.sequence_ids[i] for i in keep],
         )
 
-    def refuse(self, record: Record, tokens: int) -> None:
+    def refuse(self, record: DataRecord, tokens: int) -> None:
         """Raises InputError for a row of `tokens` tokens, unless such rows are left out."""
         if not self.drop:
             raise InputError(

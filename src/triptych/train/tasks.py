@@ -11,9 +11,9 @@ from triptych.train.corruption import CorruptionTask, ReplacedTask, refuse_recor
 from triptych.train.label_tasks import LabelTask, TagTask
 from triptych.train.recipe import Objective, ObjectiveSettings, Recipe
 from triptych.train.span_task import SpanTask
-from triptych.train.task import Task
+from triptych.train.task import ObjectiveTask
 
-_TASKS: dict[Objective, Callable[[Recipe], Task]] = {
+_TASKS: dict[Objective, Callable[[Recipe], ObjectiveTask]] = {
     "labels": LabelTask,
     "tags": TagTask,
     "spans": SpanTask,
@@ -33,7 +33,7 @@ _READ_BY: dict[str, tuple[Objective, ...]] = {
 }
 
 
-def read_task(recipe: Recipe) -> Task | None:
+def read_task(recipe: Recipe) -> ObjectiveTask | None:
     """The task of the recipe's objective with its data read and checked; None for `causal`, `masked` and `seq2seq`.
 
     Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
