@@ -171,7 +171,11 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
     at, out = job.trainer.at, job.recipe.run.out
     score = last[-1].score if last else None
     if as_json:
-        held_out_score = None if score is None else {"nats_per_token": score.nats_per_token, "accuracy": score.accuracy}
+        held_out_score: dict[str, object] | None = None
+        if score is not None:
+            held_out_score = {"nats_per_token": score.nats_per_token, "accuracy": score.accuracy}
+            if score.metrics:
+                held_out_score |= {"metrics": dict(score.metrics), "baselines": dict(score.baselines)}
         loss = last[-1].loss if last else None
         screen.result(
             {

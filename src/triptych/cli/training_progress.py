@@ -69,7 +69,12 @@ def summary(event: Event) -> str:
 
 
 def held_out(score: Score) -> str:
-    """An evaluation in words: nats, and the accuracy next to that of the most frequent token."""
+    """An evaluation in words: metrics beside those of simple guesses where the objective has some; else nats, and the
+    accuracy next to that of the most frequent token."""
+    if score.metrics:
+        shown = ", ".join(f"{name} {value:.1%}" for name, value in score.metrics.items())
+        guesses = ", ".join(f"{name} {value:.1%}" for name, value in score.baselines.items())
+        return f"{shown} ({guesses}), {score.nats_per_token:.3f} nats"
     each = f"{score.nats_per_token:.3f} nats per token"
     if score.nats_per_character is not None:
         each += f", {score.nats_per_character:.3f} per character"

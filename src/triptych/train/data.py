@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from triptych.errors import InputError
 from triptych.train.objectives import Example, Ids, TokenMasking, causal, seq2seq
+
+T = TypeVar("T")
 
 
 class Use(IntEnum):
@@ -28,6 +30,8 @@ class Use(IntEnum):
     DROPOUT = 4
     HELD_OUT = 5
     PIECES = 6
+    SPLIT = 7
+    CORRUPTION = 8
 
 
 def random_numbers(seed: int, use: Use, counter: int) -> np.random.Generator:
@@ -164,10 +168,23 @@ class MaskedText:
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
-    """Source and target rows, every pair once an epoch, in a new order each epoch."""
+class EpochRows:
+    """Rows of any kind, every one once an epoch, in a new order each epoch."""
 
     examples: tuple[Example, ...]
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        return in_epochs(self.examples, seed, step, rows)
+
+    def held(self) -> Iterator[Example]:
+        return iter(self.examples)
+
+    def targets(self) -> Ids:
+        return np.concatenate([example.targets for example in self.examples])
+
+
+class Pairs(EpochRows):
+    """Source and target rows, every pair once an epoch, in a new order each epoch."""
 
     @staticmethod
     def of(pairs: Sequence[tuple[Sequence[int] | Ids, Sequence[int] | Ids]], start: int, length: int) -> Pairs:
@@ -182,20 +199,16 @@ class Pairs:
             )
         return Pairs(tuple(seq2seq(source, target, start) for source, target in pairs))
 
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        count, first = len(self.examples), step * rows
-        drawn: list[Example] = []
-        while len(drawn) < rows:
-            epoch, index = divmod(first + len(drawn), count)
-            order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
-            drawn += [self.examples[i] for i in order[index : index + rows - len(drawn)]]
-        return drawn
 
-    def held(self) -> Iterator[Example]:
-        return iter(self.examples)
-
-    def targets(self) -> Ids:
-        return np.concatenate([example.targets for example in self.examples])
+def in_epochs(items: Sequence[T], seed: int, step: int, rows: int) -> list[T]:
+    """The items of step `step`: each item once an epoch, in a new order each epoch."""
+    count, first = len(items), step * rows
+    drawn: list[T] = []
+    while len(drawn) < rows:
+        epoch, index = divmod(first + len(drawn), count)
+        order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
+        drawn += [items[i] for i in order[index : index + rows - len(drawn)]]
+    return drawn
 
 
 def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:

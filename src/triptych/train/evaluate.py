@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ class Score:
     commonest: int = 0
     characters: int | None = None
     bytes: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of an objective other than predicting tokens, by name
+    baselines: Mapping[str, float] = field(default_factory=dict)  # what the first metric is for simple guesses
 
     @property
     def nats_per_token(self) -> float:
@@ -80,7 +82,24 @@ class HeldOut:
         if count >= len(self.batches):
             return self
         indices = np.linspace(0, len(self.batches) - 1, count).round().astype(int)
-        return HeldOut(tuple(self.batches[i] for i in indices), self.commonest)
+        return self.of_batches(tuple(self.batches[i] for i in indices))
+
+    def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldOut:
+        """Some of the batches, whose text is of unknown size."""
+        return HeldOut(batches, self.commonest)
+
+    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
+        """The score of `module`, in evaluation mode, over `batches`, which are some or all of these."""
+        nats = right = tokens = commonest = done = 0.0
+        for batch in batches:
+            done += 1
+            logits = module.unembed(final(module, batch), batch.rows)
+            nats += float(_nats(logits, batch.targets))
+            right += int((logits.argmax(-1) == batch.targets).sum())
+            commonest += int((batch.targets == self.commonest).sum())
+            tokens += batch.trained
+        size = (self.characters, self.bytes) if done == len(self.batches) else (None, None)
+        return Score(nats, int(tokens), int(right), int(commonest), *size)
 
 
 @torch.no_grad()
@@ -98,24 +117,23 @@ def evaluate(
     """
     training = module.training
     module.eval()
-    nats = right = tokens = commonest = 0.0
-    done, longest, now = 0, 0.0, time.monotonic()
-    end = math.inf if seconds is None else now + seconds
+    end = math.inf if seconds is None else time.monotonic() + seconds
     with context or nullcontext():
-        for batch in held.batches if seconds is None else _spread(held.batches):
-            if done and now + longest > end:
-                break
-            done += 1
-            logits = module.unembed(final(module, batch), batch.rows)
-            nats += float(_nats(logits, batch.targets))
-            right += int((logits.argmax(-1) == batch.targets).sum())
-            commonest += int((batch.targets == held.commonest).sum())
-            tokens += batch.trained
-            began, now = now, time.monotonic()
-            longest = max(longest, now - began)
+        batches = held.batches if seconds is None else _until(end, _spread(held.batches))
+        score = held.measured(module, batches)
     module.train(training)
-    size = (held.characters, held.bytes) if done == len(held.batches) else (None, None)
-    return Score(nats, int(tokens), int(right), int(commonest), *size)
+    return score
+
+
+def _until(end: float, batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
+    """The first batch, and those after it of which none would end later than `end`, going by those before."""
+    longest, now = 0.0, time.monotonic()
+    for done, batch in enumerate(batches):
+        if done and now + longest > end:
+            return
+        yield batch
+        began, now = now, time.monotonic()
+        longest = max(longest, now - began)
 
 
 def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from triptych.text import (
 )
 from triptych.train import sources
 from triptych.train.adapters import with_new_adapter, with_saved_adapter
-from triptych.train.base_model import read_base
+from triptych.train.base_model import Base, BaseSettings, read_base
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
 from triptych.train.disk_space import DiskSpace
@@ -37,16 +37,21 @@ from triptych.train.evaluate import HeldOut
 from triptych.train.loop import Event, Progress, Trainer
 from triptych.train.objectives import TokenMasking
 from triptych.train.optim import Optimizer
-from triptych.train.recipe import Recipe, check_recipe
+from triptych.train.recipe import Objective, Recipe, check_recipe
 from triptych.train.run_lock import RunLock
 from triptych.train.sources import Pair
 from triptych.train.stop import Interrupted, on_signal
+from triptych.train.task import ObjectiveTask
+from triptych.train.tasks import read_task
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
-Name = Literal["causal", "masked", "seq2seq"]
 Text = str | Pair  # a document, or source and target
-_LAYOUT = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
-_SPECIAL_TOKENS: dict[Name, SpecialsLayout] = {"causal": DECODER, "masked": ENCODER, "seq2seq": SEQ2SEQ}
+_LAYOUT: dict[Objective, str] = {
+    "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
+    "masked": "encoder", "labels": "encoder", "tags": "encoder", "spans": "encoder", "contrastive": "encoder",
+    "replaced": "encoder",
+}  # fmt: skip
+_SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
 
 
 @dataclass(eq=False)
@@ -149,17 +154,36 @@ def prepare(recipe: Recipe) -> Job:
 
     Raises ConfigError where parts of the recipe do not fit together, TextError and InputError for the data.
     """
-    train, held = _texts(recipe)
+    task = read_task(recipe)
+    train, held = _texts(recipe) if task is None else (task.texts, [])
     if recipe.base is not None:
-        seed = recipe.run.seed
-        base = read_base(recipe.base) if recipe.adapter is None else with_new_adapter(recipe.base, recipe.adapter, seed)
-        job = _job(recipe, base.module, base.tokenizer, base.hf, train, held, Progress())
+        base = _base(recipe, recipe.base, task)
+        job = _job(recipe, base.module, base.tokenizer, base.hf, train, held, Progress(), task)
         job.files = base.files
         return job
-    tokenizer = _tokenizer(recipe, train)
+    tokenizer = _tokenizer(recipe, train) if task is None else task.completed(_tokenizer(recipe, train))
     hf = _completed(recipe.model, tokenizer, recipe.objective.name)
-    module = nn.new(read_config(hf, where="model"), recipe.run.seed)
-    return _job(recipe, module, tokenizer, hf, train, held, Progress())
+    if task is None:
+        module = nn.new(read_config(hf, where="model"), recipe.run.seed)
+    else:
+        module, hf = task.new(hf)
+    return _job(recipe, module, tokenizer, hf, train, held, Progress(), task)
+
+
+def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask | None) -> Base:
+    """The existing model that is trained further, with the head that the objective trains and the recipe's adapter.
+
+    Raises ConfigError for an adapter beside a head that the model does not have: its file holds no head.
+    """
+    if recipe.adapter is None:
+        base = read_base(settings)
+        return base if task is None else base.with_model(*task.adapted(base.module, base.hf))
+    if task is not None and task.head is not None:
+        raise ConfigError(
+            f"objective {recipe.objective.name} trains a head, which the file of an adapter does not hold; leave "
+            "adapter out, or train the head first"
+        )
+    return with_new_adapter(settings, recipe.adapter, recipe.run.seed)
 
 
 def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
@@ -175,12 +199,16 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         saved = Checkpoints(out).newest()
         progress, tables = read_progress(saved.path)
         recipe = check_recipe(tables, changes, str(saved.path), {"run.out": str(out)})
+        task = read_task(recipe)
         if recipe.adapter is not None and recipe.base is not None:
             base = with_saved_adapter(recipe.base, recipe.adapter, saved.path)
             module, tokenizer, hf, files = base.module, base.tokenizer, base.hf, base.files
         else:
             (module, tokenizer, hf), files = read_model(saved.path), read_files(saved.path)
-        job = _job(recipe, module, tokenizer, hf, *_texts(recipe), progress)
+        if task is not None:
+            task.check_labels(module, hf)
+        texts = _texts(recipe) if task is None else (task.texts, [])
+        job = _job(recipe, module, tokenizer, hf, *texts, progress, task)
         job.trainer.optimizer.restore(read_optimizer(saved.path))
     except BaseException:
         lock.release()
@@ -229,16 +257,21 @@ def _job(
     train: Sequence[Text],
     held: Sequence[Text],
     at: Progress,
+    task: ObjectiveTask | None = None,
 ) -> Job:
-    _check_fit(recipe, module, tokenizer)
+    _check_fit(recipe, module, tokenizer, None if task is None else task.head)
     module = module.to(recipe.run.device)
+    tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
+    if task is not None:
+        data, evaluation = task.data(module, tokenizer, tokens)
+        optimizer = Optimizer(module, recipe.optimizer)
+        return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
     masking = _masking(recipe, tokenizer, train) if recipe.objective.name == "masked" else None
     data, held_data = (_data(recipe, module, tokenizer, side, masking) for side in (train, held))
     _check_length(data, recipe.run.length)
     seq2seq = recipe.objective.name == "seq2seq"
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
     text = "".join(_documents(held)) if recipe.objective.name == "causal" else None
-    tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
     evaluation = HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
     optimizer = Optimizer(module, recipe.optimizer)
     return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
@@ -260,7 +293,7 @@ def _pairs(texts: Sequence[Text]) -> list[Pair]:
 def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
     """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
-    layout = _SPECIAL_TOKENS[recipe.objective.name]
+    layout = _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
     texts = [*_documents(train), *(side for pair in _pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)
@@ -276,19 +309,21 @@ def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
     )
 
 
-def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Name) -> dict[str, Any]:
+def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Objective) -> dict[str, Any]:
     """The config, with the vocabulary and the special tokens of the tokenizer where it does not set them."""
     ids = {
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
-        "decoder_start_token_id": tokenizer.pad_id if objective == "seq2seq" else None,
+        "decoder_start_token_id": tokenizer.pad_id if _LAYOUT[objective] == "encoder-decoder" else None,
     }
     defaults = {"vocab_size": tokenizer.vocab_size} | {key: value for key, value in ids.items() if value is not None}
     return defaults | model
 
 
-def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> None:
+def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, own: type | None) -> None:
+    """Raises ConfigError unless the model has the layout and the head of the objective (`own`, where a task names it),
+    and enough positions and tokens."""
     spec, objective = module.spec, recipe.objective.name
     if spec.layout != _LAYOUT[objective]:
         fitting = next(name for name, layout in _LAYOUT.items() if layout == spec.layout)
@@ -296,7 +331,7 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> 
             f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}, "
             f"whose objective is {fitting}"
         )
-    head = MaskedLMHeadSpec if objective == "masked" else LMHeadSpec
+    head = own or (MaskedLMHeadSpec if objective == "masked" else LMHeadSpec)
     if not isinstance(spec.head, head) and recipe.base is not None:
         raise ConfigError(
             f"objective {objective} predicts tokens, and {recipe.base.path} has no head that does; take a checkpoint "
@@ -310,8 +345,8 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer) -> 
         raise ConfigError(f"run.length = {recipe.run.length} is more than the {spec.context} positions of the model")
     if objective == "masked" and tokenizer.mask_id is None:
         raise ConfigError("objective masked needs a tokenizer with a mask token")
-    if objective == "seq2seq" and spec.ids.start is None:
-        raise ConfigError("objective seq2seq needs model.decoder_start_token_id")
+    if spec.layout == "encoder-decoder" and spec.ids.start is None:
+        raise ConfigError(f"objective {objective} needs model.decoder_start_token_id")
 
 
 def _check_length(data: Data, length: int) -> None:

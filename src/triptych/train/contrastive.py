@@ -1,0 +1,172 @@
+"""Pairs of texts that belong together, trained by contrast with the other texts of the batch.
+
+The loss is the multiple negatives ranking loss of sentence-transformers (Henderson et al. 2017; van den Oord et al.
+2018): for each text the cross-entropy of its own partner among all partners and hard negatives of the batch, scored by
+cosine times a scale.  Micro-batches have negatives of their own only, so that `run.accumulate` changes this loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from triptych import nn
+from triptych.attention import Rows
+from triptych.errors import ConfigError, InputError
+from triptych.nn import Transformer
+from triptych.text import Encoded, Tokenizer
+from triptych.train import baselines, metrics
+from triptych.train.data import Data
+from triptych.train.evaluate import HeldOut, Score
+from triptych.train.labelled import exact
+from triptych.train.objectives import Example, Ids, TrainingBatch, collate
+from triptych.train.recipe import Recipe
+from triptych.train.records import DataRecord
+from triptych.train.task import Fitter, HeadTask, epoch_rows, read_split, trained_at
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextPair(Example):
+    """A text (`ids`), its partner and perhaps a hard negative (`others`), each with token types; `number` is that of
+    the record."""
+
+    types: Ids
+    others: tuple[Encoded, ...]
+    scale: float
+    number: int = 0
+
+    def collated(self, examples: Sequence[Example], device: torch.device | str) -> ContrastiveBatch:
+        pairs = tuple(one for one in examples if isinstance(one, TextPair))
+        ids, types = [one.ids for one in pairs], [one.types for one in pairs]
+        for place in range(len(self.others)):  # all partners, then all hard negatives
+            ids += [np.asarray(one.others[place].ids, dtype=np.int32) for one in pairs]
+            types += [np.asarray(one.others[place].token_types, dtype=np.int32) for one in pairs]
+        where = torch.device(device)
+        return ContrastiveBatch(
+            ids=_joined(ids, where),
+            rows=Rows(tuple(map(len, ids))),
+            at=torch.arange(len(pairs), device=where),
+            targets=torch.arange(len(pairs), device=where),
+            types=_joined(types, where),
+            scale=self.scale,
+            numbers=tuple(one.number for one in pairs),
+        )
+
+    def target_names(self, tokenizer: Tokenizer) -> list[str]:
+        partner = "near: " + "".join(tokenizer.tokens(self.others[0].ids[1:-1]))
+        return [partner, *[""] * (len(self.ids) - 1)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ContrastiveBatch(TrainingBatch):
+    """B texts, then their B partners, then B hard negatives where there are some, as rows of one flat batch."""
+
+    types: Tensor
+    scale: float
+    numbers: tuple[int, ...] = field(default=())
+
+    def vectors(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
+        """[rows, D], of length 1."""
+        given = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
+        return F.normalize(exact(module.unembed(module(given), self.rows, random=random)), dim=-1)
+
+    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
+        return ranking_loss(self.vectors(module, random), self.trained, self.scale)
+
+
+def ranking_loss(vectors: Tensor, count: int, scale: float) -> Tensor:
+    """The sum over the first `count` vectors of -log softmax(scale * cosines with all others) at their own partner.
+
+    vectors [(1 + P) * count, D] of length 1: texts, their partners, then hard negatives.
+    """
+    scores = scale * vectors[:count] @ vectors[count:].T
+    return F.cross_entropy(scores, torch.arange(count, device=vectors.device), reduction="sum")
+
+
+class ContrastiveTask(HeadTask):
+    """Fields `text` and `text_b`, which belong together, and `negative`, a text that is near and does not."""
+
+    kind = "contrastive"
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        if recipe.run.rows // recipe.run.accumulate < 2:
+            raise ConfigError("objective contrastive needs at least 2 rows in each micro-batch; raise run.rows")
+        self.train, self.held = read_split(recipe.data, ("text", "text_b"), ("negative",))
+        self.fields = ("text", "text_b", *(("negative",) if "negative" in self.train[0].values else ()))
+        for record in (*self.train, *self.held):
+            if missing := [name for name in self.fields if name not in record.values]:
+                raise record.error(f"there is no field {missing[0]}, which other records have")
+        self.texts = [record.text(name) for record in self.train for name in self.fields]
+
+    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+        fit, scale = Fitter(self.recipe, tokenizer), self.recipe.objective.scale
+        if len(self.train) < self.recipe.run.rows:
+            raise InputError(
+                f"{len(self.train)} pairs are fewer than run.rows = {self.recipe.run.rows}, so that a batch would hold "
+                "a pair twice; lower run.rows"
+            )
+
+        def pair(number: int, record: DataRecord) -> TextPair | None:
+            sides = [fit(record, record.text(name)) for name in self.fields]
+            rows = [side for side in sides if side is not None]
+            if len(rows) < len(sides):
+                return None
+            ids = np.asarray(rows[0].ids, dtype=np.int32)
+            return TextPair(
+                ids=ids,
+                targets=ids,
+                trained=trained_at(len(ids), 0),
+                types=np.asarray(rows[0].token_types, dtype=np.int32),
+                others=tuple(rows[1:]),
+                scale=scale,
+                number=number,
+            )
+
+        data = epoch_rows(pair(i, record) for i, record in enumerate(self.train))
+        held = epoch_rows(pair(i, record) for i, record in enumerate(self.held))
+        overlap = baselines.word_overlap([r.text("text") for r in self.held], [r.text("text_b") for r in self.held])
+        size = max(2, self.recipe.run.rows)
+        batches = [held.examples[i : i + size] for i in range(0, len(held.examples), size)]
+        collated = tuple(collate(batch, self.recipe.run.device) for batch in batches)
+        return data, HeldOutTexts(collated, commonest=0, overlap=overlap)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeldOutTexts(HeldOut):
+    """Held-out pairs, each text of which is searched for its partner among all those of the same evaluation.
+
+    `overlap` [N, N] are the scores of the same search by the words that texts share.
+    """
+
+    overlap: NDArray[np.floating[Any]]
+
+    def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldOutTexts:
+        return HeldOutTexts(batches, commonest=0, overlap=self.overlap)
+
+    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
+        nats, texts, partners, numbers = 0.0, list[Tensor](), list[Tensor](), list[int]()
+        for batch in batches:
+            assert isinstance(batch, ContrastiveBatch)
+            vectors, count = batch.vectors(module), batch.trained
+            nats += float(ranking_loss(vectors, count, batch.scale))
+            texts.append(vectors[:count])
+            partners.append(vectors[count : 2 * count])
+            numbers += batch.numbers
+        scores = (torch.cat(texts) @ torch.cat(partners).T).double().cpu().numpy()
+        found = {f"recall@{k}": metrics.recall_at(scores, k) for k in (1, 10)}
+        words = self.overlap[np.ix_(numbers, numbers)]
+        guesses = {"chance": 1 / len(scores), "word overlap": metrics.recall_at(words, 1)}
+        right = round(found["recall@1"] * len(scores))
+        return Score(nats, len(scores), right, 1, metrics=found, baselines=guesses)
+
+
+def _joined(arrays: Sequence[NDArray[np.integer]], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device)

@@ -1,0 +1,292 @@
+"""Span corruption (T5: Raffel et al. 2020) and replaced tokens (ELECTRA: Clark et al. 2020), from plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import AddedToken
+from torch import Tensor
+
+from triptych import nn
+from triptych.attention import Rows
+from triptych.errors import ConfigError, InputError
+from triptych.nn import Transformer
+from triptych.spec import MaskedLMHeadSpec
+from triptych.text import Encoded, Tokenizer
+from triptych.train import metrics, sources
+from triptych.train.checkpoints import read_model
+from triptych.train.data import Data, DocumentStream, Use, random_numbers
+from triptych.train.evaluate import HeldOut, Score
+from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
+from triptych.train.objectives import Example, Ids, TokenMasking, seq2seq
+from triptych.train.recipe import Recipe
+from triptych.train.task import HeadTask, JudgedRows, ObjectiveTask
+
+SENTINELS = 100  # that a new tokenizer gets, as many as T5's
+
+
+def noise_spans(length: int, rate: float, mean: float, random: np.random.Generator) -> list[tuple[int, int]]:
+    """The spans [start, stop) to remove from `length` tokens, in order, as in T5.
+
+    About `rate` of the tokens are removed, in spans of `mean` tokens on average; kept and removed spans alternate, the
+    first is kept and the last removed, and all divisions into as many spans are equally likely.
+    """
+    removed = min(max(round(length * rate), 1), length - 1)
+    count = min(max(round(removed / mean), 1), removed, length - removed)
+    sides = (_composition(length - removed, count, random), _composition(removed, count, random))
+    edges = np.cumsum(np.stack(sides, axis=1).reshape(-1)).tolist()
+    return list(zip(edges[0::2], edges[1::2], strict=True))
+
+
+def _composition(total: int, parts: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """`parts` positive numbers that add up to `total`, each such sequence equally likely."""
+    cuts = np.sort(random.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.zeros(0, dtype=int)
+    return np.diff(np.concatenate([[0], cuts, [total]]))
+
+
+def corrupted(tokens: Ids, spans: Sequence[tuple[int, int]], sentinels: Sequence[int], end: int) -> tuple[Ids, Ids]:
+    """Source and target: the tokens with each span replaced by its sentinel, and each sentinel with the span it stands
+    for; both end with `end`."""
+    source: list[int] = []
+    target: list[int] = []
+    at = 0
+    for (start, stop), sentinel in zip(spans, sentinels, strict=False):
+        source += [*tokens[at:start].tolist(), sentinel]
+        target += [sentinel, *tokens[start:stop].tolist()]
+        at = stop
+    source += tokens[at:].tolist()
+    return np.array([*source, end], dtype=np.int32), np.array([*target, end], dtype=np.int32)
+
+
+def window_length(length: int, rate: float, mean: float) -> int:
+    """The most tokens whose source and target, after corruption, have at most `length` tokens each."""
+
+    def longest(tokens: int) -> int:
+        removed = min(max(round(tokens * rate), 1), tokens - 1)
+        count = min(max(round(removed / mean), 1), removed, tokens - removed)
+        return max(tokens - removed + count + 1, removed + count + 1)
+
+    most = 2
+    while longest(most + 1) <= length:
+        most += 1
+    return most
+
+
+@dataclass(frozen=True, eq=False)
+class CorruptedText:
+    """Windows of documents, in which other spans are removed each time one is drawn; in `held` always the same."""
+
+    plain: DocumentStream
+    length: int
+    rate: float
+    span: float
+    sentinels: tuple[int, ...]
+    start: int
+    end: int
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        random = random_numbers(seed, Use.CORRUPTION, step)
+        windows = self.plain.draw(seed, step, rows, self.length)
+        return [self._row(piece, random) for window in windows for (piece,) in window if len(piece) > 1]
+
+    def held(self) -> Iterator[Example]:
+        random = random_numbers(0, Use.HELD_OUT, 0)
+        return (self._row(piece, random) for (piece,) in self.plain.windows(self.length) if len(piece) > 1)
+
+    def targets(self) -> Ids:
+        return self.plain.arrays[0]
+
+    def _row(self, tokens: Ids, random: np.random.Generator) -> Example:
+        spans = noise_spans(len(tokens), self.rate, self.span, random)
+        return seq2seq(*corrupted(tokens, spans, self.sentinels, self.end), self.start)
+
+
+class CorruptionTask(ObjectiveTask):
+    """Plain text, as for the objective `causal`, from which spans are removed."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        refuse_records(recipe)
+        self.texts, self.held_texts = sources.texts(recipe.data)
+
+    def completed(self, tokenizer: Tokenizer) -> Tokenizer:
+        tokenizer.backend.add_special_tokens(
+            [AddedToken(f"<extra_id_{i}>", special=True, normalized=False) for i in range(SENTINELS)]
+        )
+        return Tokenizer(tokenizer.backend, tokenizer.specials)
+
+    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+        settings, run, start = self.recipe.objective, self.recipe.run, module.spec.ids.start
+        length = window_length(run.length, settings.rate, settings.span)
+        most = len(noise_spans(length, settings.rate, settings.span, random_numbers(0, Use.CORRUPTION, 0)))
+        named = [tokenizer.backend.token_to_id(f"<extra_id_{i}>") for i in range(most)]
+        ids = tuple(i for i in named if i is not None)
+        if len(ids) < most or tokenizer.eos_id is None or start is None:
+            raise ConfigError(
+                f"objective corruption needs an EOS token and {most} sentinels, <extra_id_0> and on, in the tokenizer"
+            )
+        train, held = (
+            CorruptedText(
+                text_stream(texts, tokenizer), length, settings.rate, settings.span, ids, start, tokenizer.eos_id
+            )
+            for texts in (self.texts, self.held_texts)
+        )
+        refuse_short(train.plain, length)
+        return train, HeldOut.of(held, train, tokens, device=run.device)
+
+
+@runtime_checkable
+class Replacer(Protocol):
+    """Samples a token for each hidden position."""
+
+    def __call__(self, ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
+        """Tokens for the positions `hidden` of the row `ids`, in which they hold the mask token."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ByFrequency:
+    """Tokens by their frequency in the training text, whatever stands around them."""
+
+    shares: NDArray[np.float64]
+
+    def __call__(self, ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
+        drawn: Ids = random.choice(len(self.shares), len(hidden), p=self.shares).astype(np.int32)
+        return drawn
+
+
+@dataclass(frozen=True, eq=False)
+class ByGenerator:
+    """Samples of a masked language model, which is not trained."""
+
+    module: Transformer
+
+    @torch.no_grad()
+    def __call__(self, ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
+        if not len(hidden):
+            return np.zeros(0, dtype=np.int32)
+        rows = Rows((len(ids),))
+        x = self.module(nn.Batch(inputs=torch.from_numpy(ids.astype(np.int64)), rows=rows))
+        shares = self.module.unembed(x[torch.from_numpy(hidden)], rows).double().softmax(-1).cumsum(-1).numpy()
+        drawn = (shares < random.random(len(hidden))[:, None] * shares[:, -1:]).sum(-1)
+        tokens: Ids = drawn.astype(np.int32)
+        return tokens
+
+
+@dataclass(frozen=True, eq=False)
+class ReplacedText:
+    """Windows of documents, some tokens of which are replaced by samples: others each time a window is drawn."""
+
+    plain: DocumentStream
+    length: int
+    masking: TokenMasking
+    replacer: Replacer
+    before: Ids
+    after: Ids
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        random = random_numbers(seed, Use.CORRUPTION, step)
+        windows = self.plain.draw(seed, step, rows, self.length)
+        return [self.row(piece, random) for window in windows for (piece,) in window]
+
+    def held(self) -> Iterator[Example]:
+        random = random_numbers(0, Use.HELD_OUT, 0)
+        return (self.row(piece, random) for (piece,) in self.plain.windows(self.length))
+
+    def targets(self) -> Ids:
+        return self.plain.arrays[0]
+
+    def row(self, piece: Ids, random: np.random.Generator) -> LabelledExample:
+        """A token is labelled replaced only where the sample differs from it, as in ELECTRA."""
+        hidden = self.masking(np.concatenate([self.before, piece, self.after]), random)
+        places = np.flatnonzero(hidden.trained)
+        ids = hidden.targets.copy()
+        ids[places] = self.replacer(hidden.ids, places, random)
+        row = Encoded(ids.tolist(), [0] * len(ids), [], [])
+        return labelled(row, (ids != hidden.targets).astype(np.int64), ReplacedLoss(), 0, np.ones(len(ids), dtype=bool))
+
+
+class ReplacedTask(HeadTask):
+    """Plain text, some tokens of which are replaced; the model tells which."""
+
+    kind = "replaced"
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        refuse_records(recipe)
+        self.texts, self.held_texts = sources.texts(recipe.data)
+
+    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+        run, special = self.recipe.run, frozenset(i for i in vars(tokenizer).values() if isinstance(i, int))
+        if tokenizer.mask_id is None or tokenizer.cls_id is None or tokenizer.sep_id is None:
+            raise ConfigError("objective replaced needs a tokenizer with mask, class and separator tokens")
+        masking = TokenMasking(
+            tokenizer.mask_id, tokenizer.vocab_size, special, self.recipe.objective.rate, shares=(1.0, 0.0)
+        )
+        before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
+        streams = [text_stream(texts, tokenizer) for texts in (self.texts, self.held_texts)]
+        refuse_short(streams[0], run.length - 2)
+        replacer = self._replacer(streams[0].arrays[0], tokenizer, masking)
+        train, held = (ReplacedText(one, run.length - 2, masking, replacer, before, after) for one in streams)
+        rows = list(held.held())
+        examples = [row for row in rows if isinstance(row, LabelledExample)]
+        return train, JudgedRows.batched(examples, ReplacedJudge(), tokens, run.device)
+
+    def _replacer(self, tokens: Ids, tokenizer: Tokenizer, masking: TokenMasking) -> Replacer:
+        path = self.recipe.objective.generator
+        if path is None:
+            counts = np.bincount(tokens, minlength=tokenizer.vocab_size).astype(np.float64)
+            counts[sorted(masking.special)] = 0.0
+            return ByFrequency(counts / counts.sum())
+        module, other, _ = read_model(Path(path))
+        if not isinstance(module.spec.head, MaskedLMHeadSpec):
+            raise ConfigError(f"objective.generator = {path!r} is not a masked language model")
+        if other.backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise ConfigError(f"objective.generator = {path!r} has another vocabulary than the model")
+        return ByGenerator(module.float().eval())
+
+
+@dataclass(frozen=True, eq=False)
+class ReplacedJudge:
+    """Accuracy over all tokens and F1 of the replaced ones, beside the guess that none was replaced."""
+
+    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
+        right = np.concatenate([example.goal for example, _ in rows])
+        predicted = np.concatenate([(output.numpy()[:, 0] > 0).astype(np.int64) for _, output in rows])
+        found = {
+            "accuracy": metrics.accuracy(predicted, right),
+            "F1 of replaced": metrics.f1(predicted == 1, right == 1),
+        }
+        original = int((right == 0).sum())
+        guesses = {"majority": original / len(right)}
+        return Score(nats, count, int((predicted == right).sum()), original, metrics=found, baselines=guesses)
+
+
+def text_stream(texts: Sequence[str], tokenizer: Tokenizer) -> DocumentStream:
+    """Documents as token ids without special tokens."""
+    return DocumentStream.of([(tokenizer.encode_corpus(text),) for text in texts])
+
+
+def refuse_records(recipe: Recipe) -> None:
+    """Raises ConfigError for keys that only objectives with records read."""
+    data = recipe.data
+    if data.columns or data.held_out_path is not None or data.cut_longer:
+        raise ConfigError(
+            f"objective {recipe.objective.name} reads no records; remove data.columns, data.held_out_path and "
+            "data.cut_longer"
+        )
+
+
+def refuse_short(stream: DocumentStream, length: int) -> None:
+    """Raises InputError for a training text of fewer tokens than one row."""
+    if len(stream) < length:
+        raise InputError(
+            f"the training text has {len(stream)} tokens, fewer than one row of {length}; give more text or lower "
+            "run.length"
+        )

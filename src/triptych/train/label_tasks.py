@@ -1,0 +1,260 @@
+"""Labels of texts, of pairs of texts, and of words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.errors import ConfigError, InputError, shown
+from triptych.nn import Transformer
+from triptych.text import Tokenizer
+from triptych.train import baselines, metrics
+from triptych.train.data import Data
+from triptych.train.evaluate import HeldOut, Score
+from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExample, SeveralLoss, labelled
+from triptych.train.recipe import ObjectiveSettings, Recipe
+from triptych.train.records import DataRecord
+from triptych.train.task import (
+    Fitter,
+    HeadTask,
+    JudgedRows,
+    epoch_rows,
+    ordered_labels,
+    read_split,
+    refuse_unseen,
+    trained_at,
+)
+
+Guesses = Mapping[str, Sequence[NDArray[np.integer]]]  # by the name of a baseline, its tags of each record's words
+
+
+class LabelTask(HeadTask):
+    """One label of each text, or several (`objective.several`): fields `text` and `label` (or `labels`), and `text_b`
+    for pairs."""
+
+    kind = "labels"
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.several = recipe.objective.several
+        field = "labels" if self.several else "label"
+        self.train, self.held = read_split(recipe.data, ("text", field), ("text_b",))
+        self.names = [[self._names(record, field) for record in side] for side in (self.train, self.held)]
+        self.labels = ordered_labels(label for names in self.names[0] for label in names)
+        if len(self.labels) < 2:
+            raise InputError(
+                f"{recipe.data.path}: every training record has the label {self.labels}; there is nothing to tell apart"
+            )
+        known = set(self.labels)
+        pairs = zip(self.names[1], self.held, strict=True)
+        refuse_unseen((label, record) for names, record in pairs for label in names if label not in known)
+        self.texts = [text for record in self.train for text in _both(record) if text is not None]
+
+    def _names(self, record: DataRecord, field: str) -> list[str]:
+        return record.listed(field, ";") if self.several else [record.label(field)]
+
+    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+        assert self.labels is not None
+        fit, index = Fitter(self.recipe, tokenizer), {label: i for i, label in enumerate(self.labels)}
+        goals = [np.stack([_goal(names, index, self.several) for names in side]) for side in self.names]
+        right = goals[0] if self.several else goals[0][:, 0]
+        loss: HeadLoss
+        if self.several:
+            _refuse_smoothing(self.recipe.objective)
+            loss = SeveralLoss(tuple(self.labels))
+        else:
+            loss = class_loss(self.recipe.objective, self.labels, right)
+
+        def rows(records: Sequence[DataRecord], goals: NDArray[np.int64]) -> list[LabelledExample | None]:
+            every: list[LabelledExample | None] = []
+            for number, (record, goal) in enumerate(zip(records, goals, strict=True)):
+                row = fit(record, *_both(record))
+                mask = None if row is None else trained_at(len(row.ids), 0)
+                every.append(None if row is None or mask is None else labelled(row, goal, loss, number, mask))
+            return every
+
+        data, held = epoch_rows(rows(self.train, goals[0])), epoch_rows(rows(self.held, goals[1]))
+        examples = [one for one in held.examples if isinstance(one, LabelledExample)]
+        texts = [[_joined(record) for record in side] for side in (self.train, self.held)]
+        guesses = {
+            "majority": baselines.majority(right, len(self.held)),
+            "bag of words": baselines.bag_of_words(texts[0], right, texts[1], len(self.labels)),
+        }
+        return data, JudgedRows.batched(examples, RowJudge(guesses, self.several), tokens, self.recipe.run.device)
+
+
+@dataclass(frozen=True, eq=False)
+class RowJudge:
+    """Accuracy and macro F1 of labels of rows, beside the accuracy of the guesses, `[records]` or `[records, C]`."""
+
+    guesses: Mapping[str, NDArray[np.integer]]
+    several: bool
+
+    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
+        outputs = np.stack([output.numpy() for _, output in rows])
+        right = np.stack([example.goal if self.several else example.goal[0] for example, _ in rows])
+        predicted = (outputs > 0).astype(np.int64) if self.several else outputs.argmax(-1)
+        guessed = {
+            name: metrics.accuracy(guess[[example.number for example, _ in rows]], right)
+            for name, guess in self.guesses.items()
+        }
+        accuracy = metrics.accuracy(predicted, right)
+        found = {"accuracy": accuracy, "macro F1": metrics.macro_f1(predicted, right)}
+        most = round(guessed["majority"] * len(rows))
+        return Score(nats, count, round(accuracy * len(rows)), most, metrics=found, baselines=guessed)
+
+
+class TagTask(HeadTask):
+    """One tag of each word: fields `words` and `tags`, lists of the same length or texts with spaces between.
+
+    The words are joined by spaces, so that a trained model reads plain text.  The first token of a word has its tag,
+    and the others are ignored.
+    """
+
+    kind = "tags"
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.train, self.held = read_split(recipe.data, ("words", "tags"))
+        self.rows = [[_tagged(record) for record in side] for side in (self.train, self.held)]
+        self.labels = ordered_labels(tag for _, tags in self.rows[0] for tag in tags)
+        if len(self.labels) < 2:
+            raise InputError(
+                f"{recipe.data.path}: every word has the tag {self.labels}; there is nothing to tell apart"
+            )
+        known, held = set(self.labels), zip(self.rows[1], self.held, strict=True)
+        refuse_unseen(((tag, record) for (_, tags), record in held for tag in tags if tag not in known), "tag")
+        self.texts = [" ".join(words) for words, _ in self.rows[0]]
+
+    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+        assert self.labels is not None
+        fit, index = Fitter(self.recipe, tokenizer), {label: i for i, label in enumerate(self.labels)}
+        goals = [[np.array([index[tag] for tag in tags]) for _, tags in side] for side in self.rows]
+        loss = class_loss(self.recipe.objective, self.labels, np.concatenate(goals[0]))
+
+        def rows(side: int, records: Sequence[DataRecord]) -> list[LabelledExample | None]:
+            every: list[LabelledExample | None] = []
+            for number, (record, (words, _), goal) in enumerate(
+                zip(records, self.rows[side], goals[side], strict=True)
+            ):
+                row = fit(record, " ".join(words))
+                if row is None:
+                    every.append(None)
+                    continue
+                tags = np.full(len(row.ids), IGNORED)
+                first = first_tokens(words, row.offsets, row.sequence_ids)
+                tags[first] = goal[: len(first)]
+                every.append(labelled(row, tags, loss, number, tags != IGNORED))
+            return every
+
+        data, held = epoch_rows(rows(0, self.train)), epoch_rows(rows(1, self.held))
+        examples = [one for one in held.examples if isinstance(one, LabelledExample)]
+        words = [[row for row, _ in side] for side in self.rows]
+        common = int(baselines.majority(np.concatenate(goals[0]), 1)[0])
+        guesses = {
+            "majority": [np.full(len(row), common) for row in words[1]],
+            "each word's commonest": baselines.commonest_tags(words[0], goals[0], words[1]),
+        }
+        judge = TagJudge(guesses, tuple(self.labels))
+        return data, JudgedRows.batched(examples, judge, tokens, self.recipe.run.device)
+
+
+def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: Sequence[int | None]) -> list[int]:
+    """The first token of each word of the text `" ".join(words)`, up to the first word that has none (it was cut off).
+
+    Raises InputError for a word that the tokenizer drops though a later one has a token.
+    """
+    first: list[int] = []
+    start, tokens = 0, [i for i, sequence in enumerate(of) if sequence == 0 and offsets[i][1] > offsets[i][0]]
+    last = max((offsets[i][1] for i in tokens), default=0)
+    for word in words:
+        stop = start + len(word)
+        token = next((i for i in tokens if offsets[i][0] < stop and offsets[i][1] > start), None)
+        if token is None and stop < last:
+            raise InputError(f"the tokenizer makes no token of the word {shown(word)}; remove it from the record")
+        if token is None:
+            break
+        if first and token == first[-1]:
+            raise InputError(f"the tokenizer joins the word {shown(word)} to the one before; tags need words apart")
+        first.append(token)
+        start = stop + 1
+    return first
+
+
+@dataclass(frozen=True, eq=False)
+class TagJudge:
+    """Accuracy of the words' tags and F1 of entities, beside the accuracy of the guesses."""
+
+    guesses: Guesses
+    labels: tuple[str, ...]
+
+    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
+        right = [example.goal[example.trained] for example, _ in rows]
+        predicted = [output.numpy().argmax(-1)[example.trained] for example, output in rows]
+        flat = np.concatenate(right)
+        guessed = {
+            name: metrics.accuracy(np.concatenate([guess[e.number][: e.trained.sum()] for e, _ in rows]), flat)
+            for name, guess in self.guesses.items()
+        }
+        joined = np.concatenate(predicted)
+        found = {"accuracy": metrics.accuracy(joined, flat)}
+        if any(label.startswith("B-") for label in self.labels):
+            named = [[[self.labels[i] for i in row] for row in side] for side in (predicted, right)]
+            found["entity F1"] = metrics.entity_f1(*named)
+        else:
+            found["macro F1"] = metrics.macro_f1(joined, flat)
+        correct, most = int((joined == flat).sum()), round(guessed["majority"] * len(flat))
+        return Score(nats, count, correct, most, metrics=found, baselines=guessed)
+
+
+def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: NDArray[np.integer]) -> ClassLoss:
+    """Cross-entropy with the smoothing and the weights of the recipe; `right` are the training labels [N].
+
+    "balanced" weights are N / (C * count), as in scikit-learn.  Raises ConfigError for a label without a weight.
+    """
+    given, weights = settings.class_weights, None
+    if given == "balanced":
+        counts = np.maximum(np.bincount(right, minlength=len(labels)), 1)
+        weights = tuple((len(right) / (len(labels) * counts)).tolist())
+    elif given is not None:
+        if given.keys() != set(labels):
+            wrong = sorted(given.keys() ^ set(labels))[0]
+            raise ConfigError(f"objective.class_weights needs a weight for each of {', '.join(labels)}; see {wrong!r}")
+        weights = tuple(given[label] for label in labels)
+    return ClassLoss(tuple(labels), settings.smoothing, weights)
+
+
+def _refuse_smoothing(settings: ObjectiveSettings) -> None:
+    if settings.smoothing or settings.class_weights is not None:
+        raise ConfigError("objective.several has no smoothing and no class weights; remove them")
+
+
+def _goal(names: Sequence[str], index: Mapping[str, int], several: bool) -> NDArray[np.int64]:
+    if not several:
+        return np.array([index[names[0]]])
+    return np.array([int(label in names) for label in index])
+
+
+def _both(record: DataRecord) -> tuple[str, str | None]:
+    return record.text("text"), record.text("text_b") if "text_b" in record.values else None
+
+
+def _joined(record: DataRecord) -> str:
+    """The words of a record for the baseline; those of the second text count as others than those of the first."""
+    text, second = _both(record)
+    return text if second is None else " ".join((text, *(f"b_{word}" for word in baselines.words(second))))
+
+
+def _tagged(record: DataRecord) -> tuple[list[str], list[str]]:
+    words, tags = record.listed("words", None), record.listed("tags", None)
+    if len(words) != len(tags):
+        raise record.error(f"there are {len(words)} words and {len(tags)} tags; give one tag for each word")
+    if not words:
+        raise record.error("words is empty; remove the record")
+    if any(" " in word for word in words):
+        raise record.error("a word has a space in it; write it as several words, with a tag each")
+    return words, tags

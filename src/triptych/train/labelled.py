@@ -1,0 +1,223 @@
+"""Rows with labels: of the whole row, of its tokens, of an answer's two ends, or of replaced tokens; and their losses.
+
+A loss is a sum over what is labelled, and a batch tells the weight to divide it by, so that a step of several
+micro-batches is the step of one large batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from triptych import nn
+from triptych.attention import Rows
+from triptych.nn import Transformer
+from triptych.text import Encoded, Tokenizer
+from triptych.train.objectives import Example, Ids, TrainingBatch
+
+IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy
+
+
+@runtime_checkable
+class HeadLoss(Protocol):
+    """What a head's outputs should be.  `goals` are those of all rows of a batch, end to end."""
+
+    def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
+        """The sum of the losses [], in fp32 or better."""
+        ...
+
+    def weight(self, goals: Tensor) -> float:
+        """What the sum is divided by: the number of labels, or the sum of their weights."""
+        ...
+
+    def plain(self) -> HeadLoss:
+        """The same loss without smoothing and weights, for held-out data."""
+        ...
+
+    def names(self, example: LabelledExample) -> list[str]:
+        """What is to be predicted at each token, to be read by people."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledExample(Example):
+    """One row with its `goal`: `[1]` a class, `[C]` of 0 and 1, `[T]` a class a token or IGNORED, or `[2]` the first
+    and the last token of an answer.  `types` [T] are token types; `number` is that of the record it was made from;
+    `offsets` [T, 2] are the characters of each token of an answer's context, -1 for other tokens."""
+
+    goal: NDArray[np.int64]
+    head: HeadLoss
+    types: Ids
+    number: int = 0
+    offsets: NDArray[np.int32] | None = None
+
+    def collated(self, examples: Sequence[Example], device: torch.device | str) -> LabelledBatch:
+        rows = tuple(one for one in examples if isinstance(one, LabelledExample))
+        place = torch.device(device)
+
+        def on(arrays: Sequence[NDArray[np.integer]]) -> Tensor:
+            return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(place)
+
+        return LabelledBatch(
+            ids=on([one.ids for one in rows]),
+            rows=Rows(tuple(len(one.ids) for one in rows)),
+            at=torch.from_numpy(np.flatnonzero(np.concatenate([one.trained for one in rows]))).to(place),
+            targets=on([one.targets for one in rows]),
+            types=on([one.types for one in rows]),
+            goals=on([one.goal for one in rows]),
+            examples=rows,
+            head=self.head,
+        )
+
+    def target_names(self, tokenizer: Tokenizer) -> list[str]:
+        return self.head.names(self)
+
+
+def labelled(
+    row: Encoded, goal: Sequence[int] | NDArray[np.integer], head: HeadLoss, number: int, trained: NDArray[np.bool_]
+) -> LabelledExample:
+    """The example of an encoded row; see `LabelledExample`."""
+    ids = np.asarray(row.ids, dtype=np.int32)
+    return LabelledExample(
+        ids=ids,
+        targets=ids,
+        trained=trained,
+        goal=np.asarray(goal, dtype=np.int64),
+        head=head,
+        types=np.asarray(row.token_types, dtype=np.int32),
+        number=number,
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledBatch(TrainingBatch):
+    """Rows of one objective with labels: token types [N], and the goals of the rows end to end."""
+
+    types: Tensor
+    goals: Tensor
+    examples: tuple[LabelledExample, ...]
+    head: HeadLoss
+
+    @property
+    def weight(self) -> float:
+        return self.head.weight(self.goals)
+
+    def outputs(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
+        """What the head gives: [B, C] for whole rows, [N, C] for tokens."""
+        given = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
+        return module.unembed(module(given), self.rows, random=random)
+
+    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
+        return self.head(exact(self.outputs(module, random)), self.goals, self.rows)
+
+
+def exact(outputs: Tensor) -> Tensor:
+    """The outputs in fp32 or better, in which every loss is computed."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class ClassLoss:
+    """Cross-entropy of one class a row, or a token, with label smoothing (Szegedy et al. 2016) and class weights [C].
+
+    As in torch, the loss of each label is multiplied by the weight of its class and the sum divided by these weights.
+    """
+
+    labels: tuple[str, ...]
+    smoothing: float = 0.0
+    weights: tuple[float, ...] | None = None
+
+    def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
+        weights = None if self.weights is None else outputs.new_tensor(self.weights)
+        return F.cross_entropy(
+            outputs, goals, weights, reduction="sum", ignore_index=IGNORED, label_smoothing=self.smoothing
+        )
+
+    def weight(self, goals: Tensor) -> float:
+        goals = goals[goals != IGNORED]
+        return float(len(goals)) if self.weights is None else float(torch.tensor(self.weights)[goals.cpu()].sum())
+
+    def plain(self) -> ClassLoss:
+        return ClassLoss(self.labels)
+
+    def names(self, example: LabelledExample) -> list[str]:
+        if len(example.goal) == len(example.ids) and example.trained.sum() != 1:
+            return ["" if goal == IGNORED else self.labels[goal] for goal in example.goal.tolist()]
+        return _at_trained(example, [self.labels[example.goal[example.goal != IGNORED][0]]])
+
+
+@dataclass(frozen=True)
+class SeveralLoss:
+    """Binary cross-entropy of each of C labels a row, averaged over the labels as in transformers."""
+
+    labels: tuple[str, ...]
+
+    def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
+        wanted = goals.view(outputs.shape).to(outputs.dtype)
+        return F.binary_cross_entropy_with_logits(outputs, wanted, reduction="sum") / len(self.labels)
+
+    def weight(self, goals: Tensor) -> float:
+        return len(goals) / len(self.labels)
+
+    def plain(self) -> SeveralLoss:
+        return self
+
+    def names(self, example: LabelledExample) -> list[str]:
+        return _at_trained(example, [", ".join(self.labels[i] for i in np.flatnonzero(example.goal)) or "none"])
+
+
+@dataclass(frozen=True)
+class SpanLoss:
+    """The mean of two cross-entropies over the tokens of a row: of the answer's first token, and of its last."""
+
+    smoothing: float = 0.0
+
+    def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
+        total = outputs.new_zeros(())
+        for scores, (first, last) in zip(rows.split(outputs), goals.view(-1, 2).tolist(), strict=True):
+            ends = torch.tensor([first, last], device=outputs.device)
+            total = total + F.cross_entropy(scores.T, ends, label_smoothing=self.smoothing)
+        return total
+
+    def weight(self, goals: Tensor) -> float:
+        return len(goals) / 2
+
+    def plain(self) -> SpanLoss:
+        return SpanLoss()
+
+    def names(self, example: LabelledExample) -> list[str]:
+        first, last = example.goal.tolist()
+        marks = {first: "answer begins", last: "answer ends"}
+        if first == last:
+            marks = {first: "no answer" if first == 0 else "answer begins and ends"}
+        return [marks.get(i, "") for i in range(len(example.ids))]
+
+
+@dataclass(frozen=True)
+class ReplacedLoss:
+    """Binary cross-entropy of whether each token was replaced (Clark et al. 2020)."""
+
+    def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), goals.to(outputs.dtype), reduction="sum")
+
+    def weight(self, goals: Tensor) -> float:
+        return float(len(goals))
+
+    def plain(self) -> ReplacedLoss:
+        return self
+
+    def names(self, example: LabelledExample) -> list[str]:
+        return ["replaced" if goal else "original" for goal in example.goal.tolist()]
+
+
+def _at_trained(example: LabelledExample, names: list[str]) -> list[str]:
+    """`names` at the trained positions, in order; nothing elsewhere."""
+    left = iter(names)
+    return [next(left, "") if trained else "" for trained in example.trained.tolist()]

@@ -1,0 +1,104 @@
+"""Metrics of labels, entities, answers, retrieval and translations, from predictions and what is right."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.errors import InputError
+
+Entity = tuple[str, int, int]
+
+
+def accuracy(predicted: NDArray[np.integer], right: NDArray[np.integer]) -> float:
+    """The share of equal classes, both `[N]`; of several labels a row, `[N, C]`, the share of rows right in all."""
+    equal = predicted == right
+    return float((equal if equal.ndim == 1 else equal.all(-1)).mean())
+
+
+def macro_f1(predicted: NDArray[np.integer], right: NDArray[np.integer]) -> float:
+    """The mean F1 of the classes that occur in `predicted` or `right`, `[N]` each; each class counts the same.
+
+    Of several labels a row, `[N, C]` of 0 and 1, it is the mean over all C columns; one that never occurs has F1 0.
+    """
+    if predicted.ndim == 2:
+        return float(np.mean([f1(predicted[:, c] == 1, right[:, c] == 1) for c in range(predicted.shape[1])]))
+    classes = np.union1d(predicted, right)
+    return float(np.mean([f1(predicted == c, right == c) for c in classes]))
+
+
+def f1(predicted: NDArray[np.bool_], right: NDArray[np.bool_]) -> float:
+    """2 TP / (2 TP + FP + FN), which is 0 where there is nothing to find and nothing was found."""
+    both, either = int((predicted & right).sum()), int(predicted.sum() + right.sum())
+    return 2 * both / either if either else 0.0
+
+
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """Type, first word and the word after the last of each entity in BIO tags (IOB2, as seqeval's strict mode).
+
+    An entity is one `B-X` and the `I-X` after it; an `I-X` that continues none is no entity.
+    """
+    spans: set[Entity] = set()
+    start: int | None = None
+    for i, tag in enumerate([*tags, "O"]):
+        if start is not None and tag != f"I-{tags[start][2:]}":
+            spans.add((tags[start][2:], start, i))
+            start = None
+        if tag.startswith("B-"):
+            start = i
+    return spans
+
+
+def entity_f1(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> float:
+    """Micro F1 of the entities of all rows: one counts where its type, its first and its last word are right."""
+    found, true, both = 0, 0, 0
+    for ours, gold in zip(predicted, right, strict=True):
+        a, b = entities(ours), entities(gold)
+        found, true, both = found + len(a), true + len(b), both + len(a & b)
+    return 2 * both / (found + true) if found + true else 0.0
+
+
+def normalized_answer(text: str) -> str:
+    """An answer as SQuAD compares it: lower case, without ASCII punctuation and the articles, single spaces."""
+    bare = "".join(char for char in text.lower() if char not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def exact_match(predicted: str, right: str) -> float:
+    """1 where both answers are the same text once normalized (Rajpurkar et al. 2016)."""
+    return float(normalized_answer(predicted) == normalized_answer(right))
+
+
+def answer_f1(predicted: str, right: str) -> float:
+    """F1 of the words that two answers share once normalized; with an empty one, 1 if both are empty."""
+    a, b = normalized_answer(predicted).split(), normalized_answer(right).split()
+    if not a or not b:
+        return float(a == b)
+    return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
+
+
+def recall_at(scores: NDArray[np.floating], k: int) -> float:
+    """The share of rows of `scores` [N, M] whose own column, the one of the row's number, is among the `k` best.
+
+    Columns that score the same as the right one count as better, so that equal vectors are no success.
+    """
+    right = np.take_along_axis(scores, np.arange(len(scores))[:, None], axis=1)
+    return float(((scores >= right).sum(1) <= k).mean())
+
+
+def translation(written: Sequence[str], right: Sequence[str]) -> dict[str, float]:
+    """Corpus BLEU and chrF in [0, 100], by sacrebleu with its defaults.  Raises InputError where it is missing."""
+    try:
+        import sacrebleu
+    except ImportError:
+        raise InputError("BLEU and chrF need sacrebleu; run: pip install 'triptych[eval]'") from None
+    texts, references = list(written), [list(right)]
+    return {
+        "BLEU": float(sacrebleu.corpus_bleu(texts, references).score),
+        "chrF": float(sacrebleu.corpus_chrf(texts, references).score),
+    }

@@ -1,0 +1,104 @@
+"""A model with the head that an objective needs: its body as it is, what its old head shares, and the rest new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from triptych import families, nn
+from triptych.checkpoints.load_weights import to_checkpoint
+from triptych.checkpoints.sentence_settings import KEY
+from triptych.errors import ConfigError
+from triptych.families import read_config
+from triptych.nn import Transformer
+from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
+
+HeadKind = Literal["labels", "tags", "spans", "contrastive", "replaced"]
+
+#: How transformers calls the classes of each encoder.
+_NAMES = {
+    "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
+    "distilbert": "DistilBert", "electra": "Electra", "modernbert": "ModernBert", "deberta": "Deberta",
+    "deberta-v2": "DebertaV2",
+}  # fmt: skip
+_CLASSES: dict[HeadKind, str] = {
+    "labels": "ForSequenceClassification",
+    "tags": "ForTokenClassification",
+    "spans": "ForQuestionAnswering",
+    "contrastive": "Model",
+    "replaced": "ForPreTraining",
+}
+
+
+def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str] | None:
+    """The names of the classes of a head, None for one without classes."""
+    if not isinstance(spec.head, ClassHeadSpec | TokenHeadSpec):
+        return None
+    names = hf.get("id2label") or {}
+    return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(spec.head.classes.outputs)]
+
+
+def head_config(
+    hf: Mapping[str, Any], kind: HeadKind, labels: Sequence[str] | None = None, *, several: bool = False
+) -> dict[str, Any]:
+    """The HF config `hf` with the class that has the head `kind`, and the names of its labels.
+
+    Raises ConfigError for a model that has no such class.
+    """
+    name = _NAMES.get(str(hf.get("model_type")))
+    if name is None or (kind == "replaced" and name != "Electra"):
+        known = "electra" if kind == "replaced" else ", ".join(_NAMES)
+        raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {hf.get('model_type')}")
+    config = {key: value for key, value in hf.items() if key not in ("num_labels", "id2label", "label2id")}
+    config["architectures"] = [name + _CLASSES[kind]]
+    if kind != "contrastive":
+        config = {key: value for key, value in config.items() if key not in (KEY, "triptych_pooling")}
+    elif "triptych_pooling" not in config:
+        config["triptych_pooling"] = {"mode": "mean", "normalize": False}
+    if labels is not None:
+        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        config["label2id"] = {label: i for i, label in enumerate(labels)}
+    if kind == "labels":
+        config["problem_type"] = ("multi" if several else "single") + "_label_classification"
+    return config
+
+
+@torch.no_grad()
+def with_head(
+    module: Transformer, hf: Mapping[str, Any], config: Mapping[str, Any], kind: HeadKind, seed: int
+) -> Transformer:
+    """The model of `config`, which `head_config` made of `hf`: its body is that of `module`, and so is what both heads
+    store under one name (BERT's pooler); the rest of the head is drawn from `seed`.
+
+    `module` itself is returned where it has this head already.
+    """
+    spec = read_config(config, stored=() if _without_pooler(module, kind) else None, where="model")
+    if spec == module.spec and label_names(module.spec, hf) == label_names(spec, config):
+        return module
+    fresh = nn.new(spec, seed, module.dtype)
+    own = dict(module.named_parameters())
+    stored: dict[str, Tensor] = dict(to_checkpoint(module, hf)[0])
+    filled = dict(fresh.named_parameters())
+    for name, parameter in filled.items():
+        if not name.startswith("head.") and name in own:
+            parameter.copy_(own[name])
+        elif not name.startswith("head."):
+            raise ConfigError(f"the model has no {name}, which a model with the new head needs")
+    same = label_names(module.spec, hf) == label_names(spec, config)
+    for step in families.save_plan(spec):
+        if not step.ours[0].startswith("head.") or (not same and ".classes." in step.ours[0]):
+            continue
+        source = next((one for one in stored if step.source == one or step.source.endswith(f".{one}")), None)
+        if source is not None and tuple(stored[source].shape) == tuple(step.source_shape):
+            for name, value in step.to_ours(stored[source]).items():
+                filled[name].copy_(value)
+    return fresh
+
+
+def _without_pooler(module: Transformer, kind: HeadKind) -> bool:
+    """Whether a bare encoder goes without BERT's pooler: a mean does not read it, and it would never be trained."""
+    head = module.spec.head
+    return kind == "contrastive" and not (isinstance(head, PoolingSpec) and head.mode == "dense")

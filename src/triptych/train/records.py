@@ -1,0 +1,195 @@
+"""Records: rows of named fields from JSON lines, CSV, TSV or Parquet, each with the place it was read from.
+
+An objective says which fields it needs (`text`, `label`); `data.columns = {text = "review"}` says under which column a
+file has a field.  Every problem is one line with the file and the line (of Parquet: the row) where it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from triptych.errors import ConfigError, InputError, TextError, nearest, said, shown
+from triptych.text import corpus
+from triptych.train.data import Use, random_numbers
+
+SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """Values by the objective's names of the fields; `where` is the file and the line, for messages."""
+
+    values: Mapping[str, object]
+    where: str
+
+    def text(self, field: str, *, empty: bool = False) -> str:
+        """The text in `field`.  Raises TextError for anything else, and for an empty text unless `empty`."""
+        value = self.values[field]
+        if not isinstance(value, str):
+            raise self.error(f"{field} is {shown(value)}, not a text")
+        if not value.strip() and not empty:
+            raise self.error(f"{field} is empty; remove the record or fill it in")
+        return value
+
+    def label(self, field: str) -> str:
+        """The name of a label: a text, an integer or a truth value, without spaces around it."""
+        value = self.values[field]
+        if isinstance(value, bool):
+            return str(value).lower()
+        if not isinstance(value, str | int) or not str(value).strip():
+            raise self.error(f"{field} is {shown(value)}, not a label; write a text or an integer")
+        return str(value).strip()
+
+    def listed(self, field: str, separator: str | None) -> list[str]:
+        """Several texts or labels: a list of them, or one text cut at `separator` (at spaces where it is None)."""
+        value = self.values[field]
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(separator) if part.strip()]
+        if not isinstance(value, list):
+            raise self.error(f"{field} is {shown(value)}, not a list")
+        return [DataRecord({field: one}, self.where).label(field) for one in value]
+
+    def whole(self, field: str) -> int | None:
+        """An integer, also one written as text; None for null and for an empty text."""
+        value = self.values[field]
+        if value is None or value == "":
+            return None
+        if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+            return int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(f"{field} is {shown(value)}, not an integer")
+        return value
+
+    def error(self, problem: str) -> TextError:
+        return TextError(f"{self.where}: {problem}")
+
+
+def read_records(
+    path: Path | str, needed: Sequence[str], optional: Sequence[str] = (), columns: Mapping[str, str] | None = None
+) -> list[DataRecord]:
+    """The records of the file `path` with the fields `needed`, and those of `optional` that it has.
+
+    `columns` gives the column of a field, which otherwise is called as the field is.  Empty lines are skipped.  Raises
+    TextError for a file that cannot be read, has no record, or lacks a field; ConfigError for an unknown key in
+    `columns`; InputError where pyarrow is missing for Parquet.
+    """
+    path, columns = Path(path), columns or {}
+    for field in columns:
+        if field not in (*needed, *optional):
+            known = (*needed, *optional)
+            raise ConfigError(
+                f"data.columns: {field} is no field of this objective{nearest(field, known)}; "
+                f"its fields are {', '.join(known)}"
+            )
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise TextError(f"{path} is not one of {', '.join(SUFFIXES)}; records are read from these")
+    names = {field: columns.get(field, field) for field in (*needed, *optional)}
+    # A column that the recipe names must be there, also for a field that the objective could do without.
+    fields = {field: name for field, name in names.items() if field in needed or field in columns}
+    records = []
+    for where, row in reader(path):
+        absent = next((name for name in fields.values() if name not in row), None)
+        if absent is not None:
+            there = ", ".join(map(str, row)) or "none"
+            raise TextError(f"{where}: there is no field {absent!r}{nearest(absent, map(str, row))}; it has {there}")
+        records.append(DataRecord({field: row[name] for field, name in names.items() if name in row}, where))
+    if not records:
+        raise TextError(f"{path} holds no record")
+    return records
+
+
+def split(items: Sequence[T], share: float, where: str) -> tuple[list[T], list[T]]:
+    """Items to train on and to hold out: a `share` of them, at least one, drawn at random and always the same.
+
+    They are drawn and not taken from the end, because files of records are often sorted by their label.
+    """
+    if len(items) < 2:
+        raise TextError(f"{where} holds {len(items)} record; give at least two, one to train on and one to hold out")
+    count = min(len(items) - 1, max(1, round(share * len(items))))
+    held = set(random_numbers(0, Use.SPLIT, 0).permutation(len(items))[:count].tolist())
+    return [one for i, one in enumerate(items) if i not in held], [items[i] for i in sorted(held)]
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(_text(path).split("\n"), 1):  # splitlines() would also cut at U+2028 inside a text
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line, object_pairs_hook=partial(_unrepeated, where=where))
+        except (ValueError, RecursionError) as error:
+            raise TextError(f"{where} is not JSON ({said(error)}); write one object a line") from None
+        if not isinstance(row, dict):
+            raise TextError(f'{where} is {shown(row)}, not an object like {{"text": "..."}}')
+        yield where, row
+
+
+def _unrepeated(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
+    names = [name for name, _ in pairs]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise TextError(f"{where} has the field {shown(repeated[0])} twice")
+    return dict(pairs)
+
+
+def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """CSV as RFC 4180 has it: quoted fields may hold the separator and line breaks; the first row names the columns."""
+    lines = csv.reader(io.StringIO(_text(path), newline=""), delimiter=separator, strict=True)
+    header: list[str] | None = None
+    while True:
+        where = f"{path}, line {lines.line_num + 1}"
+        try:
+            row = next(lines)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise TextError(f"{where} is not CSV: {said(error)}") from None
+        if not row:
+            continue
+        if header is None:
+            header = [name.strip() for name in row]
+            if repeated := sorted({name for name in header if header.count(name) > 1}):
+                raise TextError(f"{where} names the column {shown(repeated[0])} twice")
+        elif len(row) != len(header):
+            raise TextError(f"{where} has {len(row)} fields, and the first row names {len(header)} columns")
+        else:
+            yield where, dict(zip(header, row, strict=True))
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise InputError(f"{path}: reading Parquet needs pyarrow; run: pip install 'triptych[train]'") from None
+    if not path.is_file():
+        raise TextError(f"no file {path}")
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
+        raise TextError(f"{path} is not Parquet: {said(error)}") from None
+    names = list(table.column_names)
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise TextError(f"{path} names the column {shown(repeated[0])} twice")
+    yield from ((f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), 1))
+
+
+def _text(path: Path) -> str:
+    if path.is_dir():
+        raise TextError(f"{path} is a directory; give one file of records")
+    return corpus.documents(path)[0]
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {
+    ".jsonl": _json_lines,
+    ".csv": lambda path: _separated(path, ","),
+    ".tsv": lambda path: _separated(path, "\t"),
+    ".parquet": _parquet,
+}

@@ -1,0 +1,243 @@
+"""What objectives with records have in common: reading and splitting them, the model's head, lengths, held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from triptych import nn
+from triptych.errors import ConfigError, InputError, shown
+from triptych.families import read_config
+from triptych.nn import Transformer
+from triptych.spec import ClassHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
+from triptych.text import Encoded, Tokenizer, shakespeare_labels
+from triptych.train.data import Data, EpochRows
+from triptych.train.evaluate import HeldOut, Score
+from triptych.train.labelled import LabelledBatch, LabelledExample, exact
+from triptych.train.new_head import HeadKind, head_config, label_names, with_head
+from triptych.train.objectives import Example, TrainingBatch, collate
+from triptych.train.recipe import DataSettings, Recipe
+from triptych.train.records import DataRecord, read_records, split
+
+SHAKESPEARE: dict[str, shakespeare_labels.Kind] = {
+    "shakespeare:genres": "genres",
+    "shakespeare:speakers": "speakers",
+}
+HEADS: dict[HeadKind, type] = {
+    "labels": ClassHeadSpec,
+    "tags": TokenHeadSpec,
+    "spans": SpanHeadSpec,
+    "contrastive": PoolingSpec,
+    "replaced": ReplacedHeadSpec,
+}
+
+
+class ObjectiveTask:
+    """An objective with data of its own.  `texts` are those that a new tokenizer is trained on, `head` the class of the
+    head that it trains, None for the usual one of its layout."""
+
+    head: type | None = None
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.texts: list[str] = []
+
+    def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+        """A fresh model of the config `hf`, and the config to save with it."""
+        return nn.new(read_config(hf, where="model"), self.recipe.run.seed), hf
+
+    def completed(self, tokenizer: Tokenizer) -> Tokenizer:
+        """A new tokenizer with the tokens that the objective needs."""
+        return tokenizer
+
+    def adapted(self, module: Transformer, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+        """A saved model with the head that the objective needs, and its config."""
+        return module, hf
+
+    def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
+        """Raises ConfigError where a run to be resumed has other labels than its data."""
+
+    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+        """Rows to train on, and those held out in batches of about `tokens` tokens."""
+        raise NotImplementedError
+
+
+class HeadTask(ObjectiveTask):
+    """An objective that trains a head of its own."""
+
+    kind: ClassVar[HeadKind]
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.head = HEADS[self.kind]
+        self.labels: list[str] | None = None
+        self.several = False
+
+    def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+        config = self._config(hf)
+        # Without stored tensors a bare encoder has no pooler, which no objective here would train.
+        spec = read_config(config, stored=() if self.kind == "contrastive" else None, where="model")
+        return nn.new(spec, self.recipe.run.seed), config
+
+    def adapted(self, module: Transformer, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+        known = label_names(module.spec, hf) if isinstance(module.spec.head, HEADS[self.kind]) else None
+        if known is not None and self.labels is not None and set(self.labels) <= set(known):
+            self.labels = known  # the head is trained on, also where the data lack one of its labels
+        config = self._config(hf)
+        return with_head(module, hf, config, self.kind, self.recipe.run.seed), config
+
+    def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
+        known = label_names(module.spec, hf)
+        if known is None or self.labels is None:
+            return
+        if new := [label for label in self.labels if label not in known]:
+            problem = f"the data have the label {shown(new[0])}, which the checkpoint lacks ({', '.join(known[:9])})"
+            raise ConfigError(f"{problem}; resume with the data that the run began with")
+        self.labels = known
+
+    def _config(self, hf: Mapping[str, Any]) -> dict[str, Any]:
+        return head_config(hf, self.kind, self.labels, several=self.several)
+
+
+def read_split(
+    data: DataSettings, needed: Sequence[str], optional: Sequence[str] = ()
+) -> tuple[list[DataRecord], list[DataRecord]]:
+    """The records to train on and those held out: of `held_out_path`, or drawn at random."""
+    if data.path in SHAKESPEARE:
+        train, held = _shakespeare(data, needed)
+        return train, _limited(held, data)
+    records = read_records(data.path, needed, optional, data.columns)
+    if data.held_out_path is None:
+        train, held = split(records, data.held_out, data.path)
+    else:
+        train, held = records, read_records(data.held_out_path, needed, optional, data.columns)
+    return train, _limited(held, data)
+
+
+def _limited(held: list[DataRecord], data: DataSettings) -> list[DataRecord]:
+    """At most `data.held_out_limit` of the records, evenly spaced."""
+    most = data.held_out_limit
+    return held if most is None else held[:: max(1, len(held) // most)][:most]
+
+
+def _shakespeare(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:
+    if set(needed) != {"text", "label"}:
+        raise ConfigError(f"data.path = {data.path!r} has texts with a label each; use objective labels")
+    if data.columns or data.held_out_path is not None:
+        raise ConfigError(f"data.path = {data.path!r} has its own fields and held-out texts; remove the other keys")
+    train, held = shakespeare_labels.labelled(SHAKESPEARE[data.path])
+    sides = ([DataRecord({"text": one.text, "label": one.label}, one.where) for one in side] for side in (train, held))
+    return next(sides), next(sides)
+
+
+def ordered_labels(labels: Iterable[str]) -> list[str]:
+    """The different labels in order: by number where all are numbers, else by name."""
+    every = set(labels)
+    return sorted(every, key=lambda label: (int(label), label) if all(map(str.isdecimal, every)) else (0, label))
+
+
+def refuse_unseen(unseen: Iterable[tuple[str, DataRecord]], what: str = "label") -> None:
+    """Raises InputError for the first label of a held-out record that no training record has."""
+    for label, record in unseen:
+        raise InputError(
+            f"{record.where}: the {what} {shown(label)} occurs in no training record; remove the record or add others"
+        )
+
+
+class Fitter:
+    """Rows of at most `run.length` tokens: longer ones are cut, left out, or an error, as the recipe says."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        self.limit, self.drop, self.cut = recipe.run.length, recipe.data.drop_longer, recipe.data.cut_longer
+        self.tokenizer = tokenizer
+        if self.drop and self.cut:
+            raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
+
+    def __call__(self, record: DataRecord, text: str, second: str | None = None) -> Encoded | None:
+        """The row of a text or a pair; None for one that is left out.  Raises InputError for one that is too long."""
+        (row,) = self.tokenizer.encode_with_offsets(text, second)
+        excess = len(row.ids) - self.limit
+        if excess <= 0:
+            return row
+        if not self.cut:
+            self.refuse(record, len(row.ids))
+            return None
+        sides = [[i for i, of in enumerate(row.sequence_ids) if of == side] for side in (0, 1)]
+        lengths = [len(side) for side in sides]
+        for _ in range(excess):
+            lengths[lengths.index(max(lengths))] -= 1  # the longer text, the second where both are as long
+        if min(length for length, side in zip(lengths, sides, strict=True) if side) < 1:
+            raise InputError(f"run.length = {self.limit} leaves no token for a text beside the special ones")
+        dropped = {i for side, length in zip(sides, lengths, strict=True) for i in side[length:]}
+        keep = [i for i in range(len(row.ids)) if i not in dropped]
+        return Encoded(
+            [row.ids[i] for i in keep],
+            [row.token_types[i] for i in keep],
+            [row.offsets[i] for i in keep],
+            [row.sequence_ids[i] for i in keep],
+        )
+
+    def refuse(self, record: DataRecord, tokens: int) -> None:
+        """Raises InputError for a row of `tokens` tokens, unless such rows are left out."""
+        if not self.drop:
+            raise InputError(
+                f"{record.where} has {tokens} tokens, more than run.length = {self.limit}; raise run.length, or set "
+                "data.cut_longer or data.drop_longer to true"
+            )
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Turns what a head gave for held-out rows into a score."""
+
+    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score: ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JudgedRows(HeldOut):
+    """Held-out rows with labels, whose loss is without smoothing and weights."""
+
+    judge: Judge
+
+    @staticmethod
+    def batched(examples: Sequence[LabelledExample], judge: Judge, tokens: int, device: str) -> JudgedRows:
+        """The rows in batches of about `tokens` tokens."""
+        groups: list[list[Example]] = [[]]
+        for example in examples:
+            if groups[-1] and sum(len(one.ids) for one in groups[-1]) + len(example.ids) > tokens:
+                groups.append([])
+            groups[-1].append(example)
+        return JudgedRows(tuple(collate(group, device) for group in groups), commonest=0, judge=judge)
+
+    def of_batches(self, batches: tuple[TrainingBatch, ...]) -> JudgedRows:
+        return JudgedRows(batches, commonest=0, judge=self.judge)
+
+    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
+        nats, count, rows = 0.0, 0.0, list[tuple[LabelledExample, Tensor]]()
+        for batch in batches:
+            assert isinstance(batch, LabelledBatch)
+            plain, outputs = batch.head.plain(), exact(batch.outputs(module))
+            nats += float(plain(outputs, batch.goals, batch.rows))
+            count += plain.weight(batch.goals)
+            each = list(outputs) if len(outputs) == len(batch.examples) else list(batch.rows.split(outputs))
+            rows += zip(batch.examples, [one.cpu() for one in each], strict=True)
+        return self.judge(nats, round(count), rows)
+
+
+def epoch_rows(examples: Iterable[Example | None]) -> EpochRows:
+    """The rows that are left.  Raises InputError if there is none."""
+    every = tuple(example for example in examples if example is not None)
+    if not every:
+        raise InputError("every record is longer than run.length; raise it, or set data.cut_longer = true")
+    return EpochRows(every)
+
+
+def trained_at(length: int, *positions: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """[length], true at `positions`."""
+    mask = np.zeros(length, dtype=bool)
+    mask[list(positions)] = True
+    return mask

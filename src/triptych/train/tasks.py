@@ -1,0 +1,53 @@
+"""The task of each objective that has records or rows of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triptych.errors import ConfigError
+from triptych.train.chat_task import ChatTask
+from triptych.train.contrastive import ContrastiveTask
+from triptych.train.corruption import CorruptionTask, ReplacedTask, refuse_records
+from triptych.train.label_tasks import LabelTask, TagTask
+from triptych.train.recipe import Objective, ObjectiveSettings, Recipe
+from triptych.train.span_task import SpanTask
+from triptych.train.task import ObjectiveTask
+
+_TASKS: dict[Objective, Callable[[Recipe], ObjectiveTask]] = {
+    "labels": LabelTask,
+    "tags": TagTask,
+    "spans": SpanTask,
+    "contrastive": ContrastiveTask,
+    "chat": ChatTask,
+    "corruption": CorruptionTask,
+    "replaced": ReplacedTask,
+}
+#: The objectives that read a key of `objective`; for all others it must have its default.
+_READ_BY: dict[str, tuple[Objective, ...]] = {
+    "several": ("labels",),
+    "smoothing": ("labels", "tags", "spans"),
+    "class_weights": ("labels", "tags"),
+    "scale": ("contrastive",),
+    "span": ("corruption",),
+    "generator": ("replaced",),
+}
+
+
+def read_task(recipe: Recipe) -> ObjectiveTask | None:
+    """The task of the recipe's objective with its data read and checked; None for `causal`, `masked` and `seq2seq`.
+
+    Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
+    """
+    _refuse_unread(recipe.objective)
+    make = _TASKS.get(recipe.objective.name)
+    if make is not None:
+        return make(recipe)
+    refuse_records(recipe)
+    return None
+
+
+def _refuse_unread(settings: ObjectiveSettings) -> None:
+    for key, names in _READ_BY.items():
+        default = ObjectiveSettings.model_fields[key].default
+        if settings.name not in names and getattr(settings, key) != default:
+            raise ConfigError(f"objective.{key} is for {', '.join(names)}; objective {settings.name} does not read it")
