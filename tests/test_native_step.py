@@ -22,6 +22,7 @@ from native_models import ANY, EXACT, Run, llama, needs_native
 from triptych import nn
 from triptych.attention import Rows
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
+from triptych.errors import InputError
 from triptych.generate import Engine, Request, Sampling
 from triptych.native import library
 from triptych.native.loader import ISAS
@@ -327,3 +328,50 @@ def test_a_broken_plan_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     made = native_executor.plan_of
     monkeypatch.setattr(native_executor, "plan_of", lambda *arguments, **named: BROKEN[name](made(*arguments, **named)))
     assert Run(llama()).gap() > 10 * EXACT
+
+
+# -- the likeliest token ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 15, 255, 256, 257, 5000])
+def test_the_largest_number_is_the_first_of_its_size_or_the_first_nan(n: int) -> None:
+    rows = torch.from_numpy(np.random.default_rng(n).integers(-9, 9, (40, n)).astype(np.float32))
+    rows[1], rows[2], rows[3, n // 2], rows[4, -1] = 0.0, -torch.inf, torch.nan, torch.inf
+    rows[5, n // 3 :], rows[6, 0], rows[7, -1] = torch.nan, torch.nan, 99.0
+    found = native_calls.largest_of(rows)
+    assert found is not None
+    assert found[0] == rows.numpy().argmax(-1).tolist()
+    assert np.array_equal(found[1], rows[range(40), found[0]], equal_nan=True)
+    assert native_calls.largest_of(rows.double()) is native_calls.largest_of(rows.T) is None or n == 1
+
+
+@torch.inference_mode()
+def test_a_step_of_one_token_per_row_has_the_bits_of_any_other_step() -> None:
+    module = packed()
+    side, twin = (NativeStep(module, module.decoder.cache(), matrix_of=kernel_matrix) for _ in range(2))
+    for step in (side, twin):
+        step.cache.add(2)
+        assert step.logits([3, 4, 5, 6], Rows((3, 1)), [2, 3]) is not None
+    for i in range(70):  # beyond the places that the cache has at first
+        side.unchanged = twin.unchanged = i > 0
+        rows = Rows((1, 1), (3 + i, 1 + i))
+        logits, others = side.next_logits([7, i % 40], rows), twin.logits([7, i % 40], rows, [0, 1])
+        assert logits is not None
+        assert others is not None
+        assert torch.equal(logits, others)
+    assert side.next_logits([7, 41], Rows((1, 1), (73, 71))) is None  # no such id
+    assert side.why_modules is not None
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_greedy_rows_whose_logits_are_not_finite_end_with_an_error(bad: float) -> None:
+    module = llama()
+    engine = Engine(module)
+    engine.add(Request(prompt=[3, 4, 5], max_new_tokens=9))
+    engine.step()
+    engine.step()
+    with torch.no_grad():
+        module.decoder.final_norm.weight[0] = bad
+    with pytest.raises(InputError, match="not finite"):
+        engine.step()
+    assert not engine.rows

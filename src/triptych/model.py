@@ -377,6 +377,7 @@ def load(
     stored = None if adapter is None else read_adapter(adapter, header.spec)
     source = header.source or open_source(header.path)  # without weights: its error says what is there instead
     tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
+    source.metadata.clear()  # a vocabulary of a GGUF is so freed before what stays is made, and leaves no holes in it
     packing = packing_for(source, quantize, dequantize, device, dtype)
     plain, packer = packing.dequantize, packing.packer
     with torch.inference_mode(False):  # tensors made in inference mode count no changes and cannot be trained

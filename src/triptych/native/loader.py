@@ -145,6 +145,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
         "select_kernels": (c_int, (c_int,)),
         "select_bf16": (c_int, (c_int,)),
+        "largest_of": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
         "score_statistics": (c_int, (POINTER(ScoreTile), c_int32)),
         "room_floats": (c_int64, (POINTER(ScoreTile),)),
     }

@@ -15,12 +15,12 @@
 #define NEAR (1 << 15) /* bytes */
 #define FEW 8 /* vectors, up to which reading the weights takes longest */
 
-/* CALL(n) for the n that is COUNT, a constant in each call, or MOST where COUNT is more. */
-#define CASE(N, MOST, CALL) case N: if ((MOST) >= N) { CALL(N); } break;
-#define FOR_COUNT(COUNT, MOST, CALL)                                                                   \
-    switch ((COUNT) < (MOST) ? (COUNT) : (MOST)) {                                                     \
-        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL)                \
-        CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) CASE(8, MOST, CALL) default: break; \
+/* CALL(n) for the n that is COUNT, a constant in each call, or for MOST <= 8 where COUNT is no smaller number. */
+#define CASE(N, MOST, CALL) case N: if ((MOST) > N) { CALL(N); break; } __attribute__((fallthrough));
+#define FOR_COUNT(COUNT, MOST, CALL)                                                    \
+    switch (COUNT) {                                                                    \
+        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL) \
+        CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) default: CALL(MOST); \
     }
 
 /* The scale is the largest magnitude over 127; numbers are rounded to the nearest, halves to even, by adding
@@ -253,7 +253,8 @@ INLINE void multiply_dense(const struct matrix *w, const struct input *in, float
                            const float *bias, int32_t band, int32_t last, const int bf16)
 {
     const size_t bytes = (size_t)w->columns * (bf16 ? 2 : 4);
-    const size_t ahead = in->count > FEW ? 0 : 4 * bytes <= NEAR ? bytes : AHEAD;
+    const int32_t all = in->count;
+    const size_t ahead = all > FEW ? 0 : 4 * bytes <= NEAR ? bytes : AHEAD;
     const size_t after = ahead == bytes ? 13 * bytes : ahead;
     for (; band < last; band++) {
         const void *rows[BAND];
@@ -261,11 +262,11 @@ INLINE void multiply_dense(const struct matrix *w, const struct input *in, float
             int32_t row = band * BAND + r < w->rows ? band * BAND + r : w->rows - 1;
             rows[r] = (const char *)w->data + (size_t)row * bytes;
         }
-        for (int32_t first = 0, count; first < in->count; first += count) {
-            const float *x[DENSE];
+        for (int32_t first = 0, count; first < all; first += count) {
+            const float *x[DENSE] = {in->dense};
             vf sums[DENSE];
-            count = in->count - first < DENSE ? in->count - first : DENSE;
-            if (in->count - first > DENSE && in->count - first < 2 * DENSE) count = (in->count - first + 1) / 2;
+            count = all - first < DENSE ? all - first : DENSE;
+            if (all - first > DENSE && all - first < 2 * DENSE) count = (all - first + 1) / 2;
             for (int m = 0; m < count; m++) x[m] = in->dense + (first + m) * in->stride;
 #define DENSE_TILE(n) rows_times_vectors(sums, rows, x, w->columns, ahead, after, n, bf16)
             FOR_COUNT(count, DENSE, DENSE_TILE)

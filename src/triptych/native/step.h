@@ -181,6 +181,9 @@ void run_step(const struct plan *plan, const struct batch *batch);
 void run_steps(const struct plan *plans, const struct batch *batches, int32_t count, int32_t threads,
                int64_t arena_floats);
 
+/* Where the largest number of each row of x [count][n] stands first, or its first NaN, and that number. */
+void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops);
+
 /* sizeof of the structures above, in the order instruction, store, plan, batch, matrix: the loader compares them. */
 int step_sizeof(int which);
 

@@ -228,6 +228,22 @@ void step_add(struct worker *me, const struct instruction *it)
     }
 }
 
+CLONES void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops)
+{
+    for (int32_t row = 0; row < count; row++, x += n) {
+        int32_t best = 0;
+        for (int32_t at = 0; at < n; at += PIECE) {
+            int32_t end = n - at < PIECE ? n : at + PIECE, larger = 0;
+            float top = x[best];
+            for (int32_t i = at; i < end; i++) larger |= !(x[i] <= top);
+            for (int32_t i = at; larger && i < end && x[best] == x[best]; i++)
+                if (!(x[i] <= x[best])) best = i;
+        }
+        places[row] = best;
+        tops[row] = x[best];
+    }
+}
+
 void step_choose(struct worker *me, const struct instruction *it)
 {
     const float *x = buffer(me, it->input);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import byref, c_float, c_int32
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych.attention import Rows
 from triptych.attention.store import Store
 from triptych.errors import InputError
-from triptych.native import usable_threads
+from triptych.native import library, usable_threads
 from triptych.native.step import STORE, Call, PlanRecord, RunStep, StoredType, run_step
 from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_plan import RANGE
@@ -26,6 +26,7 @@ ALONE = 3000
 FEW_TOKENS, COUNTERS = 16, 2048  # of step_attend.c: tokens up to which threads share a row, counters of what is done
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 _POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot", "source"))
+Labels = npt.NDArray[np.int32] | Sequence[Sequence[int]]
 _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,
            torch.int8: StoredType.INT8}  # fmt: skip
 
@@ -41,6 +42,7 @@ class Calls:
         self.arena = self.scratch = torch.empty(0)
         self.partial = torch.zeros(COUNTERS)
         self.call = Call()
+        self.call.partial = self.partial.data_ptr()
 
     def check(self) -> None:
         """Raises NotNative where nothing runs natively now."""
@@ -59,38 +61,52 @@ class Calls:
             setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
-        self, binding: Binding, matrices: npt.NDArray[Any], plan: PlanRecord, labels: npt.NDArray[np.int32],
+        self, binding: Binding, matrices: npt.NDArray[Any], plan: PlanRecord, labels: Labels,
         chosen: Sequence[int], out: Tensor, token_rows: Tensor | None = None, reads: StepReads | None = None,
     ) -> None:  # fmt: skip
         """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
         and a row of `token_rows` for each token where the plan reads it.  The values of sites that the plan keeps go
         to `reads`.  The caller has checked every size."""
         assert self.function is not None
-        if self.labels.shape[1] < labels.shape[1]:
-            self._make_room(labels.shape[1])
-        tokens, call = labels.shape[1], self.call
+        tokens, size, call = len(labels[0]), binding.plan, self.call
         threads = usable_threads(torch.get_num_threads())
+        if self.labels.shape[1] < tokens:
+            self._make_room(tokens)
         self.labels[:-1, :tokens] = labels
         self.labels[-1, : len(chosen)] = chosen
-        need, scratch = binding.plan.arena * tokens, binding.plan.scratch + tokens
-        if self.arena.numel() < need:
-            self.arena = torch.zeros(need)
+        scratch = size.scratch + tokens
+        if self.arena.numel() < size.arena * tokens:
+            self.arena = torch.zeros(size.arena * tokens)
+            call.arena = self.arena.data_ptr()
         if self.scratch.numel() < scratch * threads:
             self.scratch = torch.zeros(scratch * threads)
+            call.scratch = self.scratch.data_ptr()
         for place in binding.of_call:
             assert token_rows is not None
             matrices[place] = (LAYOUT_F32, *token_rows.shape, 0, token_rows.data_ptr())
         if tokens <= FEW_TOKENS:
-            ranges = int(labels[[_POSITION, _SOURCE]].max()) // RANGE + 1
-            if self.partial.numel() < COUNTERS + ranges * tokens * binding.plan.partial:
-                self.partial = torch.zeros(COUNTERS + 2 * ranges * tokens * binding.plan.partial)
+            ranges = int(max(*labels[_POSITION], *labels[_SOURCE])) // RANGE + 1
+            if self.partial.numel() < COUNTERS + ranges * tokens * size.partial:
+                self.partial = torch.zeros(COUNTERS + 2 * ranges * tokens * size.partial)
+                call.partial = self.partial.data_ptr()
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
-        call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
-        call.partial = self.partial.data_ptr()
+        call.output = out.data_ptr()
         call.reads = None
         if reads is not None:
-            call.reads = reads.room(binding.plan, labels[_SLOT].tolist(), labels[_POSITION].tolist())
+            call.reads = reads.room(size, [*map(int, labels[_SLOT])], [*map(int, labels[_POSITION])])
         self.function(byref(plan), byref(call))
+
+
+def largest_of(rows: Tensor) -> tuple[list[int], list[float]] | None:
+    """Where the largest number of each row of `rows` [B, n] stands first, or its first NaN, and that number.  None
+    where the kernels are not loaded, and for what is not contiguous fp32 numbers on the CPU."""
+    loaded = library()
+    count, n = rows.shape
+    if loaded is None or rows.dtype != torch.float32 or not rows.is_cpu or not rows.is_contiguous() or not n:
+        return None
+    places, tops = (c_int32 * count)(), (c_float * count)()
+    loaded.functions.largest_of(rows.data_ptr(), count, n, places, tops)
+    return places[:], tops[:]
 
 
 def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> PlanRecord:
@@ -150,10 +166,10 @@ def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.N
     return part
 
 
-def labels_of_single(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int32]:
+def labels_of_single(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> Labels:
     """The same for rows of one token each, as one call: what `piece_of` gives of all of them."""
     more = sources or [[0] * len(ids)] * 2
-    return np.array((ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *more), np.int32)
+    return ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *more
 
 
 def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:

@@ -114,6 +114,8 @@ class NativeStep:
         self.binding: Binding | None = None  # of the last call
         self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
         self.store_tensors: list[Tensor] = []
+        self.room = 0, 0  # places and slots of the stores then
+        self.next = torch.empty(0, 0)  # logits of `next_logits`
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
@@ -126,14 +128,9 @@ class NativeStep:
         The caller has begun no step of the cache; this begins and finishes one.  Raises as `Cache.begin`.
         """
         mixed = self.bf16 and prompts is not None and any(prompts)
-        try:
-            self.calls.check()
-            bindings = self._bound(max(rows.ends, default=0), mixed, () if reads is None else reads.sites)
-            self._check(bindings[0], ids, rows)
-        except NotNative as reason:
-            self.why_modules = str(reason)
+        bindings = self._ready(ids, rows, mixed, () if reads is None else reads.sites)
+        if bindings is None:
             return None
-        self.why_modules = None
         step = self.cache.begin(rows, "")
         self._follow_stores(bindings)
         sources = [] if self.cross is None else self.cross.of(rows.slots)
@@ -149,6 +146,34 @@ class NativeStep:
             self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
         step.finish()
         return out
+
+    def next_logits(self, ids: Sequence[int], rows: Rows) -> Tensor | None:
+        """The same after the tokens `ids` [B], one of each row, in memory that the next call overwrites: [B, V]."""
+        bindings = self._ready(ids, rows, False, ()) if rows.longest == 1 and len(ids) <= TOKENS else None
+        if bindings is None:
+            return None
+        step = self.cache.begin(rows, "")
+        self._follow_stores(bindings)
+        sources = [] if self.cross is None else self.cross.of(rows.slots)
+        if self.next.shape != (len(ids), bindings[0].plan.outputs):
+            self.next = torch.empty(len(ids), bindings[0].plan.outputs)
+        plan, matrices = self.plans[bindings[0]]
+        self.calls.run(bindings[0], matrices, plan, labels_of_single(ids, rows, sources), rows.starts, self.next)
+        step.finish()
+        return self.next
+
+    def _ready(self, ids: Sequence[int], rows: Rows, mixed: bool, reads: tuple[str, ...]) -> list[Binding] | None:
+        """What `_bound` gives, if these tokens may run here."""
+        try:
+            if not self.unchanged or self.binding is None or self.why_modules is not None:
+                self.calls.check()
+            bindings = self._bound(max(rows.ends, default=0), mixed, reads)
+            self._check(bindings[0], ids, rows)
+        except NotNative as reason:
+            self.why_modules = str(reason)
+            return None
+        self.why_modules = None
+        return bindings
 
     def _bound(self, positions: int, mixed: bool, reads: tuple[str, ...]) -> list[Binding]:
         """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs.  Raises as
@@ -220,7 +245,12 @@ class NativeStep:
             done += len(own)
 
     def _follow_stores(self, bindings: Sequence[Binding]) -> None:
-        """Structures of the plans, made anew where the weights or the stores moved."""
+        """Structures of the plans, made anew where the weights or the stores moved.  Between two looks at the module
+        only this thread's own code ran, and stores move when there are more slots or places."""
+        room = self.cache.capacity, len(self.cache.lengths)
+        if self._calls_since_look and self.cross is None and room == self.room and bindings[0] in self.plans:
+            return
+        self.room = room
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
         flat = [*chain.from_iterable(map(_keys_and_values, stores))]
         if len(flat) != len(self.store_tensors) or not all(map(is_, flat, self.store_tensors)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 PAGE = 1 << 21  # bytes of a huge page; of another size, less of the memory is in huge pages
-MAPPING = 1 << 25  # bytes mapped at a time; what no matrix uses is never touched, up to a page
+MAPPING = 1 << 27  # bytes mapped at a time; of each mapping up to one page more than is used is touched
 LINE = 64
 
 
