@@ -30,6 +30,11 @@ _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch
            torch.int8: StoredType.INT8}  # fmt: skip
 
 
+def zeros(count: int) -> Tensor:
+    """So many fp32 zeros.  Torch would write many with several threads, which a forked process does not have."""
+    return torch.from_numpy(np.zeros(count, np.float32))
+
+
 class Calls:
     """The arena, the scratch memory and the labels that calls of one executor use one after another."""
 
@@ -39,7 +44,7 @@ class Calls:
         self.unavailable = function if isinstance(function, str) else None
         self.labels = np.zeros((len(LABELS), 0), np.int32)
         self.arena = self.scratch = torch.empty(0)
-        self.partial = torch.zeros(COUNTERS)
+        self.partial = zeros(COUNTERS)
         self.call = Call()
 
     def check(self) -> None:
@@ -74,16 +79,16 @@ class Calls:
         self.labels[-1, : len(chosen)] = chosen
         need, scratch = binding.plan.arena * tokens, binding.plan.scratch + tokens
         if self.arena.numel() < need:
-            self.arena = torch.zeros(need)
+            self.arena = zeros(need)
         if self.scratch.numel() < scratch * threads:
-            self.scratch = torch.zeros(scratch * threads)
+            self.scratch = zeros(scratch * threads)
         for place in binding.of_call:
             assert token_rows is not None
             matrices[place] = (LAYOUT_F32, *token_rows.shape, 0, token_rows.data_ptr())
         if tokens <= FEW_TOKENS:
             ranges = int(labels[[_POSITION, _SOURCE]].max()) // RANGE + 1
             if self.partial.numel() < COUNTERS + ranges * tokens * binding.plan.partial:
-                self.partial = torch.zeros(COUNTERS + 2 * ranges * tokens * binding.plan.partial)
+                self.partial = zeros(COUNTERS + 2 * ranges * tokens * binding.plan.partial)
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.arena, call.scratch, call.output = self.arena.data_ptr(), self.scratch.data_ptr(), out.data_ptr()
         call.partial = self.partial.data_ptr()
