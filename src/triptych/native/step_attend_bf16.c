@@ -57,7 +57,7 @@ BF16 static void tiles_of_keys(uint16_t *tiles, const void *const *keys, int32_t
         }
 }
 
-/* Tokens [m, m + 32) of the queries as a block: how many they are, and which places [from, to) of the range one of them
+/* Queries [m, m + 32) as a block: how many they are, and which places [from, to) of the range one of them
    sees, both multiples of 32. */
 struct block {
     int32_t count, from, to;
