@@ -30,7 +30,9 @@ from triptych.native import Matrix
 from triptych.native.loader import BF16_ISAS
 from triptych.native.step import Op
 from triptych.program import native_calls, native_executor
+from triptych.program.lower import lower
 from triptych.program.native_executor import NativeStep, PreparedPrompt, prompts_in_bf16
+from triptych.program.native_plan import plan_of
 from triptych.quantize import kernel_matrix, packed_weight, repack
 
 LIBRARY = native.library()
@@ -160,6 +162,33 @@ def test_attention_to_several_tiles_is_near_the_modules(monkeypatch: pytest.Monk
     assert gap(logits(module, [300], 300), expected) > 2e-2
 
 
+def test_gates_and_rounding_are_parts_of_products_and_norms() -> None:
+    """A gated MLP is one product with two matrices, whose result is written in bf16, as those of norms are."""
+    module = packed("Q4_1")
+    logits(module, [5], 5)
+    assert module.decoder is not None
+    plans, blocks = [one.plan for one in module.plans[PreparedPrompt].values()], module.decoder.blocks
+    assert plans
+    for plan in plans:
+        assert plan is not None
+        steps, layers = plan.instructions, len(blocks)
+        products = steps[steps["op"] == Op.LINEAR_BF16]
+        gated, norms = products[products["gate"] != -1], steps[steps["op"] == Op.RMS_NORM]
+        assert not (steps["op"] == Op.MAP_MULTIPLY).any()
+        assert (steps["op"] == Op.ROUND_BF16).sum() == layers + 1  # what attention gives, and what the head reads
+        assert len(gated) == gated["number"].sum() == (gated["gate"] != gated["weight"]).sum() == layers
+        assert norms["number"].sum() == 2 * layers
+
+
+def test_a_gate_that_something_else_reads_is_a_product_of_its_own() -> None:
+    module = packed("Q4_1")
+    program = lower(module)
+    for site, gates in (("blocks.0.mlp.gate", 1), ("blocks.0.mlp.up", 1), ("blocks.0.mlp.out", 2)):
+        plan = plan_of(program, frozenset(program.weights), windows=[None, None], bf16=True, reads=[site])
+        steps = plan.instructions
+        assert (steps["gate"] != -1).sum() == gates, site
+
+
 # -- the same bits ----------------------------------------------------------------------------------------------------
 
 
@@ -274,13 +303,13 @@ def test_logits_that_nobody_asked_for_are_not_computed(monkeypatch: pytest.Monke
 def test_what_prompts_are_multiplied_in(monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
     library: Any = native.library()
     small, dense = packed("Q8_0"), llama()
-    for isa, expected in (("amx-bf16", True), ("avx512-bf16", False), (None, False)):
+    for isa, expected in (("amx-bf16", True), (None, False)):
         monkeypatch.setattr(library, "bf16", isa)
         assert prompts_in_bf16(small, "auto") == expected
         assert not prompts_in_bf16(dense, "auto")
         assert not prompts_in_bf16(small, "stored")
         assert bool(tasks.note_on_prompts(small, "auto")) == expected
-    with pytest.raises(InputError, match="matmul='bf16' needs AVX-512"):
+    with pytest.raises(InputError, match="matmul='bf16' needs AMX"):
         Engine(small, matmul="bf16")
     monkeypatch.setattr(library, "bf16", "amx-bf16")
     assert "prompts are multiplied with packed weights in bf16 (amx-bf16)" in (

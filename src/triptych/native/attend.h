@@ -14,6 +14,7 @@
 #define RANGE 256    /* positions of a range, which begins at a multiple of it */
 #define TILE_KEYS 64 /* positions whose keys or values a thread looks up, and widens, at a time */
 #define QUERIES 64   /* of one unit of work at most */
+#define QUERIES_BF16 192 /* the same where products are in bf16 */
 /* Numbers from the scores of one query to those of the next.  With RANGE the first scores of all queries would share
    few lines of the cache. */
 #define SCORES (RANGE + 16)
@@ -35,12 +36,22 @@ struct query {
 };
 
 /* Keys or values, fp32, at places [place, place + TILE_KEYS) of a range.  Where there is none, another stands in its
-   place.  `across` is room for what bf16_scores makes of keys, [TILE_KEYS][width rounded up to 16], aligned to 64
-   bytes.  */
+   place. */
 struct tile {
     int32_t place;
-    float *across;
     const void *rows[TILE_KEYS];
+};
+
+/* Point at the keys or the values of the row of `token` at those places of the range from position `begin` on that are in
+   [lowest, highest); what the store does not keep in fp32 is read into `wide` first. */
+void fill_tile(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
+               int values, int32_t begin, int32_t lowest, int32_t highest, float *wide);
+
+/* What a thread has room for, in its scratch memory: the plan knows the size. */
+struct room {
+    float *scores; /* [QUERIES or QUERIES_BF16][SCORES] */
+    float *wide;   /* [TILE_KEYS][width or value_width], whichever is more */
+    float *sums;   /* [QUERIES or QUERIES_BF16][value_width] */
 };
 
 /* What the kernels do for `count` queries, whose scores, or weights, are [count][SCORES].  The bits of a query's sums
@@ -54,12 +65,11 @@ struct attend_kernels {
                    int32_t width);
 };
 
-/* The same with products in bf16 (step_attend_bf16.c, where there are tiles.h), for keys and values of at most
-   WIDEST_BF16 numbers. */
+/* The sums of `count` queries over the range that begins at position `begin`, with products in bf16
+   (step_attend_bf16.c, where there are tiles.h), for keys and values of at most WIDEST_BF16 numbers.  The queries are of
+   the row of `token` and of one group. */
 #define WIDEST_BF16 256
-void bf16_scores(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
-                 int32_t width);
-void bf16_values(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
-                 int32_t width);
+void attend_range_bf16(struct worker *me, const struct instruction *it, struct query *queries, int32_t count,
+                       int32_t token, int32_t group, int32_t begin, const struct room *room);
 
 #endif

@@ -13,7 +13,7 @@ from pathlib import Path
 #: The kernels by their number in `matmul.h`.
 ISAS = ("portable", "avx2", "avx512")
 #: Those of products in bf16, by their number in `matmul_bf16.h`.
-BF16_ISAS = (None, "avx512-bf16", "amx-bf16")
+BF16_ISAS = (None, "amx-bf16")
 _PROCESS = os.getpid()
 
 

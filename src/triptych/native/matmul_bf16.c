@@ -1,4 +1,4 @@
-/* Products in bf16 with AMX or with AVX-512 and its BF16 instructions.  See matmul_bf16.h.
+/* Products in bf16 with AMX.  See matmul_bf16.h.
 
    A block of the result is 32 vectors by 32 rows of weights, whose sums take four of the eight tiles of AMX.  The columns
    are cut into ranges whose weights stay in the cache nearest to the processor while several blocks use them; between
@@ -11,13 +11,6 @@
 
 #if HAS_TILES
 
-/* Unlike the packed products these have no definition to be equal to bit by bit, so products and sums are fused. */
-#ifdef __clang__
-#pragma clang fp contract(fast)
-#else
-#pragma GCC optimize("fp-contract=fast")
-#endif
-
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,15 +19,17 @@
 #include "kernels.h"
 
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")))
-#define RANGE 12                   /* tiles of columns in a range: two bands of them have 24 KiB */
+#define RANGE 18                   /* tiles of columns in a range, at most: two bands of them have 36 KiB */
 #define BLOCKS 8                   /* blocks that use a range one after another */
+#define PAIRS 4                    /* pairs that use a range of the vectors one after another */
 #define XCOMP_REQUEST 0x1023       /* ARCH_REQ_XCOMP_PERM */
 #define XCOMP_TILES 18             /* XFEATURE_XTILEDATA */
 
 /* Vectors [0, 16) and the last 16 of them, with more than 16: both then write some rows of sums, the same numbers.  The
    tiles have 16 rows, or as many as there are vectors.  */
-AMX static void amx_part(const struct part *it, float *sums)
+__attribute__((noinline)) AMX void multiply_part(const struct part *it, float *sums)
 {
+    __asm__ volatile("" : : : "memory"); /* the compiler does not know that tiles are loaded from memory */
     const int second = it->count > BAND;
     const size_t stride = (size_t)it->stride * sizeof *it->x, line = (size_t)it->line * sizeof *sums;
     const uint16_t *x = it->x + (ptrdiff_t)it->from * PAIR, *last = x + (second ? it->count - BAND : 0) * it->stride;
@@ -73,50 +68,38 @@ AMX static void amx_part(const struct part *it, float *sums)
     }
 }
 
-#define WIDE 6 /* vectors whose sums stay in registers */
+/* Blocks of 32 vectors, at most BLOCKS, of the vectors [first, last). */
+struct blocks {
+    int32_t first, last;
+    float (*sums)[PAIR][PAIR], (*gate)[PAIR][PAIR]; /* of each block; gate: of the gate, if there is one */
+};
 
-INLINE_BF16 void some_vectors(const struct part *it, int32_t first, float *sums, const int count)
+/* The vectors [*first, *end) of a block; -> how many vectors before them are computed with them.  A block of fewer than 16
+   takes in earlier ones, where there are such. */
+static int32_t block_of(const struct blocks *blocks, int32_t i, int32_t *first, int32_t *end)
 {
-    const uint16_t *x = it->x + first * it->stride, *lines = it->tiles;
-    sums += first * it->line;
-    __m512 total[WIDE][2];
-    for (int m = 0; m < count; m++)
-        for (int b = 0; b < 2; b++)
-            total[m][b] = it->from ? _mm512_loadu_ps(sums + m * it->line + BAND * b) : _mm512_setzero_ps();
-    for (int32_t t = it->from; t < it->to; t++, lines += TILE_NUMBERS)
-        for (int j = 0; j < BAND; j++, lines += PAIR) {
-            __m512bh one = (__m512bh)_mm512_loadu_si512(lines), two = (__m512bh)_mm512_loadu_si512(lines + TILE_NUMBERS);
-            for (int m = 0; m < count; m++) {
-                int32_t both;
-                memcpy(&both, x + m * it->stride + t * PAIR + 2 * j, sizeof both);
-                total[m][0] = _mm512_dpbf16_ps(total[m][0], one, (__m512bh)_mm512_set1_epi32(both));
-                total[m][1] = _mm512_dpbf16_ps(total[m][1], two, (__m512bh)_mm512_set1_epi32(both));
-            }
-        }
-    for (int m = 0; m < count; m++)
-        for (int b = 0; b < 2; b++) _mm512_storeu_ps(sums + m * it->line + BAND * b, total[m][b]);
+    *first = blocks->first + i * PAIR;
+    *end = *first + PAIR < blocks->last ? *first + PAIR : blocks->last;
+    if (*end - *first >= BAND) return 0;
+    return *end < BAND ? *first : BAND - (*end - *first);
 }
 
-BF16 static void avx512_part(const struct part *it, float *sums)
+/* Block i of y at the rows of a pair, from its sums. */
+INLINE_BF16 void finish(const struct bf16_product *it, int32_t pair, const struct blocks *blocks, int32_t i,
+                        const int32_t function)
 {
-    int32_t m = 0;
-    for (; m + WIDE <= it->count; m += WIDE) some_vectors(it, m, sums, WIDE);
-    for (; m < it->count; m++) some_vectors(it, m, sums, 1);
-}
-
-/* Vectors [first, first + count) of y at the rows of a pair, from their sums. */
-INLINE_BF16 void finish(const struct bf16_product *it, int32_t pair, int32_t first, int32_t count,
-                        const float (*sums)[PAIR], const int32_t function)
-{
-    const int32_t padded = pairs_in(it->rows) * PAIR;
+    const int32_t rows = it->weight->rows, padded = pairs_in(rows) * PAIR;
+    int32_t first, end, before = block_of(blocks, i, &first, &end);
     for (int b = 0; b < 2; b++) {
         int32_t row = pair * PAIR + BAND * b;
-        __mmask16 mask = first_of(it->rows - row);
+        __mmask16 mask = first_of(rows - row);
         __m512 bias = it->bias ? _mm512_maskz_loadu_ps(mask, it->bias + row) : _mm512_setzero_ps();
-        for (int32_t m = 0; m < count; m++) {
-            size_t at = (size_t)(first + m) * (size_t)it->rows + (size_t)row;
-            __m512 y = _mm512_add_ps(_mm512_loadu_ps(sums[m] + BAND * b), bias);
-            y = (__m512)function16((v16)y, function, it->factor);
+        for (int32_t m = 0; m < end - first; m++) {
+            size_t at = (size_t)(first + m) * (size_t)rows + (size_t)row;
+            __m512 y = _mm512_add_ps(_mm512_loadu_ps(blocks->sums[i][before + m] + BAND * b), bias);
+            v16 x = it->gate ? load16(blocks->gate[i][before + m] + BAND * b) : (v16)y;
+            x = function16(x, function, it->factor);
+            y = it->gate ? _mm512_mul_ps((__m512)x, y) : (__m512)x;
             if (it->more) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, it->more + at));
             if (it->rounded)
                 _mm256_storeu_si256((__m256i *)((uint16_t *)it->y + (size_t)(first + m) * (size_t)padded + row),
@@ -127,25 +110,31 @@ INLINE_BF16 void finish(const struct bf16_product *it, int32_t pair, int32_t fir
     }
 }
 
-BF16 static void finish_block(const struct bf16_product *it, int32_t pair, int32_t first, int32_t count,
-                              const float (*sums)[PAIR])
+BF16 static void finish_block(const struct bf16_product *it, int32_t pair, const struct blocks *blocks, int32_t i)
 {
     switch (it->function) {
-    case FUNCTION_NONE: finish(it, pair, first, count, sums, FUNCTION_NONE); break;
-    case FUNCTION_GELU: finish(it, pair, first, count, sums, FUNCTION_GELU); break;
-    default: finish(it, pair, first, count, sums, it->function); break;
+    case FUNCTION_NONE: finish(it, pair, blocks, i, FUNCTION_NONE); break;
+    case FUNCTION_SILU: finish(it, pair, blocks, i, FUNCTION_SILU); break;
+    case FUNCTION_GELU: finish(it, pair, blocks, i, FUNCTION_GELU); break;
+    default: finish(it, pair, blocks, i, it->function); break;
     }
 }
 
-/* Four columns of a group, from column 4 * c on, as the bytes of a register: those of row r in its number r. */
-INLINE_BF16 __m512i four_columns(const uint8_t *group, const int32_t layout, int c)
+/* Column 4 * c + i of a group in 16 rows.  A permutation looks at four bits of each index, so it makes numbers of codes
+   of 4 bits without a mask. */
+INLINE_BF16 __m512 column_of(const uint8_t *group, const int32_t layout, int c, unsigned i)
 {
-    if (layout >= LAYOUT_S8) return _mm512_loadu_si512(group + LINE * c);
-    __m512i codes = _mm512_srli_epi32(_mm512_loadu_si512(group + LINE * (c / 2)), (unsigned)c % 2 * 4);
-    codes = _mm512_and_si512(codes, _mm512_set1_epi8(15));
-    if (layout == LAYOUT_U4) return codes;
-    __m512i fifth = _mm512_srli_epi32(_mm512_loadu_si512(group + 4 * LINE), (unsigned)c);
-    return _mm512_or_si512(codes, _mm512_slli_epi32(_mm512_and_si512(fifth, _mm512_set1_epi8(1)), 4));
+    const __m512 numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    if (layout >= LAYOUT_S8) {
+        __m512i codes = _mm512_slli_epi32(_mm512_loadu_si512(group + LINE * c), 24 - 8 * i);
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(codes, 24));
+    }
+    __m512i codes = _mm512_srli_epi32(_mm512_loadu_si512(group + LINE * (c / 2)), 8 * i + (unsigned)c % 2 * 4);
+    __m512 low = _mm512_permutexvar_ps(codes, numbers);
+    if (layout == LAYOUT_U4) return low;
+    __m512i fifth = _mm512_srli_epi32(_mm512_loadu_si512(group + 4 * LINE), (unsigned)c + 8 * i);
+    __mmask16 set = _mm512_test_epi32_mask(fifth, _mm512_set1_epi32(1));
+    return _mm512_mask_add_ps(low, set, low, _mm512_set1_ps(16));
 }
 
 INLINE_BF16 __m512 halves_at(const uint8_t *sixteen)
@@ -159,10 +148,9 @@ INLINE_BF16 void unpack_tile(uint16_t *lines, const uint8_t *group, const int32_
                              __m512 minimum)
 {
     for (int c = 0; c < GROUP / 4; c++) {
-        __m512i codes = four_columns(group, layout, c);
         __m512 w[4];
         for (unsigned i = 0; i < 4; i++) {
-            w[i] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 24 - 8 * i), 24));
+            w[i] = column_of(group, layout, c, i);
             w[i] = layout >= LAYOUT_S8 ? _mm512_mul_ps(w[i], scales[c / 4]) : _mm512_fmadd_ps(w[i], scales[0], minimum);
         }
         _mm512_storeu_si512(lines + 2 * c * PAIR, line_of(w[0], w[1]));
@@ -199,9 +187,7 @@ BF16 void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32
         }
 }
 
-static part_kernel *kernel;
-
-AMX static void configure(int32_t count)
+AMX void begin_parts(int32_t count)
 {
     struct {
         uint8_t palette, start, reserved[14];
@@ -216,48 +202,58 @@ AMX static void configure(int32_t count)
     _tile_loadconfig(&tiles);
 }
 
-AMX static void release(void) { _tile_release(); }
+AMX void end_parts(void) { _tile_release(); }
 
-void begin_parts(int32_t count) { if (kernel == amx_part) configure(count); }
-void multiply_part(const struct part *it, float *sums) { kernel(it, sums); }
-void end_parts(void) { if (kernel == amx_part) release(); }
-
-/* All of a pair for the vectors [first, last), at most BLOCKS blocks of them.  A block of fewer than 16 vectors begins
-   earlier, where there are such, and computes what other blocks have, too.  */
-static void multiply_pair(const struct bf16_product *it, int32_t pair, int32_t first, int32_t last)
+/* A range of the columns of a pair of w; `finishes`: it is the last one of y.  A block is finished while the next one is
+   multiplied: the processor then need not wait for the sums. */
+static void multiply_range(const struct bf16_product *it, const struct matrix *w, int32_t pair, struct part part,
+                           const struct blocks *blocks, float (*sums)[PAIR][PAIR], int finishes)
 {
-    float sums[BLOCKS][PAIR][PAIR] __attribute__((aligned(64)));
     uint16_t unpacked[RANGE * 2 * TILE_NUMBERS] __attribute__((aligned(64)));
-    int32_t tiles = pairs_in(it->columns);
-    ptrdiff_t stride = (ptrdiff_t)tiles * PAIR;
-    struct part part = {.stride = stride, .line = PAIR};
-    int32_t blocks = (last - first + PAIR - 1) / PAIR;
-    for (; part.from < tiles; part.from = part.to) {
-        part.to = part.from + RANGE < tiles ? part.from + RANGE : tiles;
-        part.tiles = unpacked;
-        if (it->packed)
-            unpack_tiles(it->packed, pair, part.from, part.to, unpacked);
-        else
-            part.tiles = it->weights + ((size_t)pair * (size_t)tiles + (size_t)part.from) * 2 * TILE_NUMBERS;
-        for (int32_t m = first, i = 0; m < last; m += PAIR, i++) {
-            int32_t end = m + PAIR < last ? m + PAIR : last, begin = end - m < BAND ? end - BAND : m;
-            begin = begin < 0 ? 0 : begin;
-            part.x = it->x + begin * stride;
-            part.count = end - begin;
-            part.ask = it->packed ? 0 : i * PAIR / blocks;
-            part.until = it->packed ? 0 : (i + 1) * PAIR / blocks;
-            kernel(&part, sums[i][0]);
-            if (part.to == tiles) finish_block(it, pair, m, end - m, (const float(*)[PAIR])sums[i] + (m - begin));
-        }
+    const int32_t tiles = pairs_in(w->columns), is_packed = w->layout >= 0;
+    const int32_t count = pairs_in(blocks->last - blocks->first);
+    part.tiles = unpacked;
+    if (is_packed)
+        unpack_tiles(w, pair, part.from, part.to, unpacked);
+    else
+        part.tiles = (const uint16_t *)w->data + ((size_t)pair * (size_t)tiles + (size_t)part.from) * 2 * TILE_NUMBERS;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t first, end, before = block_of(blocks, i, &first, &end);
+        part.x = it->x + (first - before) * part.stride;
+        part.count = end - first + before;
+        part.ask = is_packed ? 0 : i * PAIR / count;
+        part.until = is_packed ? 0 : (i + 1) * PAIR / count;
+        multiply_part(&part, sums[i][0]);
+        if (finishes && i) finish_block(it, pair, blocks, i - 1);
     }
+    if (finishes) finish_block(it, pair, blocks, count - 1);
+}
+
+/* The pairs [pair, end), at most PAIRS, for the vectors [first, last).  A range of the vectors is used for all of these
+   pairs before the next one is: where there are several, all vectors together may not fit into the caches. */
+static void multiply_pairs(const struct bf16_product *it, int32_t pair, int32_t end, int32_t first, int32_t last)
+{
+    float sums[PAIRS][2][BLOCKS][PAIR][PAIR] __attribute__((aligned(64))); /* [1]: of the gate */
+    const int32_t tiles = pairs_in(it->weight->columns), ranges = (tiles + RANGE - 1) / RANGE;
+    for (int gate = it->gate != NULL; gate >= 0; gate--)
+        for (int32_t range = 0; range < ranges; range++)
+            for (int32_t p = pair; p < end; p++) {
+                const struct part part = {.stride = (ptrdiff_t)tiles * PAIR, .line = PAIR, .from = tiles * range / ranges,
+                                          .to = tiles * (range + 1) / ranges};
+                const struct blocks blocks = {first, last, sums[p - pair][0], sums[p - pair][1]};
+                multiply_range(it, gate ? it->gate : it->weight, p, part, &blocks, sums[p - pair][gate],
+                               !gate && range == ranges - 1);
+            }
 }
 
 void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last)
 {
+    const int32_t together = pairs_in(it->weight->columns) > RANGE && it->weight->layout >= 0 ? PAIRS : 1;
     begin_parts(it->count);
-    for (int32_t pair = first; pair < last; pair++)
+    for (int32_t pair = first; pair < last; pair += together)
         for (int32_t m = 0; m < it->count; m += BLOCKS * PAIR)
-            multiply_pair(it, pair, m, m + BLOCKS * PAIR < it->count ? m + BLOCKS * PAIR : it->count);
+            multiply_pairs(it, pair, pair + together < last ? pair + together : last, m,
+                           m + BLOCKS * PAIR < it->count ? m + BLOCKS * PAIR : it->count);
     end_parts();
 }
 
@@ -283,9 +279,7 @@ int select_bf16(int at_most)
     int bf16 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
     /* The system gives the memory for tiles to a process that asks; its threads and children then have it, too. */
-    int amx = bf16 && at_most >= 2 && has_amx() && syscall(SYS_arch_prctl, XCOMP_REQUEST, XCOMP_TILES) == 0;
-    kernel = amx ? amx_part : avx512_part;
-    return amx ? 2 : bf16 && at_most >= 1;
+    return bf16 && at_most && has_amx() && syscall(SYS_arch_prctl, XCOMP_REQUEST, XCOMP_TILES) == 0;
 }
 
 #else

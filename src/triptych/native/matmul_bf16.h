@@ -6,8 +6,7 @@
 
    Packed weights (matmul.h) are unpacked to such tiles while they are multiplied, a range of columns at a time.
 
-   A row of the result has the same bits for any number of vectors and any cut.  The two kernels add in different
-   orders.  */
+   A row of the result has the same bits for any number of vectors and any cut.  */
 
 #ifndef TRIPTYCH_MATMUL_BF16_H
 #define TRIPTYCH_MATMUL_BF16_H
@@ -24,11 +23,10 @@ static inline int32_t pairs_in(int32_t n)
     return n / PAIR + (n % PAIR != 0);
 }
 
-/* y = f(x weight^T + bias) + more, for `count` vectors. */
+/* y = f(x weight^T + bias) + more, or with a gate f(x gate^T) (x weight^T + bias) + more, for `count` vectors. */
 struct bf16_product {
-    const uint16_t *weights;     /* tiles, or NULL */
-    const struct matrix *packed; /* instead of tiles */
-    int32_t rows, columns, count;
+    const struct matrix *weight, *gate; /* packed, or with a layout < 0 tiles; of one shape.  The gate may be NULL */
+    int32_t count;
     int32_t function;  /* f: enum function of step.h, with its factor */
     float factor;
     int32_t rounded;   /* whether y is rounded as x is */
@@ -48,9 +46,8 @@ void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32_t to
 /* out [columns, padded] = x [columns], to the nearest number, ties to even; numbers below 2^-126 become 0. */
 void round_bf16(uint16_t *out, const float *x, int32_t columns);
 
-/* The kernels that the functions above use: 2 AMX, 1 AVX-512 with BF16, 0 none, and they must not be called.
-   select_bf16 takes the best ones up to `at_most` that this processor has, and returns their number; 0 are in use before
-   the first call.  Not to be called while another thread multiplies.  */
+/* Whether the functions above can be used: 1 where the processor has AMX, `at_most` is 1 and the system allows it, else
+   0.  To be called before them.  */
 int select_bf16(int at_most);
 
 #endif

@@ -132,7 +132,7 @@ static int64_t products_of(const struct worker *me, const struct instruction *it
 static int64_t cost_in_bf16(const struct worker *me, const struct instruction *it)
 {
     const struct matrix *w = me->plan->weights + it->weight;
-    return (int64_t)w->rows * w->columns * (16 + row_count(me, it)) / 256;
+    return (int64_t)w->rows * w->columns * (16 + row_count(me, it)) / (it->gate == -1 ? 256 : 128);
 }
 
 /* About how many nanoseconds one thread needs for an instruction. */

@@ -19,8 +19,8 @@ enum operation {
     OP_EMBED = 0,        /* output = row `number` + index of the table `weight`; kind: enum index */
     OP_ROUND = 1,        /* output = input rounded for packed products, as `struct input` has it */
     OP_LINEAR = 2,       /* output = input weight^T + bias; second: the rounded input or -1 */
-    OP_LAYER_NORM = 3,   /* first: eps */
-    OP_RMS_NORM = 4,     /* first: eps, other: what is added to the weight; `heads` vectors of `width` per token */
+    OP_LAYER_NORM = 3,   /* first: eps; of one vector per token, where `number`, output is rounded as in OP_ROUND_BF16 */
+    OP_RMS_NORM = 4,     /* also other: what is added to the weight; `heads` vectors of `width` per token */
     OP_ROTATE = 5,       /* weight: table of cosines and sines by position; bias: the table beyond `number` positions */
     OP_MAP = 6,          /* output = f(input); kind: enum function */
     OP_MAP_MULTIPLY = 7, /* output = f(input) second */
@@ -32,7 +32,8 @@ enum operation {
     OP_TAKE = 13,        /* the rows of input that expert `number` is chosen for, one after another */
     OP_GIVE = 14,        /* row i of input, times its weight, added to its token's row of output */
     OP_ROUND_BF16 = 15,  /* output = input rounded for products in bf16 (matmul_bf16.h) */
-    OP_LINEAR_BF16 = 16, /* output = f(input weight^T + bias) + third; input is rounded, output too where `number` */
+    OP_LINEAR_BF16 = 16, /* output = f(input weight^T + bias) + third, or where there is the table `gate`
+                            f(input gate^T) (input weight^T + bias) + third; input is rounded, output where `number` */
     OP_STORED = 17       /* output = input as a store gives it back; kind: enum stored_type, `heads` vectors of `width` */
 };
 
@@ -65,7 +66,7 @@ struct instruction {
     int32_t input, second, third, output;      /* buffers; -1 where there is none */
     int32_t width, heads, groups, value_width; /* numbers of a vector, and vectors per token */
     int32_t weight, bias, store, window;       /* places in the tables of the plan; -1 none; window 0 none */
-    int32_t skip, number, top, reserved;       /* skip: instructions of an expert that has no tokens */
+    int32_t skip, number, top, gate;           /* skip: instructions of an expert that has no tokens */
     float first, other;                        /* eps, factor, scale | cap, what is added to a weight */
 };
 

@@ -94,7 +94,7 @@ class Barrier(IntEnum):
 INSTRUCTION = np.dtype(
     [(name, np.int32) for name in (
         "op", "rows", "barrier", "kind", "input", "second", "third", "output", "width", "heads", "groups",
-        "value_width", "weight", "bias", "store", "window", "skip", "number", "top", "reserved",
+        "value_width", "weight", "bias", "store", "window", "skip", "number", "top", "gate",
     )] + [("first", np.float32), ("other", np.float32)]
 )  # fmt: skip
 

@@ -31,20 +31,13 @@ struct unit {
     int apart; /* one of several units of these tokens and heads, of a range each */
 };
 
-/* What a thread has room for, in its scratch memory: the plan knows the size. */
-struct room {
-    float *scores; /* [QUERIES][SCORES] */
-    float *across; /* of a tile */
-    float *wide;   /* [TILE_KEYS][width or value_width], whichever is more */
-    float *sums;   /* [QUERIES][value_width] */
-};
+static int32_t most_queries(const struct instruction *it) { return it->number ? QUERIES_BF16 : QUERIES; }
 
 static struct room room_of(const struct worker *me, const struct instruction *it)
 {
-    float *scores = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64), *across = scores + QUERIES * SCORES;
-    float *wide = across + TILE_KEYS * ((it->width + 15) / 16 * 16);
+    float *scores = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64), *wide = scores + most_queries(it) * SCORES;
     int32_t widest = it->width > it->value_width ? it->width : it->value_width;
-    return (struct room){scores, across, wide, wide + TILE_KEYS * widest};
+    return (struct room){scores, wide, wide + TILE_KEYS * widest};
 }
 
 /* Positions [*lowest, *end) are visible to token n. */
@@ -56,10 +49,8 @@ static void visible(const struct batch *batch, const struct instruction *it, int
     *lowest = it->kind == ATTEND_SELF && it->window && *end > it->window ? *end - it->window : 0;
 }
 
-/* Point at the keys or the values of positions [from, to) of the row of `token`, at places from - begin on of a tile;
-   what the store does not keep in fp32 is read into `wide` first. */
-static void fill(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
-                 int values, int32_t begin, int32_t from, int32_t to, float *wide)
+void fill_tile(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
+               int values, int32_t begin, int32_t lowest, int32_t highest, float *wide)
 {
     const struct batch *batch = me->batch;
     const struct store *store = me->plan->stores + it->store;
@@ -67,9 +58,11 @@ static void fill(struct tile *tile, struct worker *me, const struct instruction 
     int32_t held = it->kind == ATTEND_CROSS ? INT32_MAX : batch->position[start];
     const float *new = it->kind == ATTEND_CROSS ? NULL : buffer(me, values ? it->third : it->second);
     const char *kept = values ? store->values : store->keys;
-    int32_t p = from;
+    int32_t from = begin + (tile->place > lowest ? tile->place : lowest), p = from;
+    int32_t to = begin + (tile->place + TILE_KEYS < highest ? tile->place + TILE_KEYS : highest);
     int64_t slot = it->kind == ATTEND_CROSS ? batch->source_slot[token] : batch->slot[token];
     int64_t plane = held ? (slot * it->groups + group) * store->capacity : 0, bytes = stored_bytes(store->type, width);
+    begin += tile->place;
     while (p < to && p < held) { /* a run of places that follow one another */
         int32_t end = to < held ? to : held, place = it->window ? p % it->window : p;
         if (it->window && end - p > it->window - place) end = p + it->window - place;
@@ -90,26 +83,27 @@ static void fill(struct tile *tile, struct worker *me, const struct instruction 
 static void attend_range(struct worker *me, const struct instruction *it, const struct unit *unit,
                          struct query *queries, int32_t count, int32_t begin)
 {
-    struct attend_kernels use = *kernels_in_use->attend;
-#if HAS_TILES
-    if (it->number) use.scores = bf16_scores, use.values = bf16_values;
-#endif
+    const struct attend_kernels *use = kernels_in_use->attend;
     const struct room room = room_of(me, it);
     float(*scores)[SCORES] = (float(*)[SCORES])room.scores;
-    struct tile tile = {.across = room.across};
+    struct tile tile;
     int32_t group = unit->head / (it->heads / it->groups);
     int32_t lowest = queries[0].from, highest = queries[count - 1].to; /* later tokens see no earlier places */
+#if HAS_TILES
+    if (it->number) {
+        attend_range_bf16(me, it, queries, count, unit->first, group, begin, &room);
+        return;
+    }
+#endif
     for (int values = 0; values < 2; values++) {
         for (tile.place = lowest / TILE_KEYS * TILE_KEYS; tile.place < highest; tile.place += TILE_KEYS) {
-            int32_t from = tile.place > lowest ? tile.place : lowest;
-            int32_t to = tile.place + TILE_KEYS < highest ? tile.place + TILE_KEYS : highest;
-            fill(&tile, me, it, unit->first, group, values, begin + tile.place, begin + from, begin + to, room.wide);
+            fill_tile(&tile, me, it, unit->first, group, values, begin, lowest, highest, room.wide);
             if (values)
-                use.values(queries, scores, count, &tile, it->value_width);
+                use->values(queries, scores, count, &tile, it->value_width);
             else
-                use.scores(scores, queries, count, &tile, it->width);
+                use->scores(scores, queries, count, &tile, it->width);
         }
-        for (int32_t i = 0; i < count && !values; i++) use.softmax(scores[i], queries + i, it);
+        for (int32_t i = 0; i < count && !values; i++) use->softmax(scores[i], queries + i, it);
     }
 }
 
@@ -203,7 +197,7 @@ static void add_range(struct worker *me, const struct instruction *it, const str
 /* Put the ranges of a unit together, which are all computed. */
 static void merge_ranges(struct worker *me, const struct instruction *it, const struct unit *unit)
 {
-    struct query queries[QUERIES];
+    struct query queries[QUERIES_BF16];
     int32_t count = queries_of(me, it, unit, queries), width = it->value_width;
     for (int32_t i = 0; i < count; i++) {
         struct query *query = queries + i;
@@ -224,7 +218,7 @@ static void merge_ranges(struct worker *me, const struct instruction *it, const 
 static void attend_unit(struct worker *me, const struct instruction *it, const struct unit *unit, int32_t ranges,
                         atomic_int *done)
 {
-    struct query queries[QUERIES];
+    struct query queries[QUERIES_BF16];
     int32_t count = queries_of(me, it, unit, queries), width = it->value_width;
     for (int32_t i = 0; i < count; i++)
         if (queries[i].lowest >= queries[i].end) memset(queries[i].all.out, 0, (size_t)width * sizeof(float));
@@ -258,8 +252,9 @@ static struct cut cut_of(struct worker *me, const struct instruction *it)
         visible(batch, it, n, &lowest, &end);
         ranges = end - lowest > (ranges - 1) * RANGE ? (end - lowest + RANGE - 1) / RANGE : ranges;
     }
-    struct cut cut = {QUERIES / together < longest ? QUERIES / together : longest, 0, 1, 0};
-    cut.heads = QUERIES / cut.tokens < per_group ? QUERIES / cut.tokens : per_group;
+    int32_t queries = most_queries(it), tokens = queries / together;
+    struct cut cut = {tokens < longest ? tokens : longest, 0, 1, 0};
+    cut.heads = queries / cut.tokens < per_group ? queries / cut.tokens : per_group;
     int64_t units = (int64_t)segments * it->groups;
     cut.apart = batch->tokens <= FEW_TOKENS && ranges > 1 && me->threads > 1 && units < 4 * me->threads;
     units *= cut.apart ? ranges : (longest + cut.tokens - 1) / cut.tokens;

@@ -20,9 +20,8 @@ void step_linear_bf16(struct worker *me, const struct instruction *it)
 {
     const struct matrix *weights = me->plan->weights, *w = weights + it->weight;
     struct bf16_product product = {
-        .weights = w->layout < 0 ? w->data : NULL, .packed = w->layout < 0 ? NULL : w, .rows = w->rows,
-        .columns = w->columns, .count = row_count(me, it), .function = it->kind, .factor = it->first,
-        .rounded = it->number, .x = (const uint16_t *)buffer(me, it->input),
+        .weight = w, .gate = it->gate == -1 ? NULL : weights + it->gate, .count = row_count(me, it),
+        .function = it->kind, .factor = it->first, .rounded = it->number, .x = (const uint16_t *)buffer(me, it->input),
         .bias = it->bias == -1 ? NULL : weights[it->bias].data,
         .more = it->third == -1 ? NULL : buffer(me, it->third), .y = buffer(me, it->output)};
     int64_t first, last;

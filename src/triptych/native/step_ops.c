@@ -1,6 +1,7 @@
 /* The operations of a step that read one token at a time.  */
 
 #include "functions.h"
+#include "matmul_bf16.h"
 
 #include <math.h>
 
@@ -132,7 +133,17 @@ void step_norm(struct worker *me, const struct instruction *it)
         const float *in = x + unit * n;
         float mean = it->op == OP_LAYER_NORM ? sum_of(in, n) / (float)n : 0.0f;
         float factor = 1.0f / sqrtf(squares_of(in, n, mean) / (float)n + it->first);
-        normed(out + unit * n, in, n, mean, factor, weight, it->other, bias);
+        if (!it->number) {
+            normed(out + unit * n, in, n, mean, factor, weight, it->other, bias);
+            continue;
+        }
+        uint16_t *rounded = (uint16_t *)out + unit * pairs_in(n) * PAIR;
+        for (int32_t i = 0, count; i < n; i += count) {
+            float some[PIECE];
+            count = n - i < PIECE ? n - i : PIECE;
+            normed(some, in + i, count, mean, factor, weight + i, it->other, bias ? bias + i : NULL);
+            round_bf16(rounded + i, some, count);
+        }
     }
 }
 

@@ -25,8 +25,6 @@ struct part {
     int32_t ask, until; /* which lines to ask for of each tile of the range that comes next in memory, of 32 */
 };
 
-typedef void part_kernel(const struct part *it, float *sums);
-
 /* Between begin_parts and end_parts the parts of products of `count` vectors are multiplied; of fewer than 16 all parts
    have as many vectors. */
 void begin_parts(int32_t count);

@@ -31,6 +31,11 @@ _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch
            torch.int8: StoredType.INT8}  # fmt: skip
 
 
+def zeros(count: int) -> Tensor:
+    """So many fp32 zeros.  Torch would write many with several threads, which a forked process does not have."""
+    return torch.from_numpy(np.zeros(count, np.float32))
+
+
 class Calls:
     """The arena, the scratch memory and the labels that calls of one executor use one after another."""
 
@@ -40,7 +45,7 @@ class Calls:
         self.unavailable = function if isinstance(function, str) else None
         self.labels = np.zeros((len(LABELS), 0), np.int32)
         self.arena = self.scratch = torch.empty(0)
-        self.partial = torch.zeros(COUNTERS)
+        self.partial = zeros(COUNTERS)
         self.call = Call()
         self.call.partial = self.partial.data_ptr()
 
@@ -76,10 +81,10 @@ class Calls:
         self.labels[-1, : len(chosen)] = chosen
         scratch = size.scratch + tokens
         if self.arena.numel() < size.arena * tokens:
-            self.arena = torch.zeros(size.arena * tokens)
+            self.arena = zeros(size.arena * tokens)
             call.arena = self.arena.data_ptr()
         if self.scratch.numel() < scratch * threads:
-            self.scratch = torch.zeros(scratch * threads)
+            self.scratch = zeros(scratch * threads)
             call.scratch = self.scratch.data_ptr()
         for place in binding.of_call:
             assert token_rows is not None
@@ -87,7 +92,7 @@ class Calls:
         if tokens <= FEW_TOKENS:
             ranges = int(max(*labels[_POSITION], *labels[_SOURCE])) // RANGE + 1
             if self.partial.numel() < COUNTERS + ranges * tokens * size.partial:
-                self.partial = torch.zeros(COUNTERS + 2 * ranges * tokens * size.partial)
+                self.partial = zeros(COUNTERS + 2 * ranges * tokens * size.partial)
                 call.partial = self.partial.data_ptr()
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.output = out.data_ptr()

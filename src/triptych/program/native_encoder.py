@@ -19,7 +19,7 @@ from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
 from triptych.program.native_binding import LAYOUT_F32, Binding, MatrixOf
-from triptych.program.native_calls import LABELS, Calls, store_records
+from triptych.program.native_calls import LABELS, Calls, store_records, zeros
 from triptych.program.native_plan import NativePlan, encoding_plan_of, source_plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
@@ -44,7 +44,7 @@ def multiplies_in_bf16(module: Transformer, matmul: Matmul) -> bool:
     kernels = library()
     isa = None if kernels is None else kernels.bf16
     if matmul == "bf16" and isa is None:
-        raise InputError(f"matmul='bf16' needs AVX-512 with BF16, or AMX: {why_not() or 'this processor has neither'}")
+        raise InputError(f"matmul='bf16' needs AMX: {why_not() or 'this processor has none'}")
     if matmul != "auto":
         return matmul == "bf16"
     if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
@@ -161,9 +161,9 @@ class NativeEncoder:
         most = max(last - first for first, last in pieces)
         arena, scratch = binding.plan.arena * most, binding.plan.scratch + most
         if self.arena.numel() < arena * threads:
-            self.arena = torch.zeros(arena * threads)
+            self.arena = zeros(arena * threads)
         if self.scratch.numel() < scratch * threads:
-            self.scratch = torch.zeros(scratch * threads)
+            self.scratch = zeros(scratch * threads)
         matrices = np.empty((len(pieces), len(binding.matrices)), MATRIX)
         matrices[:] = binding.matrices
         plans, calls = (PlanRecord * len(pieces))(), (Call * len(pieces))()

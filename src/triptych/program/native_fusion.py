@@ -1,47 +1,73 @@
-"""Products in bf16 that do what follows them, too: an activation, then a sum, then the rounding of their result."""
+"""Steps that do what follows them, too.  A product in bf16: an activation, its product with a second one of the same
+vectors (a gated MLP), then a sum, then the rounding of the result.  A norm: the rounding."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from triptych.native.step import Op
 from triptych.program.native_values import PlanStep, PlanSteps, Vector
 
+_TAKING = (Op.LINEAR_BF16, Op.LAYER_NORM, Op.RMS_NORM)
+
 
 def fused(steps: PlanSteps) -> PlanSteps:
-    """The same steps, where every `MAP`, `ADD` and `ROUND_BF16` that alone reads the result of a product in bf16 is
-    made part of it.  The product then stands where the last of them stood: all that it reads is made before."""
+    """The same steps, where what alone reads the result of a step of `_TAKING` is made part of it, where it can be.
+    The step then stands where the last of them stood: all that it reads is made before."""
     readers: dict[Vector, list[PlanStep]] = {}
+    made: dict[Vector, PlanStep] = {}
     for step in steps.steps:
         for vector in step.reads.values():
             readers.setdefault(vector, []).append(step)
-    kept = steps.kept
+        made.update(dict.fromkeys(step.writes.values(), step))
+    kept = steps.kept | {steps.result}
+    once = {vector for vector, those in readers.items() if len(those) == 1 and vector not in kept}
+    gates = {step: gate for step in steps.steps if (gate := _gate_of(step, made, once)) is not None}
+    gating = set(gates.values())
+    moved = set(gating)
     stands_at: dict[PlanStep, PlanStep] = {}
-    moved: set[PlanStep] = set()
-    for product in steps.steps:
-        last = product
-        while product.op is Op.LINEAR_BF16 and product.writes["output"] is not steps.result:
-            after = readers.get(product.writes["output"], [])
-            if len(after) != 1 or product.writes["output"] in kept or not _takes_in(product, after[0]):
+    for step in steps.steps:
+        last = step
+        while step.op in _TAKING and step not in gating and step.writes["output"] in once:
+            after = readers[step.writes["output"]][0]
+            if not _takes_in(step, after, gates.get(after)):
                 break
             moved.add(last)
-            last = after[0]
-        stands_at.setdefault(last, product)
+            last = after
+        stands_at.setdefault(last, step)
     return PlanSteps([stands_at[step] for step in steps.steps if step not in moved], steps.result, steps.sites)
 
 
-def _takes_in(product: PlanStep, after: PlanStep) -> bool:
-    """Make `after`, which alone reads the result of `product`, part of it; whether it can be."""
-    result, numbers = product.writes["output"], product.numbers
-    if after.over is not product.over or numbers.get("number"):
+def _gate_of(step: PlanStep, made: Mapping[Vector, PlanStep], once: set[Vector]) -> PlanStep | None:
+    """The product whose function `step` multiplies by another one of the same vectors, if nothing else reads either."""
+    if step.op is not Op.MAP_MULTIPLY or not once.issuperset(step.reads.values()):
+        return None
+    gate, other = (made[step.reads[name]] for name in ("input", "second"))
+    alike = gate is not other and gate.op is other.op is Op.LINEAR_BF16 and gate.reads == other.reads
+    return gate if alike and "bias" not in gate.tables else None
+
+
+def _takes_in(step: PlanStep, after: PlanStep, gate: PlanStep | None) -> bool:
+    """Make `after`, which alone reads the result of `step` and where there is a `gate` of that, part of it; whether it
+    can be."""
+    result, numbers = step.writes["output"], step.numbers
+    if after.over is not step.over or numbers.get("number"):
         return False
+    if step.op is not Op.LINEAR_BF16 and (after.op is not Op.ROUND_BF16 or numbers["heads"] > 1):
+        return False
+    plain = not {"kind", "third"} & {*numbers, *step.reads}
     match after.op:
-        case Op.MAP if not {"kind", "third"} & {*numbers, *product.reads}:
+        case Op.MAP if plain:
             numbers.update(kind=after.numbers["kind"], first=after.numbers["first"])
-        case Op.ADD if "third" not in product.reads:
-            product.reads["third"] = next(x for x in after.reads.values() if x is not result)
-            product.takes_over = "third"
+        case Op.MAP_MULTIPLY if gate is not None:
+            numbers.update(kind=after.numbers["kind"], first=after.numbers["first"])
+            step.tables["gate"] = gate.tables["weight"]
+        case Op.ADD if "third" not in step.reads:
+            step.reads["third"] = next(x for x in after.reads.values() if x is not result)
+            step.takes_over = "third"
         case Op.ROUND_BF16:
             numbers["number"] = 1
         case _:
             return False
-    product.writes = after.writes
+    step.writes = after.writes
     return True

@@ -22,9 +22,9 @@ from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 WIDEST = 1024  # numbers of a key or value that a thread has room for
-# Of `attend.h`: positions of which a thread has keys or values at hand, queries of a unit of work, positions that one
-# softmax is over, and numbers that the scores of one query take.
-TILE_KEYS, QUERIES, RANGE, SCORES = 64, 64, 256, 272
+# Of `attend.h`: positions of which a thread has keys or values at hand, queries of a unit of work, those where products
+# are in bf16, positions that one softmax is over, and numbers that the scores of one query take.
+TILE_KEYS, QUERIES, QUERIES_BF16, RANGE, SCORES = 64, 64, 192, 256, 272
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,9 @@ def _room(ordered: list[PlanStep]) -> tuple[int, int]:
             heads, width, value_width = (int(step.numbers[name]) for name in ("heads", "width", "value_width"))
             if width + value_width > 2 * WIDEST:
                 raise NotNative(f"keys and values of {width + value_width} numbers together")
-            tile = TILE_KEYS * (_lines(width) + max(width, value_width))
-            scratch = max(scratch, QUERIES * (SCORES + value_width) + tile + LINE)
+            queries = QUERIES_BF16 if step.numbers.get("number") else QUERIES
+            tile = TILE_KEYS * max(width, value_width)
+            scratch = max(scratch, queries * (SCORES + value_width) + tile + LINE)
             partial = max(partial, heads * _lines(value_width + 2))
     return scratch, partial
 
@@ -213,7 +214,7 @@ def _lines(width: int) -> int:
 
 
 def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: dict[PlanTable, int]) -> None:
-    for name in ("input", "second", "third", "output", "weight", "bias", "store"):
+    for name in ("input", "second", "third", "output", "weight", "bias", "store", "gate"):
         record[name] = NONE
     record["op"], record["rows"] = step.op, step.over
     for name, vector in (step.reads | step.writes).items():
