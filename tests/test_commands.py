@@ -41,6 +41,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "python3 -m venv": "installs from the network",
     ".venv/bin/python": "installs from the network, or runs these tests",
     "triptych lab all": "each lab is run by itself",
+    "triptych classify hub:": "needs the network",
     "triptych transcribe": "needs a Whisper with its tokenizer; tests/test_hearing.py runs the command on one",
     "triptych convert model-awq/": "needs a checkpoint packed with AWQ; tests/test_packed.py converts one",
     "triptych patch $SMOLLM2": "its answers are single tokens of SmolLM2's; tests/test_patching_real.py patches these",

@@ -17,7 +17,7 @@ import pytest
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.labs import exercises
-from triptych.labs.exercises.exercise import Question, number
+from triptych.labs.exercises.exercise import ExerciseQuestion, number
 from triptych.labs.exercises.sheet import sheet
 
 SEEDS = (0, 1, 2, 3, 11)
@@ -128,7 +128,7 @@ def test_answers_are_those_of_the_text_s_numbers(seed: int) -> None:
     ],
 )
 def test_what_counts_as_right(answer: exercises.Answer, given: str, right: bool) -> None:
-    assert Question("?", answer, "So.").is_right(given) is right
+    assert ExerciseQuestion("?", answer, "So.").is_right(given) is right
 
 
 def test_unknown_names_and_seeds_are_refused() -> None:

@@ -153,7 +153,7 @@ def test_the_vectors_can_be_trained_on(model: Model) -> None:
     ("name", "hint"),
     [
         ("config", "; write model.spec, or model.hf"),
-        ("parameters", "; write model.module.parameters"),
+        ("named_parameters", "; write model.module.named_parameters"),
         ("run_with_cache", "; write model.trace"),
         ("logit", "did you mean 'logits'"),
         ("pictures", "Model has no 'pictures'$"),

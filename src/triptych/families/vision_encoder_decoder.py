@@ -13,22 +13,10 @@ from triptych import spec
 from triptych.families import bert, gpt2, seq2seq, vit
 from triptych.families.registry import find
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import WeightTable, renamed, table, within
+from triptych.mapping.weight_table import of_decoder, renamed, table, within
 
 hf_types = frozenset({"vision-encoder-decoder"})
 ignore = frozenset({"tie_word_embeddings"})  # of the two stacks, which are never tied; the decoder's config has its own
-
-
-def _decoder_rows(naming: str, rows: WeightTable) -> WeightTable:
-    """The rows of a family, for a decoder inside this one; `naming` tells the names of the two decoders apart."""
-    return tuple(
-        replace(
-            row,
-            ours=tuple(name.replace("encoder.", "decoder.") for name in row.ours),
-            part=row.part if row.part and row.part.startswith(("tie:", "own:")) else f"as:{naming}",
-        )
-        for row in within("decoder.", rows)
-    )
 
 
 weights = (
@@ -37,13 +25,13 @@ weights = (
 encoder.project.*                     enc_to_dec_proj.*
 -                                     encoder.pooler.dense.*  -  # the decoder reads all vectors, not the pooled one
 """)
-    + _decoder_rows("gpt2", gpt2.weights + table("""
+    + of_decoder("gpt2", gpt2.weights + table("""
 decoder.blocks.{i}.cross_norm.pre.*   transformer.h.{i}.ln_cross_attn.*
 decoder.blocks.{i}.cross.q.*          transformer.h.{i}.crossattention.q_attn.*|transpose
 decoder.blocks.{i}.cross.(k,v).*      transformer.h.{i}.crossattention.c_attn.*|transpose
 decoder.blocks.{i}.cross.out.*        transformer.h.{i}.crossattention.c_proj.*|transpose
 """))
-    + _decoder_rows("bert", bert.ROWS + bert.MASKED + table("""
+    + of_decoder("bert", bert.ROWS + bert.MASKED + table("""
 decoder.blocks.{i}.cross.q.*          bert.encoder.layer.{i}.crossattention.self.query.*
 decoder.blocks.{i}.cross.k.*          bert.encoder.layer.{i}.crossattention.self.key.*
 decoder.blocks.{i}.cross.v.*          bert.encoder.layer.{i}.crossattention.self.value.*

@@ -62,19 +62,6 @@ class ForwardResult:
     best: Best | None
 
 
-@dataclass(frozen=True, eq=False)
-class _Pieces:
-    """What one forward runs: the ids of all rows, and of each row how many of its tokens are of its prompt.  `wanted`
-    are the tokens whose logits are wanted, `due` and `places` those of `ForwardResult`."""
-
-    ids: list[int]
-    rows: Rows
-    prompts: list[int]
-    wanted: list[int]
-    due: list[LiveRow]
-    places: list[int]
-
-
 class Forward:
     """A model with the caches of an engine's rows.
 
@@ -139,50 +126,10 @@ class Forward:
         Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.  The
         likeliest tokens are looked for where `find_best`, which goes without `all_logits`.
         """
-        if find_best and share is None and session is None and (next_tokens := self._next_tokens(rows)) is not None:
-            return next_tokens
-        pieces = self._pieces(rows, share)
-        ids, wanted, due = pieces.ids, pieces.wanted, pieces.due
-        where = own = pieces.rows
-        self.running = rows
-        if session is not None:
-            session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
-        logits: Tensor | None = None
-        encoded = False  # whether the sources are read
-        if self.executor is not None:
-            self.why_modules = refusal = None if session is None else self._refusal(session, rows)
-            encoded = refusal is None and (rows[0].source is None or self._read_sources(rows))
-            if encoded:
-                self.executor.unchanged = self.unchanged
-                reads = None if session is None else session.native_reads(own.slots)
-                chosen = range(len(ids)) if all_logits else wanted
-                logits = self.executor.logits(ids, own, chosen, pieces.prompts, reads)
-                self.why_modules = self.executor.why_modules
-        if logits is not None:
-            if session is not None and len(logits):
-                if not all_logits and len(wanted) < len(ids):
-                    logits, where = _last(session, due, logits)
-                logits = session.taps_under("")("logits", logits, where)
-        else:
-            taps = NO_TAPS if session is None else session.taps
-            inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
-            source = None if encoded or rows[0].source is None else self._sources(rows)
-            batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
-            hidden = self.module(batch)
-            if not all_logits and len(wanted) < len(ids):  # some are of prompts, whose logits nobody wants
-                hidden, where = _last(session, due, hidden[wanted])
-            logits = self.module.unembed(hidden, where, taps) if len(hidden) else hidden
-        for row, end in zip(rows, own.ends, strict=True):
-            row.cached, row.source = end, None
-        self.running = ()
-        every: dict[LiveRow, Tensor] = {}
-        if all_logits:
-            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
-            logits = logits[wanted]
-        return ForwardResult(due, logits, pieces.places, every, self._best(logits) if find_best and due else None)
-
-    def _pieces(self, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None) -> _Pieces:
-        """What runs next of each row, as `run` says."""
+        if find_best and share is None and session is None and isinstance(self.executor, NativeStep):
+            next_tokens = self._next_tokens(self.executor, rows)
+            if next_tokens is not None:
+                return next_tokens
         ids: list[int] = []
         lengths, past, slots, prompts = [], [], [], []
         wanted: list[int] = []
@@ -204,24 +151,72 @@ class Forward:
             lengths.append(len(piece))
             slots.append(row.slot)
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
-        return _Pieces(ids, Rows(tuple(lengths), tuple(past), tuple(slots)), prompts, wanted, due, places)
+        own = Rows(tuple(lengths), tuple(past), tuple(slots))
+        chosen: Sequence[int] = range(len(ids)) if all_logits else wanted
+        self.running = rows
+        if session is not None:
+            session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
+        executed: tuple[Tensor, Rows] | None = None
+        encoded = False  # whether the sources are read
+        if self.executor is not None:
+            encoded, executed = self._execute(self.executor, session, rows, ids, own, chosen, prompts, due)
+        if executed is None:
+            taps, where = NO_TAPS if session is None else session.taps, own
+            inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
+            source = None if encoded or rows[0].source is None else self._sources(rows)
+            batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
+            hidden = self.module(batch)
+            if len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
+                hidden, where = _last(session, due, hidden[wanted])
+            executed = self.module.unembed(hidden, where, taps) if len(hidden) else hidden, where
+        logits, where = executed
+        for row, end in zip(rows, own.ends, strict=True):
+            row.cached, row.source = end, None
+        self.running = ()
+        every: dict[LiveRow, Tensor] = {}
+        if all_logits:
+            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
+            logits = logits[wanted]
+        best: Best | None = None
+        if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
+            tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
+            best = tokens, logits[[*range(len(tokens))], tokens].tolist()
+        elif find_best and due:
+            best = self._best_on_gpu(logits)
+        return ForwardResult(due, logits, places, every, best)
 
-    def _best(self, logits: Tensor) -> Best:
+    def _execute(
+        self, executor: StepExecutor, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int],
+        own: Rows, chosen: Sequence[int], prompts: Sequence[int], due: Sequence[LiveRow],
+    ) -> tuple[bool, tuple[Tensor, Rows] | None]:  # fmt: skip
+        """Whether the executor read the sources, and the logits of the tokens `chosen` and their rows, or None where
+        the modules must run, and why in `why_modules`."""
+        self.why_modules = refusal = None if session is None else self._refusal(session, rows)
+        if refusal is not None or not (rows[0].source is None or self._read_sources(rows)):
+            return False, None
+        executor.unchanged = self.unchanged
+        reads = None if session is None else session.native_reads(own.slots)
+        logits, where = executor.logits(ids, own, chosen, prompts, reads), own
+        self.why_modules = executor.why_modules
+        if logits is None:
+            return True, None
+        if session is not None and len(logits):
+            if len(chosen) < len(ids):
+                logits, where = _last(session, due, logits)
+            logits = session.taps_under("")("logits", logits, where)
+        return True, (logits, where)
+
+    def _best_on_gpu(self, logits: Tensor) -> Best:
         """The token with the largest of each row of logits [W, V], and that logit."""
         best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
         if best is not None:
             return best
-        if (largest := largest_of(logits)) is not None:
-            return largest
         found, tops = best_of(logits).tolist()
         return [int(token) for token in found], tops
 
-    def _next_tokens(self, rows: Sequence[LiveRow]) -> ForwardResult | None:
+    def _next_tokens(self, executor: NativeStep, rows: Sequence[LiveRow]) -> ForwardResult | None:
         """What `run` gives of rows that have one token to run each and no draft, where the native step takes them: the
         step of most forwards, with nothing else to decide.  Its logits are overwritten by the next forward."""
-        executor = self.executor
-        if not isinstance(executor, NativeStep):
-            return None
         ids, past, slots = [], [], []
         for row in rows:
             done = row.cached

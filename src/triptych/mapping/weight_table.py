@@ -73,6 +73,19 @@ def within(prefix: str, rows: WeightTable) -> WeightTable:
     return tuple(replace(row, hf=row.hf and prefix + row.hf) for row in rows)
 
 
+def of_decoder(naming: str, rows: WeightTable) -> WeightTable:
+    """The rows of a family for the decoder inside a model of two: its parameters are a decoder's, `decoder.` stands
+    before every HF name, and they are for models of this `naming` alone."""
+    return tuple(
+        replace(
+            row,
+            ours=tuple(name.replace("encoder.", "decoder.") for name in row.ours),
+            part=row.part if row.part and row.part.startswith(("tie:", "own:")) else f"as:{naming}",
+        )
+        for row in within("decoder.", rows)
+    )
+
+
 def _several(name: str) -> tuple[str, ...]:
     """`a.(q,k).*` -> `a.q.*`, `a.k.*`; `-` -> nothing."""
     before, bracket, rest = name.partition("(")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int32
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -105,13 +106,18 @@ class Calls:
 def largest_of(rows: Tensor) -> tuple[list[int], list[float]] | None:
     """Where the largest number of each row of `rows` [B, n] stands first, or its first NaN, and that number.  None
     where the kernels are not loaded, and for what is not contiguous fp32 numbers on the CPU."""
-    loaded = library()
-    count, n = rows.shape
-    if loaded is None or rows.dtype != torch.float32 or not rows.is_cpu or not rows.is_contiguous() or not n:
+    find, (count, n) = _find_largest(), rows.shape
+    if find is None or rows.dtype != torch.float32 or not rows.is_cpu or not rows.is_contiguous() or not n:
         return None
     places, tops = (c_int32 * count)(), (c_float * count)()
-    loaded.functions.largest_of(rows.data_ptr(), count, n, places, tops)
+    find(rows.data_ptr(), count, n, places, tops)
     return places[:], tops[:]
+
+
+@cache
+def _find_largest() -> Callable[..., None] | None:
+    loaded = library()
+    return None if loaded is None else loaded.functions.largest_of
 
 
 def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> PlanRecord:

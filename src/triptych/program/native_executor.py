@@ -154,41 +154,40 @@ class NativeStep:
             return None
         step = self.cache.begin(rows, "")
         self._follow_stores(bindings)
-        sources = [] if self.cross is None else self.cross.of(rows.slots)
+        sources = [[0] * len(ids)] * 2 if self.cross is None else self.cross.of(rows.slots)
         if self.next.shape != (len(ids), bindings[0].plan.outputs):
             self.next = torch.empty(len(ids), bindings[0].plan.outputs)
         plan, matrices = self.plans[bindings[0]]
-        self.calls.run(bindings[0], matrices, plan, labels_of_single(ids, rows, sources), rows.starts, self.next)
+        labels = ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *sources
+        self.calls.run(bindings[0], matrices, plan, labels, rows.starts, self.next)
         step.finish()
         return self.next
 
     def _ready(self, ids: Sequence[int], rows: Rows, mixed: bool, reads: tuple[str, ...]) -> list[Binding] | None:
-        """What `_bound` gives, if these tokens may run here."""
+        """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs; None, and why in
+        `why_modules`, where these tokens cannot run here."""
+        same = self.unchanged and self.why_modules is None and not mixed and reads == self.reads
+        last, self.reads = self.binding if same else None, reads
+        positions = max(rows.ends, default=0)
         try:
             if not self.unchanged or self.binding is None or self.why_modules is not None:
                 self.calls.check()
-            bindings = self._bound(max(rows.ends, default=0), mixed, reads)
+            if last is not None and self._calls_since_look < LOOK_EVERY - 1 and positions <= last.positions:
+                self._calls_since_look += 1
+                bindings = [last]
+            else:
+                self._calls_since_look = 0
+                how = *self.how, reads
+                self.binding = PreparedStep.bound(self.module, how, self.matrix_of, positions)
+                bindings = [self.binding]
+                if mixed:
+                    bindings.append(PreparedPrompt.bound(self.module, how, self.matrix_of, positions))
             self._check(bindings[0], ids, rows)
         except NotNative as reason:
             self.why_modules = str(reason)
             return None
         self.why_modules = None
         return bindings
-
-    def _bound(self, positions: int, mixed: bool, reads: tuple[str, ...]) -> list[Binding]:
-        """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs.  Raises as
-        `Prepared.bound`."""
-        same = self.unchanged and self.why_modules is None and not mixed and reads == self.reads
-        last, self.reads = self.binding if same else None, reads
-        if last is not None and self._calls_since_look < LOOK_EVERY - 1 and positions <= last.positions:
-            self._calls_since_look += 1
-            return [last]
-        self._calls_since_look = 0
-        how = *self.how, reads
-        self.binding = PreparedStep.bound(self.module, how, self.matrix_of, positions)
-        if not mixed:
-            return [self.binding]
-        return [self.binding, PreparedPrompt.bound(self.module, how, self.matrix_of, positions)]
 
     # -- what must hold -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from triptych.errors import InputError, nearest
 
 # Importing these files enters their exercises.
 from triptych.labs.exercises import fundamentals, textbook, textbook_code, worked
-from triptych.labs.exercises.exercise import MAKERS, Answer, Exercise, Question, make
+from triptych.labs.exercises.exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
 
 _FILES = (fundamentals, worked, textbook, textbook_code)
 NAMES = {name: MAKERS[name][0] for name in sorted(MAKERS, key=lambda name: (name[:2], int(name[3:])))}
@@ -33,7 +33,7 @@ def variant(name: str, seed: int = 0) -> Exercise:
 
 
 def check(exercise: Exercise, answers: Sequence[str]) -> list[bool]:
-    """Whether each of `answers`, in the order of the questions, is right; see `Question.is_right`.
+    """Whether each of `answers`, in the order of the questions, is right; see `ExerciseQuestion.is_right`.
 
     Raises InputError for more answers than questions, and for none.
     """
@@ -46,4 +46,4 @@ def check(exercise: Exercise, answers: Sequence[str]) -> list[bool]:
     return [question.is_right(given) for question, given in zip(exercise.questions, answers, strict=False)]
 
 
-__all__ = ["NAMES", "Answer", "Exercise", "Question", "check", "variant"]
+__all__ = ["NAMES", "Answer", "Exercise", "ExerciseQuestion", "check", "variant"]

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Question:
+class ExerciseQuestion:
     """`text` asks, `answer` is right, and `solution` says how it is worked out."""
 
     text: str
@@ -53,10 +53,10 @@ class Exercise:
     title: str
     seed: int
     given: str
-    questions: tuple[Question, ...]
+    questions: tuple[ExerciseQuestion, ...]
 
 
-Draft = tuple[str, Sequence[Question]]
+Draft = tuple[str, Sequence[ExerciseQuestion]]
 Maker = Callable[[np.random.Generator], Draft]
 MAKERS: dict[str, tuple[str, Maker]] = {}
 

@@ -11,7 +11,7 @@ import torch
 from triptych import families
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
-from triptych.labs.exercises.exercise import Draft, Question, exercise, listed, matrix, pick, row, small, tensor
+from triptych.labs.exercises.exercise import Draft, ExerciseQuestion, exercise, listed, matrix, pick, row, small, tensor
 
 SENTENCE = ("She", "sat", "by", "the", "river", "bank")
 
@@ -30,16 +30,16 @@ def attention_by_hand(random: np.random.Generator) -> Draft:
         matrix("X", x), matrix("W_Q", w_q), matrix("W_K", w_k), matrix("W_V", w_v),
     ))  # fmt: skip
     return given, [
-        Question(
+        ExerciseQuestion(
             f"What is the query of token {asked + 1}?", row(q[asked]), f"Its row of X times W_Qᵀ: {listed(q[asked])}."
         ),
-        Question(
+        ExerciseQuestion(
             f"What are the attention weights of token {asked + 1}, with 1/√d and without a mask?",
             row(weights),
             f"The keys are {', '.join(listed(one) for one in k)}; the scores over √2 are {listed(scores)}; softmax of "
             "them adds up to 1.",
         ),
-        Question(
+        ExerciseQuestion(
             "What is its output?",
             row(out),
             f"The weights times the values {', '.join(listed(one) for one in v)}, added up.",
@@ -58,18 +58,20 @@ def a_block(random: np.random.Generator) -> Draft:
         f"residuals; no biases. It reads [{batch}, {tokens}, {width}]."
     )
     return given, [
-        Question("What is the shape of its output?", (batch, tokens, width), "A residual stream keeps its shape."),
-        Question(
+        ExerciseQuestion(
+            "What is the shape of its output?", (batch, tokens, width), "A residual stream keeps its shape."
+        ),
+        ExerciseQuestion(
             "What is the shape of the queries, as batch, heads, tokens, head width?",
             (batch, heads, tokens, width // heads),
             f"{width} / {heads} = {width // heads} numbers for each head.",
         ),
-        Question(
+        ExerciseQuestion(
             "What is the shape inside the MLP?",
             (batch, tokens, hidden),
             "gate and up both give the hidden width, and their product keeps it.",
         ),
-        Question(
+        ExerciseQuestion(
             "How many parameters has the block?",
             attention + mlp + norms,
             f"Attention 4·D² = {attention:,}, SwiGLU 3·D·F = {mlp:,}, two norms 2·D = {norms:,}.",
@@ -90,18 +92,18 @@ def agreement(random: np.random.Generator) -> Draft:
         f"Two tokens, one head of width {width}.", matrix("q", q), matrix("k", k), f"  v = {listed(v[:, 0])}",
     ))  # fmt: skip
     return given, [
-        Question(
+        ExerciseQuestion(
             "What does scaled_dot_product_attention of PyTorch give for the two tokens?",
             row(theirs),
             f"It divides by √{width}; the weights are {listed(row(attention_pattern(tensor(q), tensor(k))))}, "
             "row by row.",
         ),
-        Question(
+        ExerciseQuestion(
             "How far from it, at most, is the same without the division by √d?",
             apart,
             f"Without it the outputs are {listed(row(unscaled))}.",
         ),
-        Question(
+        ExerciseQuestion(
             "For which head width would the two be equal?",
             1,
             "√1 = 1: there is nothing to divide by.",
@@ -118,17 +120,17 @@ def losses(random: np.random.Generator) -> Draft:
         f"loss on held-out text is {loss} nats a character."
     )
     return given, [
-        Question(
+        ExerciseQuestion(
             "What loss, in nats, has a decoder that knows nothing?",
             log(vocab),
             f"Every character has probability 1/{vocab}, so the loss is ln {vocab}.",
         ),
-        Question(
+        ExerciseQuestion(
             "Among how many characters does the trained one choose, on average (its perplexity)?",
             float(np.exp(loss)),
             f"exp({loss}).",
         ),
-        Question(
+        ExerciseQuestion(
             "How many pairs of a token and one that it must not see has a row?",
             tokens * (tokens - 1) // 2,
             f"T(T−1)/2 of {tokens}: without the mask each token sees the next one, which is its answer, so that "
@@ -158,12 +160,12 @@ def which_head(random: np.random.Generator) -> Draft:
     ))  # fmt: skip
     best = int(ratio.argmax())
     return given, [
-        Question(
+        ExerciseQuestion(
             "Which head reads the word river most?",
             int(weights[:, 4].argmax()) + 1,
             f"Its weights on river are {listed(weights[:, 4])}.",
         ),
-        Question(
+        ExerciseQuestion(
             "Which head links bank to river more than its habit of reading the word before explains?",
             best + 1,
             f"Weight over habit is {listed(ratio)}: a head that always reads the word before says nothing about "
@@ -190,9 +192,9 @@ def parameters(random: np.random.Generator) -> Draft:
         "before each sublayer and at the end, no biases, the head tied to the embedding."
     )
     return given, [
-        Question("How many parameters has the attention of one layer?", attention, f"4·D² = 4·{width:,}²."),
-        Question("How many has its MLP?", mlp, f"3·D·F = 3·{width:,}·{hidden:,}."),
-        Question(
+        ExerciseQuestion("How many parameters has the attention of one layer?", attention, f"4·D² = 4·{width:,}²."),
+        ExerciseQuestion("How many has its MLP?", mlp, f"3·D·F = 3·{width:,}·{hidden:,}."),
+        ExerciseQuestion(
             "How many has the model?",
             total,
             f"{layers} layers of {attention + mlp + norms:,} with their norms, V·D = {vocab * width:,} for the "
@@ -215,17 +217,17 @@ def permuted(random: np.random.Generator) -> Draft:
         matrix("Z", outputs, list(names)), f"Now it reads {' '.join(names[i] for i in order)}.",
     ))  # fmt: skip
     return given, [
-        Question(
+        ExerciseQuestion(
             f"What is its output at place {asked + 1}?",
             row(outputs[order[asked]]),
             f"{names[order[asked]]} stands there, and its output moves with it: the layer is equivariant.",
         ),
-        Question(
+        ExerciseQuestion(
             "What is the mean of the four outputs now?",
             row(outputs.mean(0)),
             "A mean does not depend on the order: pooled, the layer is invariant.",
         ),
-        Question(
+        ExerciseQuestion(
             "Does the output of A stay the same if the layer has a causal mask, yes or no?",
             "no",
             "A stood first and saw only itself; now it sees the tokens before it too.",
@@ -249,17 +251,17 @@ def config_shapes(random: np.random.Generator) -> Draft:
         f"  {json.dumps(key)}: {json.dumps(config[key])}" for key in list(config)[1:6]
     )
     return given, [
-        Question(
+        ExerciseQuestion(
             "What is the shape of layer 0's query projection, outputs before inputs?",
             shapes[f"{first}attn.q.weight"],
             f"{heads} heads of {head} numbers, from {width:,}.",
         ),
-        Question(
+        ExerciseQuestion(
             "What is that of its key projection?",
             shapes[f"{first}attn.k.weight"],
             f"{groups} key/value heads of {head} numbers: {heads // groups} query heads read each.",
         ),
-        Question(
+        ExerciseQuestion(
             "What is that of the MLP's down projection?",
             shapes[f"{first}mlp.down.weight"],
             f"From F = {hidden:,} back to D = {width:,}.",

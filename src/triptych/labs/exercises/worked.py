@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from triptych.attention import attend, attention_pattern
-from triptych.labs.exercises.exercise import Draft, Question, exercise, listed, matrix, number, pick, row, small, tensor
+from triptych.labs.exercises.exercise import (
+    Draft,
+    ExerciseQuestion,
+    exercise,
+    listed,
+    matrix,
+    number,
+    pick,
+    row,
+    small,
+    tensor,
+)
 from triptych.spec import causal
 
 
@@ -23,17 +34,17 @@ def one_number_a_token(random: np.random.Generator) -> Draft:
         f"  q = {listed(q[:, 0])}   k = {listed(k[:, 0])}   v = {listed(v[:, 0])}",
     ))  # fmt: skip
     return given, [
-        Question(
+        ExerciseQuestion(
             f"What are the scores of token {asked + 1} against the three tokens?",
             row(scores),
             f"Its query {number(q[asked, 0])} times each key: {listed(scores)}.",
         ),
-        Question(
+        ExerciseQuestion(
             "What are its three attention weights?",
             row(weights),
             f"softmax({listed(scores)}): each exp(score) over their sum {number(float(np.exp(scores).sum()))}.",
         ),
-        Question(
+        ExerciseQuestion(
             "What is its output?",
             float(out),
             f"The weights {listed(row(weights))} times the values {listed(v[:, 0])}, added up.",
@@ -47,13 +58,13 @@ def shapes_of_heads(random: np.random.Generator) -> Draft:
     model = heads * width
     given = f"A layer has width D = {model:,} and {heads} heads that share it evenly. It reads {tokens} tokens."
     return given, [
-        Question("How wide is each head?", width, f"D / H = {model:,} / {heads} = {width}."),
-        Question(
+        ExerciseQuestion("How wide is each head?", width, f"D / H = {model:,} / {heads} = {width}."),
+        ExerciseQuestion(
             "What is the shape of all heads' scores, as heads, queries, keys?",
             (heads, tokens, tokens),
             f"Each of the {heads} heads compares {tokens} queries with {tokens} keys.",
         ),
-        Question(
+        ExerciseQuestion(
             "What is the shape of the concatenated heads, and so of the output?",
             (tokens, model),
             f"{heads} vectors of {width} numbers side by side are {model:,} numbers for each of {tokens} tokens.",
@@ -72,20 +83,20 @@ def where_the_mask_enters(random: np.random.Generator) -> Draft:
     given = matrix("scores q·kᵀ/√d of 4 tokens", scores) + "\nThe mask adds 0 or −∞ to them before softmax."
     later = float(without[at + 1 :].sum())
     return given, [
-        Question(
+        ExerciseQuestion(
             f"What are the four weights of token {at + 1} under the causal mask?",
             row(with_mask),
             f"Only the first {at + 1} scores of its row are left; softmax over {listed(scores[at, : at + 1])}, "
             "then zeros.",
         ),
-        Question(
+        ExerciseQuestion(
             "Without the mask, how much of its weight would go to later tokens?",
             later,
             f"softmax over the whole row {listed(scores[at])} is {listed(row(without))}; the last "
             f"{tokens - at - 1} add "
             f"up to {number(later)}. In training they hold the answer, in generation they do not exist.",
         ),
-        Question(
+        ExerciseQuestion(
             "How many of the 16 scores does the mask remove?",
             tokens * (tokens - 1) // 2,
             "Those above the diagonal: T(T−1)/2 = 6.",
