@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from triptych.checkpoints.adapters import with_base
 from triptych.checkpoints.convert import Conversion, save
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
-from triptych.errors import InputError
+from triptych.errors import ConfigError, InputError, nearest
+from triptych.families.named import NAMED
 from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.model_tasks import ModelTasks
@@ -392,9 +394,19 @@ def load(
     return Model(module, tokenizer, hf, where, report)
 
 
-def create(config: dict[str, Any] | Spec, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
+def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
     """A fresh model from a spec, or from a config dict in HF's own keys, e.g.
-    `{"model_type": "llama", "hidden_size": 128, ...}`.  Raises ConfigError for a config that does not fit together."""
+    `{"model_type": "llama", "hidden_size": 128, ...}`; or at random in the sizes of one that the lectures name, such as
+    "gpt2" or "transformer-base".  Raises ConfigError for a config that does not fit together and for another name,
+    InputError where the weights, 4 bytes each, do not fit into the memory that is free."""
+    if isinstance(config, str):
+        if config not in NAMED:
+            problem = f"no model {config!r}{nearest(config, NAMED)}; create() knows {', '.join(NAMED)}"
+            raise ConfigError(f"{problem}, and load() reads checkpoints")
+        config = dict(NAMED[config])
     spec, keys = (config, None) if isinstance(config, Spec) else (families.read_config(config, where="config"), config)
+    needed, free = 4 * sum(map(math.prod, spec.shapes().values())), machine.free_memory()
+    if free is not None and needed > free:
+        raise InputError(f"this {spec.family} model needs {needed:,} bytes for its weights, and {free:,} are free")
     with torch.inference_mode(False):  # as in `load`
         return Model(nn.new(spec, seed), tokenizer, keys)
