@@ -73,7 +73,7 @@ static void product(int layout, int rows, int columns, int count, int threads)
     release(bias, bias_bytes);
 }
 
-/* x' [count][columns] rounded, y fp32 or rounded, with a bias and something more or without. */
+/* x' [count][columns] rounded, y fp32 or rounded, with a bias, something more and a gate or without. */
 static void product_bf16(int rows, int columns, int count, int rounded)
 {
     int pairs = pairs_in(rows), padded = pairs_in(columns) * PAIR;
@@ -89,8 +89,10 @@ static void product_bf16(int rows, int columns, int count, int rounded)
     for (int i = 0; i < rows; i++) bias[i] = (float)i;
     for (int i = 0; i < count * rows; i++) more[i] = (float)i;
     for (int m = 0; m < count; m++) round_bf16(in + m * padded, x, columns);
-    struct bf16_product it = {(const uint16_t *)weights, NULL, rows, columns, count, rounded, 0, rounded, in,
-                              count % 2 ? bias : NULL, count % 2 ? NULL : more, y};
+    struct matrix w = {-1, rows, columns, 0, weights}; /* tiles */
+    struct bf16_product it = {.weight = &w, .gate = count % 3 ? NULL : &w, .count = count, .function = rounded,
+                              .rounded = rounded, .x = in, .bias = count % 2 ? bias : NULL,
+                              .more = count % 2 ? NULL : more, .y = y};
     multiply_bf16(&it, 0, pairs);
     release(weights, bytes);
     release(y, y_bytes);
@@ -110,7 +112,7 @@ static void product_unpacked(int layout, int rows, int columns, int count)
     for (size_t i = 0; i < bytes; i++) data[i] = (char)(i * 37 % 61);
     for (int i = 0; i < count * columns; i++) in[i] = (uint16_t)(0x3f80 + i % 64);
     struct matrix w = {layout, rows, columns, 0, data};
-    struct bf16_product it = {.packed = &w, .rows = rows, .columns = columns, .count = count, .x = in, .y = y};
+    struct bf16_product it = {.weight = &w, .gate = count % 3 ? NULL : &w, .count = count, .x = in, .y = y};
     multiply_bf16(&it, 0, pairs_in(rows));
     release(data, bytes);
     release(y, y_bytes);
