@@ -131,14 +131,20 @@ def test_what_counts_as_right(answer: exercises.Answer, given: str, right: bool)
     assert ExerciseQuestion("?", answer, "So.").is_right(given) is right
 
 
-def test_unknown_names_and_seeds_are_refused() -> None:
+def test_unknown_names_seeds_and_answers_are_refused(unchecked: None) -> None:
     with pytest.raises(InputError, match=r"no exercise 'L4\.71'.*L4\.7"):
         exercises.variant("L4.71")
-    with pytest.raises(InputError, match="seed is -1"):
-        exercises.variant("L4.7", -1)
+    for seed in (-1, 1.5, True, "3"):
+        with pytest.raises(InputError, match="seed="):
+            exercises.variant("L4.7", seed)
+    with pytest.raises(InputError, match="not 7"):
+        exercises.variant(7)
     one = exercises.variant("L4.9", 1)
     with pytest.raises(InputError, match="3 questions"):
         exercises.check(one, [])
+    for wrong in ("256", [256]):
+        with pytest.raises(InputError, match="list of texts"):
+            exercises.check(one, wrong)
     with pytest.raises(InputError, match="not 4"):
         exercises.check(one, ["1"] * 4)
 
