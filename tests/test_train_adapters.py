@@ -187,3 +187,21 @@ def test_the_page_shows_the_recipe_of_the_examples() -> None:
     shown = page.partition('```toml title="docs/examples/adapter.toml"\n')[2].partition("```")[0]
     assert shown.strip()
     assert shown in (docs / "examples" / "adapter.toml").read_text(encoding="utf-8")
+
+
+def test_the_size_of_checkpoints_is_that_of_the_adapter(tmp_path: Path) -> None:
+    job = prepare(recipe(tmp_path, cli_models.checkpoint("decoder")))
+    adapter = job.trainer.module.lora_adapter
+    assert adapter is not None
+    assert job.trainer.optimizer.weight_bytes == 4 * adapter.parameters
+    whole = prepare(recipe(tmp_path, cli_models.checkpoint("decoder")).model_copy(update={"adapter": None}))
+    assert whole.trainer.optimizer.weight_bytes == sum(p.nbytes for p in whole.trainer.module.parameters())
+
+
+def test_a_head_beside_an_adapter_is_refused(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"the mill {i}", "label": str(i % 2)}) for i in range(40)]
+    (tmp_path / "labels.jsonl").write_text("\n".join(lines))
+    changes = {"data": {"path": str(tmp_path / "labels.jsonl")}, "objective": {"name": "labels"}}
+    with pytest.raises(ConfigError, match="labels trains a head, which the file of an adapter does not hold") as caught:
+        prepare(recipe(tmp_path, cli_models.checkpoint("encoder"), **changes))
+    assert "\n" not in str(caught.value)
