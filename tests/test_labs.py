@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +19,7 @@ from triptych import labs
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.labs import LABS
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, TableSection
 
 Run = Callable[[Setup], LabResult]
@@ -249,3 +250,33 @@ def test_a_folder_that_cannot_be_made_ends_it_before_the_work(
     catalogue(hopeless=broken)
     assert main(["lab", "hopeless", "--out", "taken"]) == 1
     assert "taken" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class Sizes:
+    steps: int = size(100, "training steps")
+    rate: float = size(0.1, "learning rate")
+    depths: tuple[int, ...] = size((4, 16), "layers of each model")
+
+
+def test_sizes_of_a_run_replace_those_of_the_lab() -> None:
+    full = Sizes(steps=1000)
+    assert Setup().sized(Sizes(), full) == Sizes()
+    assert Setup(full=True).sized(Sizes(), full) == full
+    setup = Setup(sizes={"steps": "20", "rate": 1, "depths": "2,8,32"}, full=True)
+    assert setup.sized(Sizes(), full) == Sizes(steps=20, rate=1.0, depths=(2, 8, 32))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"step": 3}, r"no size 'step' \(did you mean 'steps'\?\); it has: steps, rate, depths"),
+        ({"steps": 1.5}, "size steps: '1.5' is not of type int"),
+        ({"steps": 0}, "size steps: '0' must be above 0"),
+        ({"rate": "nan"}, "size rate: 'nan' must be above 0"),
+        ({"depths": "4,,8"}, "size depths: '' is not of type int"),
+    ],
+)
+def test_a_size_that_cannot_be_is_one_line(sizes: dict[str, int | float | str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Setup(sizes=sizes).sized(Sizes())

@@ -6,27 +6,73 @@ Each lab is one file beside this one, with one function `run(setup) -> LabResult
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from triptych.errors import InputError, nearest
 from triptych.page import Section
+
+S = TypeVar("S")
+Size = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
 def _no_progress(text: str) -> None:
     """The default of `Setup.progress`: shows nothing."""
 
 
+def size(default: Any, about: str) -> Any:
+    """A field of a lab's `Sizes`: its default, and one line that says what it is, with its unit."""
+    return field(default=default, metadata={"about": about})
+
+
 @dataclass(frozen=True)
 class Setup:
-    """Settings of a run.  `model` replaces the checkpoint a lab would use, `data` the text it would train on;
-    `progress` is called with a line of text whenever a new part of the work begins."""
+    """Settings of a run.  `model` replaces the checkpoint a lab would use, `data` the text it would train on; `sizes`
+    replaces values of the lab's `Sizes` by name; with `full`, the others are those of the lab's `FULL`, where it has
+    one.  `progress` is called with a line of text whenever a new part of the work begins."""
 
     seed: int = 0
     model: str | None = None
     data: str | None = None
     progress: Callable[[str], None] = _no_progress
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    full: bool = False
+
+    def sized(self, quick: S, full: S | None = None) -> S:
+        """The sizes of a lab, a frozen dataclass: `quick`, or `full` where this run is a full one, with `self.sizes` in
+        place of the values of the same names.
+
+        Raises InputError for a name that the lab does not have, with the nearest one, for a value of another type, and
+        for a count below 1.
+        """
+        base = full if self.full and full is not None else quick
+        values = {name: _converted(base, name, value) for name, value in self.sizes.items()}
+        return dataclasses.replace(base, **values)  # type: ignore[type-var]
+
+
+def _converted(base: object, name: str, value: Size) -> Any:
+    """`value` in the type of the field `name` of `base`; a tuple's numbers are separated by commas."""
+    if not hasattr(base, name):
+        raise InputError(f"this lab has no size {name!r}{nearest(name, vars(base))}; it has: {', '.join(vars(base))}")
+    default = getattr(base, name)
+    if not isinstance(default, tuple):
+        return _number(name, type(default), str(value))
+    parts = str(value).split(",") if not isinstance(value, tuple) else [str(part) for part in value]
+    return tuple(_number(name, type(default[0]), part) for part in parts)
+
+
+def _number(name: str, kind: type, text: str) -> int | float | str:
+    """`text` as one value of a size.  Text is any; a number must be finite and above 0."""
+    try:
+        value: int | float | str = kind(text)
+    except ValueError:
+        raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}") from None
+    if isinstance(value, int | float) and not 0 < value < math.inf:
+        raise InputError(f"size {name}: {text!r} must be above 0 and finite")
+    return value
 
 
 @dataclass(frozen=True)
