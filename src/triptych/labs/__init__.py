@@ -20,6 +20,7 @@ LABS = {
     "kv-cache": "the cache changes no token and saves recomputing the past",
     "quadratic": "the cost of T tokens: full, fused, window, block-sparse, linear, grouped",
     "flash-tiles": "FlashAttention's tiles in NumPy: the same numbers, and what they move between memories",
+    "sparse-patterns": "strided and powers-of-two patterns: pairs computed over T, and layers to connect all",
     "additive-vs-dot": "Bahdanau's score beside the dot product: memory, parameters, widths, sharpness",
     "soft-vs-hard": "at high sharpness, attention is a dictionary lookup",
     "heads-vs-width": "H heads of width D/H cost what one head of width D costs, and read H places",
