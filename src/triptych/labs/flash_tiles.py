@@ -95,11 +95,11 @@ def run(setup: Setup) -> LabResult:
     )
     meaning = (
         "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
-        " that of plain attention to rounding. Beside its arrays the tiled way keeps one number a query, the"
-        " log-sum-exp, and in the backward one more; plain attention writes T² scores and T² weights and reads them"
-        " again. The number of products is the same. What falls is what is moved: a fast memory of twice the size holds"
-        " tiles of twice as many queries, and keys and values are read half as often. With a fast memory of only d²"
-        " numbers the tiles are so small that they move more than plain attention does."
+        " that of plain attention to rounding. Beside its arrays the tiled way keeps one number a query, the log-sum-"
+        " exp, and in the backward one more; plain attention writes T² scores and T² weights and reads them again. The"
+        " number of products is the same. What falls is what is moved: a fast memory of twice the size holds tiles of"
+        " twice as many queries, and keys and values are read half as often. With a fast memory of only d² numbers the"
+        " tiles are so small that they move more than plain attention does."
     )
     return LabResult(
         "What do FlashAttention's tiles save?",

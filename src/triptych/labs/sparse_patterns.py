@@ -105,15 +105,15 @@ def run(setup: Setup) -> LabResult:
         Check(f"{POWERS}: the same", hops[POWERS], most=math.floor(math.log2(blocks - 1)) + 1 if blocks > 1 else 1),
     )
     meaning = (
-        "Each pattern is a symbolic mask. The block kernel lists the blocks of keys that a block of queries may see and"
-        " multiplies only those, so its pairs grow as the pattern does; the same pattern written out as an array is"
-        " opaque, and every pair is computed. What the kernel cannot skip: pairs of a block that the mask hides"
-        " inside it, and the difference between a block of queries and the one that sees most, since all get lists of"
-        " one length. Information still reaches everywhere, in two layers under the strided pattern and in as many as a"
+        "Each pattern is a symbolic mask. The block kernel lists the blocks of keys that a block of queries may see"
+        " and multiplies only those, so its pairs grow as the pattern does; the same pattern written out as an array is"
+        " opaque, and every pair is computed. What the kernel cannot skip: pairs of a block that the mask hides inside"
+        " it, and the difference between a block of queries and the one that sees most, since all get lists of one"
+        " length. Information still reaches everywhere, in two layers under the strided pattern and in as many as a"
         " distance has binary digits under powers of two. Processor time falls less than the number of pairs: the"
-        " kernel copies the keys of each block of queries into memory of their own, and the fused kernel, which computes"
-        " all pairs without leaving fast memory, may still be faster at these lengths (see the table). In cached"
-        " decoding a pattern saves nothing here: a later query may see any block, and one query reads all keys."
+        " kernel copies the keys of each block of queries into memory of their own, and the fused kernel, computing all"
+        " pairs without leaving fast memory, may still be faster at these lengths (see the table). In cached decoding a"
+        " pattern saves nothing here: a later query may see any block, and one query reads all keys."
     )
     sections = (
         _table(sizes, ways, computed, seconds),
