@@ -29,6 +29,7 @@ FALSIFIED_BY = (
     " in proportion to the fast memory, or if tiles moved fewer numbers than plain attention even where the fast memory"
     " has only d² numbers."
 )
+SEEDS = 5  # of a recorded result
 RAGGED = ((45, 45, 16, 8), (30, 53, 8, 16), (53, 30, 64, 64))  # T, S, queries and keys of a tile
 DRAWN = 8  # tiles in each direction of the drawing
 EVERYTHING = slice(None)

@@ -26,6 +26,7 @@ FALSIFIED_BY = (
     " pages were not the engine's. It would also be false if pages took more than one partly empty page a row beyond"
     " the tokens that differ, or if sharing without a copy before writing gave the same keys."
 )
+SEEDS = 5  # of a recorded result
 VOCAB, WIDTH, HEADS = 53, 32, 4
 
 

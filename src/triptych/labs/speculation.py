@@ -25,6 +25,7 @@ FALSIFIED_BY = (
     " false if a draft that agrees always did not save forwards, if one that rarely agrees saved as many, or if a wrong"
     " guess were accepted."
 )
+SEEDS = 5  # of a recorded result
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
 
 
@@ -132,7 +133,7 @@ def model(sizes: Sizes, seed: int) -> nn.Transformer:
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() == 2:
-                parameter *= 2.0
+                parameter.mul_(2.0)
     return module.eval()
 
 
@@ -155,7 +156,7 @@ def draft(module: nn.Transformer, amount: float, sizes: Sizes, seed: int) -> Dra
         for mine, theirs in zip(other.parameters(), module.parameters(), strict=True):
             mine.copy_(theirs)
             if mine.dim() == 2:
-                mine += amount * float(mine.std()) * torch.randn(mine.shape, generator=noise)
+                mine.add_(torch.randn(mine.shape, generator=noise), alpha=amount * float(mine.std()))
     return DraftModel(Engine(other), sizes.vocab)
 
 
