@@ -23,7 +23,7 @@ class MLP(Module[parts.MLPSpec], of=parts.MLPSpec):
 
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](up), ctx.rows)
+        hidden = taps("act", taps.computed(ops.ACTIVATIONS[self.spec.act], up), ctx.rows)
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 
@@ -37,8 +37,11 @@ class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         gate = taps("gate", self.gate(x), ctx.rows)
         up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](gate) * up, ctx.rows)
+        hidden = taps("act", taps.computed(self.gated, gate, up), ctx.rows)
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return ops.ACTIVATIONS[self.spec.act](gate) * up
 
 
 class MoE(Module[parts.MoESpec], of=parts.MoESpec):

@@ -35,6 +35,11 @@ class Taps:
         """The value to go on with at `site`; `value` is `[N, ...]` over the flat batch of `rows`."""
         return value
 
+    def computed(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """`function(*inputs)`, where the function reads nothing but these and changes nothing: taps that keep the
+        inputs need not keep the result."""
+        return function(*inputs)
+
     def attend(
         self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
     ) -> Tensor:
