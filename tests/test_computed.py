@@ -159,7 +159,7 @@ def test_a_computation_that_ignores_changes_would_be_wrong(model: Model, monkeyp
 
 def without_versions(self: computed.Computations, value: Tensor, rows: Any) -> Tensor | computed.Computation:
     made = self.made.get(value)
-    self.kept[value] = True if made is None else made[0]
+    self.kept[value] = True
     return value if made is None else made[0]
 
 

@@ -106,16 +106,12 @@ class ParallelBlock(Module[parts.ParallelBlockSpec], of=parts.ParallelBlockSpec)
 
         h = taps("attn.in", self.attn_norm.pre(y), rows)
         h = self.attn_norm.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
-        attended = drop(taps("attn.out", h, rows))
+        attended = taps.computed(add, x, drop(taps("attn.out", h, rows)))
 
         h = taps("mlp.in", self.mlp_norm.pre(y), rows)
         h = self.mlp_norm.out(self.mlp(h, ctx, taps.at("mlp")))
-        x = taps.computed(_sum, x, attended, drop(taps("mlp.out", h, rows)))
+        x = taps.computed(add, attended, drop(taps("mlp.out", h, rows)))
         return taps("resid_post", x, rows)
-
-
-def _sum(x: Tensor, attended: Tensor, transformed: Tensor) -> Tensor:
-    return x + attended + transformed
 
 
 class Stack(Module[parts.StackSpec], of=parts.StackSpec):

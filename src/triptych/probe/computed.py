@@ -61,24 +61,30 @@ class Computations:
     """Which tensors of one forward passed a site where they are kept, and which were computed from such tensors."""
 
     def __init__(self) -> None:
-        self.kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> itself weakly (True), or its computation
-        self.made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> its computation, and its version then
+        self.kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor that is kept -> True
+        self.made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor -> its computation, and its version then
 
     def add(self, value: Tensor, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
-        """`value` is `function(*inputs)`.  Not remembered unless all of these are kept, and as they were."""
-        if any(x is value or x not in self.kept or x.is_inference() for x in inputs) or _casts(value):
+        """`value` is `function(*inputs)`.  Not remembered unless all of these are kept, or computed from kept ones."""
+        if value.is_inference() or _casts(value) or any(x is value for x in inputs):
             return
-        sources = [x if self.kept[x] is True else self.kept[x] for x in inputs]
-        self.made[value] = Computation(function, sources, value), value._version
+        sources = [self._made(x) or (x if x in self.kept else None) for x in inputs]
+        known = [x for x in sources if x is not None]
+        if len(known) == len(inputs):
+            self.made[value] = Computation(function, known, value), value._version
 
     def kept_as(self, value: Tensor, rows: Rows) -> Tensor | Computation:
         """What to keep of a value that passes a site of these rows: the value, or how it is computed."""
-        computation, version = self.made.get(value, (None, 0))
-        if computation is None or value._version != version or value.shape[0] != rows.total:
-            self.kept.setdefault(value, True)
-            return value
-        self.kept[value] = computation
-        return computation  # type: ignore[no-any-return]  # torch's dictionary has no types
+        computation = self._made(value)
+        if computation is not None and value.shape[0] == rows.total:
+            return computation
+        self.kept[value] = True
+        return value
+
+    def _made(self, value: Tensor) -> Computation | None:
+        """How a tensor was computed; None where that is not known, or where it was written to since."""
+        computation, version = self.made.get(value, (None, -1))
+        return None if computation is None or value._version != version else computation
 
 
 def _version(one: Tensor | Computation) -> int:
