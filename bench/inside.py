@@ -7,6 +7,9 @@ growth of the resident set's peak.  The limits are those of the project.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import gc
 import platform
 import statistics
 import tempfile
@@ -44,6 +47,19 @@ def reset_peak() -> int:
     except OSError:
         return 0
     return peak()
+
+
+def give_back() -> None:
+    """Free what nobody has, and return free memory to the system, so that the peak grows by what a call takes."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def held_now(trace: triptych.Trace) -> int:
+    """Bytes of the tensors in a trace, without those that are computed when somebody looks at them."""
+    records = [record for rows in trace.records.values() for record in rows.values()]
+    return sum({x.data_ptr(): x.nbytes for record in records for x in record.pieces}.values())
 
 
 def compare(name: str, limit: float, plain: Callable[[], Any], reading: Callable[[], Any], pairs: int) -> None:
@@ -149,14 +165,14 @@ def against_transformer_lens(pairs: int) -> None:
         runs = lambda: theirs.run_with_cache(ids), lambda: model.trace(rows, read="*")
         for turn in range(pairs + 1):  # the first one warms up
             for i, run in enumerate(runs):
+                give_back()
                 before, begin = reset_peak(), time.perf_counter()
                 result = run()
                 if turn:
                     seconds[i].append(time.perf_counter() - begin)
                     grown[i].append(peak() - before)
-                if i:  # scores and patterns are made when somebody looks at them
-                    records = [one for rows in result.records.values() for one in rows.values()]
-                    held = sum({x.data_ptr(): x.nbytes for one in records for x in one.pieces}.values())
+                if i:
+                    held = held_now(result)
                 tensors = [*result[1].values()] if i == 0 else [x for site in result for x in result[site]]
                 kept[i] = sum({x.data_ptr(): x.nbytes for x in tensors}.values())
                 del result, tensors

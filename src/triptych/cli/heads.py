@@ -18,33 +18,35 @@ PAGE = (".html", ".htm")
 SHOWN = 5  # heads listed of each role
 RANKED = 12  # heads listed of a link
 
+LinkWords = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="WORD:WORD",
+        help="Rank every head by its weight from one word of --text to the other; bank@2 is the second.",
+        show_default=False,
+    ),
+]
+LinkText = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="The text of --link.", show_default=False)]
+LinkTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target", metavar="TEXT", help="With --link: the first word stands here, in an encoder-decoder's target."
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random draws.")]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write all heads to an offline .html page.")]
+
 
 @options.opens
 def heads(
     checkpoint: options.Checkpoint,
     texts: options.Texts = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            "--link",
-            metavar="WORD:WORD",
-            help="Rank every head by its weight from one word of --text to the other; bank@2 is the second.",
-            show_default=False,
-        ),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", metavar="TEXT", help="The text of --link.", show_default=False)
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", metavar="TEXT", help="With --link: the first word stands here, in an encoder-decoder's target."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random draws.")] = 0,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write all heads to an offline .html page.")
-    ] = None,
+    link: LinkWords = None,
+    text: LinkText = None,
+    target: LinkTarget = None,
+    seed: Seed = 0,
+    save: Save = None,
     as_json: options.Json = False,
 ) -> None:
     """Name what each attention head does, beside a null and the effect of removing it; or rank heads for two words."""

@@ -30,72 +30,86 @@ SAVED = (*PAGE, ".svg", ".png", ".json")
 MOST_DRAWN = 64  # heads in a picture of matplotlib
 TOP_KEYS = 4  # keys listed for each query
 
+TextArgument = Annotated[
+    str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)
+]
+Sites = Annotated[
+    str | None, typer.Option("--site", metavar="GLOB", help="Probe sites to read, for example blocks.0.attn.pattern.")
+]
+Layer = Annotated[
+    int | None, typer.Option("--layer", metavar="I", min=0, help="Read only this layer.", show_default=False)
+]
+Head = Annotated[
+    int | None, typer.Option("--head", metavar="I", min=0, help="Read only this head.", show_default=False)
+]
+Target = Annotated[
+    str | None,
+    typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder; by default generated."),
+]
+Beside = Annotated[
+    list[str] | None,
+    typer.Option("--beside", metavar="TEXT", help="Another text, shown beside the first in a page. Repeatable."),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        metavar="FILE",
+        help="Write an offline .html page, an .svg or .png picture, or .json; with --draw the drawing, as .svg.",
+    ),
+]
+ShowsProgram = Annotated[bool, typer.Option("--program", help="Show the forward as a list of operations with shapes.")]
+Draws = Annotated[
+    bool,
+    typer.Option("--draw", help="Draw the model as SVG; MODEL may also be config.json or a name that count knows."),
+]
+
 
 @options.opens
 def inspect(
     checkpoint: options.Checkpoint,
-    text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)
-    ] = None,
-    site: Annotated[
-        str | None,
-        typer.Option("--site", metavar="GLOB", help="Probe sites to read, for example blocks.0.attn.pattern."),
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option("--layer", metavar="I", min=0, help="Read only this layer.", show_default=False)
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option("--head", metavar="I", min=0, help="Read only this head.", show_default=False)
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder; by default generated."),
-    ] = None,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option("--beside", metavar="TEXT", help="Another text, shown beside the first in a page. Repeatable."),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            "--save",
-            metavar="FILE",
-            help="Write an offline .html page, an .svg or .png picture, or .json; with --draw the drawing, as .svg.",
-        ),
-    ] = None,
-    program: Annotated[
-        bool, typer.Option("--program", help="Show the forward as a list of operations with shapes.")
-    ] = False,
-    draw: Annotated[
-        bool,
-        typer.Option("--draw", help="Draw the model as SVG; MODEL may also be config.json or a name that count knows."),
-    ] = False,
+    text: TextArgument = None,
+    site: Sites = None,
+    layer: Layer = None,
+    head: Head = None,
+    target: Target = None,
+    beside: Beside = None,
+    save: Save = None,
+    program: ShowsProgram = False,
+    draw: Draws = False,
     as_json: options.Json = False,
 ) -> None:
     """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it."""
+    selects = {
+        "TEXT": text, "--site": site, "--layer": layer, "--head": head, "--target": target, "--beside": beside or None
+    }  # fmt: skip
+    named = [name for name, value in selects.items() if value is not None]
     if draw:
-        selects = {
-            "TEXT": text, "--site": site, "--layer": layer, "--head": head, "--target": target,
-            "--beside": beside or None,
-        }  # fmt: skip
-        if other := [name for name, value in selects.items() if value is not None] or ["--program"] * program:
+        if other := named or ["--program"] * program:
             raise typer.BadParameter(f"--draw shows the model itself, of any text; leave out {other[0]}")
         _draw(checkpoint, save=save, as_json=as_json)
-        return
-    need_text = {
-        "--site": site, "--layer": layer, "--head": head, "--target": target, "--beside": beside or None, "--save": save
-    }  # fmt: skip
-    if program:
-        if text is not None or any(value is not None for value in need_text.values()):
+    elif program:
+        if named or save is not None:
             raise typer.BadParameter("--program shows the forward of any text; leave out TEXT and what selects of it")
         _show_program(checkpoint, as_json=as_json)
-        return
-    if text is None:
-        if alone := [name for name, value in need_text.items() if value is not None]:
+    elif text is None:
+        if alone := named or ["--save"] * (save is not None):
             raise typer.BadParameter(f"{alone[0]} needs a TEXT to run the model on")
         _show_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline, as_json=as_json)
-        return
-    _check_texts(text, beside or [], save)
+    else:
+        _check_texts(text, beside or [], save)
+        inspections = _inspected(checkpoint, [text, *(beside or [])], site, layer, head, target, save)
+        if as_json:
+            screen.result(_as_json(inspections[0]))
+        elif save is None:
+            _show_inspection(inspections[0])
+
+
+def _inspected(
+    checkpoint: options.Checkpoint, texts: Sequence[str], site: str | None, layer: int | None, head: int | None,
+    target: str | None, save: Path | None,
+) -> list[Inspection]:  # fmt: skip
+    """What the model does on each text, written to the file where one is named."""
     if save is not None:
         _check_file(save)
     from triptych.checkpoints.header import read_header
@@ -108,17 +122,14 @@ def inspect(
     model = load_model(checkpoint)
     with screen.stages() as stage:
         inspections = []
-        for number, one in enumerate([text, *(beside or [])]):
-            stage(f"text {number + 1}" if beside else "reading")
+        for number, one in enumerate(texts):
+            stage(f"text {number + 1}" if len(texts) > 1 else "reading")
             inspections.append(inspect_text(model, one, target=target, site=site, layer=layer, head=head))
         if save is not None:
             _save(model, inspections, checkpoint.model, save, stage)
     if save is not None:
         screen.note(f"wrote {save}" + ("; open it in a browser" if save.suffix.lower() in PAGE else ""))
-    if as_json:
-        screen.result(_as_json(inspections[0]))
-    elif save is None:
-        _show_inspection(inspections[0])
+    return inspections
 
 
 def _check_texts(text: str, beside: Sequence[str], save: Path | None) -> None:

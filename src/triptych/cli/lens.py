@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.cli import options, screen
+from triptych.cli.patch import answers_of
 from triptych.cli.screen import plain
 
 if TYPE_CHECKING:
@@ -27,50 +28,48 @@ class StackOf(StrEnum):
     decoder = "decoder"
 
 
+TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="Text to run the model on.", show_default=False)]
+Top = Annotated[int, typer.Option("--top", metavar="K", min=1, help="Tokens for each layer and position.")]
+Positions = Annotated[
+    list[int] | None,
+    typer.Option("--position", metavar="P", help="Show only this position. Repeatable.", show_default=False),
+]
+Attribution = Annotated[
+    bool, typer.Option("--attribution", help="Show what each head and MLP adds to the answer's logit instead.")
+]
+Answer = Annotated[
+    str | None,
+    typer.Option("--answer", metavar="TOKEN", help="The answer of --attribution; by default the likeliest token."),
+]
+OtherToken = Annotated[
+    str | None, typer.Option("--other", metavar="TOKEN", help="Attribute the difference to this token's logit.")
+]
+Stack = Annotated[
+    StackOf | None,
+    typer.Option("--stack", help="Stack of an encoder-decoder; by default the decoder.", show_default=False),
+]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the tables to an offline .html page.")]
+
+
 @options.opens
 def lens(
     checkpoint: options.Checkpoint,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to run the model on.", show_default=False)],
-    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Tokens for each layer and position.")] = 5,
-    position: Annotated[
-        list[int] | None,
-        typer.Option("--position", metavar="P", help="Show only this position. Repeatable.", show_default=False),
-    ] = None,
-    attribution: Annotated[
-        bool, typer.Option("--attribution", help="Show what each head and MLP adds to the answer's logit instead.")
-    ] = False,
-    answer: Annotated[
-        str | None,
-        typer.Option("--answer", metavar="TOKEN", help="The answer of --attribution; by default the likeliest token."),
-    ] = None,
-    other: Annotated[
-        str | None,
-        typer.Option("--other", metavar="TOKEN", help="Attribute the difference to this token's logit."),
-    ] = None,
-    stack: Annotated[
-        StackOf | None,
-        typer.Option("--stack", help="Stack of an encoder-decoder; by default the decoder.", show_default=False),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder, after its start token."),
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write the tables to an offline .html page.")
-    ] = None,
+    text: TextArgument,
+    top: Top = 5,
+    position: Positions = None,
+    attribution: Attribution = False,
+    answer: Answer = None,
+    other: OtherToken = None,
+    stack: Stack = None,
+    target: options.DecoderInput = None,
+    save: Save = None,
     as_json: options.Json = False,
 ) -> None:
     """Show the likeliest tokens after each layer (the logit lens), or what each part adds to the answer's logit."""
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
-    if not attribution and (answer is not None or other is not None):
-        raise typer.BadParameter("--answer and --other are of --attribution")
-    if other is not None and answer is None:
-        raise typer.BadParameter("--other needs an --answer to compare with")
-    if attribution and len(position or ()) > 1:
-        raise typer.BadParameter("--attribution is of one --position")
-    if attribution and stack is not None:
-        raise typer.BadParameter("--attribution is of the stack under the head; omit --stack")
+    _check_options(attribution, other if answer is None else answer, position, stack)
+    answers = answers_of(answer, other)
     from triptych.cli.loading import load_model
 
     model = load_model(checkpoint)
@@ -79,10 +78,7 @@ def lens(
     predictions: Lens | None = None
     parts: LogitAttribution | None = None
     if attribution:
-        answers = [one for one in (answer, other) if one is not None]
-        result = parts = model.attribute_logit(
-            text, answers or None, at=position[0] if position else None, target=target
-        )
+        result = parts = model.attribute_logit(text, answers, at=position[0] if position else None, target=target)
     else:
         name: StackName | None = None if stack is None else stack.value
         result = predictions = model.lens(text, top=top, positions=position or None, stack=name, target=target)
@@ -98,6 +94,16 @@ def lens(
         _show_lens(predictions)
     elif save is None and parts is not None:
         _show_parts(parts)
+
+
+def _check_options(attribution: bool, answer: str | None, position: list[int] | None, stack: StackOf | None) -> None:
+    """Raise BadParameter for options that do not go together."""
+    if not attribution and answer is not None:
+        raise typer.BadParameter("--answer and --other are of --attribution")
+    if attribution and len(position or ()) > 1:
+        raise typer.BadParameter("--attribution is of one --position")
+    if attribution and stack is not None:
+        raise typer.BadParameter("--attribution is of the stack under the head; omit --stack")
 
 
 def _show_lens(predictions: Lens) -> None:

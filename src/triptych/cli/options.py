@@ -107,6 +107,13 @@ Adapter = Annotated[
 ]  # fmt: skip
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.")]
 
+MeasuredAt = Annotated[
+    int | None, typer.Option("--at", metavar="P", help="Measure here; by default at the last token, or at the mask.")
+]
+DecoderInput = Annotated[
+    str | None,
+    typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder, after its start token."),
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Stop after N tokens.")]
 Temperature = Annotated[
     float,

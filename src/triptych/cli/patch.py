@@ -34,75 +34,81 @@ class MetricOption(StrEnum):
     kl = "kl"
 
 
+Clean = Annotated[str, typer.Option("--clean", metavar="TEXT", help="Prompt with the right answer.")]
+Corrupt = Annotated[
+    str, typer.Option("--corrupt", metavar="TEXT", help="Prompt that is run with values of the clean one.")
+]
+CleanAnswer = Annotated[
+    str | None, typer.Option("--answer", metavar="TOKEN", help="Answer of the clean prompt.", show_default=False)
+]
+CorruptAnswer = Annotated[
+    str | None, typer.Option("--other", metavar="TOKEN", help="Answer of the corrupt prompt.", show_default=False)
+]
+Metric = Annotated[
+    MetricOption | None,
+    typer.Option(
+        "--metric",
+        help="What is measured; by default the difference of two answers' logits, the log-probability of one, kl "
+        "of none.",
+        show_default=False,
+    ),
+]
+Sites = Annotated[
+    list[str] | None,
+    typer.Option("--site", metavar="GLOB", help="Sites to patch; by default the residual stream. Repeatable."),
+]
+ByHead = Annotated[
+    bool, typer.Option("--heads", help="Patch one head at a time, at all positions unless --position is given.")
+]
+Positions = Annotated[
+    list[int] | None,
+    typer.Option("--position", metavar="P", help="Patch only this position. Repeatable.", show_default=False),
+]
+Pairs = Annotated[
+    str | None,
+    typer.Option("--align", metavar="PAIRS", help="Positions that correspond, CLEAN:CORRUPT, as in 0:0,1:1,3:2."),
+]
+Gradient = Annotated[
+    bool, typer.Option("--gradient", help="Estimate all cells from one backward pass instead of running each.")
+]
+Paths = Annotated[
+    str | None,
+    typer.Option(
+        "--path",
+        metavar="HEADS:HEADS",
+        help="What heads tell later heads (path patching), as in L0H1,L0H2:L1H4.k, or the output: L0H1:logits.",
+    ),
+]
+FreezeMlps = Annotated[
+    bool, typer.Option("--freeze-mlps", help="With --path: MLPs between the heads keep their values.")
+]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the grid to an offline .html page.")]
+
+
 @options.opens
 def patch(
     checkpoint: options.Checkpoint,
-    clean: Annotated[str, typer.Option("--clean", metavar="TEXT", help="Prompt with the right answer.")],
-    corrupt: Annotated[
-        str, typer.Option("--corrupt", metavar="TEXT", help="Prompt that is run with values of the clean one.")
-    ],
-    answer: Annotated[
-        str | None, typer.Option("--answer", metavar="TOKEN", help="Answer of the clean prompt.", show_default=False)
-    ] = None,
-    other: Annotated[
-        str | None, typer.Option("--other", metavar="TOKEN", help="Answer of the corrupt prompt.", show_default=False)
-    ] = None,
-    metric: Annotated[
-        MetricOption | None,
-        typer.Option(
-            "--metric",
-            help="What is measured; by default the difference of two answers' logits, the log-probability of one, kl "
-            "of none.",
-            show_default=False,
-        ),
-    ] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option("--site", metavar="GLOB", help="Sites to patch; by default the residual stream. Repeatable."),
-    ] = None,
-    heads: Annotated[
-        bool, typer.Option("--heads", help="Patch one head at a time, at all positions unless --position is given.")
-    ] = False,
-    position: Annotated[
-        list[int] | None,
-        typer.Option("--position", metavar="P", help="Patch only this position. Repeatable.", show_default=False),
-    ] = None,
-    at: Annotated[
-        int | None,
-        typer.Option("--at", metavar="P", help="Measure here; by default at the last token, or at the mask."),
-    ] = None,
-    align: Annotated[
-        str | None,
-        typer.Option("--align", metavar="PAIRS", help="Positions that correspond, CLEAN:CORRUPT, as in 0:0,1:1,3:2."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder, after its start token."),
-    ] = None,
-    gradient: Annotated[
-        bool, typer.Option("--gradient", help="Estimate all cells from one backward pass instead of running each.")
-    ] = False,
-    path: Annotated[
-        str | None,
-        typer.Option(
-            "--path",
-            metavar="HEADS:HEADS",
-            help="What heads tell later heads (path patching), as in L0H1,L0H2:L1H4.k, or the output: L0H1:logits.",
-        ),
-    ] = None,
-    freeze_mlps: Annotated[
-        bool, typer.Option("--freeze-mlps", help="With --path: MLPs between the heads keep their values.")
-    ] = False,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write the grid to an offline .html page.")
-    ] = None,
+    clean: Clean,
+    corrupt: Corrupt,
+    answer: CleanAnswer = None,
+    other: CorruptAnswer = None,
+    metric: Metric = None,
+    site: Sites = None,
+    heads: ByHead = False,
+    position: Positions = None,
+    at: options.MeasuredAt = None,
+    align: Pairs = None,
+    target: options.DecoderInput = None,
+    gradient: Gradient = False,
+    path: Paths = None,
+    freeze_mlps: FreezeMlps = False,
+    save: Save = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a prompt with values of another in its place: one site, position, head or path between heads at a time."""
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
-    if other is not None and answer is None:
-        raise typer.BadParameter("--other needs an --answer to compare with")
+    answers = answers_of(answer, other)
     pairs = None if align is None else _pairs(align)
     _check_path(path, freeze_mlps, {"--site": site, "--heads": heads, "--position": position, "--align": align,
                                     "--gradient": gradient})  # fmt: skip
@@ -110,18 +116,17 @@ def patch(
 
     model = load_model(checkpoint)
     model.check_words("patch")
-    answers = [one for one in (answer, other) if one is not None]
     name: MetricName | None = None if metric is None else metric.value
     with screen.waiting("patching"):
         if path is not None:
             senders, receivers, into = _path(model.spec, path)
             grid = model.path_patch(
-                clean, corrupt, senders, receivers, into=into, answer=answers or None, metric=name, at=at,
+                clean, corrupt, senders, receivers, into=into, answer=answers, metric=name, at=at,
                 target=target, mlps="frozen" if freeze_mlps else "recomputed",
             )  # fmt: skip
         else:
             grid = model.patch(
-                clean, corrupt, answer=answers or None, metric=name, site=site or None, heads=heads,
+                clean, corrupt, answer=answers, metric=name, site=site or None, heads=heads,
                 positions=position or (None if heads else "all"), at=at, align=pairs, target=target, gradient=gradient,
             )  # fmt: skip
     facts = [("Model", checkpoint.model), ("Clean", clean), ("Corrupt", corrupt)]
@@ -135,6 +140,13 @@ def patch(
         screen.result({key.lower(): value for key, value in facts[:1]} | grid.to_dict())
     elif save is None:
         _show(grid)
+
+
+def answers_of(answer: str | None, other: str | None) -> list[str] | None:
+    """The tokens of --answer and --other; None without them.  Raises BadParameter for --other alone."""
+    if other is not None and answer is None:
+        raise typer.BadParameter("--other needs an --answer to compare with")
+    return [one for one in (answer, other) if one is not None] or None
 
 
 def _check_path(path: str | None, freeze_mlps: bool, of_grids: Mapping[str, object]) -> None:

@@ -20,6 +20,7 @@ from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Where
+from triptych.probe.mean_weight import at_offset, mean_weight
 
 # The words before the one that decides the sense, and that word; "bank" follows.
 RIVER, MONEY, ALMOST = ("She sat by the", "river"), ("She went to the", "money"), ("She sat by the", "money")
@@ -166,15 +167,22 @@ class SentencePair:
     def weights(self) -> Tensor:
         """`[L, 2, H]`: the weight 'bank' gives the deciding word of each sentence."""
         both = [
-            [p[:, -1, w.start : w.stop].sum(-1) for p, w in zip(layer, self.words, strict=True)]
+            [mean_weight(p[:, -1:], self._within(p, w)) for p, w in zip(layer, self.words, strict=True)]
             for layer in self.patterns
         ]
         return torch.stack([torch.stack(layer) for layer in both])
 
+    @staticmethod
+    def _within(pattern: Tensor, word: range) -> Tensor:
+        """`[1, S]`: one query reads the tokens of a word."""
+        keys = torch.arange(pattern.shape[-1])
+        return ((keys >= word.start) & (keys < word.stop))[None]
+
     def elsewhere(self) -> Tensor:
         """`[L, H]`: the mean weight that the tokens before the deciding word give the token before them."""
-        layers = [torch.cat([p.diagonal(-1, 1, 2)[:, 1:-1] for p in layer], -1).mean(-1) for layer in self.patterns]
-        return torch.stack(layers)
+        before = [at_offset(range(2, len(row) - 1), -1, len(row)) for row in self.rows]
+        layers = [[mean_weight(p, reads) for p, reads in zip(layer, before, strict=True)] for layer in self.patterns]
+        return torch.stack([torch.stack(layer).mean(0) for layer in layers])
 
     def readers(self) -> tuple[list[Head], list[Head]]:
         """The `READERS` heads with the largest weight on the word, in the first third of the layers and in the rest."""

@@ -19,6 +19,7 @@ from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Section, TableSection
+from triptych.probe.mean_weight import mean_weight
 
 TEXT = (
     "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
@@ -165,7 +166,7 @@ def _ideals(marks: Tensor) -> dict[str, Tensor]:
 
 def _scores(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
     """`[L, H]`: the mean weight of the queries from `start` on the keys that the ideal pattern reads."""
-    return (patterns * (ideal > 0))[:, :, start:].sum(-1).mean(-1)
+    return mean_weight(patterns[:, :, start:], ideal[start:] > 0)
 
 
 def _distances(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:

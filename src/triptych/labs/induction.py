@@ -20,6 +20,7 @@ from triptych.labs.small import Points, block, decoder, fit
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
+from triptych.probe.mean_weight import at_offset, mean_weight
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, OptimizerSettings, Pairs
 
@@ -135,8 +136,12 @@ def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
     heads = []
     for layer in (0, 1):
         patterns = trace[f"blocks.{layer}.attn.pattern"]  # [H, T, T] a row, T one less than twice the length
-        copying = _mean([pattern.diagonal(1 - (pattern.shape[-1] + 1) // 2, 1, 2)[:, 1:] for pattern in patterns])
-        back = [_mean([pattern.diagonal(-n, 1, 2)[:, OFFSETS:] for pattern in patterns]) for n in range(OFFSETS)]
+        lengths = [pattern.shape[-1] for pattern in patterns]
+        copied = [at_offset(range((n + 1) // 2, n), 1 - (n + 1) // 2, n) for n in lengths]
+        copying = _mean(patterns, copied)
+        back = [
+            _mean(patterns, [at_offset(range(OFFSETS + step, n), -step, n) for n in lengths]) for step in range(OFFSETS)
+        ]
         for head in range(HEADS):
             without = _copied(model, tests, [zero(f"blocks.{layer}.attn.z", heads=[head])])
             most = max(range(OFFSETS), key=lambda n: back[n][head])
@@ -144,9 +149,10 @@ def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
     return heads
 
 
-def _mean(diagonals: Sequence[Tensor]) -> list[float]:
-    """Over the places of each row, then over rows: one number a head."""
-    means: list[float] = torch.stack([diagonal.mean(-1) for diagonal in diagonals]).mean(0).tolist()
+def _mean(patterns: Sequence[Tensor], reads: Sequence[Tensor]) -> list[float]:
+    """Over the queries of each row, then over rows: one number a head."""
+    rows = [mean_weight(pattern, keys) for pattern, keys in zip(patterns, reads, strict=True)]
+    means: list[float] = torch.stack(rows).mean(0).tolist()
     return means
 
 

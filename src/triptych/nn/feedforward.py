@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import mul
 
 from torch import Tensor
 
@@ -23,7 +24,7 @@ class MLP(Module[parts.MLPSpec], of=parts.MLPSpec):
 
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](up), ctx.rows)
+        hidden = taps("act", taps.computed(ops.ACTIVATIONS[self.spec.act], up), ctx.rows)
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 
@@ -37,7 +38,8 @@ class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         gate = taps("gate", self.gate(x), ctx.rows)
         up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", ops.ACTIVATIONS[self.spec.act](gate) * up, ctx.rows)
+        opened = taps.computed(ops.ACTIVATIONS[self.spec.act], gate)
+        hidden = taps("act", taps.computed(mul, opened, up), ctx.rows)
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 

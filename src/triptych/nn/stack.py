@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -63,20 +64,20 @@ class Block(Module[parts.BlockSpec], of=parts.BlockSpec):
         norms = self.attn_norm
         h = taps("attn.in", norms.pre(x), rows)
         h = norms.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
-        x = norms.post(x + drop(taps("attn.out", h, rows)))
+        x = norms.post(taps.computed(add, x, drop(taps("attn.out", h, rows))))
 
         if self.cross is not None:
             norms = self.cross_norm
             h = taps("cross.in", norms.pre(x), rows)
             h = norms.out(self.cross(h, ctx.cross[layer], layer, taps.at("cross")))
-            x = norms.post(x + drop(taps("cross.out", h, rows)))
+            x = norms.post(taps.computed(add, x, drop(taps("cross.out", h, rows))))
 
         x = taps("resid_mid", x, rows)
         if self.mlp is not None:
             norms = self.mlp_norm
             h = taps("mlp.in", norms.pre(x), rows)
             h = norms.out(self.mlp(h, ctx, taps.at("mlp")))
-            x = norms.post(x + drop(taps("mlp.out", h, rows)))
+            x = norms.post(taps.computed(add, x, drop(taps("mlp.out", h, rows))))
 
         if self.branch is not None:
             x = self.branch(entered, x, ctx, taps.at("branch"))
@@ -106,11 +107,11 @@ class ParallelBlock(Module[parts.ParallelBlockSpec], of=parts.ParallelBlockSpec)
 
         h = taps("attn.in", self.attn_norm.pre(y), rows)
         h = self.attn_norm.out(self.attn(h, ctx.own[layer], layer, taps.at("attn")))
-        attended = drop(taps("attn.out", h, rows))
+        attended = taps.computed(add, x, drop(taps("attn.out", h, rows)))
 
         h = taps("mlp.in", self.mlp_norm.pre(y), rows)
         h = self.mlp_norm.out(self.mlp(h, ctx, taps.at("mlp")))
-        x = x + attended + drop(taps("mlp.out", h, rows))
+        x = taps.computed(add, attended, drop(taps("mlp.out", h, rows)))
         return taps("resid_post", x, rows)
 
 

@@ -9,6 +9,7 @@ module state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import call
 
 from torch import Tensor
 
@@ -34,6 +35,10 @@ class Taps:
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
         """The value to go on with at `site`; `value` is `[N, ...]` over the flat batch of `rows`."""
         return value
+
+    #: `computed(function, *inputs)` is `function(*inputs)`, where the function reads nothing but these and changes
+    #: nothing: taps that keep the inputs need not keep the result.
+    computed: Callable[..., Tensor] = call  # written in C: no frame for each, and not bound to the taps
 
     def attend(
         self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None

@@ -24,7 +24,13 @@ class Panel {
     const { queries, keys } = this.head;
     this.at = [clamp(t, 0, queries.length - 1), clamp(s, 0, keys.length - 1)];
     this.plot.mark(...this.at, scroll);
-    this.readout.replaceChildren(bdi(queries[this.at[0]]), el("span", {}, " → "), bdi(keys[this.at[1]]), " ", el("b", {}, three(this.head.at(...this.at))));
+    this.readout.replaceChildren(
+      bdi(queries[this.at[0]]),
+      el("span", {}, " → "),
+      bdi(keys[this.at[1]]),
+      " ",
+      el("b", {}, three(this.head.at(...this.at))),
+    );
   }
 }
 
@@ -33,7 +39,9 @@ class Panel {
 function distance(one, other) {
   const same = one.queries.length === other.queries.length && one.keys.length === other.keys.length;
   if (!same) {
-    const shares = one.measures.map(([name, value], i) => (name === "first" || name === "previous" ? Math.abs(value - other.measures[i][1]) : 0));
+    const shares = one.measures.map(([name, value], i) =>
+      name === "first" || name === "previous" ? Math.abs(value - other.measures[i][1]) : 0,
+    );
     return Math.max(0, ...shares);
   }
   let sum = 0;
@@ -52,7 +60,11 @@ class ComparisonView {
     this.shade = "head";
     this.panels = [0, 1].map((side) => new Panel((t, s) => this.choose(side, t, s, false)));
     this.gallery = new Gallery((head) => this.open(head), []);
-    const stacks = [...new Set(this.first.maps.map((map) => map.stack))].map((stack) => [stack, STACKS[stack].label, STACKS[stack].hint]);
+    const stacks = [...new Set(this.first.maps.map((map) => map.stack))].map((stack) => [
+      stack,
+      STACKS[stack].label,
+      STACKS[stack].hint,
+    ]);
     const others = section.texts.slice(1).map((text, index) => [index, `Text ${index + 2}`, text.slice(0, 200)]);
     const shades = Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]);
     this.title = el("h3");
@@ -60,18 +72,32 @@ class ComparisonView {
     this.pair = el("div", { class: "pair" }, ...this.panels.map((one) => one.node));
     const picks = [
       ...(stacks.length > 1 ? [choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack, this.other))] : []),
-      ...(others.length > 1 ? [choice("The other text", others, 0, (index) => this.pick(this.stack, section.others[index]))] : []),
+      ...(others.length > 1
+        ? [choice("The other text", others, 0, (index) => this.pick(this.stack, section.others[index]))]
+        : []),
     ];
     const tools = [
-      choice("Colour scale", shades, this.shade, (shade) => { this.shade = shade; this.open(this.head); }),
-      exportButtons(() => fileName("two-texts", this.stack, this.head.layer, this.head.head), () => this.drawing(), () => this.values()),
+      choice("Colour scale", shades, this.shade, (shade) => {
+        this.shade = shade;
+        this.open(this.head);
+      }),
+      exportButtons(
+        () => fileName("two-texts", this.stack, this.head.layer, this.head.head),
+        () => this.drawing(),
+        () => this.values(),
+      ),
     ];
     const controls = el("div", { class: "controls" }, ...tools);
     this.content = el("div", { hidden: "" }, controls, this.gallery.node, this.title, this.pair);
     place.append(el("div", { class: "controls" }, ...picks), this.status, this.content);
-    this.panels.forEach((panel, side) => onkeys(panel.plot.heat, {
-      ArrowUp: () => this.step(side, -1, 0), ArrowDown: () => this.step(side, 1, 0), ArrowLeft: () => this.step(side, 0, -1), ArrowRight: () => this.step(side, 0, 1),
-    }));
+    this.panels.forEach((panel, side) =>
+      onkeys(panel.plot.heat, {
+        ArrowUp: () => this.step(side, -1, 0),
+        ArrowDown: () => this.step(side, 1, 0),
+        ArrowLeft: () => this.step(side, 0, -1),
+        ArrowRight: () => this.step(side, 0, 1),
+      }),
+    );
     repaints.push(() => this.head && this.repaint());
     this.pick(stacks[0][0], this.other);
   }
@@ -95,11 +121,20 @@ class ComparisonView {
     }
     if (this.stack !== stack || this.other !== other) return; // others were picked in the meantime
     const [ours, theirs] = both;
-    this.partners = new Map(ours.map((head) => [head, theirs.find((one) => one.layer === head.layer && one.head === head.head)]));
+    this.partners = new Map(
+      ours.map((head) => [head, theirs.find((one) => one.layer === head.layer && one.head === head.head)]),
+    );
     const apart = new Map(ours.map((head) => [head, distance(head, this.partners.get(head))]));
     const order = [...ours].sort((a, b) => apart.get(b) - apart.get(a));
     this.wait("", false);
-    showGroups(this.gallery, [["most different first", "role-none", order.slice(0, COMPARED), (head) => `${head.layer}.${head.head} · ${apart.get(head).toFixed(2)}`]]);
+    showGroups(this.gallery, [
+      [
+        "most different first",
+        "role-none",
+        order.slice(0, COMPARED),
+        (head) => `${head.layer}.${head.head} · ${apart.get(head).toFixed(2)}`,
+      ],
+    ]);
     this.apart = apart;
     this.open(order[0]);
   }
@@ -117,7 +152,8 @@ class ComparisonView {
   choose(side, t, s, scroll) {
     this.panels[side].choose(t, s, scroll);
     const [one, other] = [this.panels[side].head, this.panels[1 - side].head];
-    if (one.queries.length === other.queries.length && one.keys.length === other.keys.length) this.panels[1 - side].choose(t, s, false);
+    if (one.queries.length === other.queries.length && one.keys.length === other.keys.length)
+      this.panels[1 - side].choose(t, s, false);
   }
 
   step(side, down, right) {
@@ -139,13 +175,20 @@ class ComparisonView {
   }
 
   values() {
-    const one = (head) => ({ queries: head.queries, keys: head.keys, weights: head.queries.map((_, t) => head.row(t).map((weight) => Number(weight.toFixed(6)))) });
+    const one = (head) => ({
+      queries: head.queries,
+      keys: head.keys,
+      weights: head.queries.map((_, t) => head.row(t).map((weight) => Number(weight.toFixed(6)))),
+    });
     const { stack, layer, head } = this.head;
     return { stack, layer, head, texts: [one(this.head), one(this.partners.get(this.head))] };
   }
 }
 
 // The first section of attention, in tabs or not.
-const attentionOf = (sections) => sections.flatMap((one) => (one.sections ? [attentionOf(one.sections)] : one.kind === "attention" ? [one] : [])).find((one) => one);
+const attentionOf = (sections) =>
+  sections
+    .flatMap((one) => (one.sections ? [attentionOf(one.sections)] : one.kind === "attention" ? [one] : []))
+    .find((one) => one);
 
 mounts.comparison = (section, place) => new ComparisonView(section, place);

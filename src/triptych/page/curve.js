@@ -94,7 +94,9 @@ function frame(section, box, x, y, marks, lines) {
   }
   for (const value of marks.x) {
     parts.push(svg("path", { class: "axis", d: `M${x(value)},${box.bottom}v5` }));
-    parts.push(svg("text", { class: "tick", x: x(value), y: box.bottom + 19, "text-anchor": "middle" }, readable(value)));
+    parts.push(
+      svg("text", { class: "tick", x: x(value), y: box.bottom + 19, "text-anchor": "middle" }, readable(value)),
+    );
   }
   parts.push(svg("path", { class: "axis", d: `M${box.left},${box.bottom}H${box.right}` }));
   parts.push(svg("text", { class: "name", x: box.right, y: box.bottom + 40, "text-anchor": "end" }, section.x_label));
@@ -106,7 +108,11 @@ function frame(section, box, x, y, marks, lines) {
 // The names of reference lines at their right ends: each above its line, or as near to there as the name over it
 // allows, behind a piece of the line it belongs to.
 function nameLines(picture, box, y, lines) {
-  const labels = lines.map(([title, value], index) => ({ name: `${title} · ${readable(value)}`, index, at: y(value) - 6 }));
+  const labels = lines.map(([title, value], index) => ({
+    name: `${title} · ${readable(value)}`,
+    index,
+    at: y(value) - 6,
+  }));
   labels.sort((a, b) => a.at - b.at);
   labels.forEach((label, i) => (label.at = Math.max(label.at, i ? labels[i - 1].at + LABEL : box.top)));
   const over = labels.length ? Math.max(0, labels.at(-1).at - (box.bottom - 6)) : 0;
@@ -114,7 +120,11 @@ function nameLines(picture, box, y, lines) {
     const text = svg("text", { class: "reference", x: box.right, y: at - over, "text-anchor": "end" }, name);
     picture.append(text);
     const end = box.right - text.getComputedTextLength() - 7;
-    if (lines.length > 1) picture.append(svg("path", { class: "behind", d: `M${end - 30},${at - over - 4}h30` }), dashed(index, `M${end - 28},${at - over - 4}h26`));
+    if (lines.length > 1)
+      picture.append(
+        svg("path", { class: "behind", d: `M${end - 30},${at - over - 4}h30` }),
+        dashed(index, `M${end - 28},${at - over - 4}h26`),
+      );
   }
 }
 
@@ -132,10 +142,20 @@ mounts.curve = (section, place) => {
   if (!points.length) return place.append(el("p", { class: "quiet" }, "No points yet."));
   const stops = [...new Set(points.map(([x]) => x))].sort((a, b) => a - b);
   const across = axis(stops, logs.x, 0);
-  const up = axis([...points, ...lines].map(([, y]) => y), logs.y, 0.06);
+  const up = axis(
+    [...points, ...lines].map(([, y]) => y),
+    logs.y,
+    0.06,
+  );
 
   const legend = el("div", { class: "legend", "aria-live": "polite" });
-  const picture = svg("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": `${section.title}: ${series.map(([name]) => name).join(", ")} by ${section.x_label}; arrow keys read out values` });
+  const names = series.map(([name]) => name).join(", ");
+  const picture = svg("svg", {
+    class: "plot",
+    tabindex: 0,
+    role: "img",
+    "aria-label": `${section.title}: ${names} by ${section.x_label}; arrow keys read out values`,
+  });
   place.append(legend, picture);
 
   let stop = stops.length - 1;
@@ -152,7 +172,9 @@ mounts.curve = (section, place) => {
       if (!point) return;
       cursor.append(svg("circle", { class: `fill-${index % COLOURS}`, cx: x(point[0]), cy: y(point[1]), r: 4 }));
       const label = point[0] === at ? "" : ` at ${readable(point[0])}`;
-      legend.append(el("span", {}, el("i", { class: `key-${index % COLOURS}` }), name, " ", el("b", {}, readable(point[1])), label));
+      legend.append(
+        el("span", {}, el("i", { class: `key-${index % COLOURS}` }), name, " ", el("b", {}, readable(point[1])), label),
+      );
     });
   }
 
@@ -175,7 +197,8 @@ mounts.curve = (section, place) => {
       picture.append(svg("path", { class: `line stroke-${index % COLOURS}`, d: trail(line, x, y) }));
       if (line.length > 40) return;
       for (const [px, py] of line) {
-        if (py !== null) picture.append(svg("circle", { class: `fill-${index % COLOURS}`, cx: x(px), cy: y(py), r: 2.6 }));
+        if (py !== null)
+          picture.append(svg("circle", { class: `fill-${index % COLOURS}`, cx: x(px), cy: y(py), r: 2.6 }));
       }
     });
     nameLines(picture, box, y, lines); // over the series, where they can be read
@@ -191,7 +214,9 @@ mounts.curve = (section, place) => {
   picture.addEventListener("pointermove", (event) => {
     const { x } = drawn;
     const at = event.clientX - picture.getBoundingClientRect().left;
-    move(stops.reduce((best, value, index) => (Math.abs(x(value) - at) < Math.abs(x(stops[best]) - at) ? index : best), 0));
+    move(
+      stops.reduce((best, value, index) => (Math.abs(x(value) - at) < Math.abs(x(stops[best]) - at) ? index : best), 0),
+    );
   });
   const leap = Math.max(1, Math.round(stops.length / 20));
   onkeys(picture, {

@@ -42,7 +42,8 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
         "layout": spec.layout, "head": None if spec.head is None else part_name(spec.head),
         "labels": _labels(model), "text": first, "target": _target(model, first), "limit": exported.limit,
         "ids": {"mask": model.tokenizer.mask_id, "start": spec.ids.start, "stop": sorted(stops)},
-        "tokenizer": tokenizer, "program": exported.program, "tables": exported.tables, "tensors": exported.tensors,
+        "tokenizer": tokenizer, "program": exported.program, "parts": exported.parts(), "tables": exported.tables,
+        "tensors": exported.tensors,
         "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
         "equations": _equations(exported.program), "weights": exported.base64(),
     }  # fmt: skip

@@ -1,22 +1,12 @@
-// Attention's operations: masks, the cache's `extend`, and `attend`; live_biases.js has the position biases.
+// Attention's operations: masks, the cache's `extend`, and `attend`.
 
 // Who may see whom, by position (`triptych.spec.masks`): each gives (q, k) -> boolean.
 const masks = {
   Full: () => () => true,
   Causal: () => (q, k) => k <= q,
   Window: ({ back, ahead = 0 }) => (q, k) => q - k < back && q - k >= -ahead,
-  Prefix: ({ lengths }) => (q, k) => k < lengths[0],
-  SameDocument: () => () => true, // one text is one document
-  BlockSparse: ({ block, local = 1, first = 0, every = 0, powers = false }) => (q, k) => {
-    const [i, j] = [Math.floor(q / block), Math.floor(k / block)];
-    const far = Math.abs(i - j);
-    return far < local || j < first || (every > 0 && (j + 1) % every === 0) || (powers && (far & (far - 1)) === 0);
-  },
-  And: ({ parts }) => all(parts.map(visible), true),
-  Or: ({ parts }) => all(parts.map(visible), false),
 };
 const visible = (mask) => masks[mask.part](mask);
-const all = (tests, both) => (q, k) => (both ? tests.every((test) => test(q, k)) : tests.some((test) => test(q, k)));
 
 Object.assign(operations, {
   extend({ k, v, layer, leaf, run, out }) {
@@ -46,31 +36,15 @@ class Cache {
   }
 }
 
-// The three ways to score a query against keys, each into `row`: of the vector of `q` at `from`, and for every key in
-// `shown` the vector of `k` at `offset + key * stride`.  Short functions over plain arrays are compiled first.
-const positive = (x) => (x > 0 ? x + 1 : Math.exp(x)); // elu(x) + 1 (Katharopoulos et al. 2020)
+// How a query is scored against keys, into `row`: of the vector of `q` at `from`, and for every key in `shown` the
+// vector of `k` at `offset + key * stride`.  Short functions over plain arrays are compiled first; live_mechanisms.js
+// has the others.
 const scorers = {
   dot_product(q, from, k, offset, stride, width, shown, count, row) {
     for (let c = 0; c < count; c++) {
       const at = offset + shown[c] * stride;
       let sum = 0;
       for (let i = 0; i < width; i++) sum += q[from + i] * k[at + i];
-      row[c] = sum;
-    }
-  },
-  additive(q, from, k, offset, stride, width, shown, count, row, weight) {
-    for (let c = 0; c < count; c++) {
-      const at = offset + shown[c] * stride;
-      let sum = 0;
-      for (let i = 0; i < width; i++) sum += weight[i] * Math.tanh(q[from + i] + k[at + i]);
-      row[c] = sum;
-    }
-  },
-  linear(q, from, k, offset, stride, width, shown, count, row) {
-    for (let c = 0; c < count; c++) {
-      const at = offset + shown[c] * stride;
-      let sum = 0;
-      for (let i = 0; i < width; i++) sum += positive(q[from + i]) * positive(k[at + i]);
       row[c] = sum;
     }
   },

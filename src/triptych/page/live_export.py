@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triptych.attention.mask_lowering import implies_causal
 from triptych.attention.position_biases import alibi_slopes, distance_row, t5_bucket
 from triptych.attention.rope import attention_factor, inverse_frequencies
 from triptych.errors import InputError
@@ -44,6 +45,9 @@ OPERATIONS = frozenset((
 MASKS = frozenset(("Full", "Causal", "Window", "Prefix", "SameDocument", "BlockSparse", "And", "Or"))
 """The masks that it knows."""
 
+TOKENWISE = OPERATIONS - frozenset(("conv1d", "disentangled_bias", "patches", "pool", "reached_row", "reached_table"))
+"""Operations whose result for one token does not depend on later ones; attention's depends on its mask."""
+
 Json = dict[str, Any]
 
 
@@ -70,6 +74,21 @@ class LiveExport:
 
     def base64(self) -> str:
         return base64.b64encode(self.data).decode("ascii")
+
+    def parts(self) -> list[Json]:
+        """Every attention and every MLP, in the order of the program: what a reader may cut out.
+
+        `part` is "blocks.2.attn", "decoder.blocks.0.cross" or "blocks.2.mlp", `stack` "encoder", "decoder" or "cross",
+        and `tower` the entry that runs it.
+        """
+        return [
+            part
+            for tower in ("encode", "decode")
+            for entry in [self.lowered.entries.get(tower)]
+            if entry is not None
+            for step in entry.instructions
+            for part in _parts(step, tower, entry)
+        ]
 
 
 def check_size(spec: ModelSpec) -> None:
@@ -115,7 +134,10 @@ class _Prepared:
     def entry(self, entry: Entry, where: str) -> Json:
         steps = [self.step(step, where) for step in entry.instructions]
         shapes = {name: list(info.shape) for name, info in entry.values.items()}
-        return {"inputs": list(entry.inputs), "instructions": steps, "outputs": list(entry.outputs), "shapes": shapes}
+        return {
+            "inputs": list(entry.inputs), "instructions": steps, "outputs": list(entry.outputs), "shapes": shapes,
+            "continues": _continues(entry),
+        }  # fmt: skip
 
     def step(self, step: Instruction, where: str) -> Json:
         if step.op not in OPERATIONS:
@@ -159,6 +181,28 @@ class _Prepared:
         if table not in self.tables:
             self.tables.append(table)
         return self.tables.index(table)
+
+
+def _parts(step: Instruction, tower: str, entry: Entry) -> list[Json]:
+    """The attention that a step computes, or the MLP whose result it names."""
+    mlp = step.op == "site" and step.out[0].endswith(".mlp.out")
+    if not mlp and step.op != "attend":
+        return []
+    part = (step.out[0] if mlp else step.attributes["ports"][0]).rpartition(".")[0]
+    stack = "encoder" if tower == "encode" else "cross" if part.endswith(".cross") else "decoder"
+    names = part.split(".")
+    heads = 1 if mlp else entry.values[step.out[0]].shape[1]
+    layer = int(names[names.index("blocks") + 1])
+    return [{"part": part, "stack": stack, "layer": layer, "mlp": mlp, "heads": heads, "tower": tower}]
+
+
+def _continues(entry: Entry) -> bool:
+    """Whether a longer text leaves all that was computed for its first tokens as it was."""
+    if "ids" not in entry.inputs or "row_ends" in entry.inputs:
+        return False
+    attends = [step.attributes for step in entry.instructions if step.op == "attend"]
+    back = all(how["keys"] == "cross" or implies_causal(how["mask"]) for how in attends)
+    return back and all(step.op in TOKENWISE for step in entry.instructions)
 
 
 def _check_mask(mask: Mask, where: str) -> None:

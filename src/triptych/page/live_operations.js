@@ -41,24 +41,6 @@ function eachVector(x, act) {
   return valueOf(x.shape, out);
 }
 
-// cos or sin of one rotation [N, 1, width]; `signed` is the sine, negated in the first dimension of each pair.
-function angles({ spec, positions, length }, signed) {
-  const far = spec.long && length.data[0] > spec.original;
-  const frequencies = far ? spec.long : spec.frequencies;
-  const [half, n] = [frequencies.length, positions.data.length];
-  const out = new Float32Array(n * 2 * half);
-  for (let t = 0; t < n; t++) {
-    for (let i = 0; i < half; i++) {
-      const angle = Math.fround(positions.data[t] * Math.fround(frequencies[i]));
-      const value = (signed ? Math.sin(angle) : Math.cos(angle)) * spec.factor;
-      const [a, b] = spec.pairing === "half" ? [i, i + half] : [2 * i, 2 * i + 1];
-      out[t * 2 * half + a] = signed ? -value : value;
-      out[t * 2 * half + b] = value;
-    }
-  }
-  return valueOf([n, 1, 2 * half], out);
-}
-
 const operations = {
   site: ({ x }) => x,
   cast: ({ x }) => x, // the exporter refuses another dtype than float32
@@ -110,33 +92,10 @@ const operations = {
       for (let i = 0; i < out.length; i++) out[i] = vector[i] * factor * (weight.data[i] + (offset ?? 0));
     });
   },
-
-  rotation_cos: (call) => angles(call, false),
-  rotation_sin: (call) => angles(call, true),
-
-  // The first dimensions of each head are turned, the rest pass.
-  rotate({ x, cos, sin, pairing }) {
-    const [n, heads, width] = x.shape;
-    const turned = last(cos);
-    const out = x.data.slice();
-    for (let t = 0; t < n; t++) {
-      for (let h = 0; h < heads; h++) {
-        const at = (t * heads + h) * width;
-        for (let i = 0; i < turned; i++) {
-          const partner = pairing === "half" ? (i + turned / 2) % turned : i ^ 1;
-          out[at + i] = x.data[at + i] * cos.data[t * turned + i] + x.data[at + partner] * sin.data[t * turned + i];
-        }
-      }
-    }
-    return valueOf(x.shape, out);
-  },
 };
 
 // In place, in double precision where it sums.
 function softmax(scores) {
-  let [largest, sum] = [-Infinity, 0];
-  for (const score of scores) largest = Math.max(largest, score);
-  for (let i = 0; i < scores.length; i++) sum += scores[i] = Math.exp(scores[i] - largest);
-  for (let i = 0; i < scores.length; i++) scores[i] /= sum;
+  normalize(scores, scores.length, false, -Infinity);
   return scores;
 }

@@ -1,22 +1,4 @@
-// What a model is made of, read from its program, and the board on which its parts are cut out and put back.
-
-// "blocks.2.attn", "decoder.blocks.0.cross" and "blocks.2.mlp" by stack and layer, in the order of the program.
-function partsOf(section) {
-  const parts = [];
-  for (const name of ["encode", "decode"]) {
-    const entry = section.program.entries[name];
-    for (const step of entry?.instructions ?? []) {
-      const mlp = step.op === "site" && step.out[0].endsWith(".mlp.out");
-      if (step.op !== "attend" && !mlp) continue;
-      const site = mlp ? step.out[0] : step.attributes.ports[0];
-      const part = site.slice(0, site.lastIndexOf("."));
-      const stack = name === "encode" ? "encoder" : part.endsWith(".cross") ? "cross" : "decoder";
-      const layer = Number(/blocks\.(\d+)\./.exec(part)[1]);
-      parts.push({ part, stack, layer, mlp, heads: mlp ? 1 : entry.shapes[step.out[0]][1], tower: name });
-    }
-  }
-  return parts;
-}
+// The board on which the parts of a model (`LiveExport.parts`) are cut out and put back.
 
 // One row a layer: its heads, the heads of its cross-attention, its MLP.  Pressed parts are in; `changed` is called
 // after each press with the Set of those that are out, named as the interpreter's `cuts`.

@@ -1,23 +1,6 @@
 // What an earlier run of the same entry still holds, so that an edit at the end of a text computes the new tokens
 // alone, and a cut in a layer nothing below that layer.
 
-// Whether no query sees a key behind it.
-const looksBack = (mask) =>
-  mask.part === "Causal" || (mask.part === "Window" && !mask.ahead) ||
-  (mask.part === "And" && mask.parts.some(looksBack)) || (mask.part === "Or" && mask.parts.every(looksBack));
-
-// Operations whose result for one token does not depend on later ones.
-const TOKENWISE = new Set(["add", "alibi_bias", "attend", "cast", "embedding", "experts", "extend", "gelu",
-  "l2_normalize",
-  "layer_norm", "linear", "merge_heads", "multiply", "relu", "rms_norm", "rotate", "rotation_cos", "rotation_sin",
-    "scale",
-  "shift", "silu", "sinusoids", "site", "softcap", "split_heads", "t5_bias", "tanh"]); // prettier-ignore
-
-const continues = (entry) =>
-  entry.inputs.includes("ids") && !entry.inputs.includes("row_ends") &&
-  entry.instructions.every(({ op, attributes }) =>
-    TOKENWISE.has(op) && (op !== "attend" || attributes.keys === "cross" || looksBack(attributes.mask)));
-
 // The first step that gives something else than in `run`; the number of steps where none does.
 function firstChange(entry, given, how, run) {
   const [now, was] = [how.cuts ?? new Set(), run.how.cuts ?? new Set()];
@@ -47,7 +30,7 @@ function whatHolds(entry, given, how, run) {
     return step ? { run, step, tokens: 0 } : null;
   }
   tokens = Math.min(tokens, ids.length - 1);
-  const goesOn = tokens > 0 && step === entry.instructions.length && how.mask !== false && continues(entry);
+  const goesOn = tokens > 0 && step === entry.instructions.length && how.mask !== false && entry.continues;
   return goesOn ? { run, step: 0, tokens } : null;
 }
 

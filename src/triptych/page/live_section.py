@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 TOKENIZERS = {"BPE": "tokenizer_bpe.js", "Unigram": "tokenizer_unigram.js"}
-DECODERS = frozenset(("spaces", "Fuse", "ByteLevel", "WordPiece"))  # of tokenizer.js
+DECODERS = frozenset(("spaces", "Fuse", "ByteLevel"))  # of tokenizer.js
+WORDS = frozenset(("WordPiece", "WordLevel"))  # of tokenizer_words.js, which also decodes WordPiece
 BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer_text.js
 BIASES = frozenset(("alibi_bias", "disentangled_bias", "reached_row", "reached_table", "t5_bias"))
-RARE = frozenset(("conv1d", "experts", "l2_normalize", "patches", "pool", "sinusoids"))
+RARE = frozenset(("conv1d", "l2_normalize", "patches", "pool", "sinusoids"))
+ROTATION = frozenset(("rotate", "rotation_cos", "rotation_sin"))
+MASKS = frozenset(("Full", "Causal", "Window"))  # of live_attention.js
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,17 +31,25 @@ class LiveSection:
     @property
     def scripts(self) -> tuple[str, ...]:
         """The scripts that this model's page needs and others do not, by its tokenizer and its operations."""
-        tokenizer, operations = self.content["tokenizer"], {*_operations(self.content["program"]["entries"])}
+        tokenizer, steps = self.content["tokenizer"], list(_steps(self.content["program"]["entries"]))
+        operations = {step["op"] for step in steps}
+        attends = [step["attributes"] for step in steps if step["op"] == "attend"]
+        decodes = {step["step"] for step in tokenizer["decode"]}
         needed = {
             TOKENIZERS.get(tokenizer["model"]["type"]): True,
+            "tokenizer_words.js": {tokenizer["model"]["type"], *decodes} & WORDS,
             "tokenizer_charsmap.js": any(step["step"] == "charsmap" for step in tokenizer["normalize"]),
             "tokenizer_splits.js": any(
                 step["step"] == "metaspace" or step.get("behavior", "Isolated") not in BEHAVIORS
                 for step in tokenizer["split"]
             ),
-            "tokenizer_decoders.js": {step["step"] for step in tokenizer["decode"]} - DECODERS,
+            "tokenizer_decoders.js": decodes - DECODERS - WORDS,
             "live_biases.js": operations & BIASES,
+            "live_experts.js": "experts" in operations,
+            "live_masks.js": {how["mask"]["part"] for how in attends} - MASKS,
+            "live_mechanisms.js": {how["mechanism"] for how in attends} - {"dot_product"},
             "live_rare.js": operations & RARE,
+            "live_rotation.js": operations & ROTATION,
         }
         return tuple(name for name, is_needed in needed.items() if name and is_needed)
 
@@ -46,10 +57,10 @@ class LiveSection:
         return dict(self.content)
 
 
-def _operations(entries: Mapping[str, Any]) -> Iterator[str]:
-    """The names of all operations of a program as JSON, those of its experts included."""
+def _steps(entries: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All steps of a program as JSON, those of its experts included."""
     for entry in entries.values():
         for step in entry["instructions"]:
-            yield step["op"]
+            yield step
             if step["op"] == "experts":
-                yield from _operations(step["attributes"]["expert"])
+                yield from _steps(step["attributes"]["expert"])

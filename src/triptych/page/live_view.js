@@ -6,7 +6,7 @@ class LiveView extends Writing {
     this.section = section;
     this.engine = null; // until its weights are unpacked, behind the first picture of the page
     this.tokenizer = Tokenizer.from(section.tokenizer);
-    this.parts = partsOf(section);
+    this.parts = section.parts;
     this.both = section.layout === "encoder-decoder";
     this.decodes = section.layout !== "encoder";
     this.generates = this.decodes && section.head === "LMHead";

@@ -5,17 +5,55 @@ class MatrixView {
     this.section = section;
     const { rows, columns, cells, shade, chosen } = section;
     this.detail = el("aside", { class: "reading", "aria-live": "polite" });
-    this.tds = cells.map((row, r) => row.map((text, c) => el("td", { class: `tint-${shade[r][c]}`, tabindex: -1, title: text, onclick: () => this.choose(r, c, true) }, shown(text))));
-    const head = el("tr", {}, el("td"), ...columns.map((name) => el("th", { scope: "col", title: name }, el("bdi", {}, shown(name)))));
-    const lines = rows.map((name, r) => el("tr", {}, el("th", { scope: "row", title: name }, el("bdi", {}, shown(name))), ...this.tds[r]));
-    const table = el("table", { class: "cells", role: "grid", "aria-label": section.title }, el("thead", {}, head), el("tbody", {}, ...lines));
+    this.tds = cells.map((row, r) =>
+      row.map((text, c) =>
+        el(
+          "td",
+          { class: `tint-${shade[r][c]}`, tabindex: -1, title: text, onclick: () => this.choose(r, c, true) },
+          shown(text),
+        ),
+      ),
+    );
+    const head = el(
+      "tr",
+      {},
+      el("td"),
+      ...columns.map((name) => el("th", { scope: "col", title: name }, el("bdi", {}, shown(name)))),
+    );
+    const lines = rows.map((name, r) =>
+      el("tr", {}, el("th", { scope: "row", title: name }, el("bdi", {}, shown(name))), ...this.tds[r]),
+    );
+    const table = el(
+      "table",
+      { class: "cells", role: "grid", "aria-label": section.title },
+      el("thead", {}, head),
+      el("tbody", {}, ...lines),
+    );
     this.wide = el("div", { class: "wide" }, table);
     onkeys(table, {
-      ArrowUp: () => this.move(-1, 0), ArrowDown: () => this.move(1, 0), ArrowLeft: () => this.move(0, -1), ArrowRight: () => this.move(0, 1),
-      Home: () => this.move(0, -Infinity), End: () => this.move(0, Infinity), PageUp: () => this.move(-10, 0), PageDown: () => this.move(10, 0),
+      ArrowUp: () => this.move(-1, 0),
+      ArrowDown: () => this.move(1, 0),
+      ArrowLeft: () => this.move(0, -1),
+      ArrowRight: () => this.move(0, 1),
+      Home: () => this.move(0, -Infinity),
+      End: () => this.move(0, Infinity),
+      PageUp: () => this.move(-10, 0),
+      PageDown: () => this.move(10, 0),
     });
-    const save = exportButtons(() => fileName(section.title), () => this.drawing(), () => this.values());
-    place.append(el("div", { class: "controls" }, save), el("div", { class: section.details ? "matrix-and-cell" : "" }, this.wide, ...(section.details ? [this.detail] : [])));
+    const save = exportButtons(
+      () => fileName(section.title),
+      () => this.drawing(),
+      () => this.values(),
+    );
+    place.append(
+      el("div", { class: "controls" }, save),
+      el(
+        "div",
+        { class: section.details ? "matrix-and-cell" : "" },
+        this.wide,
+        ...(section.details ? [this.detail] : []),
+      ),
+    );
     if (rows.length && columns.length) this.choose(...chosen, false);
   }
 
@@ -43,7 +81,11 @@ class MatrixView {
       bar.style.width = `${(Math.abs(value) / most) * 100}%`;
       return el("li", {}, bdi(name), el("b", {}, String(value)), bar);
     });
-    this.detail.replaceChildren(el("h4", {}, rows[r], " · ", bdi(columns[c])), el("ol", {}, ...items), el("p", { class: "quiet" }, about));
+    this.detail.replaceChildren(
+      el("h4", {}, rows[r], " · ", bdi(columns[c])),
+      el("ol", {}, ...items),
+      el("p", { class: "quiet" }, about),
+    );
   }
 
   opened(r, c) {
@@ -60,20 +102,45 @@ class MatrixView {
 
   drawing() {
     const { title, rows, columns, cells, shade } = this.section;
-    const cut = (text, most) => ([...shown(text)].length > most ? [...shown(text)].slice(0, most - 1).join("") + "…" : shown(text));
-    const widths = columns.map((name, c) => 8 * Math.min(16, Math.max([...shown(name)].length, ...cells.map((row) => [...shown(row[c])].length))) + 14);
+    const cut = (text, most) =>
+      [...shown(text)].length > most ? [...shown(text)].slice(0, most - 1).join("") + "…" : shown(text);
+    const widths = columns.map(
+      (name, c) =>
+        8 * Math.min(16, Math.max([...shown(name)].length, ...cells.map((row) => [...shown(row[c])].length))) + 14,
+    );
     const lefts = widths.map((_, c) => widths.slice(0, c).reduce((sum, width) => sum + width, 190));
     const [ink, quiet, gold] = ["--ink", "--quiet", "--gold"].map(colourOf);
     const word = (text, x, y, fill) => svg("text", { x, y, fill }, cut(text, 16));
     const line = 20;
-    const body = cells.flatMap((row, r) => row.flatMap((text, c) => {
-      const y = 90 + r * line;
-      const tint = shade[r][c] ? [svg("rect", { x: lefts[c] - 5, y: y - 14, width: widths[c], height: line, fill: gold, "fill-opacity": 0.08 * shade[r][c] })] : [];
-      return [...tint, word(text, lefts[c], y, ink)];
-    }));
-    const names = [...columns.map((name, c) => word(name, lefts[c], 66, quiet)), ...rows.map((name, r) => word(name, 24, 90 + r * line, quiet))];
+    const body = cells.flatMap((row, r) =>
+      row.flatMap((text, c) => {
+        const y = 90 + r * line;
+        const tint = shade[r][c]
+          ? [
+              svg("rect", {
+                x: lefts[c] - 5,
+                y: y - 14,
+                width: widths[c],
+                height: line,
+                fill: gold,
+                "fill-opacity": 0.08 * shade[r][c],
+              }),
+            ]
+          : [];
+        return [...tint, word(text, lefts[c], y, ink)];
+      }),
+    );
+    const names = [
+      ...columns.map((name, c) => word(name, lefts[c], 66, quiet)),
+      ...rows.map((name, r) => word(name, 24, 90 + r * line, quiet)),
+    ];
     const width = 214 + widths.reduce((sum, one) => sum + one, 0);
-    return sheet(Math.max(width, 400), 100 + rows.length * line, title, svg("g", { "font-family": "monospace" }, ...names, ...body));
+    return sheet(
+      Math.max(width, 400),
+      100 + rows.length * line,
+      title,
+      svg("g", { "font-family": "monospace" }, ...names, ...body),
+    );
   }
 }
 

@@ -1,4 +1,5 @@
-// Attention of matrices that the reader edits: scores, weights and output, of the dot product and of the additive score.
+// Attention of matrices that the reader edits: scores, weights and output, of the dot product and of the additive
+// score.
 
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 const times = (matrix, vector) => matrix.map((row) => dot(row, vector));
@@ -21,7 +22,11 @@ function attentionByHand({ Q, K, V, W_q, W_k, w }, { scaled, causal, temperature
   const results = {};
   const scores = {
     dot: (q, k) => dot(q, k) / (scaled ? Math.sqrt(q.length) : 1),
-    additive: (q, k) => dot(w[0], times(W_k, k).map((x, i) => Math.tanh(x + times(W_q, q)[i]))),
+    additive: (q, k) =>
+      dot(
+        w[0],
+        times(W_k, k).map((x, i) => Math.tanh(x + times(W_q, q)[i])),
+      ),
   };
   for (const [name, score] of Object.entries(scores)) {
     const rows = Q.map((q, t) => K.map((k, s) => (visible(t, s) ? score(q, k) : -Infinity)));
@@ -92,7 +97,11 @@ function resultMatrix(name, about, rows, tinted) {
     const cells = row.map((x) => el("td", { class: tint(x), title: String(x), "data-value": x }, shownNumber(x)));
     return el("tr", {}, el("th", { scope: "row" }, String(t)), ...cells);
   });
-  return matrixFrame(name.split(" ")[1], about, el("table", { class: "cells", "data-name": name }, el("tbody", {}, ...body)));
+  return matrixFrame(
+    name.split(" ")[1],
+    about,
+    el("table", { class: "cells", "data-name": name }, el("tbody", {}, ...body)),
+  );
 }
 
 mounts.playground = (section, place) => {
@@ -111,7 +120,12 @@ mounts.playground = (section, place) => {
         {},
         el("h3", {}, heading[name]),
         resultMatrix(`${name} scores`, formula[name], scores, false),
-        resultMatrix(`${name} weights`, settings.temperature === 1 ? "p = softmax(s)" : "p = softmax(s / temperature)", weights, true),
+        resultMatrix(
+          `${name} weights`,
+          settings.temperature === 1 ? "p = softmax(s)" : "p = softmax(s / temperature)",
+          weights,
+          true,
+        ),
         resultMatrix(`${name} output`, "z = p V", output, false),
       ),
     );
@@ -120,7 +134,8 @@ mounts.playground = (section, place) => {
 
   function open(example) {
     const width = example.Q[0].length;
-    const identity = () => Array.from({ length: width }, (_, i) => Array.from({ length: width }, (_, j) => Number(i === j)));
+    const identity = () =>
+      Array.from({ length: width }, (_, i) => Array.from({ length: width }, (_, j) => Number(i === j)));
     const copy = (rows) => rows.map((row) => [...row]);
     matrices = {
       Q: copy(example.Q), K: copy(example.K), V: copy(example.V),
@@ -130,8 +145,20 @@ mounts.playground = (section, place) => {
     const letters = { Q: "TK", K: "SK", V: "SV", W_q: "AK", W_k: "AK", w: "·A" };
     const all = Object.entries(matrices).map(([name, rows]) => editableMatrix(name, letters[name], rows, draw));
     given.replaceChildren(...all.slice(0, 3));
-    additive.replaceChildren(el("summary", {}, "W_q, W_k and w of the additive score"), el("div", { class: "given" }, ...all.slice(3)));
-    scaling.replaceChildren(switches("Scale", [[true, "1/√d"], [false, "no scale"]], "scaled"));
+    additive.replaceChildren(
+      el("summary", {}, "W_q, W_k and w of the additive score"),
+      el("div", { class: "given" }, ...all.slice(3)),
+    );
+    scaling.replaceChildren(
+      switches(
+        "Scale",
+        [
+          [true, "1/√d"],
+          [false, "no scale"],
+        ],
+        "scaled",
+      ),
+    );
     draw();
   }
 
@@ -154,7 +181,14 @@ mounts.playground = (section, place) => {
       "div",
       { class: "settings" },
       el("label", {}, "Example", examples),
-      switches("Mask", [[false, "no mask"], [true, "causal"]], "causal"),
+      switches(
+        "Mask",
+        [
+          [false, "no mask"],
+          [true, "causal"],
+        ],
+        "causal",
+      ),
       scaling,
       el("label", {}, "Temperature", ...warm),
     ),

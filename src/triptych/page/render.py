@@ -29,11 +29,11 @@ INTERPRETER = (
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
 #: What `LiveSection.scripts` names, each behind the script that it adds to.
 OF_MODELS = {
-    "live_operations.js": ("live_rare.js",),
-    "live_attention.js": ("live_biases.js",),
+    "live_operations.js": ("live_rotation.js", "live_experts.js", "live_rare.js"),
+    "live_attention.js": ("live_masks.js", "live_mechanisms.js", "live_biases.js"),
     "tokenizer_text.js": ("tokenizer_splits.js", "tokenizer_charsmap.js"),
     "tokenizer_models.js": ("tokenizer_bpe.js", "tokenizer_unigram.js"),
-    "tokenizer.js": ("tokenizer_decoders.js",),
+    "tokenizer.js": ("tokenizer_words.js", "tokenizer_decoders.js"),
 }
 MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "attention.js")
 TRACES = (*MAPS, "lines.js", "attention_packed.js", "attention_trace.js")

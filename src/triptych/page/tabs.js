@@ -32,9 +32,22 @@ function mountTabs(sections) {
       open(index, true);
     });
   });
-  const step = (by) => () => open((links.findIndex((link) => link.tabIndex === 0) + by + links.length) % links.length, true);
-  onkeys(bar, { ArrowRight: step(1), ArrowLeft: step(-1), Home: () => open(0, true), End: () => open(links.length - 1, true), " ": step(0) });
-  open(Math.max(0, links.findIndex((link) => link.hash === location.hash)), false);
+  const step = (by) => () =>
+    open((links.findIndex((link) => link.tabIndex === 0) + by + links.length) % links.length, true);
+  onkeys(bar, {
+    ArrowRight: step(1),
+    ArrowLeft: step(-1),
+    Home: () => open(0, true),
+    End: () => open(links.length - 1, true),
+    " ": step(0),
+  });
+  open(
+    Math.max(
+      0,
+      links.findIndex((link) => link.hash === location.hash),
+    ),
+    false,
+  );
   addEventListener("beforeprint", () => sections.forEach((_, index) => built.has(index) || open(index, false)));
 }
 

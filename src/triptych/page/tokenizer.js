@@ -159,13 +159,4 @@ Tokenizer.decoders = {
     });
     return [new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes))];
   },
-  WordPiece({ prefix, cleanup }) {
-    const spaced = [[" .", "."], [" ?", "?"], [" !", "!"], [" ,", ","], [" ' ", "'"], [" n't", "n't"], [" 'm", "'m"],
-      [" do not", " don't"], [" 's", "'s"], [" 've", "'ve"], [" 're", "'re"]]; // prettier-ignore
-    return (tokens) =>
-      tokens.map((token, i) => {
-        const text = i === 0 ? token : token.startsWith(prefix) ? token.slice(prefix.length) : ` ${token}`;
-        return cleanup ? spaced.reduce((now, [from, to]) => now.replaceAll(from, () => to), text) : text;
-      });
-  },
 };

@@ -1,5 +1,5 @@
-// Words to token ids, as the `tokenizers` library computes them: WordPiece and lists of words; tokenizer_bpe.js and
-// tokenizer_unigram.js add the others.
+// What models of words have in common; tokenizer_bpe.js, tokenizer_unigram.js and tokenizer_words.js add functions from
+// words to token ids, as the `tokenizers` library computes them.
 
 const tokenModels = (() => {
   // A tree of texts by their UTF-16 units; a node is a number.
@@ -39,32 +39,5 @@ const tokenModels = (() => {
     return found.includes(undefined) ? null : found;
   }
 
-  // The longest piece that fits, from left to right; a word with a gap is unknown as a whole.
-  function wordPiece(model, ids) {
-    const longest = model.tokens.reduce((most, token) => Math.max(most, token?.length ?? 0), 0);
-    return (word) => {
-      const chars = Array.from(word);
-      if (chars.length > model.longest) return [model.unk];
-      const row = [];
-      for (let start = 0; start < chars.length; ) {
-        let end = Math.min(chars.length, start + longest);
-        let id;
-        for (; end > start && id === undefined; end--) {
-          id = ids.get((start > 0 ? model.inside : "") + chars.slice(start, end).join(""));
-        }
-        if (id === undefined) return [model.unk];
-        row.push(id);
-        start = end + 1;
-      }
-      return row;
-    };
-  }
-
-  const words = (model, ids) => (word) => {
-    const id = ids.get(word) ?? model.unk;
-    if (id === null) throw new Error("this vocabulary has no token for an unknown word");
-    return [id];
-  };
-
-  return { Tree, fallback, kinds: { WordPiece: wordPiece, WordLevel: words } };
+  return { Tree, fallback, kinds: {} };
 })();

@@ -3,37 +3,22 @@
 (() => {
   const { behaviors, escaped, parts, splitters } = tokenText;
 
+  // Neighbouring pieces in one word where `joins(match, before)` says so, of a piece and the one before it.
+  const joined = (joins) => (pieces) => {
+    const words = [];
+    let before = false;
+    for (const [start, end, match] of pieces) {
+      if (words.length && joins(match, before)) words.at(-1)[1] = end;
+      else words.push([start, end]);
+      before = match;
+    }
+    return words;
+  };
+
   Object.assign(behaviors, {
-    Contiguous(pieces) {
-      const runs = [];
-      let before = false;
-      for (const [start, end, match] of pieces) {
-        if (match === before && runs.length) runs.at(-1)[1] = end;
-        else runs.push([start, end]);
-        before = match;
-      }
-      return runs;
-    },
-    MergedWithPrevious(pieces) {
-      const words = [];
-      let before = false;
-      for (const [start, end, match] of pieces) {
-        if (match && !before && words.length) words.at(-1)[1] = end;
-        else words.push([start, end]);
-        before = match;
-      }
-      return words;
-    },
-    MergedWithNext(pieces) {
-      const words = [];
-      let behind = false;
-      for (const [start, end, match] of pieces.toReversed()) {
-        if (match && !behind && words.length) words.at(-1)[0] = start;
-        else words.push([start, end]);
-        behind = match;
-      }
-      return words.reverse();
-    },
+    Contiguous: joined((match, before) => match === before),
+    MergedWithPrevious: joined((match, before) => match && !before),
+    MergedWithNext: joined((match, before) => !match && before),
   });
 
   Object.assign(splitters, {

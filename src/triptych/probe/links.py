@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
+from triptych.probe.mean_weight import mean_weight
 from triptych.probe.reads_and_edits import Read
 from triptych.probe.role_ablation import Ablation, Effect, Head, unit
 from triptych.probe.role_scores import FAMILY, FLOOR, HeadLayer, Probed, Stack, attentions
@@ -221,10 +222,17 @@ def _weights(
         trace = model.trace([sample.ids for sample in some], targets, read=read)
         columns = []
         for one in layers:
-            rows = [p[:, :, places[1]].sum(-1).mean(-1) for p in trace[f"{one.name}.pattern"]]
+            rows = [mean_weight(pattern, _reads(pattern, places[1])) for pattern in trace[f"{one.name}.pattern"]]
             columns.append(torch.stack(rows).float().cpu())
         every.append(torch.cat(columns, 1))
     return torch.cat(every)
+
+
+def _reads(pattern: Tensor, keys: list[int]) -> Tensor:
+    """`[T, S]`: all queries of a pattern `[H, T, S]` read these keys."""
+    reads = torch.zeros(pattern.shape[1:], dtype=torch.bool, device=pattern.device)
+    reads[:, keys] = True
+    return reads
 
 
 def _scored(layers: list[HeadLayer], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[Head]]:

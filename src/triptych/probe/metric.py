@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from triptych.errors import InputError, shown
-from triptych.probe.prompts import EditedRun, ProbedModel, chunks, forward, index_below, name_tokens
+from triptych.probe.known_blocks import KnownBlocks
+from triptych.probe.prompts import EditedRun, ProbedModel, forward, index_below, name_tokens
 from triptych.probe.sites import sites
 
 MetricName = Literal["logit-difference", "logit", "probability", "log-probability", "kl"]
@@ -67,13 +69,16 @@ class Metric:
 
 
 def measured(model: ProbedModel, runs: Sequence[EditedRun], metric: Metric, batch_tokens: int) -> tuple[Tensor, Tensor]:
-    """The metric of each run [R], and whether a change of it changed any value [R]; run in pieces of `batch_tokens`."""
-    values, fired = [torch.zeros(0)], []
-    for some in chunks(runs, batch_tokens):
-        result = forward(model, some)
-        values.append(metric(result.logits).float().cpu())
-        fired += result.fired
-    return torch.cat(values), torch.tensor(fired, dtype=torch.bool)
+    """The metric of each run [R], and whether a change of it changed any value [R]; run in pieces of `batch_tokens`,
+    of one prompt without the blocks below the first change of each."""
+    values, fired = torch.zeros(len(runs)), torch.zeros(len(runs), dtype=torch.bool)
+    known = KnownBlocks.of(model, runs)
+    for numbers in known.groups(runs, batch_tokens):
+        some = [runs[i] for i in numbers]
+        result = forward(model, some, wrap=partial(known.below, runs=some))
+        values[numbers] = metric(result.logits).float().cpu()
+        fired[numbers] = torch.tensor(result.fired)
+    return values, fired
 
 
 def metric_of(

@@ -13,7 +13,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
-from triptych.nn import Row
+from triptych.nn import Row, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Reads, Where, matrix
 from triptych.probe.session import Session
 from triptych.probe.sites import Site
@@ -208,8 +208,10 @@ def chunks(runs: Sequence[EditedRun], batch_tokens: int = BATCH_TOKENS) -> Itera
         yield runs[first:]
 
 
-def forward(model: ProbedModel, runs: Sequence[EditedRun], read: Reads = ()) -> Forwarded:
-    """All runs as the rows of one flat batch, each row with its own changes.
+def forward(
+    model: ProbedModel, runs: Sequence[EditedRun], read: Reads = (), wrap: Callable[[Taps], Taps] = lambda taps: taps
+) -> Forwarded:
+    """All runs as the rows of one flat batch, each row with its own changes; `wrap` may put other taps around.
 
     A graph is kept only where a read wants gradients.  The logits are computed at the wanted positions alone.
     """
@@ -228,7 +230,7 @@ def forward(model: ProbedModel, runs: Sequence[EditedRun], read: Reads = ()) -> 
         source = (inputs, rows)
         inputs, rows = nn.flat([run.prompt.target or [] for run in runs], module.device)
     with torch.set_grad_enabled(plan.wants_grad):
-        hidden = module(nn.Batch(inputs=inputs, rows=rows, source=source, taps=session.taps))
+        hidden = module(nn.Batch(inputs=inputs, rows=rows, source=source, taps=wrap(session.taps)))
         if any(run.at is None for run in runs):  # a head that pools each row
             logits = module.unembed(hidden, rows)
         else:

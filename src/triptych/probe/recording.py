@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from triptych.attention import Rows, pattern_statistics
+from triptych.probe.computed import Computation, Computations
 from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
 from triptych.probe.records import How
 from triptych.probe.reductions import Statistics, reduced
@@ -21,7 +22,8 @@ from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 from triptych.quantize.huge_pages import HugePages
 
-Noted = tuple[Tensor, Rows, Sequence[int] | None]  # a value, the rows of its batch, and what these are kept under
+#: A value or how to compute it, the rows of its batch, and what these are kept under.
+Noted = tuple[Tensor | Computation, Rows, Sequence[int] | None]
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
 
 
@@ -34,12 +36,18 @@ class PassedValues:
         self.all_plain = set(plan.of_steps) <= plan.plain
         self.noted: dict[str, list[Noted]] = {}
         self.noted_last = False  # whether modules ran since native steps did
+        self.computations = Computations()
         self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
 
     def notes_of(self, name: str, trace: Trace) -> list[Noted]:
         """Where the values of a site are noted."""
         trace.reserve(name)
         return self.noted.setdefault(name, [])
+
+    def note(self, notes: list[Noted], value: Tensor, rows: Rows, keys: Sequence[int] | None) -> None:
+        """Note a value as it passes; in one full forward, how it is computed where all that this takes is noted."""
+        kept = self.computations.kept_as(value, rows) if keys is None and not value.is_inference() else value
+        notes.append((kept, rows, keys))
 
     def begin_step(self, slots: Sequence[int], keys: Sequence[int], trace: Trace) -> StepReads | None:
         """Where the next native step leaves what is read of these rows, to be kept under `keys`; None where it is
@@ -78,8 +86,12 @@ class PassedValues:
         self.noted_last = False
         for name, notes in self.noted.items():
             for value, rows, keys in notes:
-                parts = split(value.detach(), rows)
-                for row, part in enumerate(parts):
+                if isinstance(value, Computation):
+                    for row in range(len(rows)):
+                        at = tuple(positions_of(rows, row, rows.lengths[row]))
+                        trace.keep_later(name, row, at, value.row(row, rows))
+                    continue
+                for row, part in enumerate(split(value.detach(), rows)):
                     key = row if keys is None else keys[row]
                     if only is None or key in only:
                         trace.keep(name, key, tuple(positions_of(rows, row, len(part))), part)

@@ -3,7 +3,7 @@ guesses are dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,10 +18,12 @@ How = Literal["tokens", "queries", "sum", "mean"]
 
 @dataclass(frozen=True, eq=False)
 class Later:
-    """A piece that is made when somebody looks at it, and its bytes then."""
+    """A piece that is made when somebody looks at it, and its bytes then.  `place` is equal for pieces that are one
+    tensor; None where it is no other's."""
 
     make: Callable[[], Tensor]
     nbytes: int
+    place: Callable[[], Hashable] | None = None
 
 
 @dataclass
@@ -39,6 +41,11 @@ class Record:
     pieces: list[Tensor] = field(default_factory=list)
     dtype: torch.dtype | None = None
     later: list[Later] = field(default_factory=list)  # behind the pieces
+
+    def sizes(self) -> dict[Hashable, int]:
+        """The bytes of each piece by where it lies, which several records may share."""
+        pieces: dict[Hashable, int] = {(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in self.pieces}
+        return pieces | {id(one) if one.place is None else one.place(): one.nbytes for one in self.later}
 
     @property
     def sums(self) -> bool:
@@ -63,6 +70,8 @@ class Record:
 
     def extend(self, later: Record) -> None:
         """Add what the same row had at later positions."""
+        self._make()
+        later._make()
         self.positions += later.positions
         self.pieces += later.pieces
         if self.sums:
@@ -71,6 +80,7 @@ class Record:
     def cut(self, length: int, *, keys: bool) -> None:
         """Drop the newest values, those at positions from `length` on; with `keys` in the last dimension, the numbers
         of keys there too.  The positions of a sum that are dropped were added apart."""
+        self._make()
         while self.positions and self.positions[-1][-1:] >= (length,):
             at, piece = self.positions.pop(), self.pieces.pop()
             left = sum(position < length for position in at)

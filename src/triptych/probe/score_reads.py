@@ -87,7 +87,8 @@ def _keep_later(layer: Attended, row: int, read: Read, trace: Trace, key: int, p
         return made.out
 
     sized = room()
-    trace.keep_later(read.site, key, positions, Later(make, math.prod(sized.shape) * sized.dtype.itemsize))
+    nbytes = math.prod(sized.shape) * sized.dtype.itemsize
+    trace.keep_later(read.site, key, positions, Later(make, nbytes), "queries")
 
 
 def _read_row(scores: RowScores, reads: list[Read], trace: Trace, key: int, at: tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@ other, through `attend_reference`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +87,7 @@ class Session:
         self.trace.branches.cut(key, length, self.plan.of_row)
 
     def close(self) -> Trace:
+        self.below.clear()  # taps refer to their session; without them a trace is freed as soon as nobody has it
         fired = self.passed_values.fired(self.trace)
         unread = [site for site in self.plan.reads if site not in fired]
         if unread:
@@ -188,7 +189,7 @@ class ProbeTaps(Taps):
         if site in self.notes:
             notes = self.notes[site]
             if notes is not None:
-                notes.append((value, rows, self.session.keys))
+                self.session.passed_values.note(notes, value, rows, self.session.keys)
             return value
         name = self.prefix + site
         if name in self.plan.plain or not (name in self.plan.reads or name in self.plan.edits):
@@ -199,6 +200,11 @@ class ProbeTaps(Taps):
         for row, part in enumerate(split(value, rows)):
             pieces.append(self.session.passed(name, part, row, positions_of(rows, row, part.shape[0]), value))
         return torch.cat(pieces) if self._changes(name) else value
+
+    def computed(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        value = function(*inputs)
+        self.session.passed_values.computations.add(value, function, inputs)
+        return value
 
     def attend(
         self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Hashable, Iterator, KeysView, Sequence
 from pathlib import Path
 
 import torch
@@ -75,9 +75,9 @@ class Trace(Displayed):
             record.pieces.clear()
         record.add(positions, value, apart=item in self.branches.guessed)
 
-    def keep_later(self, site: str, item: int, positions: tuple[int, ...], value: Later) -> None:
-        """Add scores or a pattern `[h, t, S]` that are made when somebody looks at them."""
-        record = self._records.setdefault(site, {}).setdefault(item, Record("queries"))
+    def keep_later(self, site: str, item: int, positions: tuple[int, ...], value: Later, how: How = "tokens") -> None:
+        """Add what is made when somebody looks at it, a piece as in `keep`."""
+        record = self._records.setdefault(site, {}).setdefault(item, Record(how))
         record.positions.append(positions)
         record.later.append(value)
 
@@ -177,10 +177,11 @@ class Trace(Displayed):
     def nbytes(self) -> int:
         """Bytes of the tensors in it, those that several sites passed on once, and of those that are computed when they
         are looked at."""
-        every = [record for rows in self.records.values() for record in rows.values()]
-        pieces = [piece for record in every for piece in record.pieces]
-        later = sum(piece.nbytes for record in every for piece in record.later)
-        return later + sum({(piece.data_ptr(), piece.nbytes): piece.nbytes for piece in pieces}.values())
+        sizes: dict[Hashable, int] = {}
+        for rows in self.records.values():
+            for record in rows.values():
+                sizes |= record.sizes()
+        return sum(sizes.values())
 
     def _rows(self, site: str) -> dict[int, Record]:
         if not isinstance(site, str):
