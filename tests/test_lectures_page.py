@@ -297,7 +297,7 @@ def test_only_the_named_labs_run(data: Data, results: Data) -> None:
 
 
 def test_a_lab_is_recorded_over_its_seeds(
-    data: Data, results: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A recording that was interrupted continues; the page has the spread and what falsifies the claim."""
     ran: list[int] = []
@@ -325,7 +325,7 @@ def test_a_lab_is_recorded_over_its_seeds(
     recorded = results["labs"]["soft-vs-hard"]
     assert (recorded["seeds"], recorded["held"], recorded["sizes"]["steps"]) == (3, 3, "1000")
     assert recorded["checks"][0]["seeds"] == ["1,000", "1000", "1000"]
-    page = lectures.page(data, results)
+    page = lectures.lab_text("soft-vs-hard", recorded)
     assert "`triptych lab soft-vs-hard --full --seeds 3`" in page
     assert "3 of 3 seeds pass; median (smallest to largest)." in page
     assert "| seed \\| number | 1000 (1,000 to 1000) | at least 0 |" in page
