@@ -237,6 +237,7 @@ def main() -> None:
     data, results = read_data(), read_results()
     if not options.page:
         record(chosen(data, results, options.labs, again=options.again), results)
+    results = read_results()  # in the order of the file
     PAGE.write_text(page(data, results), "utf-8")
     failed = [name for kind in results.values() for name, result in kind.items() if not result["passed"]]
     sys.exit(f"these failed: {', '.join(failed)}" if failed else 0)
