@@ -36,6 +36,7 @@ LABS = {
     "not-explanation": "different attention patterns that give the same output; ablation beside them",
     "parameters": "a real config's shapes, predicted from the arithmetic and loaded",
     "gradients": "a backward written by hand beside autograd's",
+    "corrections": "statements of the lectures that do not hold, beside what is computed",
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.
