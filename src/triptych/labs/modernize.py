@@ -101,7 +101,7 @@ def run(setup: Setup) -> LabResult:
             Check(
                 "words spelt otherwise: letters right, above copying", changed["the model"] - changed["copying"], 0.0
             ),
-            Check("letters right", ours, least=copied - (1 - copied)),
+            Check("all words: wrong letters, over those of copying", (1 - ours) / (1 - copied), most=2.0),
         )
     return LabResult(
         "Does a model learn to modernize spelling?",

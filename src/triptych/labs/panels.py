@@ -40,9 +40,8 @@ class Sizes:
     held: int = size(200, "held-out sentences")
 
 
-FULL = Sizes(
-    steps=2000, rate=3e-3, width=128, layers=2, nouns=32, verbs=24, adjectives=16, clauses=4, train=40_000, held=400
-)
+FULL = Sizes(steps=800, nouns=12, verbs=8, adjectives=6, clauses=3, train=20_000, held=400)
+SEEDS = 5
 
 
 def run(setup: Setup) -> LabResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -52,7 +52,8 @@ SMOOTHED = 10  # steps over which a loss is averaged
 
 @dataclass(frozen=True)
 class Training:
-    """What all models of a comparison share: width D, heads, blocks of a stack, rows of a step, steps, peak rate."""
+    """What all models of a comparison share: width D, heads, blocks of a stack, rows of a step, steps, peak rate.
+    Cross-attention may have a number of heads of its own."""
 
     width: int
     heads: int
@@ -61,6 +62,7 @@ class Training:
     steps: int
     rate: float
     seed: int
+    cross_heads: int | None = None
 
     @property
     def optimizer(self) -> OptimizerSettings:
@@ -71,6 +73,7 @@ class Training:
         return Schedule(shape="linear", warmup=0.1)
 
 
+@runtime_checkable
 class Translator(Protocol):
     """A model that writes the translation of a source."""
 
@@ -196,7 +199,7 @@ def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
     plain = block(width, heads, hidden)
     crossed = BlockSpec(
         attn=plain.attn, attn_norm=norms, mlp=mlp(width, hidden, "relu"), mlp_norm=norms,
-        cross=attention(width, heads, kv_inputs=width), cross_norm=norms,
+        cross=attention(width, training.cross_heads or heads, kv_inputs=width), cross_norm=norms,
     )  # fmt: skip
 
     def stack(one: BlockSpec, mask: Mask) -> StackSpec:
