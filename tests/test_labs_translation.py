@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from triptych.attention.cross_cache import Project
 from triptych.errors import InputError
 from triptych.labs import modernize, panels, recurrence, recurrent
 from triptych.labs.lab import LabResult, Setup, Size
-from triptych.labs.second_language import SecondLanguage, SentencePair
+from triptych.labs.second_language import Link, SecondLanguage, SentencePair
 from triptych.spec import Mask, same_document
 from triptych.train.recipe import DataSettings, read_recipe
 from triptych.train.sources import FOLDED, Pair
@@ -34,17 +35,16 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each source stands beside the target of another sentence."""
     sentences = SecondLanguage.sentences
 
+    def within(links: frozenset[Link], target: tuple[str, ...]) -> frozenset[Link]:
+        return frozenset((t, s) for t, s in links if t < len(target))
+
     def mixed(self: SecondLanguage, seed: int, count: int, clauses: int) -> list[SentencePair]:
         pairs = sentences(self, seed, count, clauses)
-        others = random.Random(seed).sample(pairs, len(pairs))
-        none: frozenset[tuple[int, int]] = frozenset()
+        targets = [pair.target for pair in random.Random(seed).sample(pairs, len(pairs))]
         return [
-            SentencePair(one.source, other.target, *(fit(one.sure, other, one), fit(one.possible, other, one)))
-            for one, other in zip(pairs, others, strict=True)
-        ] or [SentencePair((), (), none, none)]
-
-    def fit(links: frozenset[tuple[int, int]], other: SentencePair, one: SentencePair) -> frozenset[tuple[int, int]]:
-        return frozenset((t, s) for t, s in links if t < len(other.target))
+            replace(pair, target=target, sure=within(pair.sure, target), possible=within(pair.possible, target))
+            for pair, target in zip(pairs, targets, strict=True)
+        ]
 
     monkeypatch.setattr(SecondLanguage, "sentences", mixed)
 

@@ -50,11 +50,11 @@ def test_rows_of_other_lengths_beside_it_change_no_row(build: Build, task: Task)
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_training_is_a_function_of_the_seed(build: Build, task: Task) -> None:
-    runs = [build(task.rows, len(task.vocabulary), replace(TINY, seed=seed)) for seed in (1, 1, 2)]
+    runs = [build(task.rows, len(task.vocabulary), replace(TINY, seed=seed, steps=12)) for seed in (1, 1, 2)]
     assert runs[0].losses == runs[1].losses
     assert runs[0].losses != runs[2].losses
-    assert len(runs[0].losses) == TINY.steps
-    assert runs[0].losses[-1] < runs[0].losses[0]
+    assert len(runs[0].losses) == 12
+    assert runs[0].losses[-1] < 0.95 * runs[0].losses[0]
 
 
 def test_all_models_train_on_the_same_sentences_in_the_same_order(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

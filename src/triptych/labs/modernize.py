@@ -107,7 +107,7 @@ def run(setup: Setup) -> LabResult:
         "Does a model learn to modernize spelling?",
         _meaning(whole),
         checks,
-        _sections(held, systems, words, table, losses),
+        tuple(_sections(held, systems, words, table, losses)),
     )
 
 
