@@ -22,7 +22,6 @@ from triptych.train.recipe import DataSettings, read_recipe
 from triptych.train.sources import FOLDED, Pair
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-WORDS: dict[str, Size] = {"nouns": 4, "verbs": 3, "adjectives": 2, "train": 3000, "held": 120}
 
 
 def failed(result: LabResult) -> list[str]:
@@ -53,7 +52,7 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recurrence_in_small(**sizes: Size) -> LabResult:
-    return labs.run("recurrence", Setup(seed=1, sizes={**WORDS, **sizes}))
+    return labs.run("recurrence", Setup(seed=1, sizes=sizes))
 
 
 @pytest.mark.heavy
@@ -80,7 +79,7 @@ def test_recurrence_fails_on_shuffled_pairs(shuffled: None) -> None:
 
 
 def panels_in_small(**sizes: Size) -> LabResult:
-    return labs.run("panels", Setup(seed=1, sizes={**WORDS, "steps": 150, "rows": 48, **sizes}))
+    return labs.run("panels", Setup(seed=1, sizes=sizes))
 
 
 @pytest.mark.heavy

@@ -27,17 +27,17 @@ BUILDERS: dict[str, Builder] = {
 class Sizes:
     """What a run can change."""
 
-    steps: int = size(200, "training steps of each model")
-    rows: int = size(64, "sentences of a training step")
+    steps: int = size(150, "training steps of each model")
+    rows: int = size(48, "sentences of a training step")
     rate: float = size(6e-3, "highest learning rate")
     width: int = size(64, "width of embeddings and blocks")
     layers: int = size(1, "blocks of the encoder, and of the decoder beside it; a decoder alone has twice as many")
-    nouns: int = size(6, "nouns of the language")
-    verbs: int = size(4, "verbs of the language")
-    adjectives: int = size(3, "adjectives of the language")
+    nouns: int = size(4, "nouns of the language")
+    verbs: int = size(3, "verbs of the language")
+    adjectives: int = size(2, "adjectives of the language")
     clauses: int = size(1, "most clauses of a sentence")
-    train: int = size(4000, "sentences to train on")
-    held: int = size(200, "held-out sentences")
+    train: int = size(3000, "sentences to train on")
+    held: int = size(120, "held-out sentences")
 
 
 FULL = Sizes(steps=800, nouns=12, verbs=8, adjectives=6, clauses=3, train=20_000, held=400)

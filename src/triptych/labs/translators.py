@@ -262,7 +262,8 @@ class Recurrent:
 
     @torch.no_grad()
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
-        return self.module([torch.tensor(source) for source in sources], torch.tensor(written))[:, -1].argmax(-1)
+        logits: Tensor = self.module([torch.tensor(source) for source in sources], torch.tensor(written))
+        return logits[:, -1].argmax(-1)
 
 
 def fixed_vector(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> Trained:
