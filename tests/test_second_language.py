@@ -102,6 +102,14 @@ def test_a_lexicon_of_an_impossible_size_is_refused(sizes: dict[str, int]) -> No
         SecondLanguage(0, **sizes)
 
 
+def test_more_sentences_than_the_words_give_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = SecondLanguage(0, nouns=2, verbs=2, adjectives=2)
+    only = language.sentences(0, 1, 1)[0]
+    monkeypatch.setattr(SecondLanguage, "sentence", lambda self, random, clauses: only)
+    with pytest.raises(InputError, match="few more than 1 sentences"):
+        language.sentences(0, 5, 1)
+
+
 def test_ids_of_words(pairs: list[SentencePair]) -> None:
     vocabulary = Vocabulary(pairs)
     ids = vocabulary.ids(pairs[0].source)

@@ -101,7 +101,7 @@ def run(setup: Setup) -> LabResult:
             Check(
                 "words spelt otherwise: letters right, above copying", changed["the model"] - changed["copying"], 0.0
             ),
-            Check("all words: wrong letters, over those of copying", (1 - ours) / (1 - copied), most=2.0),
+            Check("all words: wrong letters, over those of copying", (1 - ours) / max(1 - copied, 1e-9), most=2.0),
         )
     return LabResult(
         "Does a model learn to modernize spelling?",
@@ -113,7 +113,7 @@ def run(setup: Setup) -> LabResult:
 
 def _meaning(whole: bool) -> str:
     text = (
-        "Three plays were never read: no word of them is in the training data or in the table. The table knows the"
+        "Three plays were never read: no line of them is in the training data or behind the table. The table knows the"
         " commonest modern spelling of each word, and copies a word that it does not know; the model reads letters, so"
         " that it can spell a word it has never seen, and reads the words beside it."
     )

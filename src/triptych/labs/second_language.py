@@ -37,6 +37,7 @@ ADJECTIVES = _words("old red small brave cold quiet rich green clever young dark
 PREPOSITIONS = _words("near behind under with beyond without")
 ADVERBS = _words("often today slowly never again soon gladly here")
 ARTICLES = ("the", "a", "some")
+MOST_REPEATED = 10  # draws of a sentence that was drawn before, for each sentence asked for
 END, START = "<end>", "<start>"
 ENDINGS = {(0, False): "a", (0, True): "ai", (1, False): "o", (1, True): "oi"}  # of gender and number
 
@@ -102,12 +103,19 @@ class SecondLanguage:
         return writer.pair()
 
     def sentences(self, seed: int, count: int, clauses: int) -> list[SentencePair]:
-        """`count` sentences, no two with the same source, of 1 to `clauses` clauses, each number equally often."""
+        """`count` sentences, no two with the same source, of 1 to `clauses` clauses, each number equally often.
+
+        Raises InputError where the words do not suffice for so many.
+        """
         random = np.random.default_rng([seed, 1])
         pairs: dict[tuple[str, ...], SentencePair] = {}
+        repeated = 0
         while len(pairs) < count:
             pair = self.sentence(random, 1 + len(pairs) % clauses)
+            repeated += pair.source in pairs
             pairs.setdefault(pair.source, pair)
+            if repeated > MOST_REPEATED * count:
+                raise InputError(f"these words give few more than {len(pairs)} sentences; ask for fewer, or more words")
         return list(pairs.values())
 
 
