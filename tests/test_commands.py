@@ -54,6 +54,8 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych convert MODEL.gguf merged.gguf --adapter": "needs that run too",
     "triptych train notes.toml": "trains for minutes; tests/test_train_further.py runs the three of the page on a text",
     "triptych generate runs/notes": "needs the run above it",
+    "triptych train docs/examples/folio.toml": "trains for half an hour",
+    "triptych lab modernize --model runs/folio": "needs the run above it; tests/test_labs_translation.py runs the lab",
     "triptych chat runs/notes": "needs the run above it",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }

@@ -64,6 +64,17 @@ def passages(folio: str, modern: str) -> list[tuple[str, str]]:
     return pairs
 
 
+def words(text: str) -> list[str]:
+    """The words of a passage in lower case, without apostrophes; `&` is one."""
+    return [word.lower().replace("'", "") for word in _WORD.findall(text)]
+
+
+def same_words(old: str, new: str) -> list[tuple[int, int]]:
+    """Which words of two spellings of a passage are the same, as pairs of indices into `words` of each, in order."""
+    first, second = ([_key(word) for word in _WORD.findall(text)] for text in (old, new))
+    return [(i, j) for j, i in enumerate(align(second, first)) if i is not None]
+
+
 # -- editions to words -----------------------------------------------------------------------------------------------
 
 

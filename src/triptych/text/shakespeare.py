@@ -130,6 +130,11 @@ def aligned(play: Play) -> list[SpellingPair]:
     return [SpellingPair(*pair) for pair in align.passages(play.folio, play.modern)] if play.folio else []
 
 
+def fold(text: str) -> str:
+    """The words of a passage in lower case between single spaces, without punctuation and apostrophes; `&` stays."""
+    return " ".join(align.words(text))
+
+
 def parallel_split(cache: Path | None = None) -> tuple[list[SpellingPair], list[SpellingPair]]:
     """Training and held-out pairs of passages, of the same plays as `split`."""
     pairs = _pairs(fetch(cache), (cache or cache_directory()) / "aligned")

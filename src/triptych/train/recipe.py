@@ -39,7 +39,8 @@ class DataSettings(Section):
     """The texts to train on, and those held out for evaluation.
 
     Objectives with records (docs/concepts/objectives.md) read `.jsonl`, `.csv`, `.tsv` or `.parquet`;
-    `shakespeare:genres` and `shakespeare:speakers` are texts of the plays with labels.
+    `shakespeare:genres` and `shakespeare:speakers` are texts of the plays with labels; `shakespeare:folded` has the
+    pairs of `shakespeare` in lower case, without punctuation.
     """
 
     path: str

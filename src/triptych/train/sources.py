@@ -13,6 +13,7 @@ from triptych.train.data import Use, random_numbers
 from triptych.train.recipe import DataSettings
 
 SHAKESPEARE = "shakespeare"
+FOLDED = "shakespeare:folded"  # pairs in lower case, without punctuation
 Pair = tuple[str, str]
 T = TypeVar("T")
 
@@ -38,8 +39,10 @@ def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
 
     Raises TextError naming the line that is not `{"source": text, "target": text}`.
     """
-    if data.path == SHAKESPEARE:
-        train, held = ([(p.folio, p.modern) for p in side] for side in shakespeare.parallel_split())
+    if data.path in (SHAKESPEARE, FOLDED):
+        as_written = shakespeare.fold if data.path == FOLDED else str
+        sides = shakespeare.parallel_split()
+        train, held = ([(as_written(p.folio), as_written(p.modern)) for p in side] for side in sides)
     else:
         train, held = _last(_read_pairs(Path(data.path)), data)
     if data.words is not None:
