@@ -223,13 +223,13 @@ class _Tile:
         out, (heads, queries, keys), start = self.out, shape, at.start
         q_doc, k_doc, marked, top = labels.q_document, labels.k_document, labels.delimiters, out["top_keys"].shape[-1]
         panels, threads = -(-keys // PANEL), usable_threads(torch.get_num_threads())
-        filled = lambda x: None if x is None else pad(x, (0, panels * PANEL - keys))  # noqa: E731
+        by_key = (k_pos, None if marked is None else marked[columns], None if k_doc is None else k_doc[columns])
+        positions, delimiters, documents = (None if x is None else pad(x, (0, panels * PANEL - keys)) for x in by_key)
         record = ScoreTile(
             heads=heads, queries=queries, keys=keys, top=top, stride=out["entropy"].shape[1],
             row=out["received"].shape[1], sinks=self.read(sinks), q_pos=self.read(q_pos),
-            k_pos=self.read(filled(k_pos)), delimiters=self.read(filled(None if marked is None else marked[columns])),
+            k_pos=self.read(positions), delimiters=self.read(delimiters), k_doc=self.read(documents, torch.int32),
             q_doc=self.read(None if q_doc is None else q_doc[at], torch.int32),
-            k_doc=self.read(filled(None if k_doc is None else k_doc[columns]), torch.int32),
             from_=self.read(from_, torch.int32), to=self.read(to, torch.int32), panels=panels,
             entropy=self._write("entropy", start), distance=self._write("distance", start),
             first=self._write("first", start), previous=self._write("previous", start),

@@ -49,9 +49,12 @@ class ScoreTile(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("heads", "queries", "keys", "top", "base")),
         *((name, c_int64) for name in ("stride", "row")),
-        *((name, c_void_p) for name in ("scratch", "scores", "sinks", "q_pos", "k_pos", "delimiters", "q_doc", "k_doc")),
-        *((name, c_void_p) for name in ("entropy", "distance", "first", "previous", "on_delimiters", "on_document")),
-        *((name, c_void_p) for name in ("top_weights", "received", "top_keys", "q", "k", "group", "from_", "to")),
+        *((name, c_void_p) for name in ("scratch", "scores", "sinks", "q_pos", "k_pos", "delimiters", "q_doc")),
+        *((name, c_void_p) for name in ("k_doc", "entropy", "distance", "first", "previous", "on_delimiters")),
+        *(
+            (name, c_void_p)
+            for name in ("on_document", "top_weights", "received", "top_keys", "q", "k", "group", "from_", "to")
+        ),
         *((name, c_int64) for name in ("width", "panels")),
     )
 
