@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from triptych.attention import Rows, pattern_statistics
+from triptych.native.huge_pages import HugePages
 from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
 from triptych.probe.records import How
 from triptych.probe.reductions import Statistics, reduced
 from triptych.probe.sites import Selection
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
-from triptych.quantize.huge_pages import HugePages
 
 Noted = tuple[Tensor, Rows, Sequence[int] | None]  # a value, the rows of its batch, and what these are kept under
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
