@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.attention import Cache, CachedLayer, CrossCache, FlatKeys, NullCache, Rows, SlotKeys, attend_rows
+from triptych.attention.store import LEAST_IN_HUGE_PAGES
 from triptych.errors import InputError, ProbeError
+from triptych.native.huge_pages import PAGE
 from triptych.spec.masks import causal, full, window
 
 H, G, K, KV, W = 6, 2, 8, 5, 4
@@ -268,3 +272,29 @@ def test_a_cache_refuses_what_does_not_follow():
     cache.trim(0, 0)
     cache.begin(rows, "").finish()  # nothing is left of the edit
     assert cache.provenance == [""]
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_large_stores_share_huge_pages_and_keep_what_they_hold(window: int | None) -> None:
+    layers = [CachedLayer(groups=2, width=32, value_width=16) for _ in range(3)]
+    layers.append(CachedLayer(groups=2, width=32, value_width=16, window=window))
+    small, large = Cache(layers, capacity=16), Cache(layers, capacity=8192, slots=1)
+    assert small.nbytes < LEAST_IN_HUGE_PAGES < large.nbytes
+    for cache in (small, large):
+        for number, store in enumerate(cache.stores):
+            store.k.fill_(number + 1)
+            store.v.fill_(-number - 1)
+        before = [(store.k.clone(), store.v.clone()) for store in cache.stores]
+        places = cache.capacity
+        cache.room(2 * places)
+        cache.add(2)
+        for number, (store, (k, v)) in enumerate(zip(cache.stores, before, strict=True)):
+            held = (number + 1) * k.numel(), -(number + 1) * v.numel()
+            assert (float(store.k.sum(dtype=torch.float64)), float(store.v.sum(dtype=torch.float64))) == held
+            assert torch.equal(store.k[: len(k), :, : k.shape[2]], k)
+            assert torch.equal(store.v[: len(v), :, : v.shape[2]], v)
+    first, second, third = large.stores[:3]
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        assert first.k.data_ptr() % PAGE == 0
+        assert second.k.data_ptr() == first.v.data_ptr() + first.v.nbytes
+        assert third.v.data_ptr() == third.k.data_ptr() + third.k.nbytes

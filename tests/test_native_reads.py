@@ -93,6 +93,39 @@ def test_every_site_of_every_family_holds_what_the_modules_have_there(name: str)
     assert gap(ours, written(module, read, executor="modules", every=True)[1]) <= EXACT
 
 
+def _short_and_long(module: nn.Transformer, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
+    """How many steps of a greedy generation, which read everything, went the short way, and the largest difference of
+    their trace to one of a generation without such steps."""
+    steps: list[int] = []
+    step_class, made = native_executor.NativeStep, native_executor.NativeStep.next_logits
+
+    def counted(*how: Any, **named: Any) -> Tensor | None:
+        logits = made(*how, **named)
+        steps.append(int(logits is not None))
+        return logits
+
+    monkeypatch.setattr(step_class, "next_logits", counted)
+    short = written(module, of_steps(module))
+    monkeypatch.setattr(step_class, "next_logits", lambda *how, **named: None)
+    long = written(module, of_steps(module))
+    assert short[0] == long[0]
+    return sum(steps), gap(short[1], long[1])
+
+
+@pytest.mark.parametrize("make", [packed, llama, tiny.encoder_decoder])
+def test_the_short_way_of_greedy_steps_reads_the_same_bits(
+    make: Callable[[], nn.Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _short_and_long(make(), monkeypatch) == (NEW + len(PROMPTS) - 2, 0.0)  # all but that of the prompts
+
+
+def test_logits_that_the_next_step_overwrites_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = native_executor.NativeStep.next_logits
+    reused = lambda step, ids, rows, reads=None, keep=False: made(step, ids, rows, reads)  # noqa: E731
+    monkeypatch.setattr(native_executor.NativeStep, "next_logits", reused)
+    assert _short_and_long(packed(), monkeypatch)[1] > 1e-3
+
+
 def _swapped(plan: NativePlan) -> NativePlan:
     """Each site with the place of another one of its width."""
     names = [name for name in plan.sites if name.endswith(("resid_pre", "resid_mid", "resid_post", "mlp.in"))]

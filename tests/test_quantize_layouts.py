@@ -14,8 +14,8 @@ from torch import Tensor
 from test_gguf import SCALES, random_blocks
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import CheckpointError, InputError
+from triptych.native.huge_pages import MAPPING, PAGE, HugePages
 from triptych.quantize import LAYOUT_OF, LAYOUTS, PackedMatrix, layouts, quantize, repack
-from triptych.quantize.huge_pages import MAPPING, PAGE, HugePages
 from triptych.quantize.layouts import Codes
 
 GROWTH = {  # bytes of the layout over bytes of the file, for whole bands

@@ -17,7 +17,7 @@ from triptych.attention.cache_types import CacheType, stored_form
 from triptych.attention.null_cache import Continued, KeyStep
 from triptych.attention.row_plan import FlatKeys, KeyLayout, SlotKeys
 from triptych.attention.rows import Rows
-from triptych.attention.store import CachedLayer, Held, Store
+from triptych.attention.store import CachedLayer, Held, Store, resize_together
 from triptych.attention.sum_cache import SumStep, put_back
 from triptych.errors import InputError, ProbeError
 
@@ -189,8 +189,9 @@ class Cache:
         for numbers in (self.lengths, self.reached):
             numbers.extend([0] * len(new))
         self.provenance.extend([""] * len(new))
-        for store in self.stores:
-            store.resize(len(self.lengths), 0)
+        for fixed in (False, True):  # which do not grow together
+            stores = [store for store in self.stores if (store.places is not None) is fixed]
+            resize_together(stores, len(self.lengths), 0)
         return [*reused, *new]
 
     def free(self, slots: Sequence[int]) -> None:
@@ -242,9 +243,7 @@ class Cache:
         if end > self.capacity and self.full:
             doubled = 2 * self.capacity
             self.capacity = max(end, doubled if self.longest is None else min(doubled, self.longest))
-            for store in self.stores:
-                if store.places is None:
-                    store.resize(0, self.capacity)
+            resize_together([store for store in self.stores if store.places is None], 0, self.capacity)
 
     def check_trim(self, slot: int, length: int) -> None:
         """Raise InputError when a slot is shorter already, when a ring no longer holds what a window would see, and for

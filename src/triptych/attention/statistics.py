@@ -179,15 +179,11 @@ def _computed(
     (heads, queries, width), keys = products.q.shape, products.k.shape[1]
     panels = -(-keys // PANEL)
     laid = pad(products.k, (0, 0, 0, panels * PANEL - keys)).unflatten(1, (panels, PANEL)).mT
-    record = tile.record(
-        (heads, queries, keys), slice(0, queries), slice(0, keys), products.q_pos, torch.arange(keys), sinks, labels,
-        q=tile.read(products.q), k=tile.read(laid), group=tile.read(products.groups, torch.int32),
-        from_=tile.read(products.from_, torch.int32), to=tile.read(products.to, torch.int32), width=width,
-        panels=panels,
+    tile.run(
+        functions, (heads, queries, keys), slice(0, queries), slice(0, keys), products.q_pos, torch.arange(keys), sinks,
+        labels, products.from_, products.to, q=tile.read(products.q), k=tile.read(laid),
+        group=tile.read(products.groups, torch.int32), width=width,
     )  # fmt: skip
-    threads = usable_threads(torch.get_num_threads())
-    record.scale = tile.read(torch.empty(threads * functions.room_floats(ctypes.byref(record))))
-    _checked(functions.score_statistics(ctypes.byref(record), threads))
 
 
 def _natively(
@@ -198,20 +194,14 @@ def _natively(
     if not keys:
         return
     tile = _Tile(out)
-    record = tile.record(
-        (heads, queries, keys), piece.queries, piece.columns, piece.q_pos, piece.k_pos, sinks, labels, base=piece.base,
-        scores=tile.read(piece.scores), scale=tile.read(torch.empty(heads * queries)),
+    tile.run(
+        functions, (heads, queries, keys), piece.queries, piece.columns, piece.q_pos, piece.k_pos, sinks, labels,
+        torch.zeros(queries), torch.full((queries,), keys), base=piece.base, scores=tile.read(piece.scores),
     )  # fmt: skip
-    _checked(functions.score_statistics(ctypes.byref(record), usable_threads(torch.get_num_threads())))
-
-
-def _checked(code: int) -> None:
-    if code:
-        raise AssertionError(f"more than {MOST_TOP} keys of a query")
 
 
 class _Tile:
-    """The structure of one call of statistics.c, with the memory of the sizes that it says."""
+    """One call of statistics.c, with the memory of the sizes that it says."""
 
     def __init__(self, out: Mapping[str, Tensor]) -> None:
         self.out, self.held = out, list[Tensor]()  # what the call reads, alive until it is done
@@ -225,22 +215,28 @@ class _Tile:
     def _write(self, name: str, first: int, width: int = 1) -> int | None:
         return self.out[name].data_ptr() + 4 * width * first if name in self.out else None
 
-    def record(
-        self, shape: tuple[int, int, int], at: slice, columns: slice, q_pos: Tensor, k_pos: Tensor,
-        sinks: Tensor | None, labels: KeyLabels, **others: int | None,
-    ) -> ScoreTile:  # fmt: skip
+    def run(
+        self, functions: ctypes.CDLL, shape: tuple[int, int, int], at: slice, columns: slice, q_pos: Tensor,
+        k_pos: Tensor, sinks: Tensor | None, labels: KeyLabels, from_: Tensor, to: Tensor, **others: int | None,
+    ) -> None:  # fmt: skip
         """Of `shape` heads, queries and keys, which are the queries `at` and the keys `columns` of the results."""
         out, (heads, queries, keys), start = self.out, shape, at.start
         q_doc, k_doc, marked, top = labels.q_document, labels.k_document, labels.delimiters, out["top_keys"].shape[-1]
-        return ScoreTile(
+        panels, threads = -(-keys // PANEL), usable_threads(torch.get_num_threads())
+        by_key = (k_pos, None if marked is None else marked[columns], None if k_doc is None else k_doc[columns])
+        positions, delimiters, documents = (None if x is None else pad(x, (0, panels * PANEL - keys)) for x in by_key)
+        record = ScoreTile(
             heads=heads, queries=queries, keys=keys, top=top, stride=out["entropy"].shape[1],
-            row=out["received"].shape[1], sinks=self.read(sinks), q_pos=self.read(q_pos), k_pos=self.read(k_pos),
-            delimiters=self.read(None if marked is None else marked[columns]),
+            row=out["received"].shape[1], sinks=self.read(sinks), q_pos=self.read(q_pos),
+            k_pos=self.read(positions), delimiters=self.read(delimiters), k_doc=self.read(documents, torch.int32),
             q_doc=self.read(None if q_doc is None else q_doc[at], torch.int32),
-            k_doc=self.read(None if k_doc is None else k_doc[columns], torch.int32),
+            from_=self.read(from_, torch.int32), to=self.read(to, torch.int32), panels=panels,
             entropy=self._write("entropy", start), distance=self._write("distance", start),
             first=self._write("first", start), previous=self._write("previous", start),
             on_delimiters=self._write("delimiters", start), on_document=self._write("own_document", start),
             top_keys=self._write("top_keys", start, top), top_weights=self._write("top_weights", start, top),
             received=self._write("received", columns.start), **others,
         )  # fmt: skip
+        record.scratch = self.read(torch.empty(threads * functions.scratch_floats(ctypes.byref(record))))
+        if functions.score_statistics(ctypes.byref(record), threads):
+            raise AssertionError(f"more than {MOST_TOP} keys of a query")

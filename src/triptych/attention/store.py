@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
 
 from triptych.attention.cache_types import StoredForm
+from triptych.native.huge_pages import PAGE, HugePages
+
+LEAST_IN_HUGE_PAGES = 2 * PAGE  # bytes of several stores together: less would leave most of a page unused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +73,10 @@ class Store:
         """Bytes of one slot with room for `length` tokens, which rings and sums do not grow with."""
         return self.place_bytes * (self.places or length)
 
-    def resize(self, slots: int, capacity: int) -> None:
-        """At least so many slots and places."""
+    def resize(self, slots: int, capacity: int, pages: HugePages | None = None) -> None:
+        """At least so many slots and places, in memory of `pages` where they are given."""
         if slots > self.k.shape[0] or capacity > self.k.shape[2]:
-            self.k, self.v = (_resized(x, slots, capacity) for x in (self.k, self.v))
+            self.k, self.v = (_resized(x, slots, capacity, pages) for x in (self.k, self.v))
 
     def clear(self, slot: int, first: int, end: int) -> None:
         """Make places `first` to `end` of a slot zero; where their number is fixed, all of them."""
@@ -107,7 +111,17 @@ class Held:
     added: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
-def _resized(x: Tensor, slots: int, capacity: int) -> Tensor:
-    larger = x.new_zeros(max(slots, x.shape[0]), x.shape[1], max(capacity, x.shape[2]), x.shape[3])
+def resize_together(stores: Sequence[Store], slots: int, capacity: int) -> None:
+    """At least so many slots and places in each of these stores, in shared huge pages where they are large, on the CPU.
+    The memory is freed when all of the stores have grown again."""
+    grown = sum(store.place_bytes * max(slots, store.k.shape[0]) * max(capacity, store.k.shape[2]) for store in stores)
+    pages = HugePages() if grown >= LEAST_IN_HUGE_PAGES and stores[0].k.is_cpu else None
+    for store in stores:
+        store.resize(slots, capacity, pages)
+
+
+def _resized(x: Tensor, slots: int, capacity: int, pages: HugePages | None) -> Tensor:
+    shape = max(slots, x.shape[0]), x.shape[1], max(capacity, x.shape[2]), x.shape[3]
+    larger = x.new_zeros(shape) if pages is None else pages.take(prod(shape) * x.itemsize).view(x.dtype).view(shape)
     larger[: x.shape[0], :, : x.shape[2]] = x
     return larger

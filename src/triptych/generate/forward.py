@@ -126,8 +126,8 @@ class Forward:
         Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.  The
         likeliest tokens are looked for where `find_best`, which goes without `all_logits`.
         """
-        if find_best and share is None and session is None and isinstance(self.executor, NativeStep):
-            next_tokens = self._next_tokens(self.executor, rows)
+        if find_best and share is None and isinstance(self.executor, NativeStep):
+            next_tokens = self._next_tokens(self.executor, session, rows)
             if next_tokens is not None:
                 return next_tokens
         ids: list[int] = []
@@ -214,9 +214,14 @@ class Forward:
         found, tops = best_of(logits).tolist()
         return [int(token) for token in found], tops
 
-    def _next_tokens(self, executor: NativeStep, rows: Sequence[LiveRow]) -> ForwardResult | None:
+    def _next_tokens(
+        self, executor: NativeStep, session: Session | None, rows: Sequence[LiveRow]
+    ) -> ForwardResult | None:
         """What `run` gives of rows that have one token to run each and no draft, where the native step takes them: the
-        step of most forwards, with nothing else to decide.  Its logits are overwritten by the next forward."""
+        step of most forwards, with nothing else to decide.  Its logits are overwritten by the next forward, unless they
+        are read."""
+        if session is not None and self._refusal(session, rows) is not None:
+            return None
         ids, past, slots = [], [], []
         for row in rows:
             done = row.cached
@@ -227,11 +232,19 @@ class Forward:
             slots.append(row.slot)
         self.running = rows
         executor.unchanged = self.unchanged
-        logits = executor.next_logits(ids, Rows((1,) * len(ids), tuple(past), tuple(slots)))
-        best = None if logits is None else largest_of(logits)
-        self.running = ()
+        own = Rows((1,) * len(ids), tuple(past), tuple(slots))
+        if session is None:
+            logits = executor.next_logits(ids, own)
+        else:
+            session.begin([row.path[-1] for row in rows])
+            logits = executor.next_logits(ids, own, session.native_reads(slots), keep="logits" in session.plan.reads)
         if logits is None:
+            self.running = ()
             return None
+        if session is not None:
+            logits = session.taps_under("")("logits", logits, own)
+        best = largest_of(logits)
+        self.running = ()
         for row in rows:
             row.cached += 1
         self.why_modules = None

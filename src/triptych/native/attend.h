@@ -54,10 +54,11 @@ struct room {
     float *sums;   /* [QUERIES or QUERIES_BF16][value_width] */
 };
 
-/* What the kernels do for `count` queries, whose scores, or weights, are [count][SCORES].  The bits of a query's sums
+/* `read` is read_rows of step.h.  What the others do for `count` queries, whose scores, or weights, are [count][SCORES].  The bits of a query's sums
    do not depend on the other queries.  Scores are computed at least where a query sees something, values are added
    exactly there: a number that a query does not see never reaches its sums.  */
 struct attend_kernels {
+    void (*read)(int32_t type, float *out, const void *rows, int32_t count, int32_t n);
     void (*scores)(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
                    int32_t width);
     void (*softmax)(float *scores, struct query *query, const struct instruction *it);
@@ -66,7 +67,7 @@ struct attend_kernels {
 };
 
 /* The sums of `count` queries over the range that begins at position `begin`, with products in bf16
-   (step_attend_bf16.c, where there are tiles.h), for keys and values of at most WIDEST_BF16 numbers.  The queries are of
+   (step_attend_bf16.c, where HAS_TILES), for keys and values of at most WIDEST_BF16 numbers.  The queries are of
    the row of `token` and of one group. */
 #define WIDEST_BF16 256
 void attend_range_bf16(struct worker *me, const struct instruction *it, struct query *queries, int32_t count,

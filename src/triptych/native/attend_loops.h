@@ -1,6 +1,7 @@
 /* The loops of attention (attend.h), over the operations that each of the files kernels_*.c defines.  */
 
 #include "attend.h"
+#include "matmul_loops.h"
 
 INLINE void some_scores(float (*scores)[SCORES], const struct query *queries, const struct tile *keys,
                         const int32_t width, const int count)
@@ -43,7 +44,7 @@ INLINE void exponentials(float *x, int32_t count, float top)
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, in the low bits */
     for (int32_t i = 0; i < count; i++) {
         float own = x[i] - top, y = own < -87.3f ? -87.3f : own;
-        float shifted = y * 1.44269504088896341f + magic, n = shifted - magic, power;
+        float shifted = y * 1.44269504088896341f + magic, n = shifted - magic;
         float r = fmaf(n, 2.12194440e-4f, fmaf(-n, 0.693359375f, y));
         float p = fmaf(1.0f / 5040, r, 1.0f / 720);
         p = fmaf(p, r, 1.0f / 120);
@@ -52,11 +53,7 @@ INLINE void exponentials(float *x, int32_t count, float top)
         p = fmaf(p, r, 0.5f);
         p = fmaf(p, r, 1.0f);
         p = fmaf(p, r, 1.0f);
-        uint32_t bits;
-        memcpy(&bits, &shifted, sizeof bits);
-        bits = (bits + 127) << 23;
-        memcpy(&power, &bits, sizeof power);
-        x[i] = own < -87.3f ? 0.0f : p * power;
+        x[i] = own < -87.3f ? 0.0f : p * float_of_bits((bits_of_float(shifted) + 127) << 23);
     }
 }
 
@@ -140,7 +137,35 @@ TARGET static void ISA(values)(const struct query *queries, float (*weights)[SCO
     for (int32_t i = 0; i < count; i += QUERIES_OF_VALUES) FOR_COUNT(count - i, QUERIES_OF_VALUES, SOME_VALUES)
 }
 
-static const struct attend_kernels ISA(attend) = {ISA(scores), ISA(softmax), ISA(values)};
+/* Of int8 codes, 16 numbers have one scale. */
+INLINE void read_all(const int32_t type, float *out, const uint8_t *row, int32_t count, const int32_t n)
+{
+    const int32_t size = type == STORED_INT8 ? 1 : 2;
+    for (; count > 0; count--, row += stored_bytes(type, n), out += n)
+        for (int32_t i = 0; i < n; i += 16) {
+            uint16_t last[16] = {0}, scale;
+            const uint8_t *at = row + i * size;
+            if (n - i < 16) at = memcpy(last, at, (size_t)((n - i) * size));
+            vf x = type == STORED_F16 ? vhalves(at) : type == STORED_INT8 ? vint8(at) : vbf16_some((const void *)at, 16);
+            if (type == STORED_INT8) {
+                memcpy(&scale, row + n + i / GROUP * 2, sizeof scale);
+                x = vmul(x, vall(float_of_bf16(scale)));
+            }
+            vstore_some(out + i, x, n - i);
+        }
+}
+
+TARGET static void ISA(read)(int32_t type, float *out, const void *rows, int32_t count, int32_t n)
+{
+    switch (type) {
+    case STORED_BF16: read_all(STORED_BF16, out, rows, count, n); break;
+    case STORED_F16: read_all(STORED_F16, out, rows, count, n); break;
+    case STORED_INT8: read_all(STORED_INT8, out, rows, count, n); break;
+    default: memcpy(out, rows, (size_t)count * (size_t)n * sizeof *out); break;
+    }
+}
+
+static const struct attend_kernels ISA(attend) = {ISA(read), ISA(scores), ISA(softmax), ISA(values)};
 
 const struct kernels ISA(kernels) = {
-    ISA(round), {ISA(f32), ISA(bf16), ISA(u4), ISA(u5), ISA(s8), ISA(s8x16)}, HAS_STREAMS, &ISA(attend)};
+    ISA(round), {ISA(f32), ISA(bf16), ISA(u4), ISA(u5), ISA(s8), ISA(s8x16)}, MANY_REGISTERS, &ISA(attend)};

@@ -14,9 +14,7 @@
 #define STREAMS 4 /* bands that a kernel for one vector reads at once, where it reads several */
 #define LAYOUTS 6
 #define LINE 64   /* bytes */
-#ifndef AHEAD
 #define AHEAD 5120 /* bytes; from 2560 to 16384 the speed is the same, without it a fifth less */
-#endif
 
 /* Bytes of a group of one band, or of a supergroup; their parts lie in the order of the terms. */
 #define U4_BYTES (4 * LINE + 2 * BAND + 2 * BAND)
@@ -52,10 +50,28 @@ static inline __attribute__((always_inline)) void prefetch(const void *block, si
         __builtin_prefetch((const void *)((uintptr_t)block + AHEAD + i));
 }
 
-/* Where a band begins whose blocks of `columns` columns have `bytes` bytes each. */
-static inline const uint8_t *band_of(const struct matrix *w, int32_t band, int32_t columns, size_t bytes)
+/* Columns and bytes of a block of one band in a packed layout: a group, or a supergroup. */
+static inline __attribute__((always_inline)) int32_t block_columns(const int32_t layout)
 {
-    return (const uint8_t *)w->data + (size_t)band * (size_t)(w->columns / columns) * bytes;
+    return layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
+}
+
+static inline __attribute__((always_inline)) size_t block_bytes(const int32_t layout)
+{
+    if (layout <= LAYOUT_U5) return layout == LAYOUT_U4 ? U4_BYTES : U5_BYTES;
+    return layout == LAYOUT_S8 ? S8_BYTES : S8X16_BYTES;
+}
+
+/* The first block of a band; the scales of a block, behind which its minimums stand. */
+static inline __attribute__((always_inline)) const uint8_t *band_of(const struct matrix *w, int32_t band,
+                                                                    const int32_t layout)
+{
+    return (const uint8_t *)w->data + (size_t)band * (size_t)(w->columns / block_columns(layout)) * block_bytes(layout);
+}
+
+static inline __attribute__((always_inline)) const uint8_t *scales_of(const uint8_t *block, const int32_t layout)
+{
+    return block + block_bytes(layout) - (layout >= LAYOUT_S8 ? 2 : 4) * BAND;
 }
 
 #endif

@@ -170,8 +170,6 @@ INLINE vf sums_of_quarters(const vf *fours)
                 sums_of_two(fours[0].high, fours[1].high, fours[2].high, fours[3].high)};
 }
 
-#include "matmul_loops.h"
-
 #include "attend_loops.h"
 
 #endif

@@ -21,8 +21,7 @@
 #define DENSE 6       /* with four rows 24 sums, which leave 8 registers */
 #define DENSE_SUMS 24
 #define QUERIES_OF_VALUES 6
-#define HAS_STREAMS 1
-#define HAS_PAIRS 1
+#define MANY_REGISTERS 1
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -118,8 +117,6 @@ INLINE vf sums_of_quarters(const vf *fours)
     vf b = vadd(_mm512_shuffle_ps(fours[2], fours[3], 0x44), _mm512_shuffle_ps(fours[2], fours[3], 0xee));
     return vadd(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
-
-#include "matmul_loops.h"
 
 #include "attend_loops.h"
 

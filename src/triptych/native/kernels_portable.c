@@ -38,7 +38,6 @@ INLINE vf vfma(vf x, vf y, vf z) { EACH z.of[r] = fmaf(x.of[r], y.of[r], z.of[r]
 
 /* The larger one; y where one is a NaN. */
 INLINE vf vmax(vf x, vf y) { EACH y.of[r] = x.of[r] > y.of[r] ? x.of[r] : y.of[r]; return y; }
-INLINE float float_of_bits(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
 
 /* The fp16 number `i` of an array at any address. */
 INLINE float half_at(const uint8_t *array, int i)
@@ -133,18 +132,15 @@ INLINE vf sums_of_quarters(const vf *fours)
     return y;
 }
 
-#include "matmul_loops.h"
-
 #include "attend_loops.h"
 
 void unpack_row(const struct matrix *w, int64_t row, float *out)
 {
-    const int is_signed = w->layout >= LAYOUT_S8, block = w->layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
-    const size_t bytes = matrix_bytes(w->layout, 1, block);
-    const uint8_t *in = band_of(w, (int32_t)(row / BAND), block, bytes);
+    const int is_signed = w->layout >= LAYOUT_S8, block = block_columns(w->layout);
+    const uint8_t *in = band_of(w, (int32_t)(row / BAND), w->layout);
     const int32_t r = (int32_t)(row % BAND);
-    for (int32_t k = 0; k < w->columns; k += block, in += bytes, out += block) {
-        const uint8_t *scales = in + bytes - (is_signed ? 2 : 4) * BAND;
+    for (int32_t k = 0; k < w->columns; k += block, in += block_bytes(w->layout), out += block) {
+        const uint8_t *scales = scales_of(in, w->layout);
         float scale = half_at(scales, r), minimum = is_signed ? 0 : half_at(scales + 2 * BAND, r);
         for (int c = 0; c < block; c++) {
             const uint8_t *four = in + 4 * r + c % 4;

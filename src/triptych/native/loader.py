@@ -49,9 +49,12 @@ class ScoreTile(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("heads", "queries", "keys", "top", "base")),
         *((name, c_int64) for name in ("stride", "row")),
-        *((name, c_void_p) for name in ("scores", "scale", "sinks", "q_pos", "k_pos", "delimiters", "q_doc", "k_doc")),
-        *((name, c_void_p) for name in ("entropy", "distance", "first", "previous", "on_delimiters", "on_document")),
-        *((name, c_void_p) for name in ("top_weights", "received", "top_keys", "q", "k", "group", "from_", "to")),
+        *((name, c_void_p) for name in ("scratch", "scores", "sinks", "q_pos", "k_pos", "delimiters", "q_doc")),
+        *((name, c_void_p) for name in ("k_doc", "entropy", "distance", "first", "previous", "on_delimiters")),
+        *(
+            (name, c_void_p)
+            for name in ("on_document", "top_weights", "received", "top_keys", "q", "k", "group", "from_", "to")
+        ),
         *((name, c_int64) for name in ("width", "panels")),
     )
 
@@ -136,7 +139,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
     types: dict[str, tuple[object, tuple[object, ...]]] = {
         "matrix_bytes": (c_size_t, (c_int32, c_int32, c_int32)),
         "input_bytes": (c_size_t, (c_int32, c_int32)),
-        "place_input": (None, (vectors, c_void_p)),
+        "place_input": (c_size_t, (vectors, c_void_p)),
         "round_groups": (None, (vectors, c_int32, c_int32, c_int32)),
         "multiply": (None, (matrix, vectors, *output, c_int32, c_int32)),
         "multiply_parallel": (None, (matrix, vectors, *output, c_int32)),
@@ -147,7 +150,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "select_bf16": (c_int, (c_int,)),
         "largest_of": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
         "score_statistics": (c_int, (POINTER(ScoreTile), c_int32)),
-        "room_floats": (c_int64, (POINTER(ScoreTile),)),
+        "scratch_floats": (c_int64, (POINTER(ScoreTile),)),
     }
     for name, (result, arguments) in types.items():
         function = getattr(functions, name)

@@ -32,42 +32,25 @@ static size_t aligned(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns)
 {
-    size_t bands = ((size_t)rows + BAND - 1) / BAND, groups = (size_t)columns / GROUP;
-    switch (layout) {
-    case LAYOUT_F32:
-        return 4 * (size_t)rows * (size_t)columns;
-    case LAYOUT_BF16:
-        return 2 * (size_t)rows * (size_t)columns;
-    case LAYOUT_U4:
-        return bands * groups * U4_BYTES;
-    case LAYOUT_U5:
-        return bands * groups * U5_BYTES;
-    case LAYOUT_S8:
-        return bands * groups * S8_BYTES;
-    case LAYOUT_S8X16:
-        return bands * ((size_t)columns / SUPERGROUP) * S8X16_BYTES;
-    default:
-        return 0;
-    }
+    if (layout < LAYOUT_F32 || layout >= LAYOUTS) return 0;
+    if (layout < LAYOUT_U4) return (layout == LAYOUT_F32 ? 4 : 2) * (size_t)rows * (size_t)columns;
+    return ((size_t)rows + BAND - 1) / BAND * (size_t)(columns / block_columns(layout)) * block_bytes(layout);
+}
+
+size_t place_input(struct input *in, void *memory)
+{
+    size_t numbers = (size_t)in->count * (size_t)in->columns, groups = (size_t)in->count * (size_t)(in->columns / GROUP);
+    uintptr_t scales = (uintptr_t)memory + aligned(numbers), sums = scales + aligned(groups * sizeof(float));
+    in->rounded = memory;
+    in->scales = (float *)scales;
+    in->sums = (float *)sums;
+    return sums + aligned(2 * groups * sizeof(float)) - (uintptr_t)memory;
 }
 
 size_t input_bytes(int32_t count, int32_t columns)
 {
-    size_t groups = (size_t)count * (size_t)(columns / GROUP);
-    return aligned((size_t)count * (size_t)columns) + aligned(groups * sizeof(float)) +
-           aligned(2 * groups * sizeof(float));
-}
-
-void place_input(struct input *in, void *memory)
-{
-    size_t numbers = (size_t)in->count * (size_t)in->columns;
-    size_t groups = (size_t)in->count * (size_t)(in->columns / GROUP);
-    char *at = memory;
-    in->rounded = (int8_t *)at;
-    at += aligned(numbers);
-    in->scales = (float *)at;
-    at += aligned(groups * sizeof(float));
-    in->sums = (float *)at;
+    struct input in = {.count = count, .columns = columns};
+    return place_input(&in, NULL);
 }
 
 void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
@@ -89,13 +72,10 @@ const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last
     return (const char *)w->data + (size_t)first_band * bytes;
 }
 
-/* The start of share `i` of `parts` equal shares of `n`. */
-static int32_t share(int32_t n, int32_t i, int32_t parts) { return (int32_t)((int64_t)n * i / parts); }
-
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
                        int32_t threads)
 {
-    int32_t bands = w->rows / BAND + (w->rows % BAND != 0);
+    int64_t bands = w->rows / BAND + (w->rows % BAND != 0);
     int32_t groups = w->layout >= LAYOUT_U4 ? in->columns / GROUP : 0;
     /* A few vectors are rounded in less time than other threads need to start. */
 #pragma omp parallel for num_threads(threads) if ((int64_t)in->count * groups > 1024)
@@ -104,6 +84,6 @@ void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdi
 #pragma omp parallel num_threads(threads)
     {
         int32_t i = omp_get_thread_num(), parts = omp_get_num_threads();
-        multiply(w, in, y, y_stride, bias, share(bands, i, parts), share(bands, i + 1, parts));
+        multiply(w, in, y, y_stride, bias, (int32_t)(bands * i / parts), (int32_t)(bands * (i + 1) / parts));
     }
 }

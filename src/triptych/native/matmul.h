@@ -68,11 +68,11 @@ struct input {
     float *sums;        /* [count][columns / GROUP][2]: sums of the rounded numbers of a group, of its first half */
 };
 
-/* Bytes of `rounded`, `scales` and `sums` together, each part aligned to 64. */
-size_t input_bytes(int32_t count, int32_t columns);
+/* Sets `rounded`, `scales` and `sums` to their parts of `memory`, each aligned to 64 bytes; -> how many bytes they take. */
+size_t place_input(struct input *in, void *memory);
 
-/* Sets `rounded`, `scales` and `sums` to their parts of `memory`, which has input_bytes(in->count, in->columns). */
-void place_input(struct input *in, void *memory);
+/* The same for such an input, before there is memory. */
+size_t input_bytes(int32_t count, int32_t columns);
 
 /* Round the groups [first, last) of one vector of `in`; different groups may be rounded by different threads.  A group
    with a number that is not finite gets the scale NaN, so that every product with it is NaN.  */

@@ -7,16 +7,14 @@
 
 #include "matmul_bf16.h"
 
-#include "tiles.h"
-
 #if HAS_TILES
 
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "functions.h"
 #include "kernels.h"
+#include "vector.h"
 
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")))
 #define RANGE 18                   /* tiles of columns in a range, at most: two bands of them have 36 KiB */
@@ -159,17 +157,17 @@ INLINE_BF16 void unpack_tile(uint16_t *lines, const uint8_t *group, const int32_
 }
 
 INLINE_BF16 void unpack_band(const struct matrix *w, int32_t band, int32_t from, int32_t to, uint16_t *tiles,
-                             const int32_t layout, const size_t bytes)
+                             const int32_t layout)
 {
-    const int32_t block = layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP, groups = block / GROUP;
+    const int32_t groups = block_columns(layout) / GROUP;
     for (int32_t t = from; t < to; t++, tiles += 2 * TILE_NUMBERS) {
-        const uint8_t *first = band_of(w, band, block, bytes) + (size_t)(t / groups) * bytes;
-        __m512 scale = halves_at(first + bytes - (layout >= LAYOUT_S8 ? 2 : 4) * BAND), scales[2] = {scale, scale};
+        const uint8_t *first = band_of(w, band, layout) + (size_t)(t / groups) * block_bytes(layout);
+        __m512 scale = halves_at(scales_of(first, layout)), scales[2] = {scale, scale};
         for (int i = 0; layout == LAYOUT_S8X16 && i < 2; i++) {
             const uint8_t *factors = first + 64 * LINE + BAND * (2 * (t % groups) + i);
             scales[i] *= _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)factors)));
         }
-        __m512 minimum = layout >= LAYOUT_S8 ? _mm512_setzero_ps() : halves_at(first + bytes - 2 * BAND);
+        __m512 minimum = layout >= LAYOUT_S8 ? _mm512_setzero_ps() : halves_at(scales_of(first, layout) + 2 * BAND);
         unpack_tile(tiles, first + t % groups * 8 * LINE, layout, scales, minimum);
     }
 }
@@ -178,10 +176,10 @@ BF16 void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32
 {
     for (int32_t band = 2 * pair; band < 2 * pair + 2; band++, tiles += TILE_NUMBERS)
         switch (band * BAND < w->rows ? w->layout : -1) {
-        case LAYOUT_U4: unpack_band(w, band, from, to, tiles, LAYOUT_U4, U4_BYTES); break;
-        case LAYOUT_U5: unpack_band(w, band, from, to, tiles, LAYOUT_U5, U5_BYTES); break;
-        case LAYOUT_S8: unpack_band(w, band, from, to, tiles, LAYOUT_S8, S8_BYTES); break;
-        case LAYOUT_S8X16: unpack_band(w, band, from, to, tiles, LAYOUT_S8X16, S8X16_BYTES); break;
+        case LAYOUT_U4: unpack_band(w, band, from, to, tiles, LAYOUT_U4); break;
+        case LAYOUT_U5: unpack_band(w, band, from, to, tiles, LAYOUT_U5); break;
+        case LAYOUT_S8: unpack_band(w, band, from, to, tiles, LAYOUT_S8); break;
+        case LAYOUT_S8X16: unpack_band(w, band, from, to, tiles, LAYOUT_S8X16); break;
         default: /* rows that the matrix lacks */
             for (int32_t t = 0; t < to - from; t++) memset(tiles + t * 2 * TILE_NUMBERS, 0, TILE_NUMBERS * 2);
         }

@@ -6,11 +6,8 @@
 
 #include <float.h>
 
-#ifndef HAS_STREAMS
-#define HAS_STREAMS 0
-#endif
-#ifndef HAS_PAIRS
-#define HAS_PAIRS 0
+#ifndef MANY_REGISTERS /* enough for the sums of several bands */
+#define MANY_REGISTERS 0
 #endif
 #define NEAR (1 << 15) /* bytes */
 #define FEW 8 /* vectors, up to which reading the weights takes longest */
@@ -65,12 +62,6 @@ INLINE struct vectors vectors_from(const struct input *in, int32_t vector, int32
 {
     size_t groups = (size_t)in->columns / GROUP, at = (size_t)vector * groups + (size_t)group;
     return (struct vectors){in->rounded + GROUP * at, in->scales + at, in->sums + 2 * at, GROUP * groups, groups};
-}
-
-INLINE size_t bytes_of(const enum layout layout)
-{
-    if (layout <= LAYOUT_U5) return layout == LAYOUT_U4 ? U4_BYTES : U5_BYTES;
-    return layout == LAYOUT_S8 ? S8_BYTES : S8X16_BYTES;
 }
 
 /* Columns 16 h to 16 h + 15 of a group: line i, of `bands` of which this is one, has columns 16 h + 4 i to + 3. */
@@ -136,8 +127,8 @@ INLINE void add_group(vf *total, const struct group *w, const struct vectors *x,
 INLINE void add_block(vf *total, const uint8_t *block, const struct vectors *x, size_t g, const int count,
                       const enum layout layout)
 {
-    const size_t bytes = bytes_of(layout), groups = layout == LAYOUT_S8X16 ? SUPERGROUP / GROUP : 1;
-    const vf scale = vhalves(block + bytes - (layout >= LAYOUT_S8 ? 2 : 4) * BAND);
+    const size_t bytes = block_bytes(layout), groups = (size_t)block_columns(layout) / GROUP;
+    const vf scale = vhalves(scales_of(block, layout));
     if (groups == 1) {
         const vf minimum = layout >= LAYOUT_S8 ? vall(0) : vhalves(block + bytes - 2 * BAND);
         prefetch(block, bytes);
@@ -169,21 +160,20 @@ INLINE void packed_tile(const struct matrix *w, int32_t band, int32_t apart, con
                         const enum layout layout)
 {
     const struct vectors x = vectors_from(in, first, 0);
-    const int32_t width = layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
     const uint8_t *blocks[STREAMS];
     vf total[VECTORS];
-    for (int z = 0; z < streams; z++) blocks[z] = band_of(w, band + z * apart, width, bytes_of(layout));
+    for (int z = 0; z < streams; z++) blocks[z] = band_of(w, band + z * apart, layout);
     for (int i = 0; i < streams * count; i++) total[i] = vall(0);
-    for (size_t g = 0; g < x.groups; g += (size_t)width / GROUP)
+    for (size_t g = 0; g < x.groups; g += (size_t)block_columns(layout) / GROUP)
 #pragma GCC unroll 4
-        for (int z = 0; z < streams; z++, blocks[z - 1] += bytes_of(layout))
+        for (int z = 0; z < streams; z++, blocks[z - 1] += block_bytes(layout))
             add_block(total + z * count, blocks[z], &x, g, count, layout);
     for (int z = 0; z < streams; z++)
         for (int m = 0; m < count; m++)
             put(y + (first + m) * y_stride, total[z * count + m], w, band + z * apart, bias);
 }
 
-#if HAS_PAIRS
+#if MANY_REGISTERS
 #include "matmul_pairs.h"
 #endif
 
@@ -191,14 +181,12 @@ INLINE void multiply_packed(const struct matrix *w, const struct input *in, floa
                             const float *bias, int32_t band, int32_t last, const enum layout layout)
 {
 #define PACKED_TILE(n) packed_tile(w, band, 0, in, first, y, y_stride, bias, 1, n, layout)
-#if HAS_STREAMS
+#if MANY_REGISTERS
     if (in->count == 1) {
         int32_t apart = (last - band) / STREAMS, end = band + apart;
         for (; band < end; band++) packed_tile(w, band, apart, in, 0, y, y_stride, bias, STREAMS, 1, layout);
         band += (STREAMS - 1) * apart;
     }
-#endif
-#if HAS_PAIRS
     for (; in->count >= MANY && band + 2 <= last && (band + 2) * BAND <= w->rows; band += 2)
         multiply_pair(w, band, in, y, y_stride, bias, layout);
 #endif

@@ -16,8 +16,8 @@ struct panel {
 
 INLINE void unpack_block(struct panel *panel, int32_t g, int b, const uint8_t *block, const enum layout layout)
 {
-    const uint8_t *scales = block + bytes_of(layout) - (layout >= LAYOUT_S8 ? 2 : 4) * BAND;
-    for (int32_t i = 0; i < (layout == LAYOUT_S8X16 ? SUPERGROUP / GROUP : 1); i++) {
+    const uint8_t *scales = scales_of(block, layout);
+    for (int32_t i = 0; i < block_columns(layout) / GROUP; i++) {
         unpack_half(&panel->lines[g + i][0][b], block + 8 * LINE * i, 0, 2, layout);
         unpack_half(&panel->lines[g + i][4][b], block + 8 * LINE * i, 1, 2, layout);
         if (layout == LAYOUT_S8X16)
@@ -57,14 +57,14 @@ INLINE void multiply_pair(const struct matrix *w, int32_t band, const struct inp
                           const float *bias, const enum layout layout)
 {
     struct panel panel;
-    const int32_t block = layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP, wide = layout == LAYOUT_S8X16 ? 4 : 6;
+    const int32_t block = block_columns(layout), wide = layout == LAYOUT_S8X16 ? 4 : 6;
     const int32_t all = w->columns / GROUP, pieces = layout == LAYOUT_S8X16 ? all / 8 : (all + GROUPS - 1) / GROUPS;
     for (int32_t piece = 0; piece < pieces; piece++) {
         const int32_t from = all * piece / pieces, to = all * (piece + 1) / pieces;
         for (int b = 0; b < 2; b++) {
-            const uint8_t *blocks = band_of(w, band + b, block, bytes_of(layout));
+            const uint8_t *blocks = band_of(w, band + b, layout);
             for (int32_t i = from * GROUP / block; i < to * GROUP / block; i++)
-                unpack_block(&panel, i * block / GROUP - from, b, blocks + (size_t)i * bytes_of(layout), layout);
+                unpack_block(&panel, i * block / GROUP - from, b, blocks + (size_t)i * block_bytes(layout), layout);
         }
         const float *added = bias && piece == pieces - 1 ? bias + (ptrdiff_t)band * BAND : NULL;
         for (int32_t m = 0; m < in->count; m += wide) {

@@ -82,7 +82,7 @@ int repack_blocks(int type_number, const uint8_t *blocks, const struct matrix *w
     const struct type *type = types + type_number;
     if (type->layout != w->layout) return -1;
     int32_t groups = w->columns / GROUP, bands = w->rows / BAND + (w->rows % BAND != 0);
-    size_t group_bytes = matrix_bytes(w->layout, 1, GROUP);
+    size_t group_bytes = block_bytes(w->layout);
     int finite = 1;
 #pragma omp parallel for num_threads(threads) reduction(&& : finite)
     for (int32_t band = 0; band < bands; band++) {

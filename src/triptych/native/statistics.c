@@ -1,6 +1,5 @@
-/* What attention statistics need of a tile of scores, in one pass over each row while it is in the cache
-   (`triptych.attention.statistics`).  The scores are the caller's, or products that are computed here, some queries at a
-   time, so that they do not leave the cache either.  Products and sums are fused where the processor can: these are measurements, which
+/* What attention statistics need of a tile of scores, some queries at a time, while these are in the cache
+   (`triptych.attention.statistics`).  The scores are the caller's, or products that are computed here.  Products and sums are fused where the processor can: these are measurements, which
    agree to rounding and not to the bit. */
 
 #pragma GCC optimize("fp-contract=fast")
@@ -10,24 +9,22 @@
 #include "vector.h"
 
 #define MOST_TOP 32  /* weights that are kept of a row, at most */
-#define COLUMNS 512  /* of which one thread sums the weights */
 #define PANEL 64     /* keys that stand side by side: [width][PANEL] */
 #define BLOCK 24     /* queries of which a thread has the scores */
 #define TOGETHER 6   /* queries whose products with a panel are in registers */
 
-/* Scores [heads][queries][keys] as they enter the softmax, hidden ones -inf; they are overwritten.  The results of head
-   h and query i stand at [h * stride + i], those of `top` weights at `top` times that; `received` [heads][row] is added
-   to.  Distances are between q_pos [queries] and k_pos [keys]; a key whose position is `position of the query - 1`
-   stands in the column of that number minus `base`, and the first token in column -base.  NULL: no sinks [heads],
-   delimiters [keys] of 0 and 1, or documents.  `scale` [heads][queries] is memory of the caller.
-
-   Where `scores` is NULL they are products of q [heads][queries][width] and the panels k [groups][panels][width][PANEL]
-   of group[head]; query i sees keys from[i] to to[i] - 1.  `scale` then has room_floats() for each thread. */
+/* Scores [heads][queries][keys] as they enter the softmax, hidden ones -inf.  Where `scores` is NULL they are products of
+   q [heads][queries][width] and the panels k [groups][panels][width][PANEL] of group[head].  Query i sees keys from[i] to
+   to[i] - 1 at most.  The results of head h and query i stand at [h * stride + i], those of `top` weights at `top` times that;
+   `received` [heads][row] is added to.  Distances are between q_pos [queries] and k_pos; a key whose position is
+   `position of the query - 1` stands in the column of that number minus `base`, and the first token in column -base.
+   NULL: no sinks [heads], delimiters of 0 and 1, or documents.  What is of each key has a number for each of `panels` *
+   PANEL columns, those beyond `keys` finite.  `scratch` has scratch_floats() for each thread. */
 struct score_tile {
     int32_t heads, queries, keys, top, base;
     int64_t stride, row;
-    float *scores, *scale;
-    const float *sinks, *q_pos, *k_pos, *delimiters;
+    float *scratch;
+    const float *scores, *sinks, *q_pos, *k_pos, *delimiters;
     const int32_t *q_doc, *k_doc;
     float *entropy, *distance, *first, *previous, *on_delimiters, *on_document, *top_weights, *received;
     int32_t *top_keys;
@@ -81,37 +78,27 @@ INLINE void add_keys(struct sums *to, float *x, float m, const float *k_pos, flo
     }
 }
 
-/* e^(score - maximum) of one row x [keys] in the place of its scores, of keys `from` (a multiple of 16) to n - 1, and all
-   sums over them but `received`; -> what the numbers are to be multiplied by. */
+/* e^(score - maximum) of one row in the place of its scores, of columns `from` (a multiple of PANEL) to n - 1 and 0 in
+   those up to a multiple of 16, and all sums over them but `received`; -> what the numbers are to be multiplied by. */
 CLONES static float row_statistics(const struct score_tile *t, int32_t head, int32_t query, float *x, int32_t from,
                                    int32_t n)
 {
-    int32_t whole = n / 16 * 16, rest = n - whole, document = t->q_doc ? t->q_doc[query] : 0;
+    int32_t end = (n + 15) / 16 * 16, quarters = from + (end - from) / 64 * 64, document = t->q_doc ? t->q_doc[query] : 0;
     int64_t to = head * t->stride + query;
-    /* The last keys, with others behind them that nothing is given to. */
-    float last[16], last_pos[16] = {0}, last_delimiters[16] = {0};
-    int32_t last_documents[16] = {0};
-    for (int32_t j = 0; j < 16; j++) last[j] = j < rest ? x[whole + j] : -INFINITY;
-    memcpy(last_pos, t->k_pos + whole, (size_t)rest * sizeof *last_pos);
-    if (t->delimiters) memcpy(last_delimiters, t->delimiters + whole, (size_t)rest * sizeof *last_delimiters);
-    if (t->k_doc) memcpy(last_documents, t->k_doc + whole, (size_t)rest * sizeof *last_documents);
-
-    v16 most[4] = {load16(last), load16(last), load16(last), load16(last)};
-    int32_t quarters = from + (whole - from) / 64 * 64;
+    for (int32_t j = n; j < end; j++) x[j] = -INFINITY;
+    v16 most[4];
+    for (int i = 0; i < 4; i++) most[i] = (v16){0} - INFINITY;
     for (int32_t j = from; j < quarters; j += 64)
         for (int i = 0; i < 4; i++) most[i] = larger(load16(x + j + 16 * i), most[i]);
-    for (int32_t j = quarters; j < whole; j += 16) most[0] = larger(load16(x + j), most[0]);
+    for (int32_t j = quarters; j < end; j += 16) most[0] = larger(load16(x + j), most[0]);
     float m = max16(larger(larger(most[0], most[1]), larger(most[2], most[3])));
     if (t->sinks && t->sinks[head] > m) m = t->sinks[head];
     if (m == -INFINITY) m = 0.0f;
 
     struct sums sums = {0};
-    for (int32_t j = from; j < whole; j += 16)
+    for (int32_t j = from; j < end; j += 16)
         add_keys(&sums, x + j, m, t->k_pos + j, t->q_pos[query], t->delimiters ? t->delimiters + j : NULL,
                  t->k_doc ? t->k_doc + j : NULL, document);
-    add_keys(&sums, last, m, last_pos, t->q_pos[query], t->delimiters ? last_delimiters : NULL,
-             t->k_doc ? last_documents : NULL, document);
-    memcpy(x + whole, last, (size_t)rest * sizeof *x);
 
     float all = sum16(sums.weights), z = all + (t->sinks ? expf(t->sinks[head] - m) : 0.0f), scale = z > 0.0f ? 1.0f / z : 0.0f;
     t->entropy[to] = z > 0.0f ? (logf(z) * all - sum16(sums.dot)) * scale : 0.0f;
@@ -130,20 +117,6 @@ CLONES static float row_statistics(const struct score_tile *t, int32_t head, int
         t->top_keys[to * t->top + k] = columns[k] < 0 ? -1 : (int32_t)t->k_pos[from + columns[k]];
     }
     return scale;
-}
-
-/* What the keys of one block of columns received from all queries. */
-CLONES static void received(const struct score_tile *t, int32_t head, int32_t from)
-{
-    int32_t count = t->keys - from < COLUMNS ? t->keys - from : COLUMNS;
-    float *to = t->received + head * t->row + from;
-    for (int32_t i = 0; i < t->queries; i++) {
-        const float *x = t->scores + ((int64_t)head * t->queries + i) * t->keys + from;
-        float scale = t->scale[(int64_t)head * t->queries + i];
-        int32_t j = 0;
-        for (; j + 16 <= count; j += 16) store16(to + j, load16(to + j) + load16(x + j) * scale);
-        for (; j < count; j++) to[j] += x[j] * scale;
-    }
 }
 
 /* Scores [count][row] of queries from `query` on with the keys of panels first to last - 1. */
@@ -186,10 +159,12 @@ CLONES static void block_statistics(const struct score_tile *t, int32_t head, in
     if (last < first) last = first;
     first = first / PANEL * PANEL;
     last = (last + PANEL - 1) / PANEL * PANEL;
-    products(t, scores, head, query, count, first / PANEL, last / PANEL);
+    if (!t->scores) products(t, scores, head, query, count, first / PANEL, last / PANEL);
     for (int32_t i = 0; i < count; i++) {
         int32_t from = t->from[query + i], to = t->to[query + i] < from ? from : t->to[query + i];
+        int64_t at = (int64_t)head * t->queries + query + i;
         float *x = scores + i * row;
+        if (t->scores) memcpy(x, t->scores + at * t->keys, (size_t)t->keys * sizeof *x);
         for (int32_t j = first; j < from; j++) x[j] = -INFINITY;
         scale[i] = row_statistics(t, head, query + i, x, first, to);
         memset(x + to, 0, (size_t)(last - to) * sizeof *x);
@@ -201,49 +176,29 @@ CLONES static void block_statistics(const struct score_tile *t, int32_t head, in
     }
 }
 
-/* Numbers of memory that each thread needs where the scores are computed here: scores, and what the keys are given. */
-int64_t room_floats(const struct score_tile *t)
+/* Numbers of memory that each thread needs: scores, and what the keys are given. */
+int64_t scratch_floats(const struct score_tile *t)
 {
     return (BLOCK + 1) * t->panels * PANEL;
-}
-
-static void computed_statistics(const struct score_tile *t, int32_t threads)
-{
-    int64_t row = t->panels * PANEL, room = room_floats(t);
-#pragma omp parallel num_threads(threads)
-    for (int32_t h = 0; h < t->heads; h++) {
-#pragma omp for schedule(static, 1)
-        for (int32_t part = 0; part < threads; part++) { /* a key receives the same sum, whichever thread is late */
-            float *scores = t->scale + part * room, *given = scores + BLOCK * row;
-            memset(given, 0, (size_t)row * sizeof *given);
-            for (int32_t i = part * BLOCK; i < t->queries; i += threads * BLOCK) block_statistics(t, h, i, scores, given);
-        }
-#pragma omp single
-        for (int32_t part = 0; part < threads; part++)
-            for (int32_t j = 0; j < t->keys; j++) t->received[h * t->row + j] += t->scale[part * room + BLOCK * row + j];
-    }
 }
 
 /* Fill the results of a tile.  0: done; 1: more than MOST_TOP weights were asked for, and nothing was done. */
 int score_statistics(const struct score_tile *t, int32_t threads)
 {
+    int64_t row = t->panels * PANEL, room = scratch_floats(t);
     if (t->top > MOST_TOP) return 1;
-    if (!t->scores) {
-        computed_statistics(t, threads);
-        return 0;
-    }
-    int32_t blocks = (t->keys + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel num_threads(threads)
-    {
-#pragma omp for collapse(2)
-        for (int32_t h = 0; h < t->heads; h++)
-            for (int32_t i = 0; i < t->queries; i++) {
-                int64_t row = (int64_t)h * t->queries + i;
-                t->scale[row] = row_statistics(t, h, i, t->scores + row * t->keys, 0, t->keys);
-            }
-#pragma omp for collapse(2)
-        for (int32_t h = 0; h < t->heads; h++)
-            for (int32_t b = 0; b < blocks; b++) received(t, h, b * COLUMNS);
+    for (int32_t h = 0; h < t->heads; h++) {
+#pragma omp for schedule(static, 1)
+        for (int32_t part = 0; part < threads; part++) { /* a key receives the same sum, whichever thread is late */
+            float *scores = t->scratch + part * room, *given = scores + BLOCK * row;
+            memset(given, 0, (size_t)row * sizeof *given);
+            for (int32_t i = part * BLOCK; i < t->queries; i += threads * BLOCK) block_statistics(t, h, i, scores, given);
+        }
+#pragma omp single
+        for (int32_t part = 0; part < threads; part++)
+            for (int32_t j = 0; j < t->keys; j++)
+                t->received[h * t->row + j] += t->scratch[part * room + BLOCK * row + j];
     }
     return 0;
 }

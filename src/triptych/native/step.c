@@ -10,16 +10,13 @@
 #include "kernels.h"
 #include "step.h"
 
+#include <omp.h>
 #include <sched.h>
 #include <stdatomic.h>
 #ifdef __linux__
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
-
-#ifdef _OPENMP
-#include <omp.h>
 #endif
 
 #define SPINS 2000              /* looks at a level before a thread sleeps */
@@ -97,30 +94,13 @@ static void open_level(struct team *team, int32_t parts, int32_t claimed)
 #endif
 }
 
-static void run_one(struct worker *me, const struct instruction *it)
-{
-    switch (it->op) {
-    case OP_EMBED: step_embed(me, it); break;
-    case OP_ROUND: step_round(me, it); break;
-    case OP_LINEAR: step_linear(me, it); break;
-    case OP_LAYER_NORM:
-    case OP_RMS_NORM: step_norm(me, it); break;
-    case OP_ROTATE: step_rotate(me, it); break;
-    case OP_MAP:
-    case OP_MAP_MULTIPLY: step_map(me, it); break;
-    case OP_ADD: step_add(me, it); break;
-    case OP_ATTEND: step_attend(me, it); break;
-    case OP_EXTEND: step_extend(me, it); break;
-    case OP_CHOOSE: step_choose(me, it); break;
-    case OP_ROUTE: step_route(me, it); break;
-    case OP_TAKE: step_take(me, it); break;
-    case OP_GIVE: step_give(me, it); break;
-    case OP_ROUND_BF16: step_round_bf16(me, it); break;
-    case OP_STORED: step_stored(me, it); break;
-    case OP_LINEAR_BF16: step_linear_bf16(me, it); break;
-    default: break;
-    }
-}
+static operation *const operations[] = {
+    [OP_EMBED] = step_embed,     [OP_ROUND] = step_round,       [OP_LINEAR] = step_linear,
+    [OP_LAYER_NORM] = step_norm, [OP_RMS_NORM] = step_norm,     [OP_ROTATE] = step_rotate,
+    [OP_MAP] = step_map,         [OP_MAP_MULTIPLY] = step_map,  [OP_ADD] = step_map,
+    [OP_ATTEND] = step_attend,   [OP_EXTEND] = step_extend,     [OP_CHOOSE] = step_choose,
+    [OP_ROUTE] = step_route,     [OP_TAKE] = step_choose,       [OP_GIVE] = step_give,
+    [OP_STORED] = step_stored,   [OP_ROUND_BF16] = step_round_bf16, [OP_LINEAR_BF16] = step_linear_bf16};
 
 static int64_t products_of(const struct worker *me, const struct instruction *it)
 {
@@ -154,7 +134,7 @@ static void run_level(struct worker *me, int32_t first, int32_t last)
 {
     me->passed = 0;
     for (const struct instruction *it = me->plan->instructions + first; it < me->plan->instructions + last; it++)
-        if (row_count(me, it)) run_one(me, it);
+        if (row_count(me, it) && (size_t)it->op < sizeof operations / sizeof *operations) operations[it->op](me, it);
 }
 
 static int32_t parts_for(const struct team *team, int64_t products)
@@ -282,24 +262,34 @@ void run_step(const struct plan *plan, const struct batch *batch)
         .plan = plan, .batch = batch, .threads = batch->threads < MOST_THREADS ? batch->threads : MOST_THREADS};
     struct worker me = worker_of(&team, 0);
     advance(&team, &me, 0, 0);
-#ifdef _OPENMP
-    if (team.threads > 1) {
-#pragma omp parallel num_threads(team.threads)
-        work(&team, omp_get_thread_num());
+    if (team.threads == 1) {
+        work(&team, 0);
         return;
     }
-#endif
-    work(&team, 0);
+#pragma omp parallel num_threads(team.threads)
+    work(&team, omp_get_thread_num());
+}
+
+void run_steps(const struct plan *plans, const struct batch *batches, int32_t count, int32_t threads,
+               int64_t arena_floats)
+{
+    if (threads == 1 || count < threads) {
+        for (int32_t i = 0; i < count; i++) run_step(plans + i, batches + i);
+        return;
+    }
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int32_t i = 0; i < count; i++) {
+        struct batch own = batches[i];
+        own.threads = 1;
+        own.arena += omp_get_thread_num() * arena_floats;
+        own.scratch += (int64_t)omp_get_thread_num() * own.scratch_floats;
+        run_step(plans + i, &own);
+    }
 }
 
 int step_sizeof(int which)
 {
-    switch (which) {
-    case 0: return (int)sizeof(struct instruction);
-    case 1: return (int)sizeof(struct store);
-    case 2: return (int)sizeof(struct plan);
-    case 3: return (int)sizeof(struct batch);
-    case 4: return (int)sizeof(struct matrix);
-    default: return 0;
-    }
+    static const size_t sizes[] = {sizeof(struct instruction), sizeof(struct store), sizeof(struct plan),
+                                   sizeof(struct batch), sizeof(struct matrix)};
+    return which >= 0 && which < 5 ? (int)sizes[which] : 0;
 }

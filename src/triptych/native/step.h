@@ -22,7 +22,7 @@ enum operation {
     OP_LAYER_NORM = 3,   /* first: eps; of one vector per token, where `number`, output is rounded as in OP_ROUND_BF16 */
     OP_RMS_NORM = 4,     /* also other: what is added to the weight; `heads` vectors of `width` per token */
     OP_ROTATE = 5,       /* weight: table of cosines and sines by position; bias: the table beyond `number` positions */
-    OP_MAP = 6,          /* output = f(input); kind: enum function */
+    OP_MAP = 6,          /* output = f(input); kind: enum function (vector.h) */
     OP_MAP_MULTIPLY = 7, /* output = f(input) second */
     OP_ADD = 8,          /* output = input + second */
     OP_ATTEND = 9,       /* input: queries, second: new keys, third: new values; number: whether products are in bf16 */
@@ -38,11 +38,6 @@ enum operation {
 };
 
 enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2, INDEX_NONE = 3 };
-
-enum function {
-    FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,
-    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8
-};
 
 enum pairing { PAIRING_HALF = 0, PAIRING_INTERLEAVED = 1 };
 
@@ -146,33 +141,25 @@ static inline void share(const struct worker *me, int64_t units, int64_t *first,
     *last = cut(me, units, me->thread + 1);
 }
 
+/* For every one of `units` that is in this part. */
+#define FOR_SHARE(unit, units) \
+    for (int64_t unit = cut(me, units, me->thread), end = cut(me, units, me->thread + 1); unit < end; unit++)
+
 /* Bytes that a vector of `width` numbers takes in a store of this type. */
 int64_t stored_bytes(int32_t type, int32_t width);
 /* Write a vector of n numbers to a store; read `count` vectors that follow one another. */
 void keep_row(int32_t type, void *row, const float *x, int32_t n);
 void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n);
 
-/* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_store.c, step_experts.c). */
-void step_embed(struct worker *me, const struct instruction *it);
-void step_round(struct worker *me, const struct instruction *it);
-void step_linear(struct worker *me, const struct instruction *it);
+/* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_store.c). */
+typedef void operation(struct worker *me, const struct instruction *it);
+operation step_embed, step_round, step_linear, step_norm, step_rotate, step_map, step_attend, step_extend, step_choose,
+    step_route, step_give, step_round_bf16, step_linear_bf16, step_stored;
+/* Find the tokens of the expert of OP_TAKE, before its parts begin. */
+operation step_members;
 /* The bands of a product that are in this part.  The products of a level are cut as one piece, so that a part reads
    memory from as few places as possible: to be called for them in their order.  */
 void step_bands(struct worker *me, const struct instruction *it, int32_t *first_band, int32_t *last_band);
-void step_norm(struct worker *me, const struct instruction *it);
-void step_rotate(struct worker *me, const struct instruction *it);
-void step_map(struct worker *me, const struct instruction *it);
-void step_add(struct worker *me, const struct instruction *it);
-void step_choose(struct worker *me, const struct instruction *it);
-void step_attend(struct worker *me, const struct instruction *it);
-void step_stored(struct worker *me, const struct instruction *it);
-void step_extend(struct worker *me, const struct instruction *it);
-void step_route(struct worker *me, const struct instruction *it);
-void step_members(struct worker *me, const struct instruction *it);
-void step_take(struct worker *me, const struct instruction *it);
-void step_give(struct worker *me, const struct instruction *it);
-void step_round_bf16(struct worker *me, const struct instruction *it);
-void step_linear_bf16(struct worker *me, const struct instruction *it);
 
 /* Run a plan.  The caller's thread is one of `threads`. */
 void run_step(const struct plan *plan, const struct batch *batch);

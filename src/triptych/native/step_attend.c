@@ -6,7 +6,7 @@
    compute which of its ranges.  */
 
 #include "attend.h"
-#include "tiles.h"
+#include "matmul_bf16.h"
 #include "vector.h"
 
 #include <math.h>
@@ -75,8 +75,8 @@ void fill_tile(struct tile *tile, struct worker *me, const struct instruction *i
         for (const float *row = (const float *)run; p < end; p++, row += width) tile->rows[p - begin] = row;
     }
     for (; p < to; p++) tile->rows[p - begin] = new + ((int64_t)(start + p - held) * it->groups + group) * width;
-    for (int32_t j = 0; j < from - begin; j++) tile->rows[j] = tile->rows[from - begin];
-    for (int32_t j = to - begin; j < TILE_KEYS; j++) tile->rows[j] = tile->rows[from - begin];
+    for (int32_t j = 0; j < TILE_KEYS; j++)
+        if (j < from - begin || j >= to - begin) tile->rows[j] = tile->rows[from - begin];
 }
 
 /* The sums of `count` queries of a unit over the range that begins at position `begin`.  Each sees something of it. */

@@ -1,13 +1,13 @@
 /* Attention with products in bf16, for the tokens of prompts: queries, keys, values and the weights of the softmax are
    rounded to bf16, all sums are fp32.
 
-   Both products are parts in the sense of tiles.h, of blocks of 32 queries.  For the scores a key is a row of weights;
+   Both products are parts in the sense of matmul_bf16.h, of blocks of 32 queries.  For the scores a key is a row of weights;
    for the sums of values a number of the values is one, and the positions are its columns.  What a query does not see has
    the weight 0 and adds exactly 0, so the bits of its sums do not depend on the other queries, and positions that no query
    of a block sees are left out. */
 
 #include "attend.h"
-#include "tiles.h"
+#include "matmul_bf16.h"
 
 #if HAS_TILES
 

@@ -1,7 +1,8 @@
-/* The operations of a step that read one token at a time.  */
+/* The operations of a step that read one token at a time, and its products.  */
 
-#include "functions.h"
 #include "matmul_bf16.h"
+#include "step.h"
+#include "vector.h"
 
 #include <math.h>
 
@@ -9,17 +10,12 @@
 
 static void copy_row(float *out, const struct matrix *table, int64_t row)
 {
-    int32_t n = table->columns;
-    if (table->layout >= LAYOUT_U4) {
+    const int32_t type = table->layout == LAYOUT_F32 ? STORED_F32 : STORED_BF16;
+    const char *rows = table->data;
+    if (table->layout >= LAYOUT_U4)
         unpack_row(table, row, out);
-        return;
-    }
-    if (table->layout == LAYOUT_F32) {
-        memcpy(out, (const float *)table->data + row * n, (size_t)n * sizeof *out);
-        return;
-    }
-    const uint16_t *in = (const uint16_t *)table->data + row * n;
-    for (int32_t i = 0; i < n; i++) out[i] = float_of_bf16(in[i]);
+    else
+        read_rows(type, out, rows + row * stored_bytes(type, table->columns), 1, table->columns);
 }
 
 void step_embed(struct worker *me, const struct instruction *it)
@@ -27,9 +23,7 @@ void step_embed(struct worker *me, const struct instruction *it)
     const struct batch *batch = me->batch;
     const struct matrix *table = me->plan->weights + it->weight;
     float *out = buffer(me, it->output);
-    int64_t first, last;
-    share(me, row_count(me, it), &first, &last);
-    for (int64_t n = first; n < last; n++) {
+    FOR_SHARE(n, row_count(me, it)) {
         int64_t row = it->kind == INDEX_IDS         ? batch->ids[n]
                       : it->kind == INDEX_POSITIONS ? batch->position[n]
                       : it->kind == INDEX_TOKENS    ? n
@@ -87,27 +81,13 @@ void step_linear(struct worker *me, const struct instruction *it)
     if (first < last) multiply(w, &in, buffer(me, it->output), w->rows, bias, first, last);
 }
 
-CLONES static float sum_of(const float *x, int32_t n)
+/* The sum of x - mean, or of its squares. */
+CLONES static float sum_of(const float *x, int32_t n, float mean, int squares)
 {
     v16 sum = {0};
-    int32_t i = 0;
-    for (; i + 16 <= n; i += 16) sum += load16(x + i);
-    if (i < n) sum += load_part(x + i, n - i, 0.0f);
-    return sum16(sum);
-}
-
-/* Sum of (x - mean)^2. */
-CLONES static float squares_of(const float *x, int32_t n, float mean)
-{
-    v16 sum = {0};
-    int32_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        v16 y = load16(x + i) - mean;
-        sum += y * y;
-    }
-    if (i < n) {
-        v16 y = load_part(x + i, n - i, mean) - mean;
-        sum += y * y;
+    for (int32_t i = 0; i < n; i += 16) {
+        v16 y = (i + 16 <= n ? load16(x + i) : load_part(x + i, n - i, mean)) - mean;
+        sum += squares ? y * y : y;
     }
     return sum16(sum);
 }
@@ -127,12 +107,10 @@ void step_norm(struct worker *me, const struct instruction *it)
     const float *bias = it->bias == -1 ? NULL : weights[it->bias].data;
     float *out = buffer(me, it->output);
     int32_t n = it->width;
-    int64_t first, last;
-    share(me, (int64_t)row_count(me, it) * it->heads, &first, &last);
-    for (int64_t unit = first; unit < last; unit++) {
+    FOR_SHARE(unit, (int64_t)row_count(me, it) * it->heads) {
         const float *in = x + unit * n;
-        float mean = it->op == OP_LAYER_NORM ? sum_of(in, n) / (float)n : 0.0f;
-        float factor = 1.0f / sqrtf(squares_of(in, n, mean) / (float)n + it->first);
+        float mean = it->op == OP_LAYER_NORM ? sum_of(in, n, 0.0f, 0) / (float)n : 0.0f;
+        float factor = 1.0f / sqrtf(sum_of(in, n, mean, 1) / (float)n + it->first);
         if (!it->number) {
             normed(out + unit * n, in, n, mean, factor, weight, it->other, bias);
             continue;
@@ -171,9 +149,7 @@ void step_rotate(struct worker *me, const struct instruction *it)
     const float *x = buffer(me, it->input);
     float *out = buffer(me, it->output);
     int32_t n = it->width;
-    int64_t first, last;
-    share(me, (int64_t)row_count(me, it) * it->heads, &first, &last);
-    for (int64_t unit = first; unit < last; unit++) {
+    FOR_SHARE(unit, (int64_t)row_count(me, it) * it->heads) {
         int64_t token = unit / it->heads;
         int far = it->bias != -1 && batch->reach[token] > it->number;
         const struct matrix *table = me->plan->weights + (far ? it->bias : it->weight);
@@ -185,57 +161,33 @@ void step_rotate(struct worker *me, const struct instruction *it)
     }
 }
 
-/* out = f(x), times y where y is not NULL; every number in the same way, wherever it stands. */
-CLONES static void mapped(float *out, const float *x, const float *y, int32_t n, int32_t kind, float factor)
+/* out = f(x), times y, or with `adds` plus y, where y is not NULL; every number in the same way, wherever it stands. */
+CLONES static void mapped(float *out, const float *x, const float *y, int32_t n, int32_t kind, float factor, int adds)
 {
     int32_t i = 0;
     for (; i + 16 <= n; i += 16) {
         v16 value = function16(load16(x + i), kind, factor);
-        store16(out + i, y ? value * load16(y + i) : value);
+        if (y) value = adds ? value + load16(y + i) : value * load16(y + i);
+        store16(out + i, value);
     }
     if (i < n) {
         v16 value = function16(load_part(x + i, n - i, 0.0f), kind, factor);
-        if (y) value = value * load_part(y + i, n - i, 0.0f);
+        v16 other = load_part(y ? y + i : x, y ? n - i : 0, 0.0f);
+        if (y) value = adds ? value + other : value * other;
         memcpy(out + i, &value, (size_t)(n - i) * sizeof *out);
     }
 }
 
-/* Elementwise work in pieces: piece `unit` of vectors of `width` numbers. */
-static int64_t piece(int64_t unit, int32_t width, int32_t *count)
-{
-    int32_t pieces = (width + PIECE - 1) / PIECE, at = (int32_t)(unit % pieces) * PIECE;
-    *count = width - at < PIECE ? width - at : PIECE;
-    return unit / pieces * width + at;
-}
-
+/* A unit is a piece of a vector. */
 void step_map(struct worker *me, const struct instruction *it)
 {
     const float *x = buffer(me, it->input), *y = it->op == OP_MAP ? NULL : buffer(me, it->second);
     float *out = buffer(me, it->output);
-    int64_t first, last;
-    share(me, (int64_t)row_count(me, it) * ((it->width + PIECE - 1) / PIECE), &first, &last);
-    for (int64_t unit = first; unit < last; unit++) {
-        int32_t count;
-        int64_t at = piece(unit, it->width, &count);
-        mapped(out + at, x + at, y ? y + at : NULL, count, it->kind, it->first);
-    }
-}
-
-CLONES static void added(float *out, const float *x, const float *y, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) out[i] = x[i] + y[i];
-}
-
-void step_add(struct worker *me, const struct instruction *it)
-{
-    const float *x = buffer(me, it->input), *y = buffer(me, it->second);
-    float *out = buffer(me, it->output);
-    int64_t first, last;
-    share(me, (int64_t)row_count(me, it) * ((it->width + PIECE - 1) / PIECE), &first, &last);
-    for (int64_t unit = first; unit < last; unit++) {
-        int32_t count;
-        int64_t at = piece(unit, it->width, &count);
-        added(out + at, x + at, y + at, count);
+    int32_t kind = it->op == OP_ADD ? FUNCTION_NONE : it->kind, pieces = (it->width + PIECE - 1) / PIECE;
+    FOR_SHARE(unit, (int64_t)row_count(me, it) * pieces) {
+        int32_t from = (int32_t)(unit % pieces) * PIECE, count = it->width - from < PIECE ? it->width - from : PIECE;
+        int64_t at = unit / pieces * it->width + from;
+        mapped(out + at, x + at, y ? y + at : NULL, count, kind, it->first, it->op == OP_ADD);
     }
 }
 
@@ -255,12 +207,85 @@ CLONES void largest_of(const float *x, int32_t count, int32_t n, int32_t *places
     }
 }
 
+/* The rows of the chosen tokens, or of those of the current expert, one after another. */
 void step_choose(struct worker *me, const struct instruction *it)
 {
+    const int32_t *tokens = it->op == OP_TAKE ? me->members : me->batch->chosen;
     const float *x = buffer(me, it->input);
     float *out = buffer(me, it->output);
+    FOR_SHARE(m, it->op == OP_TAKE ? me->taken : me->batch->chosen_count)
+        memcpy(out + m * it->width, x + (int64_t)tokens[m] * it->width, (size_t)it->width * sizeof *out);
+}
+
+void step_round_bf16(struct worker *me, const struct instruction *it)
+{
+    const float *x = buffer(me, it->input);
+    uint16_t *out = (uint16_t *)buffer(me, it->output);
+    int64_t padded = (int64_t)pairs_in(it->width) * PAIR;
+    FOR_SHARE(n, row_count(me, it)) round_bf16(out + n * padded, x + n * it->width, it->width);
+}
+
+void step_linear_bf16(struct worker *me, const struct instruction *it)
+{
+    const struct matrix *weights = me->plan->weights, *w = weights + it->weight;
+    struct bf16_product product = {
+        .weight = w, .gate = it->gate == -1 ? NULL : weights + it->gate, .count = row_count(me, it),
+        .function = it->kind, .factor = it->first, .rounded = it->number, .x = (const uint16_t *)buffer(me, it->input),
+        .bias = it->bias == -1 ? NULL : weights[it->bias].data,
+        .more = it->third == -1 ? NULL : buffer(me, it->third), .y = buffer(me, it->output)};
     int64_t first, last;
-    share(me, me->batch->chosen_count, &first, &last);
-    for (int64_t m = first; m < last; m++)
-        memcpy(out + m * it->width, x + (int64_t)me->batch->chosen[m] * it->width, (size_t)it->width * sizeof *out);
+    share(me, pairs_in(w->rows), &first, &last);
+    if (first < last) multiply_bf16(&product, (int32_t)first, (int32_t)last);
+}
+
+/* A mixture of experts.  They run one after another, each on its own tokens; one thread finds these before the others
+   begin.  */
+
+/* The weights of one token's experts: the softmax of its scores, kept for the `top` largest; of equal scores the first
+   comes first.  kind: whether the kept ones are divided by their sum. */
+static void route(float *out, const float *scores, const struct instruction *it)
+{
+    int32_t n = it->heads;
+    float most = scores[0], sum = 0.0f, kept = 0.0f;
+    for (int32_t e = 1; e < n; e++)
+        if (scores[e] > most) most = scores[e];
+    for (int32_t e = 0; e < n; e++) sum += expf(scores[e] - most);
+    for (int32_t e = 0; e < n; e++) {
+        int32_t better = 0;
+        for (int32_t other = 0; other < n; other++)
+            better += scores[other] > scores[e] || (scores[other] == scores[e] && other < e);
+        out[e] = better < it->top ? expf(scores[e] - most) / sum : 0.0f;
+        kept += out[e];
+    }
+    if (it->kind)
+        for (int32_t e = 0; e < n; e++) out[e] /= kept;
+}
+
+void step_route(struct worker *me, const struct instruction *it)
+{
+    const float *scores = buffer(me, it->input);
+    float *out = buffer(me, it->output), *sum = buffer(me, it->third);
+    FOR_SHARE(n, row_count(me, it)) {
+        route(out + n * it->heads, scores + n * it->heads, it);
+        memset(sum + n * it->width, 0, (size_t)it->width * sizeof *sum);
+    }
+}
+
+void step_members(struct worker *me, const struct instruction *it)
+{
+    const float *weights = buffer(me, it->second);
+    me->taken = 0;
+    for (int32_t n = 0; n < me->batch->tokens; n++)
+        if (weights[(int64_t)n * it->heads + it->number] != 0.0f) me->members[me->taken++] = n;
+}
+
+void step_give(struct worker *me, const struct instruction *it)
+{
+    const float *x = buffer(me, it->input), *weights = buffer(me, it->second);
+    float *out = buffer(me, it->output);
+    FOR_SHARE(i, me->taken) {
+        int64_t token = me->members[i];
+        float weight = weights[token * it->heads + it->number];
+        for (int32_t d = 0; d < it->width; d++) out[token * it->width + d] += x[i * it->width + d] * weight;
+    }
 }

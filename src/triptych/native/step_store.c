@@ -1,10 +1,11 @@
 /* What a cache keeps of a step's keys and values, and how it is read back (enum stored_type).
 
    A vector of int8 codes is followed by the scales of its groups, in bf16: the largest magnitude of a group, divided by
-   127.  A number that is read back is its code times the scale, which is exact, so every kernel reads the same bits.  A
-   group with a number that is not finite gives NaN.  triptych/attention/cache_types.py does the same.  */
+   127.  A number that is read back, in attend_loops.h, is its code times the scale, which is exact, so every kernel
+   reads the same bits.  A group with a number that is not finite gives NaN.  triptych/attention/cache_types.py does the
+   same.  */
 
-#include "step.h"
+#include "attend.h"
 
 #include <math.h>
 
@@ -20,44 +21,23 @@ int64_t stored_bytes(int32_t type, int32_t width)
    theirs.  Beyond the largest they become infinite; a NaN stays one. */
 INLINE uint16_t f16_of_float(float x)
 {
-    uint32_t bits, sum;
-    memcpy(&bits, &x, sizeof bits);
+    uint32_t bits = bits_of_float(x);
     uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
     bits &= 0x7fffffff;
     if (bits > 0x7f800000) return sign | 0x7e00;
     if (bits >= 0x477ff000) return sign | 0x7c00;
-    if (bits < 0x38800000) {
-        float shifted = fabsf(x) + 0.5f;
-        memcpy(&sum, &shifted, sizeof sum);
-        return (uint16_t)(sign | (sum - 0x3f000000));
-    }
+    if (bits < 0x38800000) return (uint16_t)(sign | (bits_of_float(fabsf(x) + 0.5f) - 0x3f000000));
     return (uint16_t)(sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
-}
-
-/* The bits of an fp16 number, as those of an fp32 one, are worth 2^-112 of it, but for those of what is not finite. */
-INLINE float float_of_f16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)(x & 0x7fff) << 13, special = (x & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
-    float y;
-    memcpy(&y, &bits, sizeof y);
-    y *= 0x1p112f;
-    memcpy(&bits, &y, sizeof bits);
-    bits |= special | (uint32_t)(x & 0x8000) << 16;
-    memcpy(&y, &bits, sizeof y);
-    return y;
 }
 
 INLINE void codes_of(int8_t *codes, uint8_t *scale, const float *x, int32_t n)
 {
     uint32_t most = 0; /* bits of magnitudes are ordered as these are, those of a NaN come last */
-    float top;
     for (int32_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        most = (bits & 0x7fffffff) > most ? bits & 0x7fffffff : most;
+        uint32_t bits = bits_of_float(x[i]) & 0x7fffffff;
+        most = bits > most ? bits : most;
     }
-    memcpy(&top, &most, sizeof top);
-    uint16_t rounded = bf16_of_float(top / 127.0f);
+    uint16_t rounded = bf16_of_float(float_of_bits(most) / 127.0f);
     memcpy(scale, &rounded, sizeof rounded);
     float divisor = float_of_bf16(rounded);
     for (int32_t i = 0; i < n; i++) {
@@ -77,28 +57,9 @@ CLONES void keep_row(int32_t type, void *row, const float *x, int32_t n)
         codes_of((int8_t *)row + i, (uint8_t *)row + n + i / GROUP * 2, x + i, n - i < GROUP ? n - i : GROUP);
 }
 
-INLINE void scaled(float *out, const int8_t *codes, const uint8_t *scale, int32_t n)
+void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n)
 {
-    uint16_t bits;
-    memcpy(&bits, scale, sizeof bits);
-    float factor = float_of_bf16(bits);
-    for (int32_t i = 0; i < n; i++) out[i] = (float)codes[i] * factor;
-}
-
-CLONES void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n)
-{
-    const uint16_t *in = rows;
-    const int64_t bytes = stored_bytes(type, n);
-    if (type == STORED_F32) memcpy(out, rows, (size_t)count * n * sizeof *out);
-    for (int32_t i = 0; i < count * n && type == STORED_BF16; i++) out[i] = float_of_bf16(in[i]);
-    for (int32_t i = 0; i < count * n && type == STORED_F16; i++) out[i] = float_of_f16(in[i]);
-    for (int32_t r = 0; r < count && type == STORED_INT8; r++, out += n) {
-        const int8_t *codes = (const int8_t *)rows + r * bytes;
-        const uint8_t *scales = (const uint8_t *)codes + n;
-        int32_t i = 0;
-        for (; i + GROUP <= n; i += GROUP, scales += 2) scaled(out + i, codes + i, scales, GROUP);
-        if (i < n) scaled(out + i, codes + i, scales, n - i);
-    }
+    kernels_in_use->attend->read(type, out, rows, count, n);
 }
 
 /* Numbers as a store of type `kind` gives them back: new keys and values are read like those of earlier steps. */
@@ -106,14 +67,13 @@ void step_stored(struct worker *me, const struct instruction *it)
 {
     const float *x = buffer(me, it->input);
     float *out = buffer(me, it->output);
-    int64_t first, last;
-    share(me, (int64_t)row_count(me, it) * it->heads, &first, &last);
-    for (int64_t i = first * it->width; i < last * it->width;) {
+    int32_t pieces = (it->width + GROUP - 1) / GROUP;
+    FOR_SHARE(unit, (int64_t)row_count(me, it) * it->heads * pieces) {
         float kept[GROUP + 1]; /* as bytes of any type */
-        int32_t left = it->width - (int32_t)(i % it->width), n = left < GROUP ? left : GROUP;
-        keep_row(it->kind, kept, x + i, n);
-        read_rows(it->kind, out + i, kept, 1, n);
-        i += n;
+        int32_t from = (int32_t)(unit % pieces) * GROUP, n = it->width - from < GROUP ? it->width - from : GROUP;
+        int64_t at = unit / pieces * it->width + from;
+        keep_row(it->kind, kept, x + at, n);
+        read_rows(it->kind, out + at, kept, 1, n);
     }
 }
 
@@ -123,10 +83,8 @@ void step_extend(struct worker *me, const struct instruction *it)
     const struct batch *batch = me->batch;
     const struct store *store = me->plan->stores + it->store;
     const float *keys = buffer(me, it->second), *values = buffer(me, it->third);
-    int64_t first, last, key_bytes = stored_bytes(store->type, it->width);
-    int64_t value_bytes = stored_bytes(store->type, it->value_width);
-    share(me, batch->tokens, &first, &last);
-    for (int64_t n = first; n < last; n++) {
+    int64_t key_bytes = stored_bytes(store->type, it->width), value_bytes = stored_bytes(store->type, it->value_width);
+    FOR_SHARE(n, batch->tokens) {
         int32_t position = batch->position[n];
         if (it->window && position < batch->end[n] - it->window) continue;
         int32_t place = it->window ? position % it->window : position;

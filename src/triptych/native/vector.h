@@ -36,24 +36,19 @@ INLINE v16 load_part(const float *x, int32_t n, float rest)
 INLINE v16 pick(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
 INLINE v16 larger(v16 a, v16 b) { return pick(a > b, a, b); }
 
-/* Sum and maximum over the 16 numbers, by halves. */
-INLINE float sum16(v16 x)
+/* The maximum or the sum over the 16 numbers, by halves. */
+INLINE float folded16(v16 x, const int maximum)
 {
     float s[16];
     store16(s, x);
     for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) s[i] += s[i + width];
+        for (int i = 0; i < width; i++)
+            s[i] = !maximum ? s[i] + s[i + width] : s[i] > s[i + width] ? s[i] : s[i + width];
     return s[0];
 }
 
-INLINE float max16(v16 x)
-{
-    float s[16];
-    store16(s, x);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) s[i] = s[i] > s[i + width] ? s[i] : s[i + width];
-    return s[0];
-}
+INLINE float sum16(v16 x) { return folded16(x, 0); }
+INLINE float max16(v16 x) { return folded16(x, 1); }
 
 /* e^x: x = n ln 2 + r with |r| <= ln 2 / 2, then the series of e^r to r^7 / 7!.  Below -87.3 exactly 0, above 88.3 the
    value at 88.3; a NaN stays one. */
@@ -96,19 +91,36 @@ INLINE v16 erf16(v16 x)
     return (v16)((i16)y | sign);
 }
 
-INLINE float float_of_bf16(uint16_t x)
+/* The functions of one number that a step applies. */
+enum function {
+    FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,
+    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8
+};
+
+INLINE v16 function16(v16 x, int32_t kind, float factor)
 {
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, sizeof y);
-    return y;
+    switch (kind) {
+    case FUNCTION_SILU: return x / (1.0f + exp16(-x));
+    case FUNCTION_GELU: return 0.5f * x * (1.0f + erf16(x * 0.70710678118654752f));
+    case FUNCTION_GELU_TANH:
+        return 0.5f * x * (1.0f + tanh16(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    case FUNCTION_RELU: return pick(x < 0.0f, (v16){0}, x);
+    case FUNCTION_TANH: return tanh16(x);
+    case FUNCTION_SCALE: return x * factor;
+    case FUNCTION_SHIFT: return x + factor;
+    case FUNCTION_SOFTCAP: return factor * tanh16(x / factor);
+    default: return x;
+    }
 }
+
+INLINE float float_of_bits(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
+INLINE uint32_t bits_of_float(float x) { uint32_t bits; memcpy(&bits, &x, sizeof bits); return bits; }
+INLINE float float_of_bf16(uint16_t x) { return float_of_bits((uint32_t)x << 16); }
 
 /* Round to nearest, ties to even; a NaN stays one. */
 INLINE uint16_t bf16_of_float(float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
+    uint32_t bits = bits_of_float(x);
     if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)((bits >> 16) | 0x40);
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from triptych.attention import Rows, pattern_statistics
+from triptych.native.huge_pages import HugePages
 from triptych.probe.computed import Computation, Computations
 from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
 from triptych.probe.records import How
@@ -20,7 +21,6 @@ from triptych.probe.reductions import Statistics, reduced
 from triptych.probe.sites import Selection
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
-from triptych.quantize.huge_pages import HugePages
 
 #: A value or how to compute it, the rows of its batch, and what these are kept under.
 Noted = tuple[Tensor | Computation, Rows, Sequence[int] | None]

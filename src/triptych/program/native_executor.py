@@ -147,21 +147,28 @@ class NativeStep:
         step.finish()
         return out
 
-    def next_logits(self, ids: Sequence[int], rows: Rows) -> Tensor | None:
-        """The same after the tokens `ids` [B], one of each row, in memory that the next call overwrites: [B, V]."""
-        bindings = self._ready(ids, rows, False, ()) if rows.longest == 1 and len(ids) <= TOKENS else None
+    def next_logits(
+        self, ids: Sequence[int], rows: Rows, reads: StepReads | None = None, *, keep: bool = False
+    ) -> Tensor | None:
+        """The same after the tokens `ids` [B], one of each row: [B, V], in memory that the next call overwrites unless
+        they are to `keep`."""
+        if rows.longest != 1 or len(ids) > TOKENS:
+            return None
+        bindings = self._ready(ids, rows, False, () if reads is None else reads.sites)
         if bindings is None:
             return None
         step = self.cache.begin(rows, "")
         self._follow_stores(bindings)
         sources = [[0] * len(ids)] * 2 if self.cross is None else self.cross.of(rows.slots)
-        if self.next.shape != (len(ids), bindings[0].plan.outputs):
-            self.next = torch.empty(len(ids), bindings[0].plan.outputs)
+        shape = len(ids), bindings[0].plan.outputs
+        out = torch.empty(shape) if keep or self.next.shape != shape else self.next
+        if not keep:
+            self.next = out
         plan, matrices = self.plans[bindings[0]]
         labels = ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *sources
-        self.calls.run(bindings[0], matrices, plan, labels, rows.starts, self.next)
+        self.calls.run(bindings[0], matrices, plan, labels, rows.starts, out, reads=reads)
         step.finish()
-        return self.next
+        return out
 
     def _ready(self, ids: Sequence[int], rows: Rows, mixed: bool, reads: tuple[str, ...]) -> list[Binding] | None:
         """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs; None, and why in

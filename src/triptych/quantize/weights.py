@@ -15,8 +15,8 @@ from triptych.checkpoints.load_weights import stores_packed
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError, InputError, nearest, shown
 from triptych.native import library, why_not
+from triptych.native.huge_pages import HugePages
 from triptych.nn.weights import PackedWeight
-from triptych.quantize.huge_pages import HugePages
 from triptych.quantize.layouts import BAND, Layout, Memory, PackedMatrix
 from triptych.quantize.products import multiply
 from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups

@@ -1,7 +1,8 @@
-"""Memory for packed matrices in huge pages, which a processor reads faster: it looks up fewer addresses.
+"""Memory in huge pages, which a processor reads faster: it looks up fewer addresses.
 
 Linux gives huge pages to the aligned parts of a mapping that asks for them, where /sys/kernel/mm/transparent_hugepage
-says `madvise` or `always`.  Matrices are often smaller than a page of 2 MiB, so those of one model share mappings.
+says `madvise` or `always`.  The matrices of a model, and the keys and values of a layer, are often smaller than a page
+of 2 MiB, so several share a mapping.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class HugePages:
         self._at = self._end = 0
 
     def take(self, nbytes: int) -> Tensor:
-        """`[nbytes]`, uint8, at a multiple of 64 bytes; plain memory where the system has no huge pages."""
+        """`[nbytes]` zeros, uint8, at a multiple of 64 bytes; plain memory where the system has no huge pages."""
         if not hasattr(mmap, "MADV_HUGEPAGE") or not nbytes:
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.zeros(nbytes, dtype=torch.uint8)
         if self._mapping is None or self._at + nbytes > self._end:
             self._map(max(nbytes, MAPPING))
         assert self._mapping is not None
