@@ -1,0 +1,217 @@
+"""Sequences of spoken digits with their transcripts and times, from the speech synthesizer espeak-ng.
+
+A word is synthesized once for each speaker (a voice at a speed and a pitch) and kept as a WAV file of 16 kHz.  A
+recording joins words of one speaker with pauses between them, so that it is known when each word is spoken, and adds
+white noise.  Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from triptych.errors import InputError
+from triptych.media import audio
+from triptych.pip_packages import cache_directory
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SYNTHESIZER, SECONDS = "espeak-ng", 60  # the program, and the most seconds that it may take for a word
+QUIET = 0.02  # of the loudest sample: what is below it at both ends of a word is cut off
+MARGIN = 160  # samples that stay before and behind a word
+Word = tuple[str, float, float]
+"""A spoken word, and the seconds at which it begins and ends."""
+
+
+@dataclass(frozen=True, order=True)
+class Speaker:
+    """A voice of espeak-ng (`en-us+f2`: an accent and a variant), words a minute, and a pitch from 0 to 99."""
+
+    voice: str
+    speed: int
+    pitch: int
+
+
+@dataclass(frozen=True)
+class Range:
+    """The voices, speeds and pitches that speakers are drawn from."""
+
+    voices: tuple[str, ...]
+    speeds: tuple[int, ...]
+    pitches: tuple[int, ...]
+
+    def draw(self, count: int, random: np.random.Generator) -> list[Speaker]:
+        """Different speakers, in which the voices occur equally often, up to one."""
+        most = len(self.voices) * len(self.speeds) * len(self.pitches)
+        if count > most:
+            raise InputError(f"{count} different speakers were asked for, and there are {most}; ask for fewer")
+        drawn: dict[Speaker, None] = {}
+        while len(drawn) < count:
+            for voice in random.permutation(np.array(self.voices)):
+                drawn[Speaker(str(voice), int(random.choice(self.speeds)), int(random.choice(self.pitches)))] = None
+        return list(drawn)[:count]
+
+
+#: What is trained on, and what is never heard in training: no voice, no speed and no pitch is in both.
+HEARD = Range(
+    voices=tuple(
+        f"{accent}+{variant}"
+        for accent in ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp")
+        for variant in ("m1", "m2", "m4", "m5", "m6", "m8", "f1", "f3", "f5", "Andy", "Alicia", "steph", "linda", "max")
+    ),
+    speeds=(120, 140, 160, 180, 200),
+    pitches=(20, 35, 50, 65, 80),
+)
+UNHEARD = Range(
+    voices=tuple(
+        f"{accent}+{variant}" for accent in ("en-us", "en-gb") for variant in ("m3", "m7", "f2", "f4", "Mike", "Andrea")
+    ),
+    speeds=(130, 150, 170, 190),
+    pitches=(28, 42, 58, 72),
+)
+
+Synthesizer = Callable[[str, Speaker], audio.Samples]
+"""A word and a speaker -> the sound `[T]` at 16 kHz."""
+
+
+def espeak(word: str, speaker: Speaker) -> audio.Samples:
+    """A word spoken by espeak-ng: `[T]` at 16 kHz.  Raises InputError where the program is missing or fails."""
+    program = shutil.which(SYNTHESIZER)
+    if program is None:
+        raise InputError(
+            f"the speech synthesizer {SYNTHESIZER} is not installed; on Debian and Ubuntu: apt-get install espeak-ng"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "word.wav"
+        command = [program, "-v", speaker.voice, "-s", str(speaker.speed), "-p", str(speaker.pitch), "-w", str(file)]
+        try:
+            done = subprocess.run([*command, "--", word], capture_output=True, timeout=SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InputError(f"{SYNTHESIZER} did not speak {word!r} with voice {speaker.voice}: {error}") from None
+        if done.returncode or not file.exists():
+            reason = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+            raise InputError(f"{SYNTHESIZER} did not speak {word!r} with voice {speaker.voice}: {reason}")
+        return audio.read_wav(file)
+
+
+@dataclass(frozen=True, eq=False)
+class SpokenWords:
+    """Words of speakers, synthesized when they are first asked for and kept as WAV files under `folder`."""
+
+    folder: Path
+    synthesizer: Synthesizer = espeak
+
+    @staticmethod
+    def cached() -> SpokenWords:
+        """By espeak-ng, in the folder where this package keeps what it made or fetched."""
+        return SpokenWords(cache_directory() / "spoken-words")
+
+    def __call__(self, word: str, speaker: Speaker) -> audio.Samples:
+        """`[T]` at 16 kHz without the silence at both ends.  Raises InputError as the synthesizer does."""
+        file = self.folder / f"{speaker.voice}-{speaker.speed}-{speaker.pitch}" / f"{word}.wav"
+        if not file.exists():
+            sound = _trimmed(self.synthesizer(word, speaker))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=file.parent) as scratch:  # renamed, so that no half of a file is read
+                audio.write_wav(Path(scratch) / file.name, sound)
+                (Path(scratch) / file.name).replace(file)
+        return audio.read_wav(file)
+
+    def vocabulary(self, speakers: Sequence[Speaker], words: Sequence[str] = DIGITS) -> dict[Speaker, Clips]:
+        """Every word of every speaker, in memory."""
+        return {speaker: {word: self(word, speaker) for word in words} for speaker in speakers}
+
+
+Clips = Mapping[str, audio.Samples]
+"""The sounds of one speaker's words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A sound `[T]` at 16 kHz and the words in it with their times."""
+
+    sound: audio.Samples
+    words: tuple[Word, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(word for word, _, _ in self.words)
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """How recordings are made: how many words each has, from `words[0]` to `words[1]`, pauses in seconds before, between
+    and behind them, and the signal-to-noise ratio in dB of the white noise that is added, each drawn evenly."""
+
+    words: tuple[int, int] = (3, 7)
+    pause: tuple[float, float] = (0.03, 0.2)
+    noise: tuple[float, float] = (10.0, 30.0)
+
+    def __call__(self, clips: Clips, random: np.random.Generator) -> Recording:
+        """One recording of words drawn from `clips`."""
+        names = list(clips)
+        spoken = [names[i] for i in random.integers(len(names), size=random.integers(self.words[0], self.words[1] + 1))]
+        pieces, times, at = list[audio.Samples](), list[Word](), 0
+        for word in (*spoken, None):
+            silence = round(random.uniform(*self.pause) * audio.RATE)
+            pieces.append(np.zeros(silence, np.float32))
+            at += silence
+            if word is not None:
+                pieces.append(clips[word])
+                times.append((word, at / audio.RATE, (at + len(clips[word])) / audio.RATE))
+                at += len(clips[word])
+        clean = np.concatenate(pieces)
+        return Recording(with_noise(clean, random.uniform(*self.noise), random), tuple(times))
+
+
+def with_noise(sound: audio.Samples, ratio: float, random: np.random.Generator) -> audio.Samples:
+    """`sound` with white Gaussian noise, the mean power of the sound `ratio` dB above that of the noise."""
+    scale = np.sqrt(np.mean(np.square(sound, dtype=np.float64)) * 10 ** (-ratio / 10))
+    return (sound + scale * random.standard_normal(len(sound))).astype(np.float32)
+
+
+def write_recordings(
+    folder: str | Path,
+    train: int = 2000,
+    held_out: int = 200,
+    *,
+    speakers: tuple[int, int] = (150, 30),
+    recorder: Recorder | None = None,
+    spoken: SpokenWords | None = None,
+    seed: int = 0,
+) -> tuple[Path, Path]:
+    """WAV files under `folder` with their records, `train.jsonl` and `held-out.jsonl`, which name `audio` and `text`.
+
+    `speakers` of `HEARD` are in the first, of `UNHEARD` in the second.  Raises InputError as `espeak`, and where a file
+    cannot be written.
+    """
+    random, recorder, spoken = np.random.default_rng(seed), recorder or Recorder(), spoken or SpokenWords.cached()
+    written = []
+    for name, count, among, many in (("train", train, HEARD, speakers[0]), ("held-out", held_out, UNHEARD, speakers[1])):
+        clips = list(spoken.vocabulary(among.draw(many, random)).values())
+        sounds = Path(folder) / name
+        try:
+            sounds.mkdir(parents=True, exist_ok=True)
+            with (records := Path(folder) / f"{name}.jsonl").open("w", encoding="utf-8") as lines:
+                for i in range(count):
+                    one = recorder(clips[random.integers(len(clips))], random)
+                    audio.write_wav(sounds / f"{i:05}.wav", one.sound)
+                    lines.write(json.dumps({"audio": f"{name}/{i:05}.wav", "text": one.text}) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
+        written.append(records)
+    return written[0], written[1]
+
+
+def _trimmed(sound: audio.Samples) -> audio.Samples:
+    """Without the quiet ends, but for a margin.  Raises InputError for silence."""
+    loud = np.flatnonzero(np.abs(sound) > QUIET * np.abs(sound).max(initial=0.0))
+    if not len(loud):
+        raise InputError("the synthesizer gave silence")
+    return sound[max(0, loud[0] - MARGIN) : loud[-1] + MARGIN]
