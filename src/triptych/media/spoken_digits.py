@@ -25,6 +25,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 SYNTHESIZER, SECONDS = "espeak-ng", 60  # the program, and the most seconds that it may take for a word
 QUIET = 0.02  # of the loudest sample: what is below it at both ends of a word is cut off
 MARGIN = 160  # samples that stay before and behind a word
+DRAWS = 100  # of a recording, until one is short enough
 Word = tuple[str, float, float]
 """A spoken word, and the seconds at which it begins and ends."""
 
@@ -65,14 +66,14 @@ HEARD = Range(
         for accent in ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp")
         for variant in ("m1", "m2", "m4", "m5", "m6", "m8", "f1", "f3", "f5", "Andy", "Alicia", "steph", "linda", "max")
     ),
-    speeds=(120, 140, 160, 180, 200),
+    speeds=(150, 170, 190, 210, 230),
     pitches=(20, 35, 50, 65, 80),
 )
 UNHEARD = Range(
     voices=tuple(
         f"{accent}+{variant}" for accent in ("en-us", "en-gb") for variant in ("m3", "m7", "f2", "f4", "Mike", "Andrea")
     ),
-    speeds=(130, 150, 170, 190),
+    speeds=(160, 180, 200, 220),
     pitches=(28, 42, 58, 72),
 )
 
@@ -147,16 +148,26 @@ class Recording:
 @dataclass(frozen=True)
 class Recorder:
     """How recordings are made: how many words each has, from `words[0]` to `words[1]`, pauses in seconds before, between
-    and behind them, and the signal-to-noise ratio in dB of the white noise that is added, each drawn evenly."""
+    and behind them, and the signal-to-noise ratio in dB of the white noise that is added, each drawn evenly.  One that lasts
+    longer than `seconds` is drawn again."""
 
     words: tuple[int, int] = (3, 7)
-    pause: tuple[float, float] = (0.03, 0.2)
+    pause: tuple[float, float] = (0.02, 0.12)
     noise: tuple[float, float] = (10.0, 30.0)
+    seconds: float = 4.8
 
     def __call__(self, clips: Clips, random: np.random.Generator) -> Recording:
-        """One recording of words drawn from `clips`."""
+        """One recording of words drawn from `clips`.  Raises InputError where none of them is short enough."""
         names = list(clips)
-        spoken = [names[i] for i in random.integers(len(names), size=random.integers(self.words[0], self.words[1] + 1))]
+        for _ in range(DRAWS):
+            count = random.integers(self.words[0], self.words[1] + 1)
+            one = self._joined(clips, [names[i] for i in random.integers(len(names), size=count)], random)
+            if len(one.sound) <= self.seconds * audio.RATE:
+                return Recording(with_noise(one.sound, random.uniform(*self.noise), random), one.words)
+        raise InputError(f"{DRAWS} recordings all last longer than {self.seconds:g} s; use fewer words or more seconds")
+
+    def _joined(self, clips: Clips, spoken: Sequence[str], random: np.random.Generator) -> Recording:
+        """The words one after another, with pauses."""
         pieces, times, at = list[audio.Samples](), list[Word](), 0
         for word in (*spoken, None):
             silence = round(random.uniform(*self.pause) * audio.RATE)
@@ -166,8 +177,7 @@ class Recorder:
                 pieces.append(clips[word])
                 times.append((word, at / audio.RATE, (at + len(clips[word])) / audio.RATE))
                 at += len(clips[word])
-        clean = np.concatenate(pieces)
-        return Recording(with_noise(clean, random.uniform(*self.noise), random), tuple(times))
+        return Recording(np.concatenate(pieces), tuple(times))
 
 
 def with_noise(sound: audio.Samples, ratio: float, random: np.random.Generator) -> audio.Samples:
