@@ -111,7 +111,7 @@ class SpokenWords:
     @staticmethod
     def cached() -> SpokenWords:
         """By espeak-ng, in the folder where this package keeps what it made or fetched."""
-        return SpokenWords(cache_directory() / "spoken-words")
+        return SpokenWords(cache_directory() / "espeak-ng-words")
 
     def __call__(self, word: str, speaker: Speaker) -> audio.Samples:
         """`[T]` at 16 kHz without the silence at both ends.  Raises InputError as the synthesizer does."""
@@ -147,9 +147,9 @@ class Recording:
 
 @dataclass(frozen=True)
 class Recorder:
-    """How recordings are made: how many words each has, from `words[0]` to `words[1]`, pauses in seconds before, between
-    and behind them, and the signal-to-noise ratio in dB of the white noise that is added, each drawn evenly.  One that lasts
-    longer than `seconds` is drawn again."""
+    """How recordings are made: how many words each has, from `words[0]` to `words[1]`, pauses in seconds before,
+    between and behind them, and the signal-to-noise ratio in dB of the white noise that is added, each drawn evenly.
+    One that lasts longer than `seconds` is drawn again."""
 
     words: tuple[int, int] = (3, 7)
     pause: tuple[float, float] = (0.02, 0.12)
@@ -183,7 +183,8 @@ class Recorder:
 def with_noise(sound: audio.Samples, ratio: float, random: np.random.Generator) -> audio.Samples:
     """`sound` with white Gaussian noise, the mean power of the sound `ratio` dB above that of the noise."""
     scale = np.sqrt(np.mean(np.square(sound, dtype=np.float64)) * 10 ** (-ratio / 10))
-    return (sound + scale * random.standard_normal(len(sound))).astype(np.float32)
+    noisy: audio.Samples = (sound + scale * random.standard_normal(len(sound))).astype(np.float32)
+    return noisy
 
 
 def write_recordings(
@@ -203,7 +204,10 @@ def write_recordings(
     """
     random, recorder, spoken = np.random.default_rng(seed), recorder or Recorder(), spoken or SpokenWords.cached()
     written = []
-    for name, count, among, many in (("train", train, HEARD, speakers[0]), ("held-out", held_out, UNHEARD, speakers[1])):
+    for name, count, among, many in (
+        ("train", train, HEARD, speakers[0]),
+        ("held-out", held_out, UNHEARD, speakers[1]),
+    ):
         clips = list(spoken.vocabulary(among.draw(many, random)).values())
         sounds = Path(folder) / name
         try:

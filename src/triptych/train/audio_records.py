@@ -1,4 +1,4 @@
-"""Transcripts of sounds: records with a WAV file and its text, for models in the shape of Whisper (Radford et al. 2022).
+"""Transcripts of sounds: records with a WAV file and its text, for models like Whisper (Radford et al. 2022).
 
 The encoder reads mel frames of the sound, padded with silence to the model's window as `transcribe` pads it.  The
 decoder reads Whisper's start tokens and the text, and is trained on the text and its end alone.
