@@ -38,13 +38,7 @@ from triptych.text import RenderedPrompt, Tokenizer
 
 
 class Model(ModelTraining, ModelTasks):
-    """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with.
-
-    executor   what computes the steps of a generation, and encodes: "auto", the native step wherever it may
-               (`generate.Engine` says why not elsewhere), on a GPU "static"; or "modules", "static", "compiled".
-    """
-
-    executor: running.Executor = "auto"
+    """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with."""
 
     heads = heads
     link = link
@@ -222,73 +216,6 @@ class Model(ModelTraining, ModelTasks):
     def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
         """The prompt that the chat template renders of `messages`, with the assistant's turn opened."""
         return self.inputs.render(messages)
-
-    @answers_arguments
-    def encode(
-        self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096,
-        matmul: tasks.Matmul = "auto",
-    ) -> Tensor:  # fmt: skip
-        """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given.
-
-        `matmul` is what an encoder multiplies in: "bf16", whatever its weights are stored as (sums and all else stay
-        fp32; with MiniLM the least cosine to fp32 is above 0.9999); "stored", as they are stored; "auto", bf16 for a
-        model of bf16, and for packed weights on a processor with AMX.  InputError for "bf16" where it cannot be had.
-
-        A checkpoint of sentence-transformers also says how many tokens of a text it reads (`max_seq_length`): the rest
-        of a text is cut off, as there.  Rows of ids are read whole.
-        """
-        how = tasks.pooling(self.module, pooling, normalize)
-        rows = self.inputs.sentences(texts, self.hf or {})
-        return tasks.encode(self.module, rows, how, batch_tokens=batch_tokens, executor=self.executor, matmul=matmul)
-
-    def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
-        """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
-        tokenizer = self.inputs.words
-        if tokenizer.mask_id is None:
-            raise InputError("this tokenizer has no mask token, so there is nothing to fill in")
-        filled = tasks.fill(self.module, self.ids(texts), tokenizer.mask_id, top=top)
-        return [[[(tokenizer.decode([i]).strip(), p) for i, p in mask] for mask in row] for row in filled]
-
-    def classify(self, texts: Texts, *, second: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
-        """The labels of each text, or image, with their probabilities, best first.
-
-        `second` are the other halves of pairs (premise and hypothesis, query and passage).  A model with one label, or
-        whose labels may hold together, gives each a probability of its own; a regression gives its score.
-        """
-        problem = (self.hf or {}).get("problem_type")
-        return tasks.classify(self.module, self.inputs.labelled(texts, second), self.labels, problem=problem)
-
-    def tag(self, texts: Sequence[str]) -> list[list[tasks.Tag]]:
-        """The likeliest label of each token of each text, or whether it was replaced (ELECTRA)."""
-        return tasks.tag(self.module, self.inputs.placed(texts), texts, self.labels)
-
-    def entities(
-        self, texts: Sequence[str], *, strategy: tasks.Strategy = "simple", window: int | None = None,
-        overlap: int | None = None,
-    ) -> list[list[tasks.Entity]]:  # fmt: skip
-        """The entities in each text: neighbouring tokens of one label, where `B-` begins another and `O` is none.
-
-        "first", "average" and "max" give each word one label, from its tokens.  A text longer than a `window` is read
-        in windows that share `overlap` tokens (`tasks.entities_of`).
-        """
-        return tasks.entities_of(self.module, self.inputs, texts, self.labels, strategy, window, overlap)
-
-    def answer(
-        self, question: str, context: str, *, longest: int = 15, top: int = 1, no_answer: bool = False,
-        window: int | None = None, overlap: int | None = None,
-    ) -> list[tasks.Answer]:  # fmt: skip
-        """The `top` pieces of `context` of at most `longest` tokens with the highest score, best first.
-
-        With `no_answer` the empty answer competes.  A context longer than a `window` is read in windows that share
-        `overlap` tokens (`tasks.answer`, `ModelInputs.windows`).  Raises InputError for a question that leaves no room.
-        """
-        windows = self.inputs.windows(question, context, window, overlap)
-        return tasks.answer(self.module, windows, context, longest=longest, top=top, no_answer=no_answer)
-
-    @property
-    def labels(self) -> list[str]:
-        """The names of the classes, from the config; `LABEL_0`, `LABEL_1`, ... where it has none."""
-        return tasks.label_names(self.spec, self.hf or {})
 
     def transcribe(
         self,
