@@ -11,8 +11,8 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -199,28 +199,36 @@ def write_recordings(
 ) -> tuple[Path, Path]:
     """WAV files under `folder` with their records, `train.jsonl` and `held-out.jsonl`, which name `audio` and `text`.
 
-    `speakers` of `HEARD` are in the first, of `UNHEARD` in the second.  Raises InputError as `espeak`, and where a file
-    cannot be written.
+    `speakers` of `HEARD` are in the first, of `UNHEARD` in the second.  Recordings to train on have from one word on:
+    from short ones a model learns where to listen.  Raises InputError as `espeak`, and where a file cannot be written.
     """
     random, recorder, spoken = np.random.default_rng(seed), recorder or Recorder(), spoken or SpokenWords.cached()
-    written = []
-    for name, count, among, many in (
-        ("train", train, HEARD, speakers[0]),
-        ("held-out", held_out, UNHEARD, speakers[1]),
-    ):
-        clips = list(spoken.vocabulary(among.draw(many, random)).values())
-        sounds = Path(folder) / name
-        try:
-            sounds.mkdir(parents=True, exist_ok=True)
-            with (records := Path(folder) / f"{name}.jsonl").open("w", encoding="utf-8") as lines:
-                for i in range(count):
-                    one = recorder(clips[random.integers(len(clips))], random)
-                    audio.write_wav(sounds / f"{i:05}.wav", one.sound)
-                    lines.write(json.dumps({"audio": f"{name}/{i:05}.wav", "text": one.text}) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
-        written.append(records)
-    return written[0], written[1]
+    short = replace(recorder, words=(1, recorder.words[1]))
+    clips = [list(spoken.vocabulary(among.draw(count, random)).values()) for among, count in
+             ((HEARD, speakers[0]), (UNHEARD, speakers[1]))]  # fmt: skip
+    try:
+        return (
+            _write(Path(folder), "train", (short(_one(clips[0], random), random) for _ in range(train))),
+            _write(Path(folder), "held-out", (recorder(_one(clips[1], random), random) for _ in range(held_out))),
+        )
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
+
+
+def _one(clips: Sequence[Clips], random: np.random.Generator) -> Clips:
+    return clips[int(random.integers(len(clips)))]
+
+
+def _write(folder: Path, name: str, recordings: Iterable[Recording]) -> Path:
+    """The recordings as `name/*.wav`, and their records."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    lines = []
+    for i, one in enumerate(recordings):
+        audio.write_wav(folder / name / f"{i:05}.wav", one.sound)
+        lines.append(json.dumps({"audio": f"{name}/{i:05}.wav", "text": one.text}) + "\n")
+    records = folder / f"{name}.jsonl"
+    records.write_text("".join(lines), encoding="utf-8")
+    return records
 
 
 def _trimmed(sound: audio.Samples) -> audio.Samples:
