@@ -55,6 +55,10 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych train notes.toml": "trains for minutes; tests/test_train_further.py runs the three of the page on a text",
     "triptych generate runs/notes": "needs the run above it",
     "triptych chat runs/notes": "needs the run above it",
+    "triptych train docs/examples/spoken-digits.toml": (
+        "trains for minutes on recordings of the page; tests/test_train_audio.py trains on others"
+    ),
+    "python -c": "makes recordings with espeak-ng; tests/test_spoken_digits.py makes others",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }
 HEAVY = (
@@ -268,6 +272,8 @@ def long_labs(command: str) -> Any:
 def test_it_runs_for_longer(
     command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
 ) -> None:
+    if command == "triptych lab spoken-digits" and shutil.which("espeak-ng") is None:
+        pytest.skip("espeak-ng is not installed")
     check_runs(command, run(command, desk, monkeypatch, capsys))
 
 

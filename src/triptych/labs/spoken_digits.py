@@ -212,12 +212,16 @@ class Digits:
         least, most = self.sizes.noise
         return Recorder((self.sizes.least, self.sizes.most), noise=(least, most), seconds=self.sizes.seconds)
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """The token of each word."""
+        return {word: self.model.inputs.words.encode(word)[0] for word in DIGITS[: self.sizes.digits]}
+
     def trained(self, setup: Setup, *, shuffled: bool) -> Points:
         """Train the model in place; the losses."""
         sizes = self.sizes
         setup.progress(f"training for {sizes.steps} steps{' on shuffled transcripts' if shuffled else ''}")
-        ids = {word: self.model.inputs.words.encode(word)[0] for word in DIGITS[: sizes.digits]}
-        data = DrawnRecordings(self.speech, ids, self.clips, self.recorder, sizes.steps, shuffled)
+        data = DrawnRecordings(self.speech, self.ids, self.clips, self.recorder, sizes.steps, shuffled)
         optimizer = OptimizerSettings(name="muon", lr=sizes.lr, muon_lr=sizes.muon)
         length = sizes.most + 8
         module, seed = self.model.module, setup.seed
