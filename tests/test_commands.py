@@ -55,10 +55,6 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych train notes.toml": "trains for minutes; tests/test_train_further.py runs the three of the page on a text",
     "triptych generate runs/notes": "needs the run above it",
     "triptych chat runs/notes": "needs the run above it",
-    "triptych train docs/examples/spoken-digits.toml": (
-        "trains for minutes on recordings of the page; tests/test_train_audio.py trains on others"
-    ),
-    "python -c": "makes recordings with espeak-ng; tests/test_spoken_digits.py makes others",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }
 HEAVY = (

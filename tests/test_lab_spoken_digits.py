@@ -1,4 +1,4 @@
-"""`lab spoken-digits` on words of tones: passes; fails without hearing, with shuffled data, with an unshuffled control."""
+"""`lab spoken-digits` on words of tones: it passes, and fails when deaf, with shuffled data, or without its control."""
 
 from __future__ import annotations
 

@@ -296,8 +296,7 @@ def _pairs(texts: Sequence[Text]) -> list[Pair]:
 def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
     """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
-    speech = recipe.objective.name == "transcripts"
-    layout = SPEECH if speech else _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
+    layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
     texts = [*_documents(train), *(side for pair in _pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)
