@@ -38,6 +38,7 @@ MASKS = {
     "keys": lambda t, s: keys([0, s - 1]),
     "causal keys": lambda t, s: causal() & keys([2, s - 1]),
     "blocks": lambda t, s: block_sparse(3, local=2, first=1, every=4),
+    "powers": lambda t, s: causal() & block_sparse(2, powers=True),
     "causal blocks": lambda t, s: causal() & block_sparse(4, first=1) & keys([s, s - 3]),
     "documents": lambda t, s: causal() & same_document(),
     "window documents": lambda t, s: window(5, 1) & same_document(),
@@ -173,6 +174,8 @@ def test_sparse_paths_at_any_size(t, more, back, ahead, block, every, first, lea
         ("window", causal() & window(back)),
         ("block", block_sparse(block, first=first, every=every)),
         ("block", causal() & block_sparse(block, local=2, every=every)),
+        ("block", block_sparse(block, local=2, first=first, powers=True)),
+        ("block", causal() & block_sparse(block, every=every, powers=True)),
     ):
         if why(q, k, v, mask=mask)[path]:
             continue  # as wide as the row: no window is left

@@ -63,7 +63,7 @@ HEAVY = (
     "triptych train ",
     "triptych bench ",
 )  # but for the LIGHT labs; most need the network once
-LIGHT = ("scaling", "permutation", "soft-vs-hard", "gradients")
+LIGHT = ("scaling", "permutation", "soft-vs-hard", "gradients", "paged-cache", "speculation", "linear-state")
 SHORTER = {  # a run as printed takes minutes
     "triptych bench": "--repeat 1",
     "triptych quickstart": "--seconds 3 --force",  # several pages run it

@@ -53,6 +53,8 @@ def test_each_mask_by_a_loop() -> None:
         spec.block_sparse(3, local=2): lambda q, k: abs(q // 3 - k // 3) < 2,
         spec.block_sparse(2, first=2): lambda q, k: q // 2 == k // 2 or k < 4,
         spec.block_sparse(2, every=3): lambda q, k: q // 2 == k // 2 or k // 2 in (2, 5),
+        spec.block_sparse(1, powers=True): lambda q, k: abs(q - k) in (0, 1, 2, 4, 8, 16),
+        spec.block_sparse(2, powers=True, first=1): lambda q, k: abs(q // 2 - k // 2) in (0, 1, 2, 4, 8) or k < 2,
     }
     for mask, rule in rules.items():
         expected = np.array([[rule(q, k) for k in range(S)] for q in range(T)])
@@ -137,6 +139,7 @@ def test_the_algebra(one: tuple[Any, ...], two: tuple[Any, ...], three: tuple[An
         lambda: spec.block_sparse(0),
         lambda: spec.block_sparse(2, local=0),
         lambda: spec.block_sparse(2, every=-1),
+        lambda: spec.block_sparse(-2, powers=True),
     ],
 )
 def test_impossible_masks(make: Any) -> None:

@@ -275,9 +275,29 @@ def test_a_recipe_for_an_existing_model_runs_as_written(
     assert Path("my.toml").read_bytes() == before
 
 
+def test_a_new_recipe_of_an_adapter_leaves_the_weights_packed(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed_file(tmp_path)
+    argv = ["train", "--new", "my.toml", "--from", "packed.gguf", "--data", str(text), "--adapter"]
+    assert main([*argv, "--set", "run.steps=2", "--set", "run.rows=2", "--set", "run.length=8"]) == 0
+    written = read_recipe("my.toml")
+    assert written.base is not None
+    assert written.adapter is not None
+    assert (written.base.dequantize, written.adapter.rank, written.adapter.targets) == (False, 8, "all-linear")
+    assert main(["train", "my.toml"]) == 0
+    assert main(["generate", "runs/my", "the old", "--max-new-tokens", "2"]) == 0
+    assert main(["convert", "packed.gguf", "merged.gguf", "--adapter", "runs/my"]) == 0
+    assert load("merged.gguf").adapter is None
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "says"),
     [
+        (["train", "--new", "x.toml", "--adapter"], 2, "--new FILE --from MODEL --adapter"),
+        (["train", "x.toml", "--adapter"], 2, "in a recipe it is the table [adapter]"),
         (["train"], 2, "a run needs a RECIPE; --new my.toml writes one"),
         (["train", "--new", "x.json"], 1, "a recipe is a .toml file"),
         (["train", "--new", "x.toml", "--from", "nowhere"], 1, "nowhere: no such file or directory"),
@@ -305,6 +325,8 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
         (base / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
     with pytest.raises((InputError, CheckpointError)):
         write_new_recipe(tmp_path / "x.toml", base=str(base))
+    with pytest.raises(InputError, match="of an adapter is for an existing model alone"):
+        write_new_recipe(tmp_path / "x.toml", "decoder", adapter=True)
     assert not (tmp_path / "x.toml").exists()
 
 

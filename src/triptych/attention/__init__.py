@@ -33,6 +33,7 @@ from triptych.attention.row_scores import RowScores
 from triptych.attention.rows import Rows
 from triptych.attention.statistics import AttentionStatistics, KeyLabels, attention_statistics, pattern_statistics
 from triptych.attention.store import CachedLayer
+from triptych.attention.sum_cache import SumPlan
 
 __all__ = [
     "DOT_PRODUCT",
@@ -67,6 +68,7 @@ __all__ = [
     "ScoreBias",
     "SlotKeys",
     "StoredForm",
+    "SumPlan",
     "additive",
     "alibi_bias",
     "alibi_slopes",

@@ -18,6 +18,7 @@ from triptych.attention.null_cache import Continued, KeyStep
 from triptych.attention.row_plan import FlatKeys, KeyLayout, SlotKeys
 from triptych.attention.rows import Rows
 from triptych.attention.store import CachedLayer, Held, Store
+from triptych.attention.sum_cache import SumStep, put_back
 from triptych.errors import InputError, ProbeError
 
 
@@ -28,11 +29,11 @@ class FullStep:
     Where the store keeps numbers in another form than they are computed in, every query gets what is kept, in a first
     prefill too, so that a prompt is the same in any pieces.  The rows' keys are then decoded in each step."""
 
-    def __init__(self, stores: Sequence[Store], rows: Rows, *, fresh: bool) -> None:
+    def __init__(self, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
         self.stores, self.rows, self.fresh = stores, rows, fresh
         slots = rows.slots
         self.run = slice(slots[0], slots[0] + len(slots)) if slots and _consecutive(slots) else None
-        self.exact = stores[0].form.exact
+        self.exact = like.form.exact
         self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
         if not fresh and not self.exact:
             self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
@@ -40,7 +41,7 @@ class FullStep:
             self.at = slice(rows.past[0], rows.ends[0])
         else:
             self.run = None
-            self.slot_of, self.place = token_places(rows, stores[0].k.device)
+            self.slot_of, self.place = token_places(rows, like.k.device)
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         store, rows = self.stores[layer], self.rows
@@ -69,9 +70,9 @@ class RingStep:
     `p % window`.  A chunk of several tokens reads the old ring beside its own keys, since writing them overwrites what
     its first queries see.  What queries get is in every case what the store keeps (`FullStep`)."""
 
-    def __init__(self, stores: Sequence[Store], window: int, rows: Rows, *, fresh: bool) -> None:
+    def __init__(self, stores: Sequence[Store], like: Store, window: int, rows: Rows, *, fresh: bool) -> None:
         self.stores, self.rows, self.fresh, self.window = stores, rows, fresh, window
-        device = stores[0].k.device
+        device = like.k.device
         slot, position = token_places(rows, device)
         self.last: Tensor | None = None
         if rows.longest > window:  # the last of the new tokens, so that no place is written twice
@@ -83,11 +84,11 @@ class RingStep:
         if fresh:
             self.layout = FlatKeys(rows)
         elif rows.longest <= 1:
-            slots = rows.slots if stores[0].form.exact else tuple(range(len(rows)))
+            slots = rows.slots if like.form.exact else tuple(range(len(rows)))
             self.layout = SlotKeys(rows.ends, slots, ring_positions(rows.ends, window, device))
         else:
             self.slots = torch.tensor(rows.slots, device=device)
-            self.row, self.step_place = rows.row_of(device), token_places(_from_zero(rows), device)[1]
+            self.row, self.step_place = rows.row_of(device), token_places(Rows(rows.lengths), device)[1]
             self.layout = self._beside(device)
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +162,9 @@ class Cache:
         self.longest: int | None = None
         form = stored_form(cache_type, dtype)
         self.stores = [Store(layer, layer.window or capacity, form, device) for layer in layers]
-        self.full = any(layer.window is None for layer in layers)
+        self.full = any(store.places is None for store in self.stores)
+        self.sums = any(layer.sums for layer in layers)
+        self.held: dict[int, Held] = {}  # of slots whose sums may have to go back
         self.lengths: list[int] = []
         self.provenance: list[str] = []  # identifies the edits that each slot was written under
         self.reached: list[int] = []  # the most tokens each slot ever held since it was empty
@@ -197,10 +200,9 @@ class Cache:
             if slot in self.free_slots or not 0 <= slot < len(self.lengths):
                 raise InputError(f"slot {slot} is not in use; this cache has {len(self.lengths)} slots")
             for store in self.stores:  # hidden keys must be finite: 0 times NaN is NaN
-                written = store.window or self.reached[slot]
-                store.k[slot, :, :written].zero_()
-                store.v[slot, :, :written].zero_()
+                store.clear(slot, 0, self.reached[slot])
             self.lengths[slot] = self.reached[slot] = 0
+            self.held.pop(slot, None)
             self.free_slots.append(slot)
         self.free_slots.sort()
 
@@ -241,13 +243,19 @@ class Cache:
             doubled = 2 * self.capacity
             self.capacity = max(end, doubled if self.longest is None else min(doubled, self.longest))
             for store in self.stores:
-                if store.window is None:
+                if store.places is None:
                     store.resize(0, self.capacity)
 
     def check_trim(self, slot: int, length: int) -> None:
-        """Raise InputError when a slot is shorter already, or a ring no longer holds what a window would see."""
+        """Raise InputError when a slot is shorter already, when a ring no longer holds what a window would see, and for
+        sums, from which no token can be taken, unless all are forgotten."""
         if not 0 <= length <= self.lengths[slot]:
             raise InputError(f"trim slot {slot} to {length}: it holds {self.lengths[slot]} tokens")
+        if self.sums and 0 < length < self.lengths[slot]:
+            raise InputError(
+                f"trim: slot {slot} cannot go back from {self.lengths[slot]} to {length}, a layer of linear attention "
+                "keeps only sums over all tokens; free the slot and start again"
+            )
         windows = [store.window for store in self.stores if store.window is not None]
         for window in windows:
             if length and max(self.reached[slot] - window, 0) > max(length - window + 1, 0):
@@ -275,9 +283,8 @@ class Cache:
         longer = [slot for slot in put if self.reached[slot] > length]
         for store in self.stores:
             for slot in longer:  # what the copy does not replace
-                store.k[slot, :, length : self.reached[slot]].zero_()
-                store.v[slot, :, length : self.reached[slot]].zero_()
-            store.copy(take, put, store.window or length)
+                store.clear(slot, length, self.reached[slot])
+            store.copy(take, put, store.places or length)
         copied = [(self.lengths[slot], self.reached[slot], self.provenance[slot]) for slot in take]
         for slot, (length, reached, provenance) in zip(put, copied, strict=True):
             self.lengths[slot], self.reached[slot], self.provenance[slot] = length, reached, provenance
@@ -292,8 +299,7 @@ class Cache:
             raise InputError(f"copy slot {source} to slot {target}: it holds {self.lengths[target]} tokens; free it")
         self.last = None
         for store in self.stores:
-            for x in (store.k, store.v):
-                x[target, :, : store.window or length] = x[source, :, : store.window or length]
+            store.copy([source], [target], store.places or length)
         self.lengths[target], self.reached[target] = length, self.reached[source]
         self.provenance[target] = self.provenance[source]
 
@@ -302,8 +308,14 @@ class Cache:
         """Tokens that every layer can take in and give back (`hold`); None where no layer has a window."""
         return min((store.window for store in self.stores if store.window is not None), default=None)
 
+    @property
+    def forgets(self) -> bool:
+        """Whether some layer keeps less than every token, so that tokens can be taken back after `hold` alone."""
+        return self.sums or self.smallest_window is not None
+
     def hold(self, slot: int, count: int) -> Held:
-        """What the next `count` tokens of a slot will overwrite in its rings; `give_back` puts it there again.
+        """What the next `count` tokens of a slot, all of one step, will change in its rings and sums; `give_back` puts
+        it there again.
 
         Raises InputError for more tokens than the smallest ring has places.
         """
@@ -315,12 +327,19 @@ class Cache:
                 place = torch.arange(self.lengths[slot], self.lengths[slot] + count, device=store.k.device)
                 place %= store.window
                 rings.append((store, store.k[slot][:, place], store.v[slot][:, place]))
-        return Held(self.lengths[slot], self.reached[slot], rings)
+        sums = {i: (x.k[slot].clone(), x.v[slot].clone()) for i, x in enumerate(self.stores) if x.layer.sums}
+        held = Held(self.lengths[slot], self.reached[slot], rings, sums)
+        if sums:
+            self.held[slot] = held
+        return held
 
     def give_back(self, slot: int, length: int, held: Held) -> None:
-        """Forget a slot's tokens from `length` on, of those that were added since `held`; the rings are what they would
-        be without them."""
+        """Forget a slot's tokens from `length` on, of those that were added since `held`; rings and sums are what they
+        would be without them."""
         self.last = None
+        self.held.pop(slot, None)
+        for layer in held.sums:
+            put_back(self.stores[layer], slot, held, layer, length - held.length)
         for store, k, v in held.rings:
             assert store.window is not None
             place = torch.arange(length, self.lengths[slot], device=k.device) % store.window
@@ -339,21 +358,28 @@ class _Step:
         self.fresh = not any(rows.past)
         self.context: Continued | None = None
         self.counted = False
-        self.steps: dict[int | None, KeyStep] = {}
+        self.steps: dict[int | None, KeyStep] = {}  # by window
+        self.sums: SumStep | None = None
         cache.room(max(rows.ends, default=0))
 
     def of(self, layer: int) -> KeyStep:
-        window = self.cache.stores[layer].window
+        stores, rows, fresh = self.cache.stores, self.rows, self.fresh
+        store, window = stores[layer], stores[layer].window
+        if store.layer.sums:
+            self.sums = self.sums or SumStep(stores, rows, self.cache.held, fresh=fresh)
+            return self.sums
         if window not in self.steps:
-            stores, rows, fresh = self.cache.stores, self.rows, self.fresh
             if window is None:
-                self.steps[window] = FullStep(stores, rows, fresh=fresh)
+                self.steps[window] = FullStep(stores, store, rows, fresh=fresh)
             else:
-                self.steps[window] = RingStep(stores, window, rows, fresh=fresh)
+                self.steps[window] = RingStep(stores, store, window, rows, fresh=fresh)
         return self.steps[window]
 
     def finish(self) -> None:
         cache = self.cache
+        if self.sums is not None:
+            self.sums.finish()
+            self.sums = None
         for slot, end in zip(self.rows.slots, self.rows.ends, strict=True):
             cache.lengths[slot] = end
             cache.provenance[slot] = self.provenance
@@ -367,8 +393,3 @@ def token_places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _consecutive(slots: tuple[int, ...]) -> bool:
     return slots == tuple(range(slots[0], slots[0] + len(slots)))
-
-
-def _from_zero(rows: Rows) -> Rows:
-    """The same rows, counted from their own first token."""
-    return Rows(rows.lengths)

@@ -60,7 +60,7 @@ class CrossCache:
         cache_type: CacheType = "auto",
     ) -> None:  # fmt: skip
         form = stored_form(cache_type, dtype)
-        self.stores = [Store(replace(layer, window=None), 0, form, device) for layer in layers]
+        self.stores = [Store(replace(layer, window=None, sums=False), 0, form, device) for layer in layers]
         self.lengths: dict[int, int] = {}
         self.places: dict[int, int] = {}
         self.pending: EncoderOutput | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from triptych.attention import folding, mask_lowering
 from triptych.attention.request import AttentionRequest, Runner
-from triptych.spec.masks import BlockSparse, Points
+from triptych.spec.masks import BlockSparse
 
 
 def cannot(request: AttentionRequest) -> list[str]:
@@ -66,14 +65,18 @@ def _run(
 
 
 def _candidates(request: AttentionRequest, pattern: BlockSparse) -> Tensor:
-    """Key blocks that each query block may see, `[n, m]` on the host, -1 where a block sees fewer than m."""
+    """Key blocks that each query block may see, `[n, m]` on the host, -1 where a block sees fewer than m.  Named by
+    their distances, so that no `[n, n]` booleans are made."""
     size = pattern.block
     first = request.keys - request.queries
-    q = torch.arange(first // size, -(-request.keys // size))[:, None]
-    k = torch.arange(-(-request.keys // size))[None, :]
-    visible: Tensor = replace(pattern, block=1).visible(Points(q), Points(k))
+    total = -(-request.keys // size)
+    q = torch.arange(first // size, total)[:, None]
+    near = torch.tensor(pattern.distances(total))
+    k = torch.cat((q - near, torch.tensor(pattern.seen_by_all(total), dtype=torch.long).expand(len(q), -1)), 1)
+    visible = (k >= 0) & (k < total)
     if mask_lowering.implies_causal(request.mask):
-        visible = visible & (k <= q)
+        visible &= k <= q
+    visible[:, len(near) :] &= ~torch.isin(q - k[:, len(near) :], near)  # named once
     m = max(1, int(visible.sum(1).max()))
     order = visible.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :m]
-    return order.masked_fill(~visible.gather(1, order), -1)
+    return k.gather(1, order).masked_fill(~visible.gather(1, order), -1)

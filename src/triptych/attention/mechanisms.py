@@ -158,20 +158,29 @@ def _linear(
 ) -> Tensor:
     b, h, t = request.rows, request.heads, request.queries
     grouped = q.to(request.precision).reshape(b, request.groups, h // request.groups, t, -1)
-    q, k = F.elu(grouped) + 1, F.elu(k.to(request.precision)) + 1
+    q, k = features(grouped), features(k.to(request.precision))
     k = k * present
     v = v.to(request.precision)
     v = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the last column sums the weights
     if _causal(request) and request.aligned:
-        total = _running(q, k[:, :, None], v[:, :, None])
+        total = running(q, k[:, :, None], v[:, :, None])
     elif _causal(request):  # rows of a cache that stand at different places: pair by pair, [T, S] of a short T
         pairs = q @ k[:, :, None].mT
         total = (pairs if request.visible is None else pairs * request.visible[:, :, None]) @ v[:, :, None]
     else:
         total = q @ (k.mT @ v)[:, :, None]
+    return divided(total).reshape(b, h, t, -1).to(request.dtype)
+
+
+def features(x: Tensor) -> Tensor:
+    """φ of queries or keys: positive, so that weights are."""
+    return F.elu(x) + 1
+
+
+def divided(total: Tensor) -> Tensor:
+    """Sums of weighted values [..., Kv + 1], the last of which is the sum of the weights -> their means [..., Kv]."""
     weight = total[..., -1:]
-    out = total[..., :-1] / weight.masked_fill(weight == 0, 1.0)  # no visible key: 0 / 1
-    return out.reshape(b, h, t, -1).to(request.dtype)
+    return total[..., :-1] / weight.masked_fill(weight == 0, 1.0)  # no visible key: 0 / 1
 
 
 def linear_cannot(request: AttentionRequest) -> list[str]:
@@ -202,7 +211,7 @@ def _present(request: AttentionRequest) -> Tensor:
     return present
 
 
-def _running(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def running(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Each of q `[..., T, K]` (the last T of max(T, S) positions) over the keys up to it: pairs within a chunk, a
     running sum of `kᵀ v` before it."""
     t, s = q.shape[-2], k.shape[-2]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from triptych.attention import position_biases, rope
 from triptych.ops import Attributes, Operation, Shape, Shapes, register
+from triptych.spec.masks import Causal
 
 
 def _angles(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -18,8 +19,12 @@ def _attended(shapes: Shapes, attributes: Attributes) -> Shape:
 
 
 def _attend_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) -> int:
-    """q against k, then the weights against v; every query against every key that a window leaves."""
+    """q against k, then the weights against v; every query against every key that a window leaves.  Of linear
+    attention, what each key adds to its sums (in causal one, each new key) and what each query reads of them."""
     queries, heads, width = shapes["q"]
+    if attributes["mechanism"] == "linear":
+        added = queries if attributes["keys"] == "self" and isinstance(attributes["mask"], Causal) else shapes["k"][0]
+        return int(2 * (added * shapes["k"][1] + queries * heads) * width * (shapes["v"][2] + 1))
     keys = min(shapes["k"][0], attributes.get("span") or shapes["k"][0])
     return int(2 * queries * keys * heads * (width + shapes["v"][2]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,23 +16,35 @@ class CachedLayer:
     """What one layer stores per token: `groups` keys of `width` and values of `value_width` numbers.
 
     window   the layer never looks `window` or more positions back; None keeps every token.
+    sums     the layer keeps sums over all tokens in place of their keys and values (`sum_cache.py`).
     """
 
     groups: int
     width: int
     value_width: int
     window: int | None = None
+    sums: bool = False
 
 
 class Store:
     """The keys and values of one layer: `[slot, G, capacity, length of a vector in `form`]`.  Room not yet written is
-    zero: a hidden key has weight 0, and 0 times what is left there may be NaN."""
+    zero: a hidden key has weight 0, and 0 times what is left there may be NaN.
+
+    Of a layer that keeps sums, `k` is `[slot, G, K, Kv]` and `v` `[slot, G, K, 1]`: a place is a feature, and the
+    numbers are of fp32 or better, whatever the cache keeps of other layers.
+
+    places   places of a slot that do not depend on how many tokens it holds; None where each token has its own."""
 
     def __init__(self, layer: CachedLayer, capacity: int, form: StoredForm, device: torch.device | str) -> None:
+        widths = layer.width, layer.value_width
+        self.places = layer.window
+        if layer.sums:
+            precision = torch.promote_types(form.computed, torch.float32)
+            form, self.places, widths = StoredForm(precision, precision), layer.width, (layer.value_width, 1)
         self.layer, self.window, self.form, self.exact = layer, layer.window, form, form.exact
         self.k, self.v = (
-            torch.zeros(0, layer.groups, capacity, form.length(width), dtype=form.dtype, device=device)
-            for width in (layer.width, layer.value_width)
+            torch.zeros(0, layer.groups, self.places or capacity, form.length(width), dtype=form.dtype, device=device)
+            for width in widths
         )
 
     def encode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,17 +62,23 @@ class Store:
 
     @property
     def place_bytes(self) -> int:
-        """Bytes of the keys and values of one token."""
+        """Bytes of the keys and values of one place."""
         return self.k.shape[1] * (self.k.shape[3] + self.v.shape[3]) * self.k.element_size()
 
     def slot_bytes(self, length: int) -> int:
-        """Bytes of one slot with room for `length` tokens; a ring has its window alone."""
-        return self.place_bytes * (self.window or length)
+        """Bytes of one slot with room for `length` tokens, which rings and sums do not grow with."""
+        return self.place_bytes * (self.places or length)
 
     def resize(self, slots: int, capacity: int) -> None:
         """At least so many slots and places."""
         if slots > self.k.shape[0] or capacity > self.k.shape[2]:
             self.k, self.v = (_resized(x, slots, capacity) for x in (self.k, self.v))
+
+    def clear(self, slot: int, first: int, end: int) -> None:
+        """Make places `first` to `end` of a slot zero; where their number is fixed, all of them."""
+        where = slice(None) if self.places else slice(first, end)
+        self.k[slot, :, where].zero_()
+        self.v[slot, :, where].zero_()
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """The first `length` places of slots `sources` to slots `targets`, all read before any is written."""
@@ -75,12 +93,18 @@ class Store:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """The numbers that some next tokens of a slot overwrite in its rings: keys [G, count, K] and values [G, count, Kv]
-    of each; `length` and `reached` are those of the slot before."""
+    """What some next tokens of a slot change for good; `length` and `reached` are those of the slot before.
+
+    rings   the numbers that they overwrite in each ring: keys [G, count, K] and values [G, count, Kv].
+    sums    of each layer that keeps sums: both as they were.
+    added   what was added to them since: features [n, G, K] and values [n, G, Kv + 1].
+    """
 
     length: int
     reached: int
     rings: list[tuple[Store, Tensor, Tensor]]
+    sums: dict[int, tuple[Tensor, Tensor]]
+    added: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def _resized(x: Tensor, slots: int, capacity: int) -> Tensor:

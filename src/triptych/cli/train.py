@@ -39,6 +39,9 @@ def train(
     data: Annotated[
         str | None, Option("--data", metavar="PATH", help="A text file or a folder of them, in place of the recipe's.")
     ] = None,
+    adapter: Annotated[
+        bool, Option("--adapter", help="With --new and --from: train an adapter (LoRA); the model stays as it is.")
+    ] = False,
     changes: Annotated[
         list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
     ] = None,
@@ -65,8 +68,12 @@ def train(
     if new is not None:
         if resume or force or show_batch or verify_resume:
             raise BadParameter("--new writes a recipe and stops; give --resume, --force and checks when it is run")
-        _new(new, recipe, base, data, out, changes or (), as_json=as_json)
+        if adapter and (base is None or recipe is not None):
+            raise BadParameter("--adapter is for a new recipe of an existing model: --new FILE --from MODEL --adapter")
+        _new(new, recipe, base, data, out, changes or (), adapter=adapter, as_json=as_json)
         return
+    if adapter:
+        raise BadParameter("--adapter is for --new, which writes a recipe; in a recipe it is the table [adapter]")
     if recipe is None:
         raise BadParameter("a run needs a RECIPE; --new my.toml writes one", param_hint="RECIPE")
     if resume and (base is not None or data is not None):
@@ -103,13 +110,13 @@ class _Start:
 
 def _new(
     path: Path, recipe: Path | None, base: str | None, data: str | None, out: Path | None, changes: Sequence[str],
-    *, as_json: bool,
+    *, adapter: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a recipe to `path`."""
     from triptych.train import write_new_recipe
 
     where = None if out is None else str(out)
-    written = write_new_recipe(path, recipe, base=base, data=data, out=where, changes=changes)
+    written = write_new_recipe(path, recipe, base=base, data=data, out=where, changes=changes, adapter=adapter)
     if as_json:
         screen.result({"recipe": str(path), "out": written.run.out})
         return

@@ -59,8 +59,8 @@ class Count:
     def cache_bytes(self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0) -> int:
         """Bytes of the keys and values of `batch` rows of `positions` tokens: `positions * G * (K + Kv)` numbers a
         layer, and in "int8", as `cache="int8"` keeps them, 2 bytes of scale for each 32 numbers of a vector.  A layer
-        with a window keeps no more than it sees; cross-attention keeps `source` positions; an encoder alone keeps
-        nothing."""
+        with a window keeps no more than it sees, causal linear attention `G * K * (Kv + 1)` numbers of fp32 for any
+        `positions` and `dtype`; cross-attention keeps `source` positions; an encoder alone keeps nothing."""
         return sum(self.caches_bytes(positions, batch=batch, dtype=dtype, source=source).values())
 
     def caches_bytes(
@@ -71,9 +71,18 @@ class Count:
         decoder = self.spec.decoder
         for block in () if decoder is None else decoder.blocks:
             assert decoder is not None
-            own += _kept_width(block.attn, dtype) * span_of(decoder, block.attn.kind, positions)
+            kept = 0 if decoder.keeps_sums(block.attn) else span_of(decoder, block.attn.kind, positions)
+            own += _kept_width(block.attn, dtype) * kept
             cross += _kept_width(block.cross, dtype) * source if block.cross is not None else 0
-        return {"self": _bytes(own * batch, dtype), "cross": _bytes(cross * batch, dtype)}
+        sums = batch * self.sums_bytes
+        return {"self": _bytes(own * batch, dtype) + sums, "cross": _bytes(cross * batch, dtype)}
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the sums that the cache of one row keeps of causal linear attention, in fp32."""
+        decoder = self.spec.decoder
+        layers = [] if decoder is None else [block.attn for block in decoder.blocks if decoder.keeps_sums(block.attn)]
+        return 4 * sum(attn.kv_heads * attn.head_width * (attn.value_width + 1) for attn in layers)
 
     def step_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of the weights that one token goes through, in one dtype: those that a step of decoding reads, or an

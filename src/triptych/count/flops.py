@@ -16,6 +16,7 @@ from triptych.spec import (
     DisentangledSpec,
     FramesSpec,
     Input,
+    LinearKernelSpec,
     LinearSpec,
     ModelSpec,
     MoESpec,
@@ -53,7 +54,8 @@ def stack_flops(stack: StackSpec, tokens: int, cached: int, source: int) -> Coun
     for block in stack.blocks:
         attn, cross = block.attn, block.cross
         total["projections"] += sum(_linear(part, tokens) for part in (attn.q, attn.k, attn.v, attn.out))
-        total["scores"] += _scores(attn, tokens, span_of(stack, attn.kind, cached + tokens))
+        keys = tokens if stack.keeps_sums(attn) else span_of(stack, attn.kind, cached + tokens)
+        total["scores"] += _scores(attn, tokens, keys)
         total.update(_distances(stack.kinds[attn.kind].position, attn, tokens, cached + tokens))
         if cross is not None:
             total["projections"] += sum(_linear(part, tokens) for part in (cross.q, cross.out))
@@ -108,5 +110,8 @@ def _linear(part: LinearSpec, tokens: int) -> int:
 
 
 def _scores(attn: AttentionSpec, queries: int, keys: int) -> int:
-    """q against k, then the weights against v."""
+    """q against k, then the weights against v; of linear attention, what each key adds to its sums and what each query
+    reads of them."""
+    if isinstance(attn.mechanism, LinearKernelSpec):
+        return 2 * (keys * attn.kv_heads + queries * attn.heads) * attn.head_width * (attn.value_width + 1)
     return 2 * queries * keys * attn.heads * (attn.head_width + attn.value_width)

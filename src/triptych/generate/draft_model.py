@@ -25,6 +25,11 @@ class DraftModel:
             )
         if engine.cross is not None:
             raise InputError("a draft model must be a decoder alone; prompt lookup works for any model")
+        if engine.cache.sums:
+            raise InputError(
+                "a draft model with linear attention cannot take back its wrong guesses from its sums without reading "
+                "the text again; use one that keeps keys, or prompt lookup"
+            )
         self.engine = engine
         self.reset()
 

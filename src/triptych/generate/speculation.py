@@ -154,7 +154,7 @@ class Speculation:
             if guess:
                 row.draft = guess
                 self.guessing = True
-                if forward.cache.smallest_window is not None:
+                if forward.cache.forgets:
                     self.held[row] = forward.cache.hold(row.slot, 1 + len(guess))
 
     def _most(self, row: LiveRow, forward: Forward) -> int:

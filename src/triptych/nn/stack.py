@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -141,22 +142,20 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
                 self.cross_groups.setdefault(alike(block.cross.spec, layer), []).append(layer)
 
     def cache(self, slots: int = 0, cache_type: CacheType = "auto") -> Cache:
-        """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees.  Its
-        numbers are of type `cache_type`.  Raises InputError for an unknown one."""
+        """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees, sums
+        for causal linear attention.  Its numbers are of type `cache_type`.  Raises InputError for an unknown one."""
         layers = [self._cached(block.attn.spec) for block in self.blocks]
         return Cache(layers, slots, dtype=self.dtype, cache_type=cache_type, device=self.device)
 
     def cross_cache(self, cache_type: CacheType = "auto") -> CrossCache:
         """An empty cache for the keys and values of encoder outputs; `cache_type` as in `cache`."""
-        layers = [self._cached(block.cross.spec) for block in self.blocks if block.cross is not None]
+        layers = [_every_token(block.cross.spec) for block in self.blocks if block.cross is not None]
         return CrossCache(layers, self.dtype, self.device, cache_type=cache_type)
 
     def _cached(self, attn: parts.AttentionSpec) -> CachedLayer:
-        band = window_of(self.kinds[attn.kind].spec.mask) if attn.kind in self.kinds else None
-        return CachedLayer(
-            groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width,
-            window=None if band is None else band[0],
-        )  # fmt: skip
+        band = window_of(self.kinds[attn.kind].spec.mask)
+        window = None if band is None else band[0]
+        return replace(_every_token(attn), window=window, sums=self.spec.keeps_sums(attn))
 
     def forward(
         self,
@@ -220,6 +219,11 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
 
 
 Groups = dict[tuple[object, ...], list[int]]
+
+
+def _every_token(attn: parts.AttentionSpec) -> CachedLayer:
+    """A layer that stores the key and the value of every token."""
+    return CachedLayer(groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width)
 
 
 def _recomputed(block: Block | ParallelBlock, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:

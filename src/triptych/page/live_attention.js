@@ -7,9 +7,10 @@ const masks = {
   Window: ({ back, ahead = 0 }) => (q, k) => q - k < back && q - k >= -ahead,
   Prefix: ({ lengths }) => (q, k) => k < lengths[0],
   SameDocument: () => () => true, // one text is one document
-  BlockSparse: ({ block, local = 1, first = 0, every = 0 }) => (q, k) => {
+  BlockSparse: ({ block, local = 1, first = 0, every = 0, powers = false }) => (q, k) => {
     const [i, j] = [Math.floor(q / block), Math.floor(k / block)];
-    return Math.abs(i - j) < local || j < first || (every > 0 && (j + 1) % every === 0);
+    const far = Math.abs(i - j);
+    return far < local || j < first || (every > 0 && (j + 1) % every === 0) || (powers && (far & (far - 1)) === 0);
   },
   And: ({ parts }) => all(parts.map(visible), true),
   Or: ({ parts }) => all(parts.map(visible), false),

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows
+from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows, SumPlan
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix
@@ -203,6 +203,9 @@ class ProbeTaps(Taps):
     def attend(
         self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
     ) -> Tensor:
+        if isinstance(plan, SumPlan):
+            self._refuse_contexts()
+            return plan.run(q, k, v, sinks, content)
         assert isinstance(plan, RowPlan)
         k, v = self._context("k_ctx", k, plan.keys), self._context("v_ctx", v, plan.keys)
         names = [self.prefix + leaf for leaf in ("scores", "pattern")]
@@ -221,6 +224,14 @@ class ProbeTaps(Taps):
             layer = Attended(plan, q, k, sinks, content)
             read_scores(layer, self.prefix, self.plan.reads, self.session.trace, kept_under)
         return z
+
+    def _refuse_contexts(self) -> None:
+        """Raise ProbeError for reads and edits of keys and values that a cache of sums does not keep."""
+        for name in (f"{self.prefix}k_ctx", f"{self.prefix}v_ctx"):
+            if name in self.plan.reads or name in self.plan.edits:
+                raise ProbeError(
+                    f"{name}: the cache of linear attention keeps sums, no keys and values; trace the text without it"
+                )
 
     def _changes(self, name: str) -> bool:
         """Whether the forward goes on with another tensor than the one that came: an edited one, or one with parts that

@@ -112,16 +112,32 @@ class SameDocument(Mask):
 @dataclass(frozen=True)
 class BlockSparse(Mask):
     """Fixed block pattern (Child et al. 2019, Zaheer et al. 2020): blocks of `block` positions, query block `i`
-    sees key block `j` when `|i - j| < local`, when `j < first`, or when `every` divides `j + 1`."""
+    sees key block `j` when `|i - j| < local`, when `j < first`, when `every` divides `j + 1`, or, with `powers`,
+    when `|i - j|` is a power of two (Li et al. 2019)."""
 
     block: int
     local: int = 1
     first: int = 0
     every: int = 0
+    powers: bool = False
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.local < 1 or self.first < 0 or self.every < 0:
             raise InputError(f"{self}: block and local must be >= 1, first and every >= 0")
+        if not isinstance(self.powers, bool):
+            raise InputError(f"{self}: powers must be true or false")
+
+    def distances(self, blocks: int) -> list[int]:
+        """Each `i - j` at which a query block sees a key block, of rows of so many blocks."""
+        near = set(range(min(self.local, blocks)))
+        if self.powers:
+            near |= {1 << n for n in range(blocks.bit_length()) if 1 << n < blocks}
+        return sorted(near | {-distance for distance in near})
+
+    def seen_by_all(self, blocks: int) -> list[int]:
+        """The key blocks that every query block sees, of so many."""
+        every = range(self.every - 1, blocks, self.every) if self.every else ()
+        return sorted({*range(min(self.first, blocks)), *every})
 
     def visible(self, q: Points, k: Points) -> Any:
         i, j = q.position // self.block, k.position // self.block
@@ -130,6 +146,8 @@ class BlockSparse(Mask):
             visible = visible | (j < self.first)
         if self.every:
             visible = visible | ((j + 1) % self.every == 0)
+        if self.powers:
+            visible = visible | ((abs(i - j) & (abs(i - j) - 1)) == 0)
         return visible
 
 
@@ -216,8 +234,8 @@ def same_document() -> Mask:
     return SameDocument()
 
 
-def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0) -> Mask:
-    return BlockSparse(block, local, first, every)
+def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0, powers: bool = False) -> Mask:
+    return BlockSparse(block, local, first, every, powers)
 
 
 def keys(lengths: SupportsIndex | Iterable[SupportsIndex]) -> Mask:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 from triptych.errors import ConfigError, nearest
 from triptych.spec.inputs import ConvSpec, FramesSpec, PatchesSpec
-from triptych.spec.masks import Mask
+from triptych.spec.masks import Causal, Mask
 from triptych.spec.norms import Norm
 from triptych.spec.part import Part, Shapes
 from triptych.spec.positions import Absolute, Position
@@ -110,10 +110,8 @@ class AttentionSpec(Part):
                 f"which {self.heads} heads and {self.kv_heads} key/value heads cannot share"
             )
         if self.v.outputs % self.kv_heads or self.out.inputs != self.heads * self.value_width:
-            raise ConfigError(
-                f"attention: out takes {self.out.inputs} dimensions, {self.heads} heads of v give "
-                f"{self.heads * self.value_width}"
-            )
+            v = self.heads * self.value_width
+            raise ConfigError(f"attention: out takes {self.out.inputs} dimensions, {self.heads} heads of v give {v}")
 
     @property
     def head_width(self) -> int:
@@ -380,6 +378,10 @@ class StackSpec(Part):
                     f"blocks.{i}.{name}: reads {inputs} and writes {outputs} numbers a token, in a stack of width "
                     f"{self.width}; both must be {self.width}"
                 )
+
+    def keeps_sums(self, attn: AttentionSpec) -> bool:
+        """Whether a cache keeps sums of a layer's keys and values, of constant size: causal linear attention."""
+        return isinstance(attn.mechanism, LinearKernelSpec) and isinstance(self.kinds[attn.kind].mask, Causal)
 
     @property
     def width(self) -> int:

@@ -17,6 +17,8 @@ from triptych.train.recipe_keys import Key, details, keys, meaning, single_keys,
 
 WIDTH = 100  # columns of a comment
 LENGTH, ROWS, SECONDS = 256, 8, 600  # of a run that trains an existing model further
+ADAPTER = {"rank": 8, "alpha": 16.0, "targets": "all-linear"}
+ADAPTER_RATE = 1e-3  # its matrices begin at noise and zeros, and take a higher learning rate than trained ones
 _OBJECTIVE = {"decoder": "causal", "encoder": "masked", "encoder-decoder": "seq2seq"}
 
 
@@ -28,22 +30,28 @@ def write_new_recipe(
     data: str | None = None,
     out: str | None = None,
     changes: Sequence[str] = (),
+    adapter: bool = False,
 ) -> Recipe:
     """Write a recipe to `path` in which every key is explained; it runs as it is.
 
-    It is that of the existing model `base`, or a copy of `recipe` (a file or the name of a shipped one, by default
-    "decoder"), for a new model; of a `recipe` for another model, `base` takes the place.  The model is saved under
-    `out`, by default `runs/` and the name of the file.
+    It is that of the existing model `base`, with `adapter` of an adapter for it (LoRA), or a copy of `recipe` (a file
+    or the name of a shipped one, by default "decoder"), for a new model; of a `recipe` for another model, `base` takes
+    the place.  The model is saved under `out`, by default `runs/` and the name of the file.
 
-    Raises InputError for a file that exists and for a `base` that no objective trains, ConfigError for changes that do
-    not fit, and what reading `base` raises.
+    Raises InputError for a file that exists, for a `base` that no objective trains, and for an adapter without a `base`
+    or with a `recipe`; ConfigError for changes that do not fit, and what reading `base` raises.
     """
     path = Path(path)
     if path.suffix != ".toml":
         raise InputError(f"{path}: a recipe is a .toml file; write --new {path.with_suffix('.toml')}")
     if exists(path):
         raise InputError(f"{path} exists and is not overwritten; choose another name")
-    tables = fine_tuning_tables(base) if base is not None and recipe is None else read_tables(recipe or "decoder")
+    if adapter and (base is None or recipe is not None):
+        raise InputError("a new recipe of an adapter is for an existing model alone; give that one and no other recipe")
+    if base is not None and recipe is None:
+        tables = fine_tuning_tables(base, adapter=adapter)
+    else:
+        tables = read_tables(recipe or "decoder")
     values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else {"data.path": data})
     checked = check_recipe(tables, changes, str(recipe or "decoder"), values, base if recipe is not None else None)
     text = recipe_text(checked)
@@ -56,15 +64,18 @@ def write_new_recipe(
     return checked
 
 
-def fine_tuning_tables(base: str) -> dict[str, Any]:
+def fine_tuning_tables(base: str, *, adapter: bool = False) -> dict[str, Any]:
     """The tables of a recipe that trains the model `base` further: its objective by its layout, rows within its
-    context, packed weights unpacked.  Raises InputError for a model without a head that an objective trains."""
+    context, packed weights unpacked unless an `adapter` is trained.  Raises InputError for a model without a head that
+    an objective trains."""
     header = read_header(base)
     spec = header.spec
     if not isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec):
         raise InputError(f"{base} is a {spec.family} {spec.layout} without a head that predicts tokens; {_HEADS}")
-    model: dict[str, Any] = {"path": base} | ({"dequantize": True} if stores_packed(header.source) else {})
-    return {
+    unpacked = not adapter and stores_packed(header.source)
+    model: dict[str, Any] = {"path": base} | ({"dequantize": True} if unpacked else {})
+    added = {"adapter": ADAPTER, "optimizer": {"lr": ADAPTER_RATE}} if adapter else {}
+    return added | {
         "model": model,
         "data": {"path": "shakespeare", "held_out_limit": 2000 if spec.layout == "encoder-decoder" else 20000},
         "objective": {"name": _OBJECTIVE[spec.layout]},

@@ -1,0 +1,74 @@
+"""`lab sparse-patterns` at small sizes: passes, and fails where a kernel computes or leaves out what it should not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from triptych.attention import dispatch, kernel_block
+from triptych.errors import InputError
+from triptych.labs import run, sparse_patterns
+from triptych.labs.lab import Setup
+from triptych.labs.sparse_patterns import POWERS, STRIDED
+from triptych.spec import causal, window
+from triptych.spec.masks import BlockSparse
+
+SMALL = {"lengths": (256, 512, 1024), "width": 6, "block": 4, "powers_block": 4, "same": 128}
+
+
+def failed() -> set[str]:
+    return {check.claim for check in run("sparse-patterns", Setup(sizes=SMALL)).checks if not check.passed}
+
+
+def test_passes() -> None:
+    result = run("sparse-patterns", Setup(sizes=SMALL))
+    assert result.passed, result.verdict
+
+
+def test_pairs_are_those_of_the_call() -> None:
+    inputs = [torch.randn(1, 3, 256, 8) for _ in range(3)]
+    assert sparse_patterns.pairs(causal(), inputs) == 3 * 256 * 256
+    blocks = sparse_patterns.powers(256, 16)  # 16 blocks, of which the last sees 0, 1, 2, 4 and 8 back
+    assert sparse_patterns.pairs(blocks, inputs) == 3 * 256 * 5 * 16
+
+
+def test_fails_when_the_block_kernel_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(dispatch.KERNELS["block"], cannot=lambda request: ["broken"])
+    monkeypatch.setitem(dispatch.KERNELS, "block", broken)
+    claims = failed()
+    for way in (STRIDED, POWERS):
+        assert f"{way}: pairs computed grow as T to the power" in claims
+
+
+def test_fails_when_the_kernel_reads_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def every(request: Any, pattern: BlockSparse) -> Tensor:
+        blocks = -(-request.keys // pattern.block)
+        return torch.arange(blocks).expand(blocks, -1)
+
+    monkeypatch.setattr(kernel_block, "_candidates", every)
+    monkeypatch.setattr(kernel_block, "saves", lambda request: "block" in repr(request.mask))
+    claims = failed()
+    assert f"{POWERS}: largest over smallest of pairs / (T log T)" in claims
+    assert "largest difference from the definition" not in claims
+
+
+def test_fails_when_the_kernel_forgets_the_blocks_that_all_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockSparse, "seen_by_all", lambda self, blocks: [])
+    assert "largest difference from the definition" in failed()
+
+
+def test_fails_when_only_neighbours_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("strided", "powers"):
+        monkeypatch.setattr(sparse_patterns, name, lambda length, block: causal() & window(16))
+    claims = failed()
+    assert f"{STRIDED}: layers until each position has reached all before it" in claims
+    assert f"{POWERS}: the same" in claims
+
+
+def test_one_length_is_refused() -> None:
+    with pytest.raises(InputError, match="sparse-patterns fits powers: give at least two different lengths"):
+        run("sparse-patterns", Setup(sizes={"lengths": (64,)}))
