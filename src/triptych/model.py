@@ -223,7 +223,7 @@ class Model(ModelTraining, ModelTasks):
         *,
         language: str | None = None,
         task: str = "transcribe",
-        timestamps: bool = True,
+        timestamps: bool | None = None,
         temperatures: Sequence[float] = tasks.TEMPERATURES,
         seed: int = 0,
         previous: bool = False,
@@ -234,12 +234,16 @@ class Model(ModelTraining, ModelTasks):
 
         `previous` conditions each window of 30 s on the text before it: names and sentences stay consistent across
         windows, and a mistake may be repeated.  `cache` is what keys and values are kept in, as in `generate`, those of
-        the sound too.  Raises InputError for a model that reads no sound, a file that is no WAV file, a language or
-        task the model does not know, and an unknown type of cache.
+        the sound too.  Without `timestamps` the model writes times between its sentences, unless its vocabulary has
+        none or its generation config has `return_timestamps` false.  Raises InputError for a model that reads no sound,
+        a file that is no WAV file, a language or task the model does not know, times that it does not know, and an
+        unknown type of cache.
         """
         tokenizer, config = self.inputs.words, self.inputs.side_file("generation_config.json") or self.hf or {}
         tokens = tasks.WhisperTokens.of(tokenizer, config, self.spec.vocab)
         check_cache_type(cache)
+        if timestamps is None:
+            timestamps = tokens.first_time < self.spec.vocab and config.get("return_timestamps") is not False
         decoder = tasks.WhisperDecoder(
             self.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous, cache
         )

@@ -35,6 +35,7 @@ LABS = {
     "panels": "one translation by an encoder-decoder and by decoders with two masks",
     "word-alignment": "cross-attention of a translation model beside the true word alignment",
     "modernize": "First Folio to modern spelling on plays never read, beside a table of words",
+    "spoken-digits": "sound to text, trained from nothing: voices, speeds and pitches never heard",
     "bank": "river bank and money bank: the heads that read the context, and the two vectors",
     "head-roles": "heads of a pretrained model: token before, punctuation, first token, none",
     "not-explanation": "different attention patterns that give the same output; ablation beside them",

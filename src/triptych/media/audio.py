@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from triptych.errors import InputError
+from triptych.errors import InputError, said
 from triptych.files import read_regular
 
 Samples = NDArray[np.float32]
@@ -55,6 +56,20 @@ def read_wav(path: str | Path, rate: int = RATE) -> Samples:
     if not (np.abs(samples) <= MAX_SAMPLE).all():  # False for NaN too
         raise InputError(f"{path}: its samples are not all finite numbers in [-1, 1]; write it again as 16-bit PCM")
     return resample(samples.mean(axis=1, dtype=np.float64).astype(np.float32), stored_rate, rate)
+
+
+def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
+    """Write `sound` [T], clipped to [-1, 1], as PCM of 16 bits at `rate` samples per second.
+
+    Raises InputError where the file cannot be written.
+    """
+    whole = np.round(np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
+    form = struct.pack("<HHIIHH", PCM, 1, rate, 2 * rate, 2, 16)
+    chunks = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(whole)) + whole
+    try:
+        Path(path).write_bytes(b"RIFF" + struct.pack("<I", len(chunks)) + chunks)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {said(error)}") from None
 
 
 def _chunks(raw: bytes, path: Path) -> tuple[bytes, bytes]:
@@ -105,18 +120,25 @@ def resample(sound: Samples, old: int, new: int) -> Samples:
     if old == new:
         return sound
     up, down = new // math.gcd(new, old), old // math.gcd(new, old)
-    cut = _ROLL * min(1.0, up / down)  # cutoff as a fraction of the old Nyquist frequency
-    half = math.ceil(_ZEROS / cut)
+    half = len(_kernel(up, down, 0)) // 2
     padded = np.pad(sound.astype(np.float64), (half, half + 1))
     windows = sliding_window_view(padded, 2 * half + 1)
     out = np.zeros(-(-len(sound) * up // down))
     for phase in range(min(up, len(out))):
-        begin, rest = divmod(phase * down, up)
-        t = np.arange(-half, half + 1) - rest / up
-        kernel = cut * np.sinc(cut * t) * np.i0(_BETA * np.sqrt(np.clip(1 - (t / half) ** 2, 0, 1))) / np.i0(_BETA)
+        begin = phase * down // up
         n = len(out[phase::up])
-        out[phase::up] = windows[begin : begin + n * down : down][:n] @ kernel
+        out[phase::up] = windows[begin : begin + n * down : down][:n] @ _kernel(up, down, phase)
     return out.astype(np.float32)
+
+
+@lru_cache(maxsize=512)  # 22,050 -> 16,000 has 320 phases, and a short sound takes less than its filters
+def _kernel(up: int, down: int, phase: int) -> NDArray[np.float64]:
+    """The filter of one phase between two samples `[2 * half + 1]`, for `up / down` times the old rate."""
+    cut = _ROLL * min(1.0, up / down)  # cutoff as a fraction of the old Nyquist frequency
+    half = math.ceil(_ZEROS / cut)
+    t = np.arange(-half, half + 1) - phase * down % up / up
+    kernel: NDArray[np.float64] = cut * np.sinc(cut * t) * np.i0(_BETA * np.sqrt(np.clip(1 - (t / half) ** 2, 0, 1)))
+    return kernel / np.i0(_BETA)
 
 
 def padded(sound: Samples, frames: int) -> Samples:

@@ -10,6 +10,7 @@ import numpy as np
 
 from triptych.model import Model
 from triptych.train import Job
+from triptych.train.metrics import distance
 from triptych.train.sources import pairs
 
 Samples = list[tuple[str, str]]  # label, text
@@ -132,19 +133,6 @@ def _corrected(model: Model, job: Job) -> HeldOutResult:
         f"{ours:.1%} of letters wrong in {len(chosen)} held-out passages; the unchanged source has {copied:.1%} wrong"
     )
     return HeldOutResult("letters wrong", ours, "copying", copied, sentence)
-
-
-def distance(a: str, b: str) -> int:
-    """The fewest letters to insert, delete or replace (Levenshtein 1966), computed one row of the table at a time."""
-    codes = np.array([ord(c) for c in b], dtype=np.int64)
-    columns = np.arange(len(b) + 1)
-    row = columns.copy()
-    for i, letter in enumerate(a, 1):
-        best = np.empty_like(row)
-        best[0] = i
-        best[1:] = np.minimum(row[:-1] + (codes != ord(letter)), row[1:] + 1)
-        row = np.minimum.accumulate(best - columns) + columns  # insertions along the row
-    return int(row[-1])
 
 
 # ---------------------------------------------------------------- the three

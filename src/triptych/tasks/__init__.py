@@ -12,8 +12,8 @@ from triptych.tasks.search import Embedder, Hit, OnEmbedded, SearchResult, ident
 from triptych.tasks.statistics_reads import statistics_reads
 from triptych.tasks.tag import Entity, Strategy, Tag, entities, entities_of, tag
 from triptych.tasks.transcribe import TEMPERATURES, Segment, Transcript, WhisperDecoder, transcribe
-from triptych.tasks.whisper_tokens import WhisperTokens
 from triptych.tasks.writing import WritingTask, summary, translation, written_answer
+from triptych.text import WhisperTokens
 
 __all__ = [
     "TEMPERATURES", "Answer", "Embedder", "Entity", "Hit", "Matmul", "OnEmbedded", "SearchResult", "Segment",

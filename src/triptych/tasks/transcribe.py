@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triptych.attention import CacheType
-from triptych.errors import InputError, nearest
+from triptych.errors import InputError
 from triptych.generate import Engine, LiveRow, Request, Sampling
 from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
-from triptych.tasks.whisper_tokens import WhisperTokens, rules, segments
-from triptych.text import Tokenizer
+from triptych.tasks.whisper_tokens import rules, segments
+from triptych.text import Tokenizer, WhisperTokens
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while the text is repetitive or unlikely
 REPETITIVE, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # zlib's ratio, mean log-probability, probability of no speech
@@ -113,8 +113,7 @@ class WhisperDecoder:
     def prompt(self, language: str | None, previous: Sequence[int] = ()) -> list[int]:
         """The ids that the decoder continues: the newest of the `previous` text, at most half of the context, then
         language and task."""
-        named = [] if language is None else [self.tokens.languages[language], self.tokens.tasks[self.task]]
-        first = [self.tokens.start, *named, *([] if self.timestamps else [self.tokens.no_timestamps])]
+        first = self.tokens.prompt(language, self.task, timestamps=self.timestamps)
         if not previous or self.tokens.previous is None:
             return first
         return [self.tokens.previous, *previous[1 - self.context // 2 :], *first]
@@ -186,11 +185,9 @@ def transcribe(
     tokens, mels = decoder.tokens, decoder.slot.conv1.inputs
     if not decoder.temperatures:
         raise InputError("temperatures is empty; give at least one, such as (0.0,)")
-    if decoder.task not in tokens.tasks:
-        raise InputError(f"task={decoder.task!r} is not one of {', '.join(tokens.tasks)}")
-    if language is not None and language not in tokens.languages:
-        known = ", ".join(sorted(tokens.languages)) or "none: the model knows only one"
-        raise InputError(f"language={language!r} is not one of {known}{nearest(language, tokens.languages)}")
+    tokens.prompt(language, decoder.task)  # raises for a language or a task that the model does not know
+    if decoder.timestamps and tokens.first_time >= decoder.module.spec.vocab:
+        raise InputError("the vocabulary of this model has no times; use timestamps=False")
     # As transformers: a recording that fits one window is padded as sound, the last window of a longer one as features.
     frames = torch.from_numpy(audio.log_mel(audio.padded(sound, decoder.window), mels))
     length = len(sound) // audio.HOP

@@ -1,79 +1,15 @@
-"""Whisper's special tokens, and the rules of what may follow what (Radford et al. 2022; the rules are its code's)."""
+"""Rules of what may follow what in Whisper's transcripts, and where its windows end (the rules are its code's)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from triptych.errors import TextError, shown
 from triptych.generate import Rule
-from triptych.text import Tokenizer
-
-TASKS = ("transcribe", "translate")
-ENGLISH = 51864  # vocabulary size of the models that know no other language
-
-
-@dataclass(frozen=True)
-class WhisperTokens:
-    """The ids of Whisper's special tokens; ids from `first_time` on are times, 0.02 s apart."""
-
-    start: int
-    end: int
-    tasks: Mapping[str, int]
-    languages: Mapping[str, int]  # empty where the model knows only one
-    no_timestamps: int
-    no_speech: int | None = None
-    previous: int | None = None  # precedes the text of the windows before
-    suppressed: tuple[int, ...] = ()
-    suppressed_first: tuple[int, ...] = ()  # suppressed as the first token of a window
-    latest_first: int | None = 50  # the last time a window may begin with
-
-    @property
-    def first_time(self) -> int:
-        return self.no_timestamps + 1
-
-    @staticmethod
-    def of(tokenizer: Tokenizer, config: Mapping[str, Any], vocab: int) -> WhisperTokens:
-        """From the names of a tokenizer's tokens and a checkpoint's generation config.
-
-        Raises TextError when it is not a Whisper vocabulary.
-        """
-        known = tokenizer.backend.get_vocab(with_added_tokens=True)
-
-        def named(name: str) -> int:
-            if f"<|{name}|>" not in known:
-                raise TextError(f"the tokenizer has no <|{name}|>, so it is not that of a Whisper model")
-            return int(known[f"<|{name}|>"])
-
-        def listed(name: str) -> tuple[int, ...]:
-            ids = config.get(name) or []
-            if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-                raise TextError(f"generation config: {name} must be a list of token ids, not {shown(ids)}")
-            return tuple(i for i in ids if 0 <= i < vocab)
-
-        latest = config.get("max_initial_timestamp_index", 50)
-        if not isinstance(latest, int | None):
-            raise TextError(f"generation config: max_initial_timestamp_index must be an integer, not {shown(latest)}")
-        languages = {m[1]: i for token, i in known.items() if (m := re.fullmatch(r"<\|([a-z]{2,3})\|>", token))}
-        multilingual = config.get("is_multilingual", vocab != ENGLISH)
-        return WhisperTokens(
-            start=named("startoftranscript"),
-            end=named("endoftext"),
-            tasks={task: named(task) for task in TASKS},
-            languages=languages if multilingual else {},
-            no_timestamps=named("notimestamps"),
-            no_speech=known.get("<|nospeech|>", known.get("<|nocaptions|>")),
-            previous=known.get("<|startofprev|>"),
-            suppressed=listed("suppress_tokens"),
-            suppressed_first=listed("begin_suppress_tokens"),
-            latest_first=latest,
-        )
+from triptych.text import WhisperTokens
 
 
 def rules(tokens: WhisperTokens, prompt_length: int, *, timestamps: bool = True) -> Rule:

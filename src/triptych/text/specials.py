@@ -64,6 +64,8 @@ ENCODER = SpecialsLayout(
     Specials(pad="[PAD]", unk="[UNK]", mask="[MASK]", cls="[CLS]", sep="[SEP]"), before="cls", after="sep"
 )
 SEQ2SEQ = SpecialsLayout(Specials(pad="<pad>", eos="</s>", unk="<unk>"), after="eos")
+#: What a new Whisper needs beside its tokens of the prompt; nothing is put around a transcript.
+SPEECH = SpecialsLayout(Specials(pad="<pad>", eos="<|endoftext|>", unk="<unk>"))
 
 
 def surround(backend: Backend, before: str | None, after: str | None) -> None:

@@ -19,6 +19,7 @@ from triptych.text import (
     DECODER,
     ENCODER,
     SEQ2SEQ,
+    SPEECH,
     SpecialsLayout,
     Tokenizer,
     bpe_tokenizer,
@@ -49,7 +50,7 @@ Text = str | Pair  # a document, or source and target
 _LAYOUT: dict[Objective, str] = {
     "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
     "masked": "encoder", "labels": "encoder", "tags": "encoder", "spans": "encoder", "contrastive": "encoder",
-    "replaced": "encoder",
+    "replaced": "encoder", "transcripts": "encoder-decoder",
 }  # fmt: skip
 _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
 
@@ -159,7 +160,7 @@ def prepare(recipe: Recipe) -> Job:
     if recipe.base is not None:
         base = _base(recipe, recipe.base, task)
         job = _job(recipe, base.module, base.tokenizer, base.hf, train, held, Progress(), task)
-        job.files = base.files
+        job.files = base.files if task is None else task.saved_files(base.files)
         return job
     tokenizer = _tokenizer(recipe, train) if task is None else task.completed(_tokenizer(recipe, train))
     hf = _completed(recipe.model, tokenizer, recipe.objective.name)
@@ -167,7 +168,9 @@ def prepare(recipe: Recipe) -> Job:
         module = nn.new(read_config(hf, where="model"), recipe.run.seed)
     else:
         module, hf = task.new(hf)
-    return _job(recipe, module, tokenizer, hf, train, held, Progress(), task)
+    job = _job(recipe, module, tokenizer, hf, train, held, Progress(), task)
+    job.files = {} if task is None else task.saved_files({})
+    return job
 
 
 def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask | None) -> Base:
@@ -293,7 +296,7 @@ def _pairs(texts: Sequence[Text]) -> list[Pair]:
 def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
     """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
-    layout = _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
+    layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
     texts = [*_documents(train), *(side for pair in _pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)

@@ -91,6 +91,38 @@ def recall_at(scores: NDArray[np.floating], k: int) -> float:
     return float(((scores >= right).sum(1) <= k).mean())
 
 
+def word_error_rate(written: Sequence[str], right: Sequence[str]) -> float:
+    """The words replaced, left out or added, by the fewest such changes, over the words of all texts in `right`.
+
+    Words are compared in lower case and without ASCII punctuation; the rate may exceed 1.  Raises InputError where
+    `right` has no word.
+    """
+    pairs = [(_spoken_words(a), _spoken_words(b)) for a, b in zip(written, right, strict=True)]
+    count = sum(len(b) for _, b in pairs)
+    if not count:
+        raise InputError("a word error rate needs transcripts with words")
+    return sum(distance(a, b) for a, b in pairs) / count
+
+
+def distance(a: Sequence[str], b: Sequence[str]) -> int:
+    """The fewest items (letters, words) to insert, delete or replace that turn `a` into `b` (Levenshtein 1966),
+    computed one row of the table at a time."""
+    number = {item: i for i, item in enumerate(dict.fromkeys([*a, *b]))}
+    codes = np.array([number[item] for item in b], dtype=np.int64)
+    columns = np.arange(len(b) + 1)
+    row = columns.copy()
+    for i, item in enumerate(a, 1):
+        best = np.empty_like(row)
+        best[0] = i
+        best[1:] = np.minimum(row[:-1] + (codes != number[item]), row[1:] + 1)
+        row = np.minimum.accumulate(best - columns) + columns  # insertions along the row
+    return int(row[-1])
+
+
+def _spoken_words(text: str) -> list[str]:
+    return "".join(char for char in text.lower() if char not in string.punctuation).split()
+
+
 def translation(written: Sequence[str], right: Sequence[str]) -> dict[str, float]:
     """Corpus BLEU and chrF in [0, 100], by sacrebleu with its defaults.  Raises InputError where it is missing."""
     try:

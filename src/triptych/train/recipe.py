@@ -23,7 +23,17 @@ from triptych.train.optim import OptimizerSettings, Schedule
 from triptych.train.settings import Positive, Rate, Section
 
 Objective = Literal[
-    "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced"
+    "causal",
+    "masked",
+    "seq2seq",
+    "labels",
+    "tags",
+    "spans",
+    "contrastive",
+    "chat",
+    "corruption",
+    "replaced",
+    "transcripts",
 ]
 SHIPPED = ("decoder", "encoder", "encoder-decoder")  # the recipes in this package, those of the quickstart's panels
 RECIPES = Path(__file__).with_name("recipes")
@@ -72,7 +82,7 @@ class ObjectiveSettings(Section):
     source (encoder-decoders).  `labels` predicts the label of a text or a pair of texts, `tags` those of words, `spans`
     an answer's place in its context, `contrastive` which texts belong together, by the cosine of their vectors, and
     `replaced` which tokens were replaced by samples (encoders).  `chat` predicts the assistant's turns (decoders),
-    `corruption` what spans of the text were removed (encoder-decoders)."""
+    `corruption` what spans of the text were removed (encoder-decoders), `transcripts` what is said in a sound."""
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Of masked, corruption and replaced, the share of the tokens of a row that is hidden, removed or replaced."""
     commonest: Positive | None = None
@@ -90,6 +100,8 @@ class ObjectiveSettings(Section):
     generator: str | None = None
     """Of replaced, a masked language model whose samples replace tokens; without it they follow the frequency of
     tokens."""
+    language: str | None = None
+    """Of transcripts, the language of the recordings (`en`), for a model that knows several."""
 
 
 class Recipe(Section):

@@ -58,6 +58,10 @@ class ObjectiveTask:
         """A saved model with the head that the objective needs, and its config."""
         return module, hf
 
+    def saved_files(self, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """What is saved beside the weights, from the `files` of the model that is trained further."""
+        return files
+
     def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
         """Raises ConfigError where a run to be resumed has other labels than its data."""
 

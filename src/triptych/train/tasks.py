@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from triptych.errors import ConfigError
+from triptych.train.audio_records import TranscriptTask
 from triptych.train.chat_task import ChatTask
 from triptych.train.contrastive import ContrastiveTask
 from triptych.train.corruption import CorruptionTask, ReplacedTask, refuse_records
@@ -21,6 +22,7 @@ _TASKS: dict[Objective, Callable[[Recipe], ObjectiveTask]] = {
     "chat": ChatTask,
     "corruption": CorruptionTask,
     "replaced": ReplacedTask,
+    "transcripts": TranscriptTask,
 }
 #: The objectives that read a key of `objective`; for all others it must have its default.
 _READ_BY: dict[str, tuple[Objective, ...]] = {
@@ -30,6 +32,7 @@ _READ_BY: dict[str, tuple[Objective, ...]] = {
     "scale": ("contrastive",),
     "span": ("corruption",),
     "generator": ("replaced",),
+    "language": ("transcripts",),
 }
 
 

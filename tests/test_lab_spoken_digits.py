@@ -1,0 +1,97 @@
+"""`lab spoken-digits` on words of tones: it passes, and fails when deaf, with shuffled data, or without its control."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from spoken_tones import spoken
+from triptych import labs
+from triptych.attention import EncoderOutput
+from triptych.attention.cross_cache import Project
+from triptych.errors import InputError
+from triptych.labs import spoken_digits
+from triptych.labs.lab import LabResult, Setup
+from triptych.labs.spoken_digits import DrawnRecordings, best_constant
+from triptych.media.spoken_digits import SpokenWords
+
+SIZES = {
+    "steps": 130, "rows": 12, "width": 48, "mels": 20, "seconds": 0.7, "digits": 4, "speakers": 12, "unheard": 6,
+    "tested": 60, "noise": (25.0, 40.0),
+}  # fmt: skip
+RIGHT = "words right, of voices, speeds and pitches never heard"
+CONTROL = "the same trained on shuffled transcripts, above the best constant text"
+LOOKS = "strongest attention on the word it writes, less on another one"
+
+
+@pytest.fixture
+def made_of_tones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpokenWords, "cached", lambda: spoken(tmp_path))
+
+
+def run(seed: int = 0) -> LabResult:
+    return labs.run("spoken-digits", Setup(seed=seed, sizes=SIZES))
+
+
+def failed(result: LabResult) -> set[str]:
+    return {check.claim for check in result.checks if not check.passed}
+
+
+@pytest.mark.heavy
+def test_passes(made_of_tones: None) -> None:
+    result = run()
+    assert result.passed, result.verdict
+    assert [section.kind for section in result.sections] == ["table", "table", "attention", "curve"]
+
+
+@pytest.mark.heavy
+def test_fails_when_the_decoder_hears_nothing(made_of_tones: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = EncoderOutput.keys
+
+    def silent(self: EncoderOutput, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+        k, v = keys(self, layer, project)
+        return k, 0 * v
+
+    monkeypatch.setattr(EncoderOutput, "keys", silent)
+    assert RIGHT in failed(run())
+
+
+@pytest.mark.heavy
+def test_fails_when_all_transcripts_are_shuffled(made_of_tones: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = DrawnRecordings.draw
+    monkeypatch.setattr(DrawnRecordings, "draw", lambda self, *which: draw(replace(self, shuffled=True), *which))
+    assert {RIGHT, LOOKS} <= failed(run())
+
+
+@pytest.mark.heavy
+def test_fails_when_the_control_is_not_shuffled(made_of_tones: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = DrawnRecordings.draw
+    monkeypatch.setattr(DrawnRecordings, "draw", lambda self, *which: draw(replace(self, shuffled=False), *which))
+    assert failed(run()) == {CONTROL}
+
+
+def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
+    sizes = Setup(sizes=SIZES).sized(spoken_digits.Sizes())
+    heard, _ = spoken_digits._clips(sizes, 0, SpokenWords.cached())
+    digits = spoken_digits.Digits.new(sizes, heard, 0)
+    data = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps)
+    plain, moved = data.draw(0, 129, 6), replace(data, shuffled=True).draw(0, 129, 6)
+    assert [one.text for one in moved] == [one.text for one in (*plain[1:], plain[0])]  # type: ignore[attr-defined]
+    assert all(np.array_equal(a.frames, b.frames) for a, b in zip(plain, moved, strict=True))  # type: ignore[attr-defined]
+    assert [data.words(step) for step in (0, 129)] == [(1, 1), (1, 2)]
+
+
+def test_the_best_constant_text_is_found() -> None:
+    assert best_constant(["one two", "one two", "three"]) == pytest.approx(1 - 2 / 5)
+
+
+def test_without_the_synthesizer_the_lab_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match="espeak-ng is not installed; on Debian and Ubuntu: apt-get install espeak-ng"):
+        labs.run("spoken-digits")
