@@ -19,7 +19,7 @@ from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut
 from triptych.train.image_records import ReadImages, RecordImage, new_preprocessor, preparation, read_images
 from triptych.train.label_tasks import LabelTask, RowJudge
-from triptych.train.labelled import LabelledBatch, LabelledExample
+from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
 from triptych.train.objectives import Example
 from triptych.train.records import DataRecord
 from triptych.train.task import JudgedRows, epoch_rows, trained_at
@@ -48,6 +48,22 @@ class LabelledImage(LabelledExample):
         )
 
 
+def labelled_images(
+    module: Transformer, images: Sequence[RecordImage], goals: NDArray[np.int64], loss: HeadLoss
+) -> list[LabelledImage]:
+    """The examples of images with their goals, `[images, 1]` or `[images, C]`, for a model that reads images."""
+    positions = module.spec.source_context
+    assert positions is not None
+    ids, mask = np.zeros(positions, dtype=np.int32), trained_at(positions, 0)
+    return [
+        LabelledImage(
+            ids=ids, targets=ids, trained=mask, goal=goal, head=loss, types=ids, number=number, image=image,
+            read=module.flat,
+        )
+        for number, (image, goal) in enumerate(zip(images, goals, strict=True))
+    ]  # fmt: skip
+
+
 class ImageLabelTask(LabelTask):
     """One label of each image, or several, learned by a ViT; a linear model of the pixels stands beside it."""
 
@@ -71,26 +87,15 @@ class ImageLabelTask(LabelTask):
         held = read_images(self.held, Path(data.held_out_path or data.path).parent, how)
         goals, right, loss = self.goals()
 
-        def rows(images: Sequence[RecordImage], goals: NDArray[np.int64]) -> list[LabelledImage]:
-            positions = int(module.spec.source_context or 1)
-            ids, mask = np.zeros(positions, dtype=np.int32), trained_at(positions, 0)
-            return [
-                LabelledImage(
-                    ids=ids, targets=ids, trained=mask, goal=goal, head=loss, types=ids, number=number, image=image,
-                    read=module.flat,
-                )
-                for number, (image, goal) in enumerate(zip(images, goals, strict=True))
-            ]  # fmt: skip
-
         assert self.labels is not None
-        examples = rows(held, goals[1])
+        examples = labelled_images(module, held, goals[1], loss)
         thumbnails = [np.stack([image.thumbnail for image in side]) for side in (train, held)]
         guesses = {
             "majority": baselines.majority(right, len(self.held)),
             "linear on pixels": baselines.linear(thumbnails[0], right, thumbnails[1], len(self.labels)),
         }
         judged = JudgedRows.batched(examples, RowJudge(guesses, self.several), tokens, self.recipe.run.device)
-        return epoch_rows(rows(train, goals[0])), judged
+        return epoch_rows(labelled_images(module, train, goals[0], loss)), judged
 
     def _texts(self, record: DataRecord) -> list[str]:
         return []

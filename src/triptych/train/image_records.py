@@ -62,6 +62,12 @@ def read_images(records: Sequence[DataRecord], beside: Path, preparation: Prepar
     return images
 
 
+def in_memory(pixels: NDArray[np.uint8], preparation: Preparation) -> RecordImage:
+    """An image that is in memory already, `[H, W, 3]`, of the size that the model reads."""
+    prepared = np.ascontiguousarray(preparation.normalized(pixels.astype(np.float32)).transpose(2, 0, 1))
+    return RecordImage(Path(), preparation, _thumbnail(prepared), prepared)
+
+
 def preparation(module: Transformer, files: Mapping[str, bytes]) -> Preparation:
     """How images become the input of `module`, by the `preprocessor_config.json` in `files` where there is one.
 
