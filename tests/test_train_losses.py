@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ import references
 import triptych
 from triptych import families, nn
 from triptych.checkpoints.load_weights import to_checkpoint
+from triptych.media.image import Preparation
 from triptych.text import Encoded
 from triptych.train import Example, Optimizer, OptimizerSettings, Schedule, collate, loss, seq2seq
+from triptych.train.caption_task import CaptionExample
 from triptych.train.contrastive import TextPair
 from triptych.train.corruption import corrupted, noise_spans
 from triptych.train.data import micro_batches
+from triptych.train.image_labels import labelled_images
+from triptych.train.image_records import RecordImage
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, ReplacedLoss, SeveralLoss, SpanLoss, labelled
 from triptych.train.new_head import head_config, with_head
 
@@ -252,3 +257,50 @@ def test_a_new_head_keeps_the_body_and_what_both_heads_share() -> None:
     assert with_head(loaded.module, loaded.hf, same, "labels", 7) is loaded.module
     with pytest.raises(triptych.errors.ConfigError, match="objective replaced trains one of electra"):
         head_config(loaded.hf, "replaced")
+
+
+def drawn(module: nn.Transformer, count: int) -> tuple[list[RecordImage], Tensor]:
+    """Images of random pixels as records hold them, and as transformers takes them, [B, C, H, W]."""
+    slot = module.spec.reads.embed
+    pixels = np.random.default_rng(7).normal(size=(count, slot.channels, *slot.image)).astype(np.float32)
+    how = Preparation(height=slot.image[0], width=slot.image[1])
+    return [RecordImage(Path(), how, one.ravel(), one) for one in pixels], torch.from_numpy(pixels)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("name", ["vision-gpt2", "vision-bert"])
+def test_captions_train_as_in_transformers(name: str, broken: bool, accumulate: int) -> None:
+    """Ragged captions, each beside its image; broken, beside that of another."""
+    module, texts = triptych.load(references.saved(name)[1]).module, rows()
+    start = module.spec.ids.start
+    assert start is not None
+    images, pixels = drawn(module, len(texts))
+    beside = images[1:] + images[:1] if broken else images
+    examples = [
+        CaptionExample(one.ids, one.targets, one.trained, image=image, read=module.flat)
+        for one, image in zip([seq2seq([0], ids, start) for ids in texts], beside, strict=True)
+    ]
+    most = max(LENGTHS)
+    labels = torch.tensor([[*ids, *[-100] * (most - len(ids))] for ids in texts])
+
+    def theirs(model: Any, batch: dict[str, Tensor]) -> Tensor:
+        return model(pixel_values=pixels, labels=labels).loss
+
+    found = differences(name, module, list(examples), theirs, accumulate, {})
+    assert (max(found) < 1e-4) != broken, found
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("broken", [False, True])
+def test_labels_of_images_train_as_in_transformers(broken: bool, accumulate: int) -> None:
+    module = triptych.load(references.saved("vit")[1]).module
+    images, pixels = drawn(module, len(CLASSES))
+    goals = np.array(CLASSES[1:] + CLASSES[:1] if broken else CLASSES)
+    examples = labelled_images(module, images, goals, ClassLoss(LABELS))
+
+    def theirs(model: Any, batch: dict[str, Tensor]) -> Tensor:
+        return model(pixel_values=pixels, labels=torch.tensor(CLASSES).flatten()).loss
+
+    found = differences("vit", module, list(examples), theirs, accumulate, {})
+    assert (max(found) < 1e-4) != broken, found

@@ -7,7 +7,7 @@ pairs of a colour and a shape that no scene in training had, so that no caption 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from triptych.media.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scene
 from triptych.model import Model, create
 from triptych.page import Curve, PatchWeights, Picture, PicturesSection, Section, TableSection
 from triptych.text import SEQ2SEQ, Tokenizer, word_tokenizer
-from triptych.train import OptimizerSettings, seq2seq
+from triptych.train import Example, OptimizerSettings, seq2seq
 from triptych.train.caption_task import CaptionExample
-from triptych.train.data import EpochRows
+from triptych.train.data import EpochRows, Use, random_numbers
 from triptych.train.image_records import in_memory
 
 QUESTION = "Does a decoder of text attend to the part of an image that it names?"
@@ -35,6 +35,7 @@ FALSIFIED_BY = (
 )
 PATCH, LONGEST = 6, 16  # pixels of a patch's side; most words of a caption
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
+HIDDEN = 0.5  # share of the words so far that are hidden in training
 EXACT, ON_OBJECT, OF_CONTROL = 0.95, 3.0, 0.05
 KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(one.split()[0] for one in RELATIONS)}
 
@@ -51,7 +52,8 @@ class Sizes:
     control: int = size(50, "training steps of the control, on shuffled captions")
     rows: int = size(64, "scenes of a step")
     width: int = size(64, "numbers of a vector in both stacks")
-    layers: int = size(2, "layers of each stack")
+    layers: int = size(2, "layers of the encoder")
+    decoder_layers: int = size(1, "layers of the decoder")
 
 
 FULL = Sizes(scenes=20_000, judged=500, steps=1500, control=500)
@@ -116,7 +118,7 @@ def created(sizes: Sizes, tokenizer: Tokenizer, seed: int) -> Model:
         "intermediate_size": 2 * sizes.width, "image_size": SIDE, "patch_size": PATCH,
     }  # fmt: skip
     decoder = {
-        "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.layers, "n_head": 4, "n_inner": 2 * sizes.width,
+        "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.decoder_layers, "n_head": 4, "n_inner": 2 * sizes.width,
         "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size, "add_cross_attention": True,
         "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
     }  # fmt: skip
@@ -142,8 +144,28 @@ def trained(
         examples.append(
             CaptionExample(text.ids, text.targets, text.trained, image=image, read=model.module.flat)
         )  # fmt: skip
-    data = EpochRows(tuple(examples))
+    hidden = words.unk_id
+    assert hidden is not None
+    data = HiddenWords(tuple(examples), hidden)
     return fit(model.module, data, rows=sizes.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenWords(EpochRows):
+    """Rows in which a share of the words that the decoder has written so far is replaced by the token `hidden`
+    (Bowman et al. 2016).  Without it the decoder learns first which shapes follow "red", among which the pairs held out
+    are not, and believes its own words more than the image."""
+
+    hidden: int
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        random = random_numbers(seed, Use.HIDING, step)
+        return [self._hidden(example, random) for example in super().draw(seed, step, rows)]
+
+    def _hidden(self, example: Example, random: np.random.Generator) -> Example:
+        hide = random.random(len(example.ids)) < HIDDEN
+        hide[0] = False  # the start
+        return replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32))
 
 
 class Seen:
