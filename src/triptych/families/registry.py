@@ -16,9 +16,8 @@ from triptych.errors import CheckpointError, ConfigError, nearest, shown
 from triptych.families.family import Family
 from triptych.spec import ModelSpec
 
-#: Types whose text model is here and which need a part that is not, with the name of that part.
+#: Types of models that need a part which is not here, with its name.  Of LLaVA the text model is read (`wrapped`).
 MISSING = {
-    "llava": "an input slot that puts the projected vectors of an image between the tokens of a decoder",
     "blip-2": "a Q-Former, whose learned queries read an image, and an input slot that puts their vectors between the "
     "tokens of a decoder",
 }

@@ -36,6 +36,7 @@ FALSIFIED_BY = (
 PATCH, LONGEST = 6, 16  # pixels of a patch's side; most words of a caption
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
 HIDDEN = 0.5  # share of the words so far that are hidden in training
+SMOOTHING = 0.1  # share of each target that is spread over all words
 EXACT, ON_OBJECT, OF_CONTROL = 0.95, 3.0, 0.05
 KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(one.split()[0] for one in RELATIONS)}
 
@@ -118,8 +119,8 @@ def created(sizes: Sizes, tokenizer: Tokenizer, seed: int) -> Model:
         "intermediate_size": 2 * sizes.width, "image_size": SIDE, "patch_size": PATCH,
     }  # fmt: skip
     decoder = {
-        "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.decoder_layers, "n_head": 4, "n_inner": 2 * sizes.width,
-        "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size, "add_cross_attention": True,
+        "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.decoder_layers, "n_head": 4,
+        "n_inner": 2 * sizes.width, "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size, "add_cross_attention": True,
         "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
     }  # fmt: skip
     ids = {
@@ -141,9 +142,8 @@ def trained(
     for scene, caption in zip(train, captions, strict=True):
         text = seq2seq([0], words.encode(caption), start)
         image = in_memory(scene.pixels, how)
-        examples.append(
-            CaptionExample(text.ids, text.targets, text.trained, image=image, read=model.module.flat)
-        )  # fmt: skip
+        row = (text.ids, text.targets, text.trained)
+        examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
     hidden = words.unk_id
     assert hidden is not None
     data = HiddenWords(tuple(examples), hidden)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from triptych import nn
 from triptych.errors import ConfigError, InputError
@@ -32,15 +33,33 @@ FAMILY = "vision-encoder-decoder"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CaptionExample(Example):
-    """A caption to write, token by token, and its image."""
+    """A caption to write, token by token, and its image.  The share `smoothing` of each target is spread over the
+    vocabulary."""
 
     image: RecordImage
     read: ReadImages
+    smoothing: float = 0.0
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+    def collated(self, examples: Sequence[Example], device: torch.device | str) -> CaptionBatch:
         images = [one.image.pixels() for one in examples if isinstance(one, CaptionExample)]
         patches, rows = self.read(images)
-        return replace(token_batch(examples, device), source=(patches.to(device), rows))
+        words = token_batch(examples, device)
+        return CaptionBatch(
+            words.ids, words.rows, words.at, words.targets, (patches.to(device), rows), smoothing=self.smoothing
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CaptionBatch(TrainingBatch):
+    """Captions and the patches of their images, with the smoothing of the loss."""
+
+    smoothing: float
+
+    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
+        if not self.smoothing:
+            return super().nats(module, max_logits, random)
+        logits = exact(module.unembed(final(module, self, random), self.rows))
+        return F.cross_entropy(logits, self.targets, reduction="sum", label_smoothing=self.smoothing)
 
 
 class CaptionTask(ObjectiveTask):
@@ -88,6 +107,7 @@ class CaptionTask(ObjectiveTask):
     ) -> EpochRows:
         fit, end, start = Fitter(self.recipe, tokenizer), _end(module, tokenizer), module.spec.ids.start
         assert start is not None
+        smoothing = self.recipe.objective.smoothing
 
         def row(record: DataRecord, image: RecordImage) -> CaptionExample | None:
             ids = [*tokenizer.encode(record.text("text"), special=False), end]
@@ -95,7 +115,9 @@ class CaptionTask(ObjectiveTask):
                 fit.refuse(record, len(ids))
                 return None
             text = seq2seq([0], [*ids[: fit.limit - 1], end] if len(ids) > fit.limit else ids, start)
-            return CaptionExample(text.ids, text.targets, text.trained, image=image, read=module.flat)
+            return CaptionExample(
+                text.ids, text.targets, text.trained, image=image, read=module.flat, smoothing=smoothing
+            )
 
         return epoch_rows(row(*one) for one in zip(records, images, strict=True))
 
@@ -115,7 +137,7 @@ class HeldOutCaptions(HeldOut):
         nats, right, commonest, whole = 0.0, list[Tensor](), 0, 0
         for batch in batches:
             logits = exact(module.unembed(final(module, batch), batch.rows))
-            nats += float(torch.nn.functional.cross_entropy(logits, batch.targets, reduction="sum"))
+            nats += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
             right += batch.rows.split(logits.argmax(-1) == batch.targets)
             commonest += int((batch.targets == self.commonest).sum())
         whole = sum(bool(row.all()) for row in right)

@@ -82,7 +82,7 @@ class ObjectiveSettings(Section):
     several: bool = False
     """Of labels, a text may have several."""
     smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of labels and tags, the share of each target that is spread over all labels."""
+    """Of labels and tags, the share of each target that is spread over all labels; of captions, over all tokens."""
     class_weights: Literal["balanced"] | dict[str, Rate] | None = None
     """Of labels and tags, a weight by label, or "balanced", with which every label weighs the same in sum."""
     scale: Rate = 20.0

@@ -30,7 +30,7 @@ _TASKS: dict[Objective, Callable[[Recipe], ObjectiveTask]] = {
 #: The objectives that read a key of `objective`; for all others it must have its default.
 _READ_BY: dict[str, tuple[Objective, ...]] = {
     "several": ("labels",),
-    "smoothing": ("labels", "tags", "spans"),
+    "smoothing": ("labels", "tags", "spans", "captions"),
     "class_weights": ("labels", "tags"),
     "scale": ("contrastive",),
     "span": ("corruption",),
