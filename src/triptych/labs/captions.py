@@ -120,8 +120,8 @@ def created(sizes: Sizes, tokenizer: Tokenizer, seed: int) -> Model:
     }  # fmt: skip
     decoder = {
         "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.decoder_layers, "n_head": 4,
-        "n_inner": 2 * sizes.width, "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size, "add_cross_attention": True,
-        "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "n_inner": 2 * sizes.width, "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size,
+        "add_cross_attention": True, "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
     }  # fmt: skip
     ids = {
         "eos_token_id": tokenizer.eos_id,
