@@ -35,7 +35,7 @@ FALSIFIED_BY = (
 )
 PATCH, LONGEST = 6, 16  # pixels of a patch's side; most words of a caption
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
-HIDDEN = 0.5  # share of the words so far that are hidden in training
+HIDDEN = 0.7  # share of the words so far that are hidden in training
 SMOOTHING = 0.1  # share of each target that is spread over all words
 EXACT, ON_OBJECT, OF_CONTROL = 0.95, 3.0, 0.05
 KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(one.split()[0] for one in RELATIONS)}
@@ -57,7 +57,7 @@ class Sizes:
     decoder_layers: int = size(1, "layers of the decoder")
 
 
-FULL = Sizes(scenes=20_000, judged=500, steps=1500, control=500)
+FULL = Sizes(scenes=16_000, judged=300, steps=1500, control=200)
 
 
 def run(setup: Setup) -> LabResult:
@@ -121,13 +121,11 @@ def created(sizes: Sizes, tokenizer: Tokenizer, seed: int) -> Model:
     decoder = {
         "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.decoder_layers, "n_head": 4,
         "n_inner": 2 * sizes.width, "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size,
-        "add_cross_attention": True, "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "add_cross_attention": True, "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
     }  # fmt: skip
-    ids = {
-        "eos_token_id": tokenizer.eos_id,
-        "pad_token_id": tokenizer.pad_id,
-        "decoder_start_token_id": tokenizer.pad_id,
-    }
+    start = tokenizer.pad_id
+    ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": start, "decoder_start_token_id": start}
     config: dict[str, Any] = {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True} | ids
     return create(config | {"encoder": encoder, "decoder": decoder}, tokenizer, seed=seed)
 
