@@ -38,8 +38,8 @@ def test_weights_are_counted_on_the_object_that_is_named() -> None:
     """Patterns made by hand: all weight on the named object, evenly spread, and on the other object."""
     subject = scenes.scenes(30, 2)
     seen = captions.Seen.__new__(captions.Seen)
-    seen.scenes = subject
-    patches = (scenes.SIDE // captions.PATCH) ** 2
+    seen.scenes, seen.patch = subject, 6
+    patches = (scenes.SIDE // seen.patch) ** 2
     right, even, wrong = [], [], []
     for scene in subject:
         count = len(scene.caption.split()) + 1
@@ -50,7 +50,7 @@ def test_weights_are_counted_on_the_object_that_is_named() -> None:
         for patterns, objects in ((right, scene.objects), (wrong, scene.objects[::-1])):
             own = pattern.clone()
             for one, both in zip(objects, places, strict=True):
-                on = torch.cat([torch.zeros(1), torch.from_numpy(one.patches(captions.PATCH)).float()])
+                on = torch.cat([torch.zeros(1), torch.from_numpy(one.patches(seen.patch)).float()])
                 own[:, list(both)] = on / on.sum()
             patterns.append(own)
     seen.patterns = [right, even, wrong]

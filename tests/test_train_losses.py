@@ -121,8 +121,9 @@ def trained(module: nn.Transformer, examples: list[Example], accumulate: int) ->
 
 
 def differences(name: str, module: nn.Transformer, examples: list[Example], theirs: Theirs, accumulate: int,
-                batch: dict[str, Tensor]) -> tuple[float, float, float]:  # fmt: skip
-    """Of the loss, of the gradients relative to the largest, and of the weights after a step.
+                batch: dict[str, Tensor], unnamed: int = 1) -> tuple[float, float, float]:  # fmt: skip
+    """Of the loss, of the gradients relative to the largest, and of the weights after a step.  At most `unnamed`
+    parameters have another name in the reference's module than in its files.
 
     The step of weights whose gradient is nearly zero depends on rounding, so that only the others are compared.
     """
@@ -134,7 +135,7 @@ def differences(name: str, module: nn.Transformer, examples: list[Example], thei
     ours, found = trained(module, examples, accumulate)
     largest = max(float(grad.abs().max()) for grad in wanted.values())
     shared = found.keys() & wanted.keys()
-    assert len(shared) >= len(wanted) - 1  # a tied weight has one name here and may have another there
+    assert len(shared) >= len(wanted) - unnamed  # a tied weight has one name here and may have another there
     gradient = max(float((found[key] - wanted[key]).abs().max()) for key in shared) / largest
     after, state = dict(to_checkpoint(module, {})[0]), model.state_dict()
     clear = {key: wanted[key].abs() > 1e-3 * largest for key in shared}
@@ -259,6 +260,13 @@ def test_a_new_head_keeps_the_body_and_what_both_heads_share() -> None:
         head_config(loaded.hf, "replaced")
 
 
+def layers_of(module: nn.Transformer) -> int:
+    """Of the ViT, whose 16 parameters a layer transformers renames as it saves; those before and after them it does
+    not, and the patches' gradient goes through every layer."""
+    assert module.spec.encoder is not None
+    return len(module.spec.encoder.blocks)
+
+
 def drawn(module: nn.Transformer, count: int) -> tuple[list[RecordImage], Tensor]:
     """Images of random pixels as records hold them, and as transformers takes them, [B, C, H, W]."""
     slot = module.spec.reads.embed
@@ -287,7 +295,7 @@ def test_captions_train_as_in_transformers(name: str, broken: bool, accumulate: 
     def theirs(model: Any, batch: dict[str, Tensor]) -> Tensor:
         return model(pixel_values=pixels, labels=labels).loss
 
-    found = differences(name, module, list(examples), theirs, accumulate, {})
+    found = differences(name, module, list(examples), theirs, accumulate, {}, unnamed=16 * layers_of(module))
     assert (max(found) < 1e-4) != broken, found
 
 
@@ -302,5 +310,5 @@ def test_labels_of_images_train_as_in_transformers(broken: bool, accumulate: int
     def theirs(model: Any, batch: dict[str, Tensor]) -> Tensor:
         return model(pixel_values=pixels, labels=torch.tensor(CLASSES).flatten()).loss
 
-    found = differences("vit", module, list(examples), theirs, accumulate, {})
+    found = differences("vit", module, list(examples), theirs, accumulate, {}, unnamed=16 * layers_of(module))
     assert (max(found) < 1e-4) != broken, found

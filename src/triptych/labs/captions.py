@@ -21,6 +21,7 @@ from triptych.media.image import Preparation, png
 from triptych.media.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes
 from triptych.model import Model, create
 from triptych.page import Curve, PatchWeights, Picture, PicturesSection, Section, TableSection
+from triptych.spec import PatchesSpec
 from triptych.text import SEQ2SEQ, Tokenizer, word_tokenizer
 from triptych.train import Example, OptimizerSettings, seq2seq
 from triptych.train.caption_task import CaptionExample
@@ -33,7 +34,7 @@ FALSIFIED_BY = (
     " pairs are right. Or cross-attention that, while a word of one object is written, lies on the patches of this"
     " object hardly more than on others."
 )
-PATCH, LONGEST = 6, 16  # pixels of a patch's side; most words of a caption
+LONGEST = 16  # most words of a caption
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
 HIDDEN = 0.7  # share of the words so far that are hidden in training
 SMOOTHING = 0.1  # share of each target that is spread over all words
@@ -52,6 +53,7 @@ class Sizes:
     steps: int = size(450, "training steps")
     control: int = size(50, "training steps of the control, on shuffled captions")
     rows: int = size(64, "scenes of a step")
+    patch: int = size(6, "pixels of a patch's side; 36 is a multiple of it")
     width: int = size(64, "numbers of a vector in both stacks")
     layers: int = size(2, "layers of the encoder")
     decoder_layers: int = size(1, "layers of the decoder")
@@ -116,7 +118,7 @@ def created(sizes: Sizes, tokenizer: Tokenizer, seed: int) -> Model:
     shared = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     encoder = shared | {
         "model_type": "vit", "hidden_size": sizes.width, "num_hidden_layers": sizes.layers, "num_attention_heads": 4,
-        "intermediate_size": 2 * sizes.width, "image_size": SIDE, "patch_size": PATCH,
+        "intermediate_size": 2 * sizes.width, "image_size": SIDE, "patch_size": sizes.patch,
     }  # fmt: skip
     decoder = {
         "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.decoder_layers, "n_head": 4,
@@ -171,11 +173,14 @@ class Seen:
 
     def __init__(self, model: Model, subject: Sequence[Scene]) -> None:
         how = Preparation(height=SIDE, width=SIDE)
-        self.scenes = subject
+        slot = model.spec.reads.embed
+        assert isinstance(slot, PatchesSpec)
+        self.scenes, self.patch = subject, slot.patch
         pixels = [torch.from_numpy(how.normalized(one.pixels.astype(np.float32))).permute(2, 0, 1) for one in subject]
         written = model.generate(pixels, max_new_tokens=LONGEST - 1)
         self.written = [one.text.split() for one in written]
         start, words = model.spec.ids.start, model.inputs.words
+        assert start is not None
         read = [[start, *words.encode(one.caption)[:-1]] for one in subject]
         trace = model.trace(pixels, read, read=["decoder.blocks.*.cross.pattern"])
         self.patterns: Patterns = [trace[site] for site in trace]
@@ -204,7 +209,7 @@ class Seen:
         weights: list[list[float]] = [[] for _ in self.patterns]
         chance = []
         for number, scene in enumerate(self.scenes):
-            for place, covered in _named(scene):
+            for place, covered in _named(scene, self.patch):
                 chance.append(covered.mean() * len(covered) / (len(covered) + 1))  # one key is no patch
                 on = torch.from_numpy(covered)
                 for layer, pattern in zip(weights, self.patterns, strict=True):
@@ -214,9 +219,9 @@ class Seen:
     def pictures(self, layer: int, count: int = 3) -> PicturesSection:
         """The first scenes under the weights of each word, the mean over heads."""
         shown = []
-        side = SIDE // PATCH
+        side = SIDE // self.patch
         for number, scene in enumerate(self.scenes[:count]):
-            words, on = scene.caption.split(), dict(_named(scene))
+            words, on = scene.caption.split(), dict(_named(scene, self.patch))
             items = []
             for place, word in enumerate(words):
                 if word in ("a", "of"):
@@ -234,8 +239,8 @@ class Seen:
         )
 
 
-def _named(scene: Scene) -> list[tuple[int, NDArray[np.bool_]]]:
+def _named(scene: Scene, patch: int) -> list[tuple[int, NDArray[np.bool_]]]:
     """The place in the caption of each word that names a colour or a shape, and the patches of its object."""
     words = scene.caption.split()
     places = (1, 2), (len(words) - 2, len(words) - 1)
-    return [(place, one.patches(PATCH)) for one, both in zip(scene.objects, places, strict=True) for place in both]
+    return [(place, one.patches(patch)) for one, both in zip(scene.objects, places, strict=True) for place in both]

@@ -49,7 +49,7 @@ class LabelledImage(LabelledExample):
 
 
 def labelled_images(
-    module: Transformer, images: Sequence[RecordImage], goals: NDArray[np.int64], loss: HeadLoss
+    module: Transformer, images: Sequence[RecordImage], goals: NDArray[np.integer], loss: HeadLoss
 ) -> list[LabelledImage]:
     """The examples of images with their goals, `[images, 1]` or `[images, C]`, for a model that reads images."""
     positions = module.spec.source_context
@@ -57,8 +57,8 @@ def labelled_images(
     ids, mask = np.zeros(positions, dtype=np.int32), trained_at(positions, 0)
     return [
         LabelledImage(
-            ids=ids, targets=ids, trained=mask, goal=goal, head=loss, types=ids, number=number, image=image,
-            read=module.flat,
+            ids=ids, targets=ids, trained=mask, goal=goal.astype(np.int64), head=loss, types=ids, number=number,
+            image=image, read=module.flat,
         )
         for number, (image, goal) in enumerate(zip(images, goals, strict=True))
     ]  # fmt: skip

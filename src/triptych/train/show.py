@@ -62,6 +62,6 @@ def show_batch(examples: Sequence[Example], tokenizer: Tokenizer | None, *, shif
         else:
             names = tokenizer.tokens(example.ids.tolist()), example.target_names(tokenizer)
         tokens = tuple(ShownToken(*fields) for fields in zip(*names, example.trained.tolist(), strict=True))
-        source = () if example.source is None else tuple(tokenizer.tokens(example.source.tolist()))
+        source = () if example.source is None or tokenizer is None else tuple(tokenizer.tokens(example.source.tolist()))
         rows.append(ShownRow(tokens, source, shifted))
     return rows
