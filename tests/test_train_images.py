@@ -16,7 +16,7 @@ from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError, TriptychError
 from triptych.media import scenes
 from triptych.media.image import png
-from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume
+from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume, write_new_recipe
 from triptych.train.image_records import PREPROCESSOR
 
 VIT: dict[str, Any] = {
@@ -210,6 +210,25 @@ def test_recipes_that_do_not_fit_are_refused(drawn: Path, tmp_path: Path) -> Non
         prepare(check_recipe(labels(drawn, objective={"name": "tags"}) | {"data": {"path": _tags(tmp_path)}}))
     with pytest.raises(ConfigError, match="MaskedLMHeadSpec"):
         prepare(check_recipe(labels(drawn, objective={"name": "masked"}) | {"data": {"path": _tags(tmp_path)}}))
+
+
+def test_a_recipe_is_written_for_a_model_of_captions(drawn: Path, tmp_path: Path) -> None:
+    made = captions(drawn, run={**RUN, "steps": 1, "save_every": 1.0, "out": str(tmp_path / "run")})
+    prepare(check_recipe(made)).run()
+    recipe = write_new_recipe(tmp_path / "mine.toml", base=str(tmp_path / "run" / "model"))
+    assert (recipe.objective.name, recipe.data.path) == ("captions", "captions.jsonl")
+    wrong = recipe.model_dump(exclude_none=True) | {
+        "objective": {"name": "seq2seq"},
+        "data": {"path": _pairs(tmp_path)},
+    }
+    with pytest.raises(ConfigError, match="objective seq2seq reads text, which a vision-encoder-decoder does not"):
+        prepare(check_recipe(wrong))
+
+
+def _pairs(folder: Path) -> str:
+    path = folder / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps({"source": "a b", "target": "c"}) for _ in range(4)))
+    return str(path)
 
 
 def _tags(folder: Path) -> str:

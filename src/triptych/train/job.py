@@ -316,6 +316,8 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | No
             f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}, "
             f"whose objective is {fitting}"
         )
+    if objective in ("seq2seq", "corruption") and not spec.source_vocab:
+        raise ConfigError(f"objective {objective} reads text, which a {spec.family} does not; captions reads images")
     head = own or (MaskedLMHeadSpec if objective == "masked" else LMHeadSpec)
     if not isinstance(spec.head, head) and recipe.base is not None:
         raise ConfigError(
