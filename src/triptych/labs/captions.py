@@ -28,6 +28,9 @@ from triptych.train.caption_task import CaptionExample
 from triptych.train.data import EpochRows, Use, random_numbers
 from triptych.train.image_records import in_memory
 
+# The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
+PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)
+POSITIONS = 4.0  # what the first positions of the encoder are multiplied by
 QUESTION = "Does a decoder of text attend to the part of an image that it names?"
 FALSIFIED_BY = (
     "Captions of new pairs of a colour and a shape that are wrong more often than one in twenty, while those of known"
@@ -36,8 +39,8 @@ FALSIFIED_BY = (
 )
 LONGEST = 16  # most words of a caption
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
-HIDDEN = 0.7  # share of the words so far that are hidden in training
-SMOOTHING = 0.1  # share of each target that is spread over all words
+HIDDEN = 0.9  # share of the words so far that are hidden in training
+SMOOTHING = 0.15  # share of each target that is spread over all words
 EXACT, ON_OBJECT, OF_CONTROL = 0.95, 3.0, 0.05
 KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(one.split()[0] for one in RELATIONS)}
 
@@ -53,7 +56,7 @@ class Sizes:
     steps: int = size(450, "training steps")
     control: int = size(50, "training steps of the control, on shuffled captions")
     rows: int = size(64, "scenes of a step")
-    patch: int = size(6, "pixels of a patch's side; 36 is a multiple of it")
+    patch: int = size(12, "pixels of a patch's side; 36 is a multiple of it")
     width: int = size(64, "numbers of a vector in both stacks")
     layers: int = size(2, "layers of the encoder")
     decoder_layers: int = size(1, "layers of the decoder")
@@ -129,14 +132,17 @@ def created(sizes: Sizes, tokenizer: Tokenizer, seed: int) -> Model:
     start = tokenizer.pad_id
     ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": start, "decoder_start_token_id": start}
     config: dict[str, Any] = {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True} | ids
-    return create(config | {"encoder": encoder, "decoder": decoder}, tokenizer, seed=seed)
+    model = create(config | {"encoder": encoder, "decoder": decoder}, tokenizer, seed=seed)
+    with torch.no_grad():
+        model.module.get_parameter("encoder.embed.position.weight").mul_(POSITIONS)
+    return model
 
 
 def trained(
     model: Model, train: Sequence[Scene], captions: Sequence[str], sizes: Sizes, steps: int, seed: int
 ) -> Points:
     """Train the model on scenes with these captions; (step, loss in nats)."""
-    how, examples = Preparation(height=SIDE, width=SIDE), list[CaptionExample]()
+    how, examples = PREPARATION, list[CaptionExample]()
     start, words = model.spec.ids.start, model.inputs.words
     assert start is not None
     for scene, caption in zip(train, captions, strict=True):
@@ -172,7 +178,7 @@ class Seen:
     """What a model writes about scenes, and where it looks while it reads the right caption."""
 
     def __init__(self, model: Model, subject: Sequence[Scene]) -> None:
-        how = Preparation(height=SIDE, width=SIDE)
+        how = PREPARATION
         slot = model.spec.reads.embed
         assert isinstance(slot, PatchesSpec)
         self.scenes, self.patch = subject, slot.patch
