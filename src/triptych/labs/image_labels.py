@@ -29,6 +29,7 @@ FALSIFIED_BY = (
     " two pixels together. Or one that names them as well after training on shuffled labels: it would have read them"
     " from something else than the pictures."
 )
+PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)  # the dark ground is 0
 PATCH = 6  # pixels of a patch's side
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
 RIGHT, ABOVE, OF_CONTROL = 0.9, 0.3, 0.3
@@ -38,9 +39,9 @@ RIGHT, ABOVE, OF_CONTROL = 0.9, 0.3, 0.3
 class Sizes:
     """What the lab trains and judges."""
 
-    pictures: int = size(3000, "pictures to train on")
+    pictures: int = size(4000, "pictures to train on")
     judged: int = size(400, "pictures held out")
-    steps: int = size(150, "training steps")
+    steps: int = size(300, "training steps")
     rows: int = size(64, "pictures of a step")
     width: int = size(48, "numbers of a vector")
     layers: int = size(2, "layers")
@@ -105,7 +106,7 @@ def trained(
         "image_size": SIDE, "patch_size": PATCH, "initializer_range": 0.1, "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0, "id2label": {str(i): shape for i, shape in enumerate(SHAPES)},
     }  # fmt: skip
-    model, how = create(config, seed=seed), Preparation(height=SIDE, width=SIDE)
+    model, how = create(config, seed=seed), PREPARATION
     images = [in_memory(picture, how) for picture in pictures]
     data = EpochRows(tuple(labelled_images(model.module, images, labels[:, None], ClassLoss(SHAPES))))
     steps, length = sizes.steps, (SIDE // PATCH) ** 2 + 1
@@ -115,6 +116,6 @@ def trained(
 
 def predicted(model: Model, pictures: list[NDArray[np.uint8]]) -> NDArray[np.int64]:
     """The most probable class of each picture."""
-    how = Preparation(height=SIDE, width=SIDE)
+    how = PREPARATION
     ranked = model.classify([in_memory(picture, how).pixels() for picture in pictures])
     return np.array([SHAPES.index(labels[0][0]) for labels in ranked])

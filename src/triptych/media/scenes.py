@@ -105,11 +105,12 @@ def scenes(count: int, seed: int, *, held_out: bool = False) -> list[Scene]:
 
 
 def shapes(count: int, seed: int) -> list[tuple[Pixels, str]]:
-    """`count` pictures of one object of any colour, and the name of its shape."""
+    """`count` pictures of one object of any colour in any place, and the name of its shape."""
     random, pictures = np.random.default_rng([seed, 2]), list[tuple[Pixels, str]]()
     for _ in range(count):
-        row, column = random.integers(CELLS, size=2).tolist()
-        one = _in_cell(random, *_any(random, PAIRS), (row, column))
+        radius = float(random.uniform(*RADII))
+        y, x = random.uniform(radius, SIDE - radius, size=2).tolist()
+        one = Drawn(*_any(random, PAIRS), (y, x), radius)
         pictures.append((painted([one], random), one.shape))
     return pictures
 
