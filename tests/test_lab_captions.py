@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from triptych import labs, nn
+from triptych import nn
 from triptych.errors import InputError
 from triptych.labs import captions, image_labels
 from triptych.labs.lab import LabResult, Setup
@@ -80,7 +80,7 @@ SHAPES = {"pictures": 1200, "judged": 200, "steps": 100}
 
 @pytest.mark.heavy
 def test_a_vit_names_shapes() -> None:
-    result = labs.run("image-labels", Setup(sizes=SHAPES))
+    result = image_labels.run(Setup(sizes=SHAPES))
     assert result.passed, result.verdict
 
 
