@@ -26,6 +26,7 @@ LABS = {
     "depth": "gradients through 2 to 64 layers: pre-norm, post-norm, no residual",
     "induction": "two layers learn A B ... A -> B; the heads that do it, identified and removed",
     "alignment": "cross-attention of a spelling model beside the true alignment",
+    "image-labels": "a ViT names shapes that a linear model of the pixels does not find",
     "bank": "river bank and money bank: the heads that read the context, and the two vectors",
     "head-roles": "heads of a pretrained model: token before, punctuation, first token, none",
     "not-explanation": "different attention patterns that give the same output; ablation beside them",
