@@ -421,7 +421,10 @@ def test_what_does_not_fit_the_objective(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        ({"name": "causal", "smoothing": 0.1}, "objective.smoothing is for labels, tags, spans; objective causal does"),
+        (
+            {"name": "causal", "smoothing": 0.1},
+            "objective.smoothing is for labels, tags, spans, captions; objective causal does",
+        ),
         (
             {"name": "spans", "class_weights": "balanced"},
             "objective.class_weights is for labels, tags; objective spans",

@@ -179,3 +179,9 @@ def test_text_is_no_image() -> None:
     model = triptych.load(references.saved("vision-gpt2")[1])
     with pytest.raises(InputError, match="pixels"):
         model.generate([[5, 6, 7]], max_new_tokens=5)
+
+
+def test_what_is_missing_for_blip_2_is_named_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="'blip-2' needs a part that is missing here: a Q-Former") as refused:
+        families.read_config({"model_type": "blip-2"})
+    assert "\n" not in str(refused.value)

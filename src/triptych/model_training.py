@@ -142,7 +142,7 @@ class ModelTraining(ModelInside):
         job = train.resume(checked.run.out or "", changes) if resume else train.prepare(checked)
         job.run(on_step, on_note=on_note, force=force)
         saved = job.model if job.model is not None and job.model.exists() else None
-        return cls(job.trainer.module.eval(), job.tokenizer, job.hf, saved)
+        return cls(job.trainer.module.eval(), job.words, job.hf, saved)
 
 
 def _label_rows(labels: Tensor, mask: Tensor | None) -> list[list[int]]:

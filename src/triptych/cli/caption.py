@@ -53,7 +53,8 @@ def _check_fits(model: Model) -> None:
     if not isinstance(model.spec.reads.embed, PatchesSpec):
         raise InputError(
             f"caption needs a model that reads images and writes text, of the type vision-encoder-decoder; this "
-            f"{model.spec.family} model does not read images"
+            f"{model.spec.family} model does not read images (of LLaVA, Gemma 3 and Mistral 3 the text model is read; "
+            "what is missing is an input slot that puts the vectors of an image between tokens)"
         )
     if model.spec.layout != "encoder-decoder":
         raise InputError(

@@ -163,8 +163,10 @@ def _sample(job: Job, trainer: Trainer, bar: TrainingProgress) -> None:
     """Generate a sample with a decoder; the other layouts need an input and are judged by their scores."""
     from triptych.model import Model
 
+    if trainer.module.spec.layout != "decoder":
+        return
     prompt = job.sample_prompt
-    if trainer.module.spec.layout != "decoder" or not prompt:
+    if not prompt:
         return
     most_tokens = (trainer.module.spec.context or SAMPLE_TOKENS + len(prompt)) - len(prompt)
     model = Model(trainer.module, job.tokenizer, job.hf)
@@ -209,7 +211,7 @@ def _show_batch(start: _Start, *, as_json: bool) -> None:
     recipe = start.recipe()
     job = prepare(recipe)
     examples = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
-    rows = show_batch(examples, job.tokenizer, shifted=recipe.objective.name != "masked")
+    rows = show_batch(examples, job.words, shifted=recipe.objective.name != "masked")
     if as_json:
         screen.result({"rows": [batch_view.to_dict(row) for row in rows]})
     else:

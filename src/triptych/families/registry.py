@@ -16,6 +16,12 @@ from triptych.errors import CheckpointError, ConfigError, nearest, shown
 from triptych.families.family import Family
 from triptych.spec import ModelSpec
 
+#: Types of models that need a part which is not here, with its name.  Of LLaVA the text model is read (`wrapped`).
+MISSING = {
+    "blip-2": "a Q-Former, whose learned queries read an image, and an input slot that puts their vectors between the "
+    "tokens of a decoder",
+}
+
 
 def all_families() -> tuple[Family, ...]:
     """The family of every family file in this package."""
@@ -46,6 +52,8 @@ def _find(name: str, names: Callable[[Family], Collection[str]], what: str) -> F
     for family in _by_resemblance(name):
         if name in names(family):
             return family
+    if name in MISSING:
+        raise ConfigError(f"{what} {shown(name)} needs a part that is missing here: {MISSING[name]}")
     known = {one for family in all_families() for one in names(family)}
     raise ConfigError(f"{what} {shown(name)} is not one of {', '.join(sorted(known))}{nearest(name, known)}")
 

@@ -36,6 +36,7 @@ LABS = {
     "word-alignment": "cross-attention of a translation model beside the true word alignment",
     "modernize": "First Folio to modern spelling on plays never read, beside a table of words",
     "spoken-digits": "sound to text, trained from nothing: voices, speeds and pitches never heard",
+    "image-labels": "a ViT names shapes that a linear model of the pixels does not find",
     "bank": "river bank and money bank: the heads that read the context, and the two vectors",
     "head-roles": "heads of a pretrained model: token before, punctuation, first token, none",
     "not-explanation": "different attention patterns that give the same output; ablation beside them",

@@ -19,11 +19,10 @@ from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import Points, fit
 from triptych.model import Model, create, load
 from triptych.page import Curve, Section, TableSection
-from triptych.quickstart.panels import distance
 from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.text.align import same_words
 from triptych.train import OptimizerSettings, Pairs
-from triptych.train.metrics import translation
+from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from triptych.labs.second_language import SecondLanguage, SentencePair, Vocabulary
 from triptych.labs.translators import END_ID, START_ID, Ids, Trained, Translator
-from triptych.quickstart.panels import distance
+from triptych.train.metrics import distance
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .live_section import LiveSection
 from .maps import AnyMap, AttentionMap, AttentionSection, ComparisonSection, TopMap
+from .pictures import PatchWeights, Picture, PicturesSection
 from .playground import playground
 from .render import render, write
 from .sections import (
@@ -44,6 +45,9 @@ __all__ = [
     "Grid",
     "LiveSection",
     "MatrixSection",
+    "PatchWeights",
+    "Picture",
+    "PicturesSection",
     "PlanePoints",
     "PlaneSection",
     "PlaygroundSection",

@@ -48,6 +48,7 @@ OF_KIND = {
         "live_lessons.js", "live_writing.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),
+    "pictures": ("pictures.css",),
     "plane": ("inside.css", "export.js", "curve.js", "map.js", "plane.js"),
     "playground": ("playground.js",),
     "steps": ("steps.js",),

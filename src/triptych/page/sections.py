@@ -16,6 +16,7 @@ from triptych.errors import InputError
 
 from .live_section import LiveSection
 from .maps import AttentionSection, ComparisonSection, Json
+from .pictures import PicturesSection
 from .views import MatrixSection, PlaneSection
 
 
@@ -275,7 +276,7 @@ class QuestionsSection:
 
 Section = (
     Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps | LiveSection
-    | PlaygroundSection | QuestionsSection | MatrixSection | PlaneSection | ComparisonSection
+    | PlaygroundSection | QuestionsSection | MatrixSection | PlaneSection | ComparisonSection | PicturesSection
 )  # fmt: skip
 
 

@@ -29,11 +29,11 @@ class BaseSettings(Section):
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """Module in fp32, tokenizer and HF config of an existing model; `files` are those that its copies carry beside
-    weights and config: the tokenizer's, and how texts end."""
+    """Module in fp32, tokenizer (None of a model that reads no text) and HF config of an existing model; `files` are
+    those that its copies carry beside weights and config: the tokenizer's, how texts end, how images are prepared."""
 
     module: Transformer
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     hf: dict[str, Any]
     files: Mapping[str, bytes]
 
@@ -56,7 +56,7 @@ def read_base(settings: BaseSettings, *, packed: bool = False) -> Base:
             "weights as fp32 numbers, or train an adapter ([adapter]) beside them"
         )
     tokenizer = header.tokenizer()
-    if tokenizer is None:
+    if tokenizer is None and header.spec.vocab:
         raise TextError(f"{settings.path} has no tokenizer, so texts cannot be read; add its tokenizer.json")
     packing = packing_for(source, dequantize=None if packed and not settings.dequantize else True)
     module, _ = read_weights(header.spec, source, dequantize=packing.dequantize, packer=packing.packer)

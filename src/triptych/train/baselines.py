@@ -39,8 +39,22 @@ def bag_of_words(
     """
     counted = Counter(word for text in train for word in words(text))
     index = {word: i for i, (word, _) in enumerate(counted.most_common(WORDS))}
-    seen, unseen = _counts(train, index), _counts(texts, index)
-    weights = torch.zeros(len(index) + 1, classes, requires_grad=True)  # the last row is the bias
+    return _logistic(_counts(train, index), right, _counts(texts, index), classes)
+
+
+def linear(
+    train: NDArray[np.float32], right: NDArray[np.integer], rows: NDArray[np.float32], classes: int
+) -> NDArray[np.int64]:
+    """The classes that the same logistic regression predicts from vectors, `[N, F]` each; each of the F numbers is
+    brought to mean 0 and standard deviation 1 over `train` first."""
+    mean, deviation = train.mean(0), np.maximum(train.std(0), 1e-6)
+    seen, unseen = (torch.from_numpy((side - mean) / deviation) for side in (train, rows))
+    return _logistic(seen, right, unseen, classes)
+
+
+def _logistic(seen: Tensor, right: NDArray[np.integer], unseen: Tensor, classes: int) -> NDArray[np.int64]:
+    """The classes of `unseen` [M, F] by a model fitted to `seen` [N, F], both sparse or both dense."""
+    weights = torch.zeros(seen.shape[1] + 1, classes, requires_grad=True)  # the last row is the bias
     goal = torch.from_numpy(right.astype(np.int64))
     solver = torch.optim.LBFGS([weights], max_iter=100, history_size=20, line_search_fn="strong_wolfe")
 
@@ -105,5 +119,5 @@ def _counts(texts: Sequence[str], index: Mapping[str, int]) -> Tensor:
 
 
 def _scores(counts: Tensor, weights: Tensor) -> Tensor:
-    product: Tensor = torch.sparse.mm(counts, weights[:-1])
+    product: Tensor = counts @ weights[:-1]
     return product + weights[-1]

@@ -72,7 +72,7 @@ class Checkpoints:
         self,
         trainer: Trainer,
         hf: Mapping[str, Any] | None,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         recipe: Mapping[str, Any],
         files: Mapping[str, bytes] | None = None,
     ) -> Path:
@@ -87,7 +87,8 @@ class Checkpoints:
             if (
                 not path.exists() or why_invalid(path) is not None
             ):  # a valid one is that from which this run was resumed
-                self._build(path, trainer, hf, {**tokenizer.files(), **(files or {})}, recipe)
+                words = {} if tokenizer is None else tokenizer.files()
+                self._build(path, trainer, hf, {**words, **(files or {})}, recipe)
             self._renew_model(path)
             for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
                 old.rename(self.directory / f".{old.name}.old")
@@ -268,12 +269,14 @@ def read_optimizer(path: Path) -> dict[str, Tensor]:
     return {name: source.read(name) for name in source.names}
 
 
-def read_model(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
-    """Module, tokenizer and HF config of a directory, in the stored dtype.  Raises TextError without a tokenizer."""
+def read_model(path: Path) -> tuple[Transformer, Tokenizer | None, dict[str, Any]]:
+    """Module, tokenizer and HF config of a directory, in the stored dtype; None for a model that reads no text.
+
+    Raises TextError where any other has no tokenizer."""
     header = read_header(path)
     assert header.source is not None
     module, _ = read_weights(header.spec, header.source)
-    return module, from_directory(path), header.hf
+    return module, from_directory(path) if module.spec.vocab else None, header.hf
 
 
 def _link_or_copy(source: str, target: str) -> None:

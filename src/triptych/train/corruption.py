@@ -245,7 +245,7 @@ class ReplacedTask(HeadTask):
             counts[sorted(masking.special)] = 0.0
             return ByFrequency(counts / counts.sum())
         module, other, _ = read_model(Path(path))
-        if not isinstance(module.spec.head, MaskedLMHeadSpec):
+        if other is None or not isinstance(module.spec.head, MaskedLMHeadSpec):
             raise ConfigError(f"objective.generator = {path!r} is not a masked language model")
         if other.backend.get_vocab() != tokenizer.backend.get_vocab():
             raise ConfigError(f"objective.generator = {path!r} has another vocabulary than the model")

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from triptych import nn
-from triptych.errors import CheckpointError, ConfigError, InputError, TriptychError, nearest
+from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, nearest
 from triptych.families import read_config
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
 from triptych.text import (
@@ -28,47 +27,50 @@ from triptych.text import (
     from_directory,
     word_tokenizer,
 )
-from triptych.train import sources
+from triptych.train import text_rows
 from triptych.train.adapters import with_new_adapter, with_saved_adapter
 from triptych.train.base_model import Base, BaseSettings, read_base
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
-from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
 from triptych.train.disk_space import DiskSpace
-from triptych.train.evaluate import HeldOut
 from triptych.train.loop import Event, Progress, Trainer
-from triptych.train.objectives import TokenMasking
 from triptych.train.optim import Optimizer
 from triptych.train.recipe import Objective, Recipe, check_recipe
 from triptych.train.run_lock import RunLock
-from triptych.train.sources import Pair
 from triptych.train.stop import Interrupted, on_signal
 from triptych.train.task import ObjectiveTask
 from triptych.train.tasks import read_task
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
-Text = str | Pair  # a document, or source and target
 _LAYOUT: dict[Objective, str] = {
     "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
-    "masked": "encoder", "labels": "encoder", "tags": "encoder", "spans": "encoder", "contrastive": "encoder",
-    "replaced": "encoder", "transcripts": "encoder-decoder",
+    "captions": "encoder-decoder", "transcripts": "encoder-decoder", "masked": "encoder", "labels": "encoder",
+    "tags": "encoder", "spans": "encoder", "contrastive": "encoder", "replaced": "encoder",
 }  # fmt: skip
 _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
 
 
 @dataclass(eq=False)
 class Job:
-    """Everything of one run.  `files` are what its checkpoints hold beside weights, config and tokenizer, `origin` the
-    checkpoint it was resumed from, `skipped` the newer ones that are not valid, with the reason, and `lock` the lock on
-    `run.out`, which a resumed job holds until it has run."""
+    """Everything of one run.  `words` is the tokenizer, None for a model that reads no text; `files` are what its
+    checkpoints hold beside weights, config and tokenizer, `origin` the checkpoint it was resumed from, `skipped` the
+    newer ones that are not valid, with the reason, and `lock` the lock on `run.out`, which a resumed job holds until it
+    has run."""
 
     recipe: Recipe
     trainer: Trainer
-    tokenizer: Tokenizer
+    words: Tokenizer | None
     hf: dict[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict)
     origin: Path | None = None
     skipped: tuple[str, ...] = ()
     lock: RunLock | None = field(default=None, repr=False)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.  Raises TextError for a model that reads no text."""
+        if self.words is None:
+            raise TextError(f"a {self.trainer.module.spec.family} reads no text and has no tokenizer")
+        return self.words
 
     @property
     def model(self) -> Path | None:
@@ -79,9 +81,10 @@ class Job:
     def sample_prompt(self) -> list[int]:
         """What a decoder writes on from, to be judged during the run: BOS (else EOS) with a new model, the first tokens
         of the held-out data with an existing one."""
-        first = self.tokenizer.eos_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
+        words = self.tokenizer
+        first = words.eos_id if words.bos_id is None else words.bos_id
         if self.recipe.base is None or self.trainer.held is None:
-            return _ids(first)
+            return [] if first is None else [first]
         batch = self.trainer.held.batches[0]
         count = min(PROMPT_TOKENS, max(1, batch.rows.lengths[0] // 2))
         return [int(i) for i in batch.ids[:count]]
@@ -116,7 +119,7 @@ class Job:
             self._check_directory(checkpoints, force)
 
             def save(trainer: Trainer) -> None:
-                checkpoints.save(trainer, self.hf, self.tokenizer, self.recipe.model_dump(), self.files)
+                checkpoints.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
 
             trainer.on_save = save
             with on_signal(trainer.stop) as received:
@@ -156,21 +159,21 @@ def prepare(recipe: Recipe) -> Job:
     Raises ConfigError where parts of the recipe do not fit together, TextError and InputError for the data.
     """
     task = read_task(recipe)
-    train, held = _texts(recipe) if task is None else (task.texts, [])
+    train, held = text_rows.texts(recipe) if task is None else (task.texts, [])
     if recipe.base is not None:
         base = _base(recipe, recipe.base, task)
-        job = _job(recipe, base.module, base.tokenizer, base.hf, train, held, Progress(), task)
-        job.files = base.files if task is None else task.saved_files(base.files)
-        return job
-    tokenizer = _tokenizer(recipe, train) if task is None else task.completed(_tokenizer(recipe, train))
-    hf = _completed(recipe.model, tokenizer, recipe.objective.name)
+        files = base.files if task is None else task.saved_files(base.files)
+        return _job(recipe, base.module, base.tokenizer, base.hf, train, held, Progress(), task, files)
+    tokenizer = None if recipe.tokenizer is None else _tokenizer(recipe, train)
+    if tokenizer is not None and task is not None:
+        tokenizer = task.completed(tokenizer)
+    hf = recipe.model if tokenizer is None else _completed(recipe.model, tokenizer, recipe.objective.name)
     if task is None:
         module = nn.new(read_config(hf, where="model"), recipe.run.seed)
     else:
         module, hf = task.new(hf)
-    job = _job(recipe, module, tokenizer, hf, train, held, Progress(), task)
-    job.files = {} if task is None else task.saved_files({})
-    return job
+    files = {} if task is None else task.saved_files(task.files)
+    return _job(recipe, module, tokenizer, hf, train, held, Progress(), task, files)
 
 
 def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask | None) -> Base:
@@ -210,13 +213,12 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
             (module, tokenizer, hf), files = read_model(saved.path), read_files(saved.path)
         if task is not None:
             task.check_labels(module, hf)
-        texts = _texts(recipe) if task is None else (task.texts, [])
-        job = _job(recipe, module, tokenizer, hf, *texts, progress, task)
+        texts = text_rows.texts(recipe) if task is None else (task.texts, [])
+        job = _job(recipe, module, tokenizer, hf, *texts, progress, task, files)
         job.trainer.optimizer.restore(read_optimizer(saved.path))
     except BaseException:
         lock.release()
         raise
-    job.files = files
     job.origin, job.skipped, job.lock = saved.path, saved.skipped, lock
     return job
 
@@ -232,7 +234,7 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
         whole.run()
         half = prepare(recipe.model_copy(update={"run": settings.model_copy(update={"out": out})}))
         half.run(until=steps // 2)
-        Checkpoints(out).save(half.trainer, half.hf, half.tokenizer, half.recipe.model_dump())
+        Checkpoints(out).save(half.trainer, half.hf, half.words, half.recipe.model_dump())
         resumed = resume(out)
         resumed.run()
         for name, parameter in whole.trainer.module.named_parameters():
@@ -255,49 +257,32 @@ def _created(directory: Path) -> Path:
 def _job(
     recipe: Recipe,
     module: nn.Transformer,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     hf: dict[str, Any],
-    train: Sequence[Text],
-    held: Sequence[Text],
+    train: Sequence[text_rows.Text],
+    held: Sequence[text_rows.Text],
     at: Progress,
-    task: ObjectiveTask | None = None,
+    task: ObjectiveTask | None,
+    files: Mapping[str, bytes],
 ) -> Job:
     _check_fit(recipe, module, tokenizer, None if task is None else task.head)
     module = module.to(recipe.run.device)
     tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
     if task is not None:
-        data, evaluation = task.data(module, tokenizer, tokens)
-        optimizer = Optimizer(module, recipe.optimizer)
-        return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
-    masking = _masking(recipe, tokenizer, train) if recipe.objective.name == "masked" else None
-    data, held_data = (_data(recipe, module, tokenizer, side, masking) for side in (train, held))
-    _check_length(data, recipe.run.length)
-    seq2seq = recipe.objective.name == "seq2seq"
-    check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
-    text = "".join(_documents(held)) if recipe.objective.name == "causal" else None
-    evaluation = HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
-    optimizer = Optimizer(module, recipe.optimizer)
-    return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
+        task.files = files
+        with_text = None if tokenizer is None else task.data(module, tokenizer, tokens)
+        data, evaluation = with_text or task.data_without_text(module, tokens)
+    else:
+        data, evaluation = text_rows.text_data(recipe, module, tokenizer, train, held, tokens)
+    trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, recipe.run, evaluation, at)
+    return Job(recipe, trainer, tokenizer, hf, files)
 
 
-def _texts(recipe: Recipe) -> tuple[Sequence[Text], Sequence[Text]]:
-    """Training and held-out texts: pairs for seq2seq, otherwise documents."""
-    return sources.pairs(recipe.data) if recipe.objective.name == "seq2seq" else sources.texts(recipe.data)
-
-
-def _documents(texts: Sequence[Text]) -> list[str]:
-    return [text for text in texts if isinstance(text, str)]
-
-
-def _pairs(texts: Sequence[Text]) -> list[Pair]:
-    return [text for text in texts if not isinstance(text, str)]
-
-
-def _tokenizer(recipe: Recipe, train: Sequence[Text]) -> Tokenizer:
+def _tokenizer(recipe: Recipe, train: Sequence[text_rows.Text]) -> Tokenizer:
     """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
     layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
-    texts = [*_documents(train), *(side for pair in _pairs(train) for side in pair)]
+    texts = [*text_rows.documents(train), *(side for pair in text_rows.pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)
     if name == "characters":
@@ -324,7 +309,7 @@ def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Objective
     return defaults | model
 
 
-def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, own: type | None) -> None:
+def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | None, own: type | None) -> None:
     """Raises ConfigError unless the model has the layout and the head of the objective (`own`, where a task names it),
     and enough positions and tokens."""
     spec, objective = module.spec, recipe.objective.name
@@ -334,6 +319,8 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, own
             f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}, "
             f"whose objective is {fitting}"
         )
+    if objective in ("seq2seq", "corruption") and not spec.source_vocab:
+        raise ConfigError(f"objective {objective} reads text, which a {spec.family} does not; captions reads images")
     head = own or (MaskedLMHeadSpec if objective == "masked" else LMHeadSpec)
     if not isinstance(spec.head, head) and recipe.base is not None:
         raise ConfigError(
@@ -342,6 +329,8 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, own
         )
     if not isinstance(spec.head, head):
         raise ConfigError(f"objective {objective} needs a {head.__name__}; name the class in model.architectures")
+    if tokenizer is None:
+        return
     if tokenizer.vocab_size > spec.vocab:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} tokens and the model {spec.vocab}")
     if spec.context is not None and recipe.run.length > spec.context:
@@ -350,54 +339,3 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, own
         raise ConfigError("objective masked needs a tokenizer with a mask token")
     if spec.layout == "encoder-decoder" and spec.ids.start is None:
         raise ConfigError(f"objective {objective} needs model.decoder_start_token_id")
-
-
-def _check_length(data: Data, length: int) -> None:
-    """Raises InputError if the whole training text is shorter than one row: every row would then be the same text."""
-    tokens = length
-    if isinstance(data, CausalText):
-        tokens = len(data.shifted)
-    elif isinstance(data, MaskedText):
-        tokens, length = len(data.plain), data.inner
-    if tokens < length:
-        raise InputError(
-            f"the training text has {tokens} tokens, fewer than one row of {length}; give more text or lower run.length"
-        )
-
-
-def _masking(recipe: Recipe, tokenizer: Tokenizer, train: Sequence[Text]) -> TokenMasking:
-    """Masking of every token but the special ones, or of the commonest tokens only."""
-    assert tokenizer.mask_id is not None
-    special = frozenset(i for i in vars(tokenizer).values() if isinstance(i, int))
-    if recipe.objective.commonest is not None:
-        documents, size = _documents(train), tokenizer.vocab_size
-        counts = sum(np.bincount(tokenizer.encode_corpus(text), minlength=size) for text in documents)
-        order = [int(i) for i in np.argsort(-np.asarray(counts), kind="stable") if int(i) not in special]
-        special |= frozenset(order[recipe.objective.commonest :])
-    return TokenMasking(tokenizer.mask_id, tokenizer.vocab_size, special, recipe.objective.rate)
-
-
-def _data(
-    recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer, texts: Sequence[Text], masking: TokenMasking | None
-) -> Data:
-    """Rows for the objective from documents, or from pairs of texts."""
-    length, start = recipe.run.length, module.spec.ids.start
-    if recipe.objective.name == "seq2seq":
-        assert start is not None
-        rows = [(tokenizer.encode(source), tokenizer.encode(target)) for source, target in _pairs(texts)]
-        if recipe.data.drop_longer:
-            rows = [row for row in rows if max(map(len, row)) <= length]
-        return Pairs.of(rows, start, length)
-    documents = [tokenizer.encode_corpus(document).tolist() for document in _documents(texts)]
-    if masking is not None:
-        before, after = _ids(tokenizer.cls_id), _ids(tokenizer.sep_id)
-        return MaskedText.of(documents, length, masking, before, after)
-    before, after = _ids(tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id), _ids(tokenizer.eos_id)
-    if recipe.base is not None and tokenizer.leading_bos is None:  # as the texts that this model was trained on
-        before = []
-    return CausalText.of([[*before, *document, *after] for document in documents], length)
-
-
-def _ids(special: int | None) -> list[int]:
-    """The id of a special token as a sequence, empty if the tokenizer lacks it."""
-    return [] if special is None else [special]

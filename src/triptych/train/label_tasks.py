@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +35,17 @@ Guesses = Mapping[str, Sequence[NDArray[np.integer]]]  # by the name of a baseli
 
 class LabelTask(HeadTask):
     """One label of each text, or several (`objective.several`): fields `text` and `label` (or `labels`), and `text_b`
-    for pairs."""
+    for pairs.  `reads` is the field that is labelled, `also` are those that may stand beside it."""
 
     kind = "labels"
+    reads: ClassVar[str] = "text"
+    also: ClassVar[tuple[str, ...]] = ("text_b",)
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.several = recipe.objective.several
         field = "labels" if self.several else "label"
-        self.train, self.held = read_split(recipe.data, ("text", field), ("text_b",))
+        self.train, self.held = read_split(recipe.data, (self.reads, field), self.also)
         self.names = [[self._names(record, field) for record in side] for side in (self.train, self.held)]
         self.labels = ordered_labels(label for names in self.names[0] for label in names)
         if len(self.labels) < 2:
@@ -52,22 +55,29 @@ class LabelTask(HeadTask):
         known = set(self.labels)
         pairs = zip(self.names[1], self.held, strict=True)
         refuse_unseen((label, record) for names, record in pairs for label in names if label not in known)
-        self.texts = [text for record in self.train for text in _both(record) if text is not None]
+        self.texts = [text for record in self.train for text in self._texts(record)]
+
+    def _texts(self, record: DataRecord) -> list[str]:
+        return [text for text in _both(record) if text is not None]
 
     def _names(self, record: DataRecord, field: str) -> list[str]:
         return record.listed(field, ";") if self.several else [record.label(field)]
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+    def goals(self) -> tuple[list[NDArray[np.int64]], NDArray[np.int64], HeadLoss]:
+        """The goal of each record to train on and held out, `[records, 1]` or `[records, C]`; of the former the labels
+        as the metrics and guesses take them; and the loss."""
         assert self.labels is not None
-        fit, index = Fitter(self.recipe, tokenizer), {label: i for i, label in enumerate(self.labels)}
+        index = {label: i for i, label in enumerate(self.labels)}
         goals = [np.stack([_goal(names, index, self.several) for names in side]) for side in self.names]
-        right = goals[0] if self.several else goals[0][:, 0]
-        loss: HeadLoss
         if self.several:
             _refuse_smoothing(self.recipe.objective)
-            loss = SeveralLoss(tuple(self.labels))
-        else:
-            loss = class_loss(self.recipe.objective, self.labels, right)
+            return goals, goals[0], SeveralLoss(tuple(self.labels))
+        right = goals[0][:, 0]
+        return goals, right, class_loss(self.recipe.objective, self.labels, right)
+
+    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+        assert self.labels is not None
+        fit, (goals, right, loss) = Fitter(self.recipe, tokenizer), self.goals()
 
         def rows(records: Sequence[DataRecord], goals: NDArray[np.int64]) -> list[LabelledExample | None]:
             every: list[LabelledExample | None] = []

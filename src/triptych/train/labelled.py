@@ -98,9 +98,10 @@ def labelled(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledBatch(TrainingBatch):
-    """Rows of one objective with labels: token types [N], and the goals of the rows end to end."""
+    """Rows of one objective with labels: token types [N], None for other inputs than tokens, and the goals of the rows
+    end to end."""
 
-    types: Tensor
+    types: Tensor | None
     goals: Tensor
     examples: tuple[LabelledExample, ...]
     head: HeadLoss

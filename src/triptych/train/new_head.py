@@ -22,7 +22,7 @@ HeadKind = Literal["labels", "tags", "spans", "contrastive", "replaced"]
 _NAMES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
     "distilbert": "DistilBert", "electra": "Electra", "modernbert": "ModernBert", "deberta": "Deberta",
-    "deberta-v2": "DebertaV2",
+    "deberta-v2": "DebertaV2", "vit": "ViT",
 }  # fmt: skip
 _CLASSES: dict[HeadKind, str] = {
     "labels": "ForSequenceClassification",
@@ -49,11 +49,13 @@ def head_config(
     Raises ConfigError for a model that has no such class.
     """
     name = _NAMES.get(str(hf.get("model_type")))
-    if name is None or (kind == "replaced" and name != "Electra"):
-        known = "electra" if kind == "replaced" else ", ".join(_NAMES)
+    if name is None or (kind == "replaced" and name != "Electra") or (kind != "labels" and name == "ViT"):
+        known = (
+            "electra" if kind == "replaced" else ", ".join(one for one in _NAMES if kind == "labels" or one != "vit")
+        )
         raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {hf.get('model_type')}")
     config = {key: value for key, value in hf.items() if key not in ("num_labels", "id2label", "label2id")}
-    config["architectures"] = [name + _CLASSES[kind]]
+    config["architectures"] = [name + ("ForImageClassification" if name == "ViT" else _CLASSES[kind])]
     if kind != "contrastive":
         config = {key: value for key, value in config.items() if key not in (KEY, "triptych_pooling")}
     elif "triptych_pooling" not in config:

@@ -11,7 +11,7 @@ from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError
 from triptych.files import exists
-from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
+from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.train.recipe import Recipe, check_recipe, read_tables, sections
 from triptych.train.recipe_keys import Key, details, keys, meaning, single_keys, toml
 
@@ -65,20 +65,27 @@ def write_new_recipe(
 
 
 def fine_tuning_tables(base: str, *, adapter: bool = False) -> dict[str, Any]:
-    """The tables of a recipe that trains the model `base` further: its objective by its layout, rows within its
-    context, packed weights unpacked unless an `adapter` is trained.  Raises InputError for a model without a head that
-    an objective trains."""
+    """The tables of a recipe that trains the model `base` further: its objective by its layout and what it reads, rows
+    within its context, packed weights unpacked unless an `adapter` is trained.
+
+    Raises InputError for a model without a head that an objective trains.
+    """
     header = read_header(base)
     spec = header.spec
     if not isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec):
         raise InputError(f"{base} is a {spec.family} {spec.layout} without a head that predicts tokens; {_HEADS}")
+    if isinstance(spec.reads.embed, PatchesSpec):
+        data, objective = dict[str, Any](path="captions.jsonl"), "captions"  # there are no images to begin with
+    else:
+        limit = 2000 if spec.layout == "encoder-decoder" else 20000
+        data, objective = {"path": "shakespeare", "held_out_limit": limit}, _OBJECTIVE[spec.layout]
     unpacked = not adapter and stores_packed(header.source)
     model: dict[str, Any] = {"path": base} | ({"dequantize": True} if unpacked else {})
     added = {"adapter": ADAPTER, "optimizer": {"lr": ADAPTER_RATE}} if adapter else {}
     return added | {
         "model": model,
-        "data": {"path": "shakespeare", "held_out_limit": 2000 if spec.layout == "encoder-decoder" else 20000},
-        "objective": {"name": _OBJECTIVE[spec.layout]},
+        "data": data,
+        "objective": {"name": objective},
         "run": {"rows": ROWS, "length": min(LENGTH, spec.context or LENGTH), "seconds": SECONDS},
     }
 

@@ -41,7 +41,7 @@ class Example:
 
     def collated(self, examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
         """The rows `examples`, all of this row's class, as one batch; other objectives have batches of their own."""
-        return _token_batch(examples, device)
+        return token_batch(examples, device)
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
         """What is to be predicted at each token, to be read by people."""
@@ -155,7 +155,8 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
     return examples[0].collated(examples, device)
 
 
-def _token_batch(examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+def token_batch(examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+    """The tokens of the rows as one flat batch, and those of their sources."""
     trained = np.concatenate([e.trained for e in examples])
     on = partial(_tensor, device=torch.device(device))
     source = None

@@ -23,18 +23,10 @@ from triptych.train.optim import OptimizerSettings, Schedule
 from triptych.train.settings import Positive, Rate, Section
 
 Objective = Literal[
-    "causal",
-    "masked",
-    "seq2seq",
-    "labels",
-    "tags",
-    "spans",
-    "contrastive",
-    "chat",
-    "corruption",
-    "replaced",
-    "transcripts",
-]
+    "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
+    "captions", "transcripts",
+]  # fmt: skip
+IMAGE_MODELS = ("vit",)  # the types of models that read images and no text, and so have no tokenizer
 SHIPPED = ("decoder", "encoder", "encoder-decoder")  # the recipes in this package, those of the quickstart's panels
 RECIPES = Path(__file__).with_name("recipes")
 #: Defaults of a recipe with `model.path`: an existing model is changed little at a time, by the optimizer that most
@@ -79,10 +71,11 @@ class ObjectiveSettings(Section):
 
     name: Objective
     """`causal` predicts the next token (decoders), `masked` hidden tokens (encoders), `seq2seq` the target from the
-    source (encoder-decoders).  `labels` predicts the label of a text or a pair of texts, `tags` those of words, `spans`
-    an answer's place in its context, `contrastive` which texts belong together, by the cosine of their vectors, and
-    `replaced` which tokens were replaced by samples (encoders).  `chat` predicts the assistant's turns (decoders),
-    `corruption` what spans of the text were removed (encoder-decoders), `transcripts` what is said in a sound."""
+    source (encoder-decoders).  `labels` predicts the label of a text, a pair of texts or an image, `tags` those of
+    words, `spans` an answer's place in its context, `contrastive` which texts belong together, by the cosine of their
+    vectors, and `replaced` which tokens were replaced by samples (encoders).  `chat` predicts the assistant's turns
+    (decoders), `corruption` what spans of the text were removed (encoder-decoders), `captions` the text of an image (an
+    encoder of images with a decoder), and `transcripts` what is said in a sound."""
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Of masked, corruption and replaced, the share of the tokens of a row that is hidden, removed or replaced."""
     commonest: Positive | None = None
@@ -90,7 +83,7 @@ class ObjectiveSettings(Section):
     several: bool = False
     """Of labels, a text may have several."""
     smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of labels and tags, the share of each target that is spread over all labels."""
+    """Of labels and tags, the share of each target that is spread over all labels; of captions, over all tokens."""
     class_weights: Literal["balanced"] | dict[str, Rate] | None = None
     """Of labels and tags, a weight by label, or "balanced", with which every label weighs the same in sum."""
     scale: Rate = 20.0
@@ -184,8 +177,10 @@ def check_recipe(
     _add_defaults(tables)
     try:
         recipe = Recipe.model_validate(tables)
-        if ("path" in recipe.model) == (recipe.tokenizer is not None):
+        images = recipe.model.get("model_type") in IMAGE_MODELS
+        if (recipe.tokenizer is None) != ("path" in recipe.model or images):
             problem = "a new model needs a tokenizer, and model.path has its own; give one of the two"
+            problem = f"a {recipe.model['model_type']} reads no text; remove tokenizer" if images else problem
             raise ConfigError(f"{where}: {problem}")
         _ = recipe.base
     except ValidationError as error:

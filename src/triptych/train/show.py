@@ -49,15 +49,19 @@ class ShownRow:
         return sum(token.trained for token in self.tokens)
 
 
-def show_batch(examples: Sequence[Example], tokenizer: Tokenizer, *, shifted: bool = True) -> list[ShownRow]:
+def show_batch(examples: Sequence[Example], tokenizer: Tokenizer | None, *, shifted: bool = True) -> list[ShownRow]:
     """The rows of a draw with their tokens readable: `job.trainer.data.draw(seed, step, rows)`.
 
-    `shifted` says whether each target is the token after its input, as it is but for masked language modelling.
+    Without a tokenizer the rows are those of images, whose positions have numbers.  `shifted` says whether each target
+    is the token after its input, as it is but for masked language modelling.
     """
     rows = []
     for example in examples:
-        names = tokenizer.tokens(example.ids.tolist()), example.target_names(tokenizer)
+        if tokenizer is None:
+            names = [str(i) for i in range(len(example.ids))], [""] * len(example.ids)
+        else:
+            names = tokenizer.tokens(example.ids.tolist()), example.target_names(tokenizer)
         tokens = tuple(ShownToken(*fields) for fields in zip(*names, example.trained.tolist(), strict=True))
-        source = () if example.source is None else tuple(tokenizer.tokens(example.source.tolist()))
+        source = () if example.source is None or tokenizer is None else tuple(tokenizer.tokens(example.source.tolist()))
         rows.append(ShownRow(tokens, source, shifted))
     return rows

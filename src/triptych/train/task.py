@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from triptych import nn
-from triptych.errors import ConfigError, InputError, shown
+from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
@@ -38,13 +38,16 @@ HEADS: dict[HeadKind, type] = {
 
 class ObjectiveTask:
     """An objective with data of its own.  `texts` are those that a new tokenizer is trained on, `head` the class of the
-    head that it trains, None for the usual one of its layout."""
+    head that it trains, None for the usual one of its layout.  `files` are those beside the weights of the model, which
+    say how other inputs than text are prepared.  Without `reads_text` the model needs no tokenizer."""
 
     head: type | None = None
+    reads_text: ClassVar[bool] = True
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.texts: list[str] = []
+        self.files: Mapping[str, bytes] = {}
 
     def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
         """A fresh model of the config `hf`, and the config to save with it."""
@@ -68,6 +71,12 @@ class ObjectiveTask:
     def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
         """Rows to train on, and those held out in batches of about `tokens` tokens."""
         raise NotImplementedError
+
+    def data_without_text(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+        """The same for a model without a tokenizer.  Raises TextError where the objective reads or writes text."""
+        raise TextError(
+            f"objective {self.recipe.objective.name} needs a model with a tokenizer; add its tokenizer.json"
+        )
 
 
 class HeadTask(ObjectiveTask):

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from triptych.checkpoints.header import read_header
 from triptych.errors import ConfigError
+from triptych.spec import PatchesSpec
 from triptych.train.audio_records import TranscriptTask
+from triptych.train.caption_task import CaptionTask
 from triptych.train.chat_task import ChatTask
 from triptych.train.contrastive import ContrastiveTask
 from triptych.train.corruption import CorruptionTask, ReplacedTask, refuse_records
+from triptych.train.image_labels import ImageLabelTask
 from triptych.train.label_tasks import LabelTask, TagTask
-from triptych.train.recipe import Objective, ObjectiveSettings, Recipe
+from triptych.train.recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe
 from triptych.train.span_task import SpanTask
 from triptych.train.task import ObjectiveTask
 
 _TASKS: dict[Objective, Callable[[Recipe], ObjectiveTask]] = {
-    "labels": LabelTask,
+    "labels": lambda recipe: (ImageLabelTask if reads_images(recipe) else LabelTask)(recipe),
     "tags": TagTask,
     "spans": SpanTask,
     "contrastive": ContrastiveTask,
     "chat": ChatTask,
+    "captions": CaptionTask,
     "corruption": CorruptionTask,
     "replaced": ReplacedTask,
     "transcripts": TranscriptTask,
@@ -27,7 +32,7 @@ _TASKS: dict[Objective, Callable[[Recipe], ObjectiveTask]] = {
 #: The objectives that read a key of `objective`; for all others it must have its default.
 _READ_BY: dict[str, tuple[Objective, ...]] = {
     "several": ("labels",),
-    "smoothing": ("labels", "tags", "spans"),
+    "smoothing": ("labels", "tags", "spans", "captions"),
     "class_weights": ("labels", "tags"),
     "scale": ("contrastive",),
     "span": ("corruption",),
@@ -47,6 +52,14 @@ def read_task(recipe: Recipe) -> ObjectiveTask | None:
         return make(recipe)
     refuse_records(recipe)
     return None
+
+
+def reads_images(recipe: Recipe) -> bool:
+    """Whether the model of the recipe reads images, by its config."""
+    base = recipe.base
+    if base is None:
+        return recipe.model.get("model_type") in IMAGE_MODELS
+    return isinstance(read_header(base.path).spec.reads.embed, PatchesSpec)
 
 
 def _refuse_unread(settings: ObjectiveSettings) -> None:

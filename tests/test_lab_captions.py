@@ -1,0 +1,122 @@
+"""The labs on drawn pictures: in small, broken, and with shuffled data; and the pictures on their page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.labs import captions, image_labels
+from triptych.labs.lab import LabResult, Setup
+from triptych.media import scenes
+from triptych.media.image import png
+from triptych.page import PatchWeights, Picture, PicturesSection, render
+from triptych.text import SEQ2SEQ, word_tokenizer
+
+TINY = {"scenes": 200, "judged": 20, "steps": 2, "control": 1, "rows": 8, "width": 16}
+
+
+def failed(result: LabResult) -> list[str]:
+    """The claim of each criterion that was not met."""
+    return [check.claim for check in result.checks if not check.passed]
+
+
+@pytest.mark.heavy
+def test_a_decoder_that_learned_nothing_fails_and_its_page_is_drawn() -> None:
+    result = captions.result(Setup(sizes=TINY))
+    assert failed(result) == [check.claim for check in result.checks[:2]]
+    page = render(result.question, result.sections)
+    assert page.count("data:image/png;base64,") >= 3
+    assert [section.kind for section in result.sections] == ["table", "table", "pictures", "curve"]
+
+
+def test_weights_are_counted_on_the_object_that_is_named() -> None:
+    """Patterns made by hand: all weight on the named object, evenly spread, and on the other object."""
+    subject = scenes.scenes(30, 2)
+    seen = captions.Seen.__new__(captions.Seen)
+    seen.scenes, seen.patch = subject, 6
+    patches = (scenes.SIDE // seen.patch) ** 2
+    right, even, wrong = [], [], []
+    for scene in subject:
+        count = len(scene.caption.split()) + 1
+        words = len(scene.caption.split())
+        places = ((1, 2), (words - 2, words - 1))
+        pattern = torch.full((2, count, 1 + patches), 1 / (1 + patches))
+        even.append(pattern)
+        for patterns, objects in ((right, scene.objects), (wrong, scene.objects[::-1])):
+            own = pattern.clone()
+            for one, both in zip(objects, places, strict=True):
+                on = torch.cat([torch.zeros(1), torch.from_numpy(one.patches(seen.patch)).float()])
+                own[:, list(both)] = on / on.sum()
+            patterns.append(own)
+    seen.patterns = [right, even, wrong]
+    on_object, spread, elsewhere = seen.on_objects()
+    assert spread == pytest.approx(1.0)
+    assert on_object > captions.ON_OBJECT
+    assert elsewhere < 0.5
+
+
+def test_hidden_words_are_a_share_and_never_the_start() -> None:
+    texts = [scene.caption for scene in scenes.scenes(40, 0)]
+    tokenizer = word_tokenizer(texts, 100, SEQ2SEQ)
+    model = captions.created(captions.Sizes(width=16), tokenizer, 0)
+    assert model.spec.ids.start == tokenizer.pad_id
+    rows = tuple(captions.seq2seq([0], tokenizer.encode(text), tokenizer.pad_id) for text in texts)
+    data = captions.HiddenWords(rows, tokenizer.unk_id)
+    drawn = data.draw(0, 0, 40)
+    assert all(row.ids[0] == tokenizer.pad_id for row in drawn)
+    hidden = np.concatenate([row.ids[1:] == tokenizer.unk_id for row in drawn])
+    assert abs(hidden.mean() - captions.HIDDEN) < 0.1
+    assert not any((row.targets == tokenizer.unk_id).any() for row in drawn)
+    assert all((a.ids == b.ids).all() for a, b in zip(drawn, data.draw(0, 0, 40), strict=True))
+
+
+SHAPES = {"pictures": 1200, "judged": 200, "steps": 100}
+
+
+@pytest.mark.heavy
+def test_a_vit_names_shapes() -> None:
+    result = image_labels.run(Setup(sizes=SHAPES))
+    assert result.passed, result.verdict
+
+
+@pytest.mark.heavy
+def test_a_vit_on_shuffled_labels_fails() -> None:
+    assert len(failed(image_labels.result(Setup(sizes=SHAPES), shuffled=True))) >= 2
+
+
+@pytest.mark.heavy
+def test_a_vit_without_attention_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first vector then never hears of a patch."""
+    forward = nn.Attention.forward
+    monkeypatch.setattr(nn.Attention, "forward", lambda part, x, *given: torch.zeros_like(forward(part, x, *given)))
+    assert len(failed(image_labels.result(Setup(sizes=SHAPES)))) >= 2
+
+
+# ---------------------------------------------------------------- pictures on a page
+
+
+def picture(weights: Any) -> Picture:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    return Picture("a <b>", png(pixels), [PatchWeights("word", np.asarray(weights, dtype=np.float64), "50%")])
+
+
+def test_a_patch_is_the_darker_the_less_weight_it_has() -> None:
+    section = PicturesSection("t", "n", [picture([[0.0, 0.1], [0.2, 0.4]])])
+    covers = {(x, y): opacity for x, y, opacity in section.covers(section.pictures[0].words[0])}
+    assert covers[1, 1] == 0
+    assert covers[0, 0] > covers[1, 0] > covers[0, 1] > 0
+    page = render("t", [section])
+    assert "<b>" not in page.split("<main")[1].split("alt=")[1][:40]
+    assert page.count("<rect ") == 4
+    assert " style=" not in page.split("<main")[1].split("</main>")[0]  # which the page's policy would not allow
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.5], [[1.5]], [[-0.1]], [[float("nan")]]])
+def test_weights_that_are_no_matrix_of_shares_are_refused(weights: Any) -> None:
+    with pytest.raises(InputError, match="give a matrix"):
+        PicturesSection("t", "", [picture(weights)])
