@@ -33,6 +33,7 @@ LABS = {
     "gradients": "a backward written by hand beside autograd's",
     "trained-scale": "attention trained with and without the division by √d",
     "trained-heads": "1 to 16 heads at equal parameters, reading one place or several at once",
+    "padding": "padding that is not masked: what trained models answer beside it",
     "norm-placement": "pre- and post-norm trained over depth, with and without a warm-up",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Literal, Protocol
 
@@ -60,6 +61,35 @@ class Places:
             targets[:, first:] = targets[:, first:] * base + ids[:, first - place : self.length - place]
         trained = np.arange(self.length) >= first
         return [Example(row, answers % self.classes, trained) for row, answers in zip(ids, targets, strict=True)]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Random symbols; the answer at a token is what a table [symbols, symbols] has for it and the one before it.
+
+    The entries of the table are random symbols that `seed` draws, so that no rule is shorter than the table.  The best
+    loss is 0.
+    """
+
+    symbols: int
+    length: int
+    seed: int
+
+    @property
+    def classes(self) -> int:
+        return self.symbols
+
+    @cached_property
+    def entries(self) -> Ids:
+        drawn = np.random.default_rng(self.seed).integers(self.symbols, size=(self.symbols, self.symbols))
+        return drawn.astype(np.int32)
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
+        targets = np.zeros_like(ids)
+        targets[:, 1:] = self.entries[ids[:, :-1], ids[:, 1:]]
+        trained = np.arange(self.length) >= 1
+        return [Example(row, answers, trained) for row, answers in zip(ids, targets, strict=True)]
 
 
 @dataclass(frozen=True)
