@@ -34,6 +34,8 @@ LABS = {
     "trained-scale": "attention trained with and without the division by √d",
     "trained-heads": "1 to 16 heads at equal parameters, reading one place or several at once",
     "padding": "padding that is not masked: what trained models answer beside it",
+    "residual-scaling": "how the weights that write to the residual stream begin, trained",
+    "activations": "ReLU, GELU and SwiGLU trained at equal parameters",
     "norm-placement": "pre- and post-norm trained over depth, with and without a warm-up",
 }
 

@@ -19,7 +19,6 @@ from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, 
 from triptych.train.data import Use, random_numbers
 from triptych.train.objectives import Ids, final
 
-
 LAST = 10  # steps whose mean loss is the loss at the end
 
 

@@ -1,7 +1,7 @@
 """1 to 16 heads trained at equal parameters (Vaswani et al. 2017, section 3.2.2 and table 3 A; lecture L4).
 
 One layer of attention without an MLP names the symbols that stand some places back: one place, for which one pattern
-of attention is enough, or several at once, whose order the sum that one pattern gives does not tell.
+of attention is enough, or several at once, which one pattern can only give as a sum.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec
 
 FALSIFIED_BY = (
-    "One head that reads several places as well as one head for each would have shown the claim false, and so would more"
-    " heads that read them worse than fewer do, up to the number of places. A difference at one place would mean that"
-    " heads help or harm for another reason than the number of patterns."
+    "One head that reads several places as well as one head for each would have shown the claim false, and so would"
+    " more heads that read them worse than fewer do, up to the number of places. A difference at one place would mean"
+    " that heads help or harm for another reason than the number of patterns."
 )
 SEEDS = 5
 
@@ -100,9 +100,10 @@ def _meaning(sizes: Sizes, layers: Layers) -> str:
     shares = ", ".join(f"{layers[SEVERAL, heads].right:.0%} by {heads}" for heads in sizes.heads)
     most = sizes.heads[-1]
     return (
-        "A head returns one weighted sum, from which it cannot be told which symbol stood where, so one head that must"
-        f" name {len(sizes.several)} symbols in their order is left with guessing. All layers have the same"
-        f" parameters, only cut into more heads: {shares}. More heads than places neither help nor harm here; a width"
+        f"A head returns one weighted sum. To name {len(sizes.several)} symbols in their order from one sum, a head has"
+        " to weigh the places differently and the rest of the layer to take the sum apart again; with a head for each"
+        " place nothing is mixed. All layers have the same parameters, only cut into more heads, and the same steps:"
+        f" {shares}. More heads than places neither help nor harm here; a width"
         f" of {sizes.width // most} for each of {most} heads is still enough to tell {sizes.length} places apart. With"
         " one place to read, one head is as good as any number. What many heads are good for is many places at once."
     )

@@ -17,8 +17,8 @@ from triptych.page import Curve, TableSection
 from triptych.spec import BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec, attention
 
 FALSIFIED_BY = (
-    "That the head of the largest d learns without the division as it does with it would have shown the claim false, and"
-    " so would a smallest d at which it matters too. If weights drawn smaller by the same factor did not help, large"
+    "That the head of the largest d learns without the division as it does with it would have shown the claim false,"
+    " and so would a smallest d at which it matters too. If weights drawn smaller by the same factor did not help, large"
     " scores at the beginning would not be the reason."
 )
 SEEDS = 5
@@ -75,7 +75,7 @@ def run(setup: Setup) -> LabResult:
 
 
 def _checks(sizes: Sizes, heads: Heads, shuffled: Trained) -> tuple[Check, ...]:
-    """A loss that went half the way counts as learned, and a share of right answers differs where a quarter does."""
+    """A head has learned if three quarters of its answers are right; a quarter of them is a difference."""
     narrow, wide = sizes.widths[0], sizes.widths[-1]
     chance = 1 / sizes.symbols
     worst = min(heads[SCALED, d].right for d in sizes.widths)
@@ -143,7 +143,9 @@ def _table(sizes: Sizes, heads: Heads) -> TableSection:
         ]
         for d in sizes.widths
     ]
-    return TableSection(f"One head after {sizes.steps} steps; {1 / sizes.symbols:.0%} are right by chance", header, rows)
+    return TableSection(
+        f"One head after {sizes.steps} steps; {1 / sizes.symbols:.0%} are right by chance", header, rows
+    )
 
 
 def _curve(sizes: Sizes, heads: Heads) -> Curve:
