@@ -18,7 +18,7 @@ from triptych.spec import BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec, attent
 
 FALSIFIED_BY = (
     "That the head of the largest d learns without the division as it does with it would have shown the claim false,"
-    " and so would a smallest d at which it matters too. If weights drawn smaller by the same factor did not help, large"
+    " and so would a smallest d at which it matters too. If weights drawn smaller by that factor did not help, large"
     " scores at the beginning would not be the reason."
 )
 SEEDS = 5
