@@ -44,9 +44,6 @@ class Sizes:
     rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
 
 
-FULL = Sizes(draws=5)
-
-
 @dataclass(frozen=True)
 class Trained:
     """One kind of MLP: its runs on the tables, its run on the task that needs none, and its parameters."""
@@ -66,7 +63,7 @@ def run(setup: Setup) -> LabResult:
 
     Raises InputError for a hidden width of which there are no two thirds.
     """
-    sizes = setup.sized(Sizes(), FULL)
+    sizes = setup.sized(Sizes())
     if sizes.hidden % 3:
         raise InputError(f"size hidden: {sizes.hidden} is no multiple of 3, so SwiGLU cannot have equal parameters")
     copy = Places(sizes.symbols, sizes.length, (1,))

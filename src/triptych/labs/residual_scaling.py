@@ -46,14 +46,13 @@ class Sizes:
     rate: float = size(3e-3, "learning rate of AdamW")
 
 
-FULL = Sizes(depths=(2, 16, 64))
 WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)
 Runs = dict[tuple[str, int], Run]
 
 
 def run(setup: Setup) -> LabResult:
     """The stream of untrained stacks over depth; then each way of drawing, trained at each depth; shuffled answers."""
-    sizes = setup.sized(Sizes(), FULL)
+    sizes = setup.sized(Sizes())
     task = Places(sizes.symbols, sizes.length, (0,))
     growth = {
         way: [_growth(sizes, way, depth, task, setup.seed) for depth in sizes.untrained] for way in (SCALED, PLAIN)

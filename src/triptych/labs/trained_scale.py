@@ -30,7 +30,7 @@ SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
 class Sizes:
     """Of the attention layer and of its training."""
 
-    widths: tuple[int, ...] = size((4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order")
+    widths: tuple[int, ...] = size((4, 64, 512), "d, the widths of the head's queries and keys, in ascending order")
     width: int = size(32, "width of the residual stream")
     symbols: int = size(8, "different symbols")
     length: int = size(32, "symbols of a row")
@@ -39,9 +39,6 @@ class Sizes:
     rows: int = size(16, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW")
     tested: int = size(64, "rows that the share of right answers is taken from")
-
-
-FULL = Sizes(widths=(4, 16, 64, 256, 1024))
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ Heads = dict[tuple[str, int], Trained]
 
 def run(setup: Setup) -> LabResult:
     """One head for each d and each scale, trained to read a place; then shuffled answers."""
-    sizes = setup.sized(Sizes(), FULL)
+    sizes = setup.sized(Sizes())
     task = Places(sizes.symbols, sizes.length, (sizes.back,))
     heads: Heads = {}
     for d in sizes.widths:
