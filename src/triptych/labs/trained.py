@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from triptych.train.objectives import Ids, final
 LAST = 10  # steps whose mean loss is the loss at the end
 
 
+@runtime_checkable
 class Task(Protocol):
     """Rows with answers, and the loss in nats of a uniform guess among the possible ones."""
 
@@ -163,8 +164,11 @@ class Run:
         return 1 - self.end / self.guess
 
     def steps_to(self, share: float) -> float:
-        """The first step from which the mean loss of `LAST` steps is this share of the way; infinite if none is."""
+        """The first step from which the mean loss of `LAST` steps is this share of the way; infinite if none is, and
+        where the run has fewer steps."""
         nats = np.array([loss for _, loss in self.losses])
+        if len(nats) < LAST:
+            return math.inf
         means = np.convolve(nats, np.ones(LAST) / LAST, "valid")
         reached = np.flatnonzero(1 - means / self.guess >= share)
         return float(reached[0] + LAST) if len(reached) else math.inf
