@@ -38,8 +38,8 @@ class Sizes:
     length: int = size(12, "symbols of a row")
     width: int = size(16, "width of the residual stream")
     hidden: int = size(24, "F of the MLP with ReLU or GELU, a multiple of 3; SwiGLU has 2/3 of it")
-    draws: int = size(3, "tables, each with weights drawn anew, over which the mean is taken")
-    steps: int = size(300, "training steps")
+    draws: int = size(2, "tables, each with weights drawn anew, over which the mean is taken")
+    steps: int = size(250, "training steps")
     rows: int = size(32, "rows of a step")
     rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
 
