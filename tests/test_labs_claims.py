@@ -24,6 +24,7 @@ from triptych.labs import (
 )
 from triptych.labs.lab import LabResult, Setup
 from triptych.labs.trained import Budget, Places, Run, Shuffled, Table, held_out_rows, redraw, right, train
+from triptych.nn.feedforward import GLU
 from triptych.ops import ACTIVATIONS
 from triptych.train import Example
 
@@ -162,7 +163,7 @@ def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.M
         hidden: torch.Tensor = self.down(ACTIVATIONS[self.spec.act](self.gate(x)))
         return hidden
 
-    monkeypatch.setattr(nn.GLU, "forward", ungated)
+    monkeypatch.setattr(GLU, "forward", ungated)
     assert "SwiGLU learned more than ReLU, mean of the tables" in failed(small("activations"))
 
 
