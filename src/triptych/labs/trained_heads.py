@@ -34,7 +34,7 @@ class Sizes:
     several: tuple[int, ...] = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
     symbols: int = size(3, "different symbols")
     length: int = size(12, "symbols of a row")
-    steps: int = size(200, "training steps")
+    steps: int = size(300, "training steps")
     rows: int = size(32, "rows of a step")
     rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(64, "rows that the share of right answers is taken from")
