@@ -30,7 +30,7 @@ SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
 class Sizes:
     """Of the attention layer and of its training."""
 
-    widths: tuple[int, ...] = size((4, 64, 512), "d, the widths of the head's queries and keys, in ascending order")
+    widths: tuple[int, ...] = size((4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order")
     width: int = size(32, "width of the residual stream")
     symbols: int = size(8, "different symbols")
     length: int = size(32, "symbols of a row")
