@@ -101,7 +101,7 @@ def chosen(data: Plain, results: Plain, labs: list[str] | None, *, again: bool) 
     return names if labs is None else {"labs": [name for name in labs if name in names["labs"]], "examples": []}
 
 
-def record(names: dict[str, list[str]], results: Plain) -> None:
+def record(names: dict[str, list[str]], results: Plain, *, quick: bool = False) -> None:
     """Run them, save each result as soon as there is one, and draw the plots that the documentation shows."""
     import pictures
 
@@ -110,7 +110,7 @@ def record(names: dict[str, list[str]], results: Plain) -> None:
 
     machine.use_threads()
     for name in names["labs"]:
-        result, recorded = run_lab(name)
+        result, recorded = run_lab(name, quick=quick)
         print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
         save(results, "labs", name, recorded)
         pictures.of_lab(name, result)
@@ -121,20 +121,23 @@ def record(names: dict[str, list[str]], results: Plain) -> None:
         save(results, "examples", name, {"passed": walk.agrees, "outcome": walk.outcome})
 
 
-def run_lab(name: str, count: int | None = None) -> tuple[SeedsResult, Plain]:
-    """The result of a lab with its full sizes over `count` seeds, by default its `SEEDS`, and what is recorded."""
+def run_lab(name: str, count: int | None = None, *, quick: bool = False) -> tuple[SeedsResult, Plain]:
+    """The result of a lab, and what is recorded: with its full sizes over `count` seeds, by default its `SEEDS`, or
+    with its `quick` ones and one seed."""
     from triptych.labs.kept import KeptResults
     from triptych.labs.lab import Setup, number
     from triptych.labs.seeds import SeedsResult, over_seeds
     from triptych.labs.sizes import declared, shown_size
 
-    lab, setup = declared(name), Setup(full=True, progress=lambda text: print(f"{name}: {text}", flush=True))
+    lab, setup = declared(name), Setup(full=not quick, progress=lambda text: print(f"{name}: {text}", flush=True))
     kept = KeptResults(SEEDS, digest("labs", name), print)
-    run = over_seeds(name, setup, count=count or lab.seeds, kept=kept)
+    seeds = count or (1 if quick else lab.seeds)
+    run = over_seeds(name, setup, count=seeds, kept=kept)
     result = run.result
     assert isinstance(result, SeedsResult)
     sizes = {size: shown_size(value) for size, value in lab.values(setup).items()}
-    options = [*(["--full"] if lab.full != lab.quick else []), *([f"--seeds {lab.seeds}"] if lab.seeds > 1 else [])]
+    full = [] if quick or lab.full == lab.quick else ["--full"]
+    options = [*full, *([f"--seeds {seeds}"] if seeds > 1 else [])]
     words = {"command": " ".join(["triptych lab", name, *options])}
     words |= {"passed": result.passed, "question": result.question, "meaning": result.meaning, "sizes": sizes}
     words |= {"falsified_by": lab.falsified_by, "seeds": len(result.runs), "held": result.held}
@@ -232,11 +235,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write docs/lectures.md.")
     parser.add_argument("--again", action="store_true", help="run every lab again")
     parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--quick", action="store_true", help="record one seed at the sizes of `triptych lab NAME`")
     parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
     options = parser.parse_args()
     data, results = read_data(), read_results()
     if not options.page:
-        record(chosen(data, results, options.labs, again=options.again), results)
+        record(chosen(data, results, options.labs, again=options.again), results, quick=options.quick)
     results = read_results()  # in the order of the file
     PAGE.write_text(page(data, results), "utf-8")
     failed = [name for kind in results.values() for name, result in kind.items() if not result["passed"]]
