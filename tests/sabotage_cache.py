@@ -28,8 +28,8 @@ def keys_written_one_place_late(model: Model, patch: pytest.MonkeyPatch) -> None
 def written_late(init: Callable[..., None]) -> Callable[..., None]:
     """A step whose keys go one place further than where its layout, and the next steps, look for them."""
 
-    def late(self: FullStep, stores: Sequence[Store], rows: Rows, *, fresh: bool) -> None:
-        init(self, stores, rows, fresh=fresh)
+    def late(self: FullStep, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
+        init(self, stores, like, rows, fresh=fresh)
         if not fresh and self.run is not None:
             self.at = slice(self.at.start + 1, self.at.stop + 1)
         elif not fresh:
@@ -43,8 +43,8 @@ def stale_lengths(model: Model, patch: pytest.MonkeyPatch) -> None:
     """The new tokens are written and not counted."""
     init = FullStep.__init__
 
-    def stale(self: FullStep, stores: Sequence[Store], rows: Rows, *, fresh: bool) -> None:
-        init(self, stores, rows, fresh=fresh)
+    def stale(self: FullStep, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
+        init(self, stores, like, rows, fresh=fresh)
         if not fresh:
             self.layout = SlotKeys(rows.past, rows.slots)
 

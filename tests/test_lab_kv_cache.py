@@ -89,7 +89,9 @@ def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPat
 
 def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     resize = Store.resize
-    monkeypatch.setattr(Store, "resize", lambda self, slots, capacity: resize(self, slots, capacity + 1))
+    monkeypatch.setattr(
+        Store, "resize", lambda self, slots, capacity, *pages: resize(self, slots, capacity + 1, *pages)
+    )
     assert failed(run("kv-cache", SMALL)) == {
         "bytes allocated at 128 over bytes counted",
         "bytes of Qwen3-4B's cache at 4,096 positions, fp16",
