@@ -23,7 +23,17 @@ from triptych.labs import (
     trained_scale,
 )
 from triptych.labs.lab import LabResult, Setup
-from triptych.labs.trained import Budget, Places, Run, Shuffled, Table, held_out_rows, redraw, right, train
+from triptych.labs.trained import (
+    LookupTable,
+    Places,
+    Shuffled,
+    TrainedRun,
+    TrainingBudget,
+    held_out_rows,
+    redraw,
+    right,
+    train,
+)
 from triptych.nn.feedforward import GLU
 from triptych.ops import ACTIVATIONS
 from triptych.train import Example
@@ -41,7 +51,7 @@ TASKS = {
     "residual-scaling": Places,
     "trained-scale": Places,
     "trained-heads": Places,
-    "activations": Table,
+    "activations": LookupTable,
     "padding": padding.Most,
 }
 
@@ -107,7 +117,7 @@ def test_norm_placement_fails_without_the_addition(monkeypatch: pytest.MonkeyPat
     assert worst in failed(small("norm-placement"))
 
 
-GOOD, BAD = (Run([(float(step), nats) for step in range(20)], guess=1.0) for nats in (0.0, 1.0))
+GOOD, BAD = (TrainedRun([(float(step), nats) for step in range(20)], guess=1.0) for nats in (0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +132,7 @@ GOOD, BAD = (Run([(float(step), nats) for step in range(20)], guess=1.0) for nat
 def test_norm_placement_fails_when_a_warm_up_does_not_decide(
     bad: tuple[str, ...], claim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> Run:
+    def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> TrainedRun:
         shuffled = isinstance(task, Shuffled)
         return BAD if shuffled or f"{name}, {how}".startswith(bad or ("none",)) else GOOD
 
@@ -196,10 +206,10 @@ def test_places_name_the_symbols_that_stand_there() -> None:
 
 
 def test_a_table_answers_from_the_token_and_the_one_before() -> None:
-    task = Table(5, 9, seed=3)
+    task = LookupTable(5, 9, seed=3)
     (row,) = task.rows(np.random.default_rng(1), 1)
-    assert np.array_equal(task.entries, Table(5, 9, seed=3).entries)
-    assert not np.array_equal(task.entries, Table(5, 9, seed=4).entries)
+    assert np.array_equal(task.entries, LookupTable(5, 9, seed=3).entries)
+    assert not np.array_equal(task.entries, LookupTable(5, 9, seed=4).entries)
     assert row.targets[1:].tolist() == [task.entries[row.ids[t - 1], row.ids[t]] for t in range(1, 9)]
     assert row.trained.tolist() == [False] + [True] * 8
 
@@ -228,11 +238,11 @@ def test_the_most_frequent_symbol_is_the_answer_and_padding_changes_no_row() -> 
 
 
 def test_how_far_a_run_came() -> None:
-    falling = Run([(float(step), max(0.0, 2 - step / 20)) for step in range(60)], guess=2.0)
+    falling = TrainedRun([(float(step), max(0.0, 2 - step / 20)) for step in range(60)], guess=2.0)
     assert falling.learned == 1.0
     assert falling.steps_to(0.5) == 26  # the mean of steps 16 to 25, the first being 0, is at most 1
     assert math.isinf(BAD.steps_to(0.5))
-    diverged = Run([], 2.0, diverged=True)
+    diverged = TrainedRun([], 2.0, diverged=True)
     assert diverged.learned == -math.inf
     assert math.isinf(diverged.steps_to(0.5))
 
@@ -241,7 +251,7 @@ def test_a_run_that_diverges_has_no_end() -> None:
     sizes = norm_placement.Sizes()
     module = norm_placement.stack(sizes, norm_placement.PRE, 1, 0)
     redraw(module, 0, math.inf)
-    assert train(module, Places(16, 16, (0,)), Budget(5, 4, 1e-3), 0).diverged
+    assert train(module, Places(16, 16, (0,)), TrainingBudget(5, 4, 1e-3), 0).diverged
 
 
 def test_training_rows_are_new_and_never_those_of_the_test() -> None:

@@ -19,7 +19,7 @@ from triptych.media.spoken_digits import (
     DIGITS,
     HEARD,
     UNHEARD,
-    Recorder,
+    DigitRecorder,
     Speaker,
     SpokenWords,
     espeak,
@@ -77,7 +77,7 @@ def test_silence_is_refused(tmp_path: Path) -> None:
 
 def test_words_stand_where_the_times_say(tmp_path: Path) -> None:
     clips = spoken(tmp_path).vocabulary([SPEAKER])[SPEAKER]
-    recorder = Recorder(words=(3, 7), noise=(60.0, 60.0))
+    recorder = DigitRecorder(words=(3, 7), noise=(60.0, 60.0))
     counts, random = set(), np.random.default_rng(0)
     for _ in range(40):
         one = recorder(clips, random)
@@ -100,11 +100,11 @@ def test_noise_has_the_ratio_that_was_asked_for() -> None:
 def test_a_recording_that_never_fits_is_one_line(tmp_path: Path) -> None:
     clips = spoken(tmp_path).vocabulary([SPEAKER])[SPEAKER]
     with pytest.raises(InputError, match=r"all last longer than 0.1 s; use fewer words or more seconds"):
-        Recorder(seconds=0.1)(clips, np.random.default_rng(0))
+        DigitRecorder(seconds=0.1)(clips, np.random.default_rng(0))
 
 
 def test_recordings_are_written_with_their_records(tmp_path: Path) -> None:
-    recorder = Recorder(words=(2, 3), noise=(20.0, 20.0))
+    recorder = DigitRecorder(words=(2, 3), noise=(20.0, 20.0))
     files = write_recordings(
         tmp_path / "data", 30, 10, speakers=(4, 2), recorder=recorder, spoken=spoken(tmp_path), seed=3
     )

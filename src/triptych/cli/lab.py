@@ -70,7 +70,7 @@ def lab(
         screen.check_suffix(report, PAGE, "--report")
     if data is not None and data != SHAKESPEARE and not Path(data).exists():
         raise BadParameter(f"--data {data}: no such file; give a UTF-8 text file, or {SHAKESPEARE}")
-    settings = Settings(out, report, seed, seeds, model, data, _sizes(sets or []), full)
+    settings = LabSettings(out, report, seed, seeds, model, data, _sizes(sets or []), full)
     if show_sizes:
         _show_sizes(name, settings, as_json=as_json)
         return
@@ -79,7 +79,7 @@ def lab(
 
 
 @dataclass(frozen=True)
-class Settings:
+class LabSettings:
     """The options of a run, by their names on the command line; `sizes` are those of --set."""
 
     out: Path
@@ -130,7 +130,7 @@ def _list(*, as_json: bool) -> None:
     screen.note("its sizes, which --set replaces: triptych lab NAME --sizes")
 
 
-def _show_sizes(name: str, settings: Settings, *, as_json: bool) -> None:
+def _show_sizes(name: str, settings: LabSettings, *, as_json: bool) -> None:
     """The sizes of a lab, or of all, with their values under these settings, and what would falsify the claim."""
     from triptych.labs import LABS, known
 
@@ -162,7 +162,7 @@ def _show_sizes(name: str, settings: Settings, *, as_json: bool) -> None:
         screen.result(results if name == ALL else results[0])
 
 
-def _run(name: str, settings: Settings, *, as_json: bool) -> bool:
+def _run(name: str, settings: LabSettings, *, as_json: bool) -> bool:
     """Run one lab, or all -> whether every one passed."""
     from triptych.labs import LABS, check_inputs, known
 
@@ -202,7 +202,9 @@ def _run(name: str, settings: Settings, *, as_json: bool) -> bool:
     return all(outcome.passed for outcome in outcomes)
 
 
-def _outcomes(names: Sequence[str], settings: Settings, say: Callable[[str], None], *, alone: bool) -> Iterator[LabRun]:
+def _outcomes(
+    names: Sequence[str], settings: LabSettings, say: Callable[[str], None], *, alone: bool
+) -> Iterator[LabRun]:
     """The runs of the labs, one after the other: one seed each, or several of which the finished ones are kept."""
     from triptych.labs import report as reporting
     from triptych.labs.kept import KeptResults, package_digest

@@ -14,7 +14,7 @@ from triptych import nn
 from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
-from triptych.labs.trained import Budget, Places, Run, Shuffled, Table, Task, train
+from triptych.labs.trained import GeneratedTask, LookupTable, Places, Shuffled, TrainedRun, TrainingBudget, train
 from triptych.page import Curve, TableSection
 from triptych.spec import GLUSpec, LearnedSpec, MLPSpec, RMSNormSpec, glu, mlp
 
@@ -45,11 +45,11 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedActivation:
     """One kind of MLP: its runs on the tables, its run on the task that needs none, and its parameters."""
 
-    tables: tuple[Run, ...]
-    copy: Run
+    tables: tuple[TrainedRun, ...]
+    copy: TrainedRun
     parameters: int
 
     @property
@@ -67,17 +67,17 @@ def run(setup: Setup) -> LabResult:
     if sizes.hidden % 3:
         raise InputError(f"size hidden: {sizes.hidden} is no multiple of 3, so SwiGLU cannot have equal parameters")
     copy = Places(sizes.symbols, sizes.length, (1,))
-    trained: dict[str, Trained] = {}
+    trained: dict[str, TrainedActivation] = {}
     for name in KINDS:
         runs = []
         for draw in range(sizes.draws):
             setup.progress(f"{name}, table {draw + 1} of {sizes.draws}: {sizes.steps} steps")
             own = setup.seed * sizes.draws + draw
-            runs.append(_train(sizes, name, Table(sizes.symbols, sizes.length, own), own))
+            runs.append(_train(sizes, name, LookupTable(sizes.symbols, sizes.length, own), own))
         parameters = sum(parameter.numel() for parameter in model(sizes, name, 0).parameters())
-        trained[name] = Trained(tuple(runs), _train(sizes, name, copy, setup.seed), parameters)
+        trained[name] = TrainedActivation(tuple(runs), _train(sizes, name, copy, setup.seed), parameters)
     setup.progress("shuffled answers")
-    shuffled = _train(sizes, SWIGLU, Shuffled(Table(sizes.symbols, sizes.length, setup.seed)), setup.seed)
+    shuffled = _train(sizes, SWIGLU, Shuffled(LookupTable(sizes.symbols, sizes.length, setup.seed)), setup.seed)
     return LabResult(
         "Which activation learns most at equal parameters?",
         _meaning(sizes, trained),
@@ -86,7 +86,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(trained: dict[str, Trained], shuffled: Run) -> tuple[Check, ...]:
+def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> tuple[Check, ...]:
     learned = {name: one.learned for name, one in trained.items()}
     counts = [trained[name].parameters for name in (RELU, GELU, SWIGLU)]
     copies = [one.copy.learned for one in trained.values()]
@@ -103,7 +103,7 @@ def _checks(trained: dict[str, Trained], shuffled: Run) -> tuple[Check, ...]:
     )
 
 
-def _meaning(sizes: Sizes, trained: dict[str, Trained]) -> str:
+def _meaning(sizes: Sizes, trained: dict[str, TrainedActivation]) -> str:
     shares = ", ".join(f"{name} {trained[name].learned:.0%}" for name in KINDS)
     return (
         f"A random table of {sizes.symbols} times {sizes.symbols} entries has no rule, so a small block can learn only"
@@ -134,11 +134,13 @@ def model(sizes: Sizes, name: str, seed: int) -> nn.Transformer:
     return nn.new(decoder(sizes.symbols, [one], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
 
 
-def _train(sizes: Sizes, name: str, task: Task, seed: int) -> Run:
-    return train(model(sizes, name, seed), task, Budget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
+def _train(sizes: Sizes, name: str, task: GeneratedTask, seed: int) -> TrainedRun:
+    return train(
+        model(sizes, name, seed), task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed
+    )
 
 
-def _table(sizes: Sizes, trained: dict[str, Trained]) -> TableSection:
+def _table(sizes: Sizes, trained: dict[str, TrainedActivation]) -> TableSection:
     rows = []
     for name, one in trained.items():
         ends = [run.end for run in one.tables]
@@ -149,6 +151,6 @@ def _table(sizes: Sizes, trained: dict[str, Trained]) -> TableSection:
     return TableSection(title, ("MLP", "parameters", "mean", "over the tables", "copying"), rows)
 
 
-def _curve(trained: dict[str, Trained]) -> Curve:
+def _curve(trained: dict[str, TrainedActivation]) -> Curve:
     lines = {name: one.tables[0].losses for name, one in trained.items()}
     return Curve("The first table in training", "step", "nats an answer", lines, {"guess": trained[RELU].copy.guess})

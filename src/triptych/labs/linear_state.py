@@ -42,7 +42,7 @@ FULL = Sizes(lengths=(64, 256, 1024, 4096), width=96, new=48)
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredLength:
     """At one length: bytes of a row in the cache, FLOPs of one more token, and the largest difference of a
     log-probability (nats) from that of a forward over the whole text; `tokens` of those differ."""
 
@@ -57,7 +57,7 @@ def run(setup: Setup) -> LabResult:
     sizes = setup.sized(Sizes(), FULL)
     if len(set(sizes.lengths)) < 2 or min(sizes.lengths) <= sizes.new:
         raise InputError("linear-state compares lengths: give at least two, each above the number of new tokens")
-    points: dict[str, dict[int, Point]] = {}
+    points: dict[str, dict[int, MeasuredLength]] = {}
     for name, spec in specs(sizes).items():
         setup.progress(f"{name}: {', '.join(f'{n:,}' for n in sizes.lengths)} tokens")
         model = Model(nn.new(spec, setup.seed))
@@ -98,7 +98,7 @@ def specs(sizes: Sizes) -> dict[str, ModelSpec]:
     return {name: decoder(VOCAB, [one] * LAYERS, inside=inside) for name, one in ((LINEAR, linear), (SOFTMAX, plain))}
 
 
-def measure(model: Model, length: int, new: int, seed: int) -> Point:
+def measure(model: Model, length: int, new: int, seed: int) -> MeasuredLength:
     """Write the last `new` of `length` tokens, the prompt read in two pieces."""
     noise = torch.Generator().manual_seed(seed)
     prompt = torch.randint(VOCAB, (length - new,), generator=noise).tolist()
@@ -112,22 +112,22 @@ def measure(model: Model, length: int, new: int, seed: int) -> Point:
     whole = model.logits([row.ids[:-1]])[0][len(prompt) - 1 :].log_softmax(-1)
     differing = int((whole.argmax(-1) != torch.tensor(row.new)).sum())
     flops = count(model.spec).decode_flops(length)
-    return Point(engine.cache.nbytes, flops, float((written - whole).abs().max()), differing)
+    return MeasuredLength(engine.cache.nbytes, flops, float((written - whole).abs().max()), differing)
 
 
-def _all(points: dict[str, dict[int, Point]]) -> list[Point]:
+def _all(points: dict[str, dict[int, MeasuredLength]]) -> list[MeasuredLength]:
     return [point for of_length in points.values() for point in of_length.values()]
 
 
-def _ratio(points: dict[int, Point]) -> float:
+def _ratio(points: dict[int, MeasuredLength]) -> float:
     return points[max(points)].nbytes / points[min(points)].nbytes
 
 
-def _power(points: dict[int, Point]) -> float:
+def _power(points: dict[int, MeasuredLength]) -> float:
     return power(list(points), [point.nbytes for point in points.values()])
 
 
-def _table(sizes: Sizes, points: dict[str, dict[int, Point]]) -> TableSection:
+def _table(sizes: Sizes, points: dict[str, dict[int, MeasuredLength]]) -> TableSection:
     rows = [
         [f"{n:,}", name, f"{point.nbytes:,} bytes", f"{point.flops:,}", f"{point.difference:.1e}"]
         for n in sizes.lengths
@@ -137,6 +137,6 @@ def _table(sizes: Sizes, points: dict[str, dict[int, Point]]) -> TableSection:
     return TableSection("The cache over the length", header, rows)
 
 
-def _curve(points: dict[str, dict[int, Point]]) -> Curve:
+def _curve(points: dict[str, dict[int, MeasuredLength]]) -> Curve:
     lines = {name: [(float(n), float(p.nbytes)) for n, p in of_length.items()] for name, of_length in points.items()}
     return Curve("Bytes of a row in the cache", "T", "bytes", lines, {}, "xy")

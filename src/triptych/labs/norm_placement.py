@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
-from triptych.labs.trained import Budget, Places, Run, Shuffled, Task, redraw, train
+from triptych.labs.trained import GeneratedTask, Places, Shuffled, TrainedRun, TrainingBudget, redraw, train
 from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 
@@ -42,7 +42,7 @@ class Sizes:
 
 
 FULL = Sizes(depths=(4, 6, 16, 64))
-Runs = dict[tuple[str, str, int], Run]
+Runs = dict[tuple[str, str, int], TrainedRun]
 
 
 def run(setup: Setup) -> LabResult:
@@ -65,7 +65,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, runs: Runs, shuffled: Run) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, runs: Runs, shuffled: TrainedRun) -> tuple[Check, ...]:
     shallow, deep = sizes.depths[0], sizes.depths[-1]
     learned = {key: run.learned for key, run in runs.items()}
     gain = {
@@ -113,9 +113,11 @@ def stack(sizes: Sizes, name: str, depth: int, seed: int) -> nn.Transformer:
     return module
 
 
-def _train(sizes: Sizes, name: str, how: str, depth: int, task: Task, seed: int) -> Run:
+def _train(sizes: Sizes, name: str, how: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
     warmup = sizes.warmup if how == WITH else 0.0
-    return train(stack(sizes, name, depth, seed), task, Budget(sizes.steps, sizes.rows, sizes.rate, warmup), seed)
+    return train(
+        stack(sizes, name, depth, seed), task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, warmup), seed
+    )
 
 
 def _table(sizes: Sizes, runs: Runs) -> TableSection:

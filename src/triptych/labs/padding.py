@@ -16,7 +16,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
-from triptych.labs.trained import Budget, Run, Shuffled, Task, held_out_rows, train
+from triptych.labs.trained import GeneratedTask, Shuffled, TrainedRun, TrainingBudget, held_out_rows, train
 from triptych.page import Curve, TableSection
 from triptych.spec import Mask, RMSNormSpec, full, keys
 from triptych.train import Example, collate
@@ -97,7 +97,7 @@ def run(setup: Setup) -> LabResult:
     sizes = setup.sized(Sizes())
     task = Most(sizes.symbols, sizes.shortest, sizes.longest)
     rows = held_out_rows(task, sizes.tested, setup.seed)
-    runs: dict[str, Run] = {}
+    runs: dict[str, TrainedRun] = {}
     answers: dict[tuple[str, str], Answers] = {}
     for name, own in {MASKED: task, UNMASKED: replace(task, padded=sizes.longest)}.items():
         setup.progress(f"trained {name}: {sizes.steps} steps")
@@ -114,7 +114,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, answers: dict[tuple[str, str], Answers], shuffled: Run) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, answers: dict[tuple[str, str], Answers], shuffled: TrainedRun) -> tuple[Check, ...]:
     """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
     trained, most = sizes.padded[0], sizes.padded[-1]
     alone, far = answers[MASKED, "alone"], answers[MASKED, _beside(most)]
@@ -160,9 +160,9 @@ def encoder(sizes: Sizes, seed: int) -> nn.Transformer:
     return nn.new(decoder(sizes.symbols + 2, [one] * sizes.layers, final_norm=final_norm, mask=full()), seed)
 
 
-def _train(sizes: Sizes, task: Task, seed: int) -> tuple[nn.Transformer, Run]:
+def _train(sizes: Sizes, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
     module = encoder(sizes, seed)
-    return module, train(module, task, Budget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
+    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
 
 
 def _answered(sizes: Sizes, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:
@@ -212,6 +212,6 @@ def _table(sizes: Sizes, answers: dict[tuple[str, str], Answers]) -> TableSectio
     return TableSection(f"Rows of {sizes.shortest} to {sizes.longest} symbols", (*header, *moved), rows)
 
 
-def _curve(runs: dict[str, Run]) -> Curve:
+def _curve(runs: dict[str, TrainedRun]) -> Curve:
     lines = {f"trained {name}": run.losses for name, run in runs.items()}
     return Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess})

@@ -14,7 +14,16 @@ from torch import Tensor
 from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder, power
-from triptych.labs.trained import Budget, Places, Run, Shuffled, Task, held_out_rows, redraw, train
+from triptych.labs.trained import (
+    GeneratedTask,
+    Places,
+    Shuffled,
+    TrainedRun,
+    TrainingBudget,
+    held_out_rows,
+    redraw,
+    train,
+)
 from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
@@ -47,7 +56,7 @@ class Sizes:
 
 
 WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)
-Runs = dict[tuple[str, int], Run]
+Runs = dict[tuple[str, int], TrainedRun]
 
 
 def run(setup: Setup) -> LabResult:
@@ -72,7 +81,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, runs: Runs, growth: dict[str, list[float]], shuffled: Run) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, runs: Runs, growth: dict[str, list[float]], shuffled: TrainedRun) -> tuple[Check, ...]:
     """The variances of L independent sublayers add up: unscaled they grow as L, scaled they do not.  A delay counts
     from the first step."""
     shallow, deep = sizes.depths[0], sizes.depths[-1]
@@ -137,12 +146,12 @@ def stack(sizes: Sizes, way: str, depth: int, seed: int) -> nn.Transformer:
     return module
 
 
-def _train(sizes: Sizes, way: str, depth: int, task: Task, seed: int) -> Run:
-    return train(stack(sizes, way, depth, seed), task, Budget(sizes.steps, sizes.rows, sizes.rate), seed)
+def _train(sizes: Sizes, way: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
+    return train(stack(sizes, way, depth, seed), task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
 
 
 @torch.no_grad()
-def _growth(sizes: Sizes, way: str, depth: int, task: Task, seed: int) -> float:
+def _growth(sizes: Sizes, way: str, depth: int, task: GeneratedTask, seed: int) -> float:
     """The variance of the stream after the last block of a new stack, over that before the first."""
     module = stack(sizes, way, depth, seed)
     assert module.decoder is not None

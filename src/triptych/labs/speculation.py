@@ -43,7 +43,7 @@ FULL = Sizes(rows=32, new=160, noise=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
 
 
 @dataclass(frozen=True)
-class Run:
+class SpeculativeRun:
     """What one way to write gave: the texts, forwards of the decoder, tokens that went through it after the prompts,
     and guesses made and accepted."""
 
@@ -160,7 +160,7 @@ def draft(module: nn.Transformer, amount: float, sizes: Sizes, seed: int) -> Dra
     return DraftModel(Engine(other), sizes.vocab)
 
 
-def write(module: nn.Transformer, requests: Sequence[Request], drafts: Drafts | None, sizes: Sizes) -> Run:
+def write(module: nn.Transformer, requests: Sequence[Request], drafts: Drafts | None, sizes: Sizes) -> SpeculativeRun:
     """All texts at once; the counts are those of the engine's rows and steps."""
     speculation = None if drafts is None else Speculation(drafts, sizes.tokens, adaptive=False)
     engine = Engine(module, speculation=speculation)
@@ -171,15 +171,15 @@ def write(module: nn.Transformer, requests: Sequence[Request], drafts: Drafts | 
         steps += 1
     drafted, accepted = sum(row.drafted for row in rows), sum(row.accepted for row in rows)
     through = sum(len(row.new) for row in rows) - len(rows) - accepted + drafted
-    return Run([row.new for row in rows], steps, through, drafted, accepted)
+    return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted)
 
 
-def different(one: Run, other: Run) -> int:
+def different(one: SpeculativeRun, other: SpeculativeRun) -> int:
     pairs = zip(one.texts, other.texts, strict=True)
     return sum(a != b for x, y in pairs for a, b in zip(x, y, strict=True))
 
 
-def _table(runs: dict[str, Run], plain: Run) -> TableSection:
+def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSection:
     rows = []
     for name, one in runs.items():
         guesses = f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}"
@@ -188,7 +188,7 @@ def _table(runs: dict[str, Run], plain: Run) -> TableSection:
     return TableSection("Guesses and forwards", header, rows)
 
 
-def _curve(sizes: Sizes, drafts: Sequence[Run], plain: Run) -> Curve:
+def _curve(sizes: Sizes, drafts: Sequence[SpeculativeRun], plain: SpeculativeRun) -> Curve:
     points = {
         "guesses accepted": [(x, one.rate) for x, one in zip(sizes.noise, drafts, strict=True)],
         "forwards, over those without guesses": [

@@ -18,7 +18,7 @@ from torch import Tensor
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import Points, fit
 from triptych.media import audio
-from triptych.media.spoken_digits import DIGITS, HEARD, UNHEARD, Clips, Recorder, Recording, SpokenWords
+from triptych.media.spoken_digits import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
 from triptych.model import Model, create
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
@@ -79,7 +79,7 @@ class DrawnRecordings:
     speech: Speech
     ids: dict[str, int]
     clips: tuple[Clips, ...]
-    recorder: Recorder
+    recorder: DigitRecorder
     steps: int
     shuffled: bool = False
 
@@ -171,7 +171,7 @@ def _clips(sizes: Sizes, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, .
 
 
 @dataclass(frozen=True)
-class Alignment:
+class WordAttention:
     """How often the strongest cross-attention of `layer` lies on the word that is written (`own`), on each other word
     of the recording (`other`), and later than for the word before."""
 
@@ -208,9 +208,9 @@ class Digits:
         return Digits(model, Speech.of(model.module, tokens), sizes, clips)
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> DigitRecorder:
         least, most = self.sizes.noise
-        return Recorder((self.sizes.least, self.sizes.most), noise=(least, most), seconds=self.sizes.seconds)
+        return DigitRecorder((self.sizes.least, self.sizes.most), noise=(least, most), seconds=self.sizes.seconds)
 
     @property
     def ids(self) -> dict[str, int]:
@@ -244,11 +244,11 @@ class Digits:
         first = len(self.speech.prompt) - 1
         return [[pattern.mean(0)[first:-1] for pattern in trace[site]] for site in trace]
 
-    def aligned(self, chosen: Sequence[Recording], tested: Sequence[Recording]) -> Alignment:
+    def aligned(self, chosen: Sequence[Recording], tested: Sequence[Recording]) -> WordAttention:
         """Of `tested`, in the layer that is best for `chosen`."""
         layers = [_hits(layer, chosen)[0] for layer in self.patterns(chosen)]
         layer = int(np.argmax(layers))
-        return Alignment(layer, *_hits(self.patterns(tested)[layer], tested))
+        return WordAttention(layer, *_hits(self.patterns(tested)[layer], tested))
 
     def map(self, one: Recording, layer: int) -> AttentionSection:
         """Where the model looks while it writes each word, every fifth of a second."""

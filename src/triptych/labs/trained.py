@@ -23,7 +23,7 @@ LAST = 10  # steps whose mean loss is the loss at the end
 
 
 @runtime_checkable
-class Task(Protocol):
+class GeneratedTask(Protocol):
     """Rows with answers, and the loss in nats of a uniform guess among the possible ones."""
 
     @property
@@ -64,7 +64,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Table:
+class LookupTable:
     """Random symbols; the answer at a token is what a table [symbols, symbols] has for it and the one before it.
 
     The entries of the table are random symbols that `seed` draws, so that no rule is shorter than the table.  The best
@@ -96,7 +96,7 @@ class Table:
 class Shuffled:
     """The rows of a task with their answers in a random order, each no longer that of its token: the control."""
 
-    task: Task
+    task: GeneratedTask
 
     @property
     def classes(self) -> int:
@@ -120,7 +120,7 @@ def _answered(row: Example, answers: Ids) -> Example:
 class Generated:
     """New rows of `task` for each step: no row is trained on twice, so that the training loss is that of new rows."""
 
-    task: Task
+    task: GeneratedTask
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         return self.task.rows(random_numbers(seed, Use.OFFSETS, step), rows)
@@ -133,7 +133,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrainingBudget:
     """What a training run may use: steps, rows of a step, learning rate, share of the steps that warm up, and the
     global norm to which gradients are clipped, 0 for none."""
 
@@ -146,7 +146,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainedRun:
     """One training run: the loss in nats of each step.  A run that diverged has the steps before, and no end."""
 
     losses: Points
@@ -174,7 +174,7 @@ class Run:
         return float(reached[0] + LAST) if len(reached) else math.inf
 
 
-def train(module: nn.Transformer, task: Task, budget: Budget, seed: int) -> Run:
+def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, seed: int) -> TrainedRun:
     """Train `module` in place with AdamW, without weight decay."""
     settings = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=budget.clip)
     schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
@@ -192,11 +192,11 @@ def train(module: nn.Transformer, task: Task, budget: Budget, seed: int) -> Run:
             schedule=schedule,
         )
     except DivergedError:
-        return Run([], guess, diverged=True)
-    return Run(losses, guess)
+        return TrainedRun([], guess, diverged=True)
+    return TrainedRun(losses, guess)
 
 
-def held_out_rows(task: Task, count: int, seed: int) -> list[Example]:
+def held_out_rows(task: GeneratedTask, count: int, seed: int) -> list[Example]:
     """Rows that no training run with this seed draws."""
     return task.rows(random_numbers(seed, Use.HELD_OUT, 0), count)
 

@@ -12,7 +12,16 @@ from itertools import pairwise
 from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
-from triptych.labs.trained import Budget, Places, Run, Shuffled, Task, held_out_rows, right, train
+from triptych.labs.trained import (
+    GeneratedTask,
+    Places,
+    Shuffled,
+    TrainedRun,
+    TrainingBudget,
+    held_out_rows,
+    right,
+    train,
+)
 from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec
 
@@ -44,15 +53,15 @@ FULL = Sizes(heads=(1, 2, 4, 8, 16))
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedHeads:
     """A layer after training: its run, the share of new answers that are right, and its parameters."""
 
-    run: Run
+    run: TrainedRun
     right: float
     parameters: int
 
 
-Layers = dict[tuple[str, int], Trained]
+Layers = dict[tuple[str, int], TrainedHeads]
 ONE, SEVERAL = "one place", "several places"
 
 
@@ -78,7 +87,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, layers: Layers, shuffled: Trained) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, layers: Layers, shuffled: TrainedHeads) -> tuple[Check, ...]:
     places = len(sizes.several)
     enough = min((heads for heads in sizes.heads if heads >= places), default=sizes.heads[-1])
     learned = {heads: layers[SEVERAL, heads].run.learned for heads in sizes.heads}
@@ -114,7 +123,7 @@ def _meaning(sizes: Sizes, layers: Layers) -> str:
     )
 
 
-def layer(sizes: Sizes, heads: int, task: Task, seed: int) -> nn.Transformer:
+def layer(sizes: Sizes, heads: int, task: GeneratedTask, seed: int) -> nn.Transformer:
     """One layer of attention with so many heads, without an MLP."""
     positions = LearnedSpec(length=sizes.length, width=sizes.width)
     final_norm = RMSNormSpec(width=sizes.width)
@@ -122,11 +131,11 @@ def layer(sizes: Sizes, heads: int, task: Task, seed: int) -> nn.Transformer:
     return nn.new(decoder(task.classes, [one], embedded=positions, final_norm=final_norm), seed)
 
 
-def _train(sizes: Sizes, heads: int, task: Task, seed: int) -> Trained:
+def _train(sizes: Sizes, heads: int, task: GeneratedTask, seed: int) -> TrainedHeads:
     module = layer(sizes, heads, task, seed)
-    run = train(module, task, Budget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
+    run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
     share = right(module, held_out_rows(task, sizes.tested, seed))
-    return Trained(run, share, sum(parameter.numel() for parameter in module.parameters()))
+    return TrainedHeads(run, share, sum(parameter.numel() for parameter in module.parameters()))
 
 
 def _table(sizes: Sizes, layers: Layers) -> TableSection:

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import decoder
-from triptych.labs.trained import Budget, Places, Run, Shuffled, Task, held_out_rows, right, train
+from triptych.labs.trained import (
+    GeneratedTask,
+    Places,
+    Shuffled,
+    TrainedRun,
+    TrainingBudget,
+    held_out_rows,
+    right,
+    train,
+)
 from triptych.page import Curve, TableSection
 from triptych.spec import BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec, attention
 
@@ -42,14 +51,14 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedScale:
     """One head after training: its run, and the share of new answers that are right."""
 
-    run: Run
+    run: TrainedRun
     right: float
 
 
-Heads = dict[tuple[str, int], Trained]
+Heads = dict[tuple[str, int], TrainedScale]
 
 
 def run(setup: Setup) -> LabResult:
@@ -71,7 +80,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, heads: Heads, shuffled: Trained) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedScale) -> tuple[Check, ...]:
     """A head has learned if three quarters of its answers are right; a quarter of them is a difference."""
     narrow, wide = sizes.widths[0], sizes.widths[-1]
     chance = 1 / sizes.symbols
@@ -123,10 +132,10 @@ def head(sizes: Sizes, name: str, d: int, seed: int) -> nn.Transformer:
     return module
 
 
-def _train(sizes: Sizes, name: str, d: int, task: Task, seed: int) -> Trained:
+def _train(sizes: Sizes, name: str, d: int, task: GeneratedTask, seed: int) -> TrainedScale:
     module = head(sizes, name, d, seed)
-    run = train(module, task, Budget(sizes.steps, sizes.rows, sizes.rate), seed)
-    return Trained(run, right(module, held_out_rows(task, sizes.tested, seed)))
+    run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
+    return TrainedScale(run, right(module, held_out_rows(task, sizes.tested, seed)))
 
 
 def _table(sizes: Sizes, heads: Heads) -> TableSection:

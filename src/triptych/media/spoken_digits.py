@@ -146,7 +146,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Recorder:
+class DigitRecorder:
     """How recordings are made: how many words each has, from `words[0]` to `words[1]`, pauses in seconds before,
     between and behind them, and the signal-to-noise ratio in dB of the white noise that is added, each drawn evenly.
     One that lasts longer than `seconds` is drawn again."""
@@ -193,7 +193,7 @@ def write_recordings(
     held_out: int = 200,
     *,
     speakers: tuple[int, int] = (150, 30),
-    recorder: Recorder | None = None,
+    recorder: DigitRecorder | None = None,
     spoken: SpokenWords | None = None,
     seed: int = 0,
 ) -> tuple[Path, Path]:
@@ -202,7 +202,7 @@ def write_recordings(
     `speakers` of `HEARD` are in the first, of `UNHEARD` in the second.  Recordings to train on have from one word on:
     from short ones a model learns where to listen.  Raises InputError as `espeak`, and where a file cannot be written.
     """
-    random, recorder, spoken = np.random.default_rng(seed), recorder or Recorder(), spoken or SpokenWords.cached()
+    random, recorder, spoken = np.random.default_rng(seed), recorder or DigitRecorder(), spoken or SpokenWords.cached()
     short = replace(recorder, words=(1, recorder.words[1]))
     clips = [list(spoken.vocabulary(among.draw(count, random)).values()) for among, count in
              ((HEARD, speakers[0]), (UNHEARD, speakers[1]))]  # fmt: skip
