@@ -16,7 +16,7 @@ from triptych.attention.cross_cache import Project
 from triptych.errors import InputError
 from triptych.labs import modernize, panels, recurrence, recurrent
 from triptych.labs.lab import LabResult, Setup, Size
-from triptych.labs.second_language import Link, SecondLanguage, SentencePair
+from triptych.labs.second_language import AlignedPair, Link, SecondLanguage
 from triptych.spec import Mask, same_document
 from triptych.train.recipe import DataSettings, read_recipe
 from triptych.train.sources import FOLDED, Pair
@@ -37,7 +37,7 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
     def within(links: frozenset[Link], target: tuple[str, ...]) -> frozenset[Link]:
         return frozenset((t, s) for t, s in links if t < len(target))
 
-    def mixed(self: SecondLanguage, seed: int, count: int, clauses: int) -> list[SentencePair]:
+    def mixed(self: SecondLanguage, seed: int, count: int, clauses: int) -> list[AlignedPair]:
         pairs = sentences(self, seed, count, clauses)
         targets = [pair.target for pair in random.Random(seed).sample(pairs, len(pairs))]
         return [

@@ -8,15 +8,15 @@ import pytest
 
 from triptych.errors import InputError
 from triptych.labs.ibm import Model1, diagonal, error_rate
-from triptych.labs.second_language import ADVERBS, SecondLanguage, SentencePair, Vocabulary
+from triptych.labs.second_language import ADVERBS, AlignedPair, SecondLanguage, Vocabulary
 
 
 @pytest.fixture(scope="module")
-def pairs() -> list[SentencePair]:
+def pairs() -> list[AlignedPair]:
     return SecondLanguage(3).sentences(3, 800, 3)
 
 
-def translations(pairs: list[SentencePair]) -> dict[str, set[tuple[str, ...]]]:
+def translations(pairs: list[AlignedPair]) -> dict[str, set[tuple[str, ...]]]:
     """What each source word becomes, by its sure links."""
     of: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for pair in pairs:
@@ -32,13 +32,13 @@ def test_the_same_seed_gives_the_same_sentences_and_another_one_others() -> None
     assert len({pair.source for pair in first}) == 20
 
 
-def test_links_join_words_that_there_are_and_sure_ones_are_possible(pairs: list[SentencePair]) -> None:
+def test_links_join_words_that_there_are_and_sure_ones_are_possible(pairs: list[AlignedPair]) -> None:
     for pair in pairs:
         assert pair.sure <= pair.possible
         assert all(t < len(pair.target) and s < len(pair.source) for t, s in pair.possible)
 
 
-def test_a_word_has_several_translations(pairs: list[SentencePair]) -> None:
+def test_a_word_has_several_translations(pairs: list[AlignedPair]) -> None:
     """It is no cipher: articles and adjectives agree, nouns have two senses, verbs follow number and time."""
     of = translations(pairs)
     assert len(of["the"]) == 4
@@ -48,12 +48,12 @@ def test_a_word_has_several_translations(pairs: list[SentencePair]) -> None:
     assert len(of["see"]) == 4
 
 
-def test_two_words_share_a_translation(pairs: list[SentencePair]) -> None:
+def test_two_words_share_a_translation(pairs: list[AlignedPair]) -> None:
     of = translations(pairs)
     assert of["sister"] == of["dog"]
 
 
-def test_a_word_becomes_none_to_three_words(pairs: list[SentencePair]) -> None:
+def test_a_word_becomes_none_to_three_words(pairs: list[AlignedPair]) -> None:
     lengths = {len(words) for found in translations(pairs).values() for words in found}
     assert lengths == {0, 1, 2, 3}
     assert translations(pairs)["some"] == {()}
@@ -71,7 +71,7 @@ def test_the_senses_of_a_noun_follow_the_verb() -> None:
             assert not others & set(pair.target)
 
 
-def test_words_move(pairs: list[SentencePair]) -> None:
+def test_words_move(pairs: list[AlignedPair]) -> None:
     """Adjectives follow their noun, verbs end the clause, adverbs stand before the verb, prepositions after."""
     crossing = [
         sum((a[0] < b[0]) != (a[1] < b[1]) and a[1] != b[1] for a in pair.sure for b in pair.sure) for pair in pairs
@@ -82,7 +82,7 @@ def test_words_move(pairs: list[SentencePair]) -> None:
             assert (len(pair.target) - 2, 0) in pair.sure
 
 
-def test_some_verbs_split(pairs: list[SentencePair]) -> None:
+def test_some_verbs_split(pairs: list[AlignedPair]) -> None:
     language = SecondLanguage(3)
     split = {verb for verb, entry in language.verbs.items() if entry.particle is not None}
     assert 0 < len(split) < len(language.verbs)
@@ -110,7 +110,7 @@ def test_more_sentences_than_the_words_give_are_refused(monkeypatch: pytest.Monk
         language.sentences(0, 5, 1)
 
 
-def test_ids_of_words(pairs: list[SentencePair]) -> None:
+def test_ids_of_words(pairs: list[AlignedPair]) -> None:
     vocabulary = Vocabulary(pairs)
     ids = vocabulary.ids(pairs[0].source)
     assert [vocabulary.words[i] for i in ids] == [*pairs[0].source, "<end>"]
@@ -118,7 +118,7 @@ def test_ids_of_words(pairs: list[SentencePair]) -> None:
 
 
 def test_the_error_rate_by_hand() -> None:
-    pair = SentencePair(("a", "b"), ("x", "y", "z"), frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 1), (2, 1)}))
+    pair = AlignedPair(("a", "b"), ("x", "y", "z"), frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 1), (2, 1)}))
     assert error_rate([pair.sure], [pair]) == 0.0
     assert error_rate([pair.possible], [pair]) == 0.0  # possible links cost nothing
     assert error_rate([frozenset({(0, 1)})], [pair]) == 1.0
@@ -130,8 +130,8 @@ def test_the_error_rate_by_hand() -> None:
 def test_model_1_learns_a_lexicon_by_itself() -> None:
     """The example of Brown et al.: words that occur together are told apart by the sentences where one is missing."""
 
-    def pair(source: str, target: str, links: set[tuple[int, int]]) -> SentencePair:
-        return SentencePair(tuple(source.split()), tuple(target.split()), frozenset(links), frozenset(links))
+    def pair(source: str, target: str, links: set[tuple[int, int]]) -> AlignedPair:
+        return AlignedPair(tuple(source.split()), tuple(target.split()), frozenset(links), frozenset(links))
 
     pairs = [
         pair("the house", "das haus", {(0, 0), (1, 1)}),
@@ -147,7 +147,7 @@ def test_model_1_learns_a_lexicon_by_itself() -> None:
     )
 
 
-def test_model_1_beats_the_diagonal_on_the_language(pairs: list[SentencePair]) -> None:
+def test_model_1_beats_the_diagonal_on_the_language(pairs: list[AlignedPair]) -> None:
     model, held = Model1(pairs[:600]), pairs[600:]
     lexicon, straight = (error_rate([links(one) for one in held], held) for links in (model.links, diagonal))
     assert lexicon < 0.5 < straight

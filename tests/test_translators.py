@@ -14,12 +14,12 @@ from triptych.attention import Rows
 from triptych.labs import translators
 from triptych.labs.recurrent import RecurrentTranslator
 from triptych.labs.second_language import SecondLanguage
-from triptych.labs.translation import Task, quarters, word_by_word, write, wrong_tokens
+from triptych.labs.translation import TranslationTask, quarters, word_by_word, write, wrong_tokens
 from triptych.labs.translators import (
     BehindPrompt,
     Ids,
     PrefixExample,
-    Trained,
+    TrainedTranslator,
     Training,
     bahdanau,
     behind_prefix,
@@ -32,16 +32,16 @@ from triptych.train import Example, collate
 
 TINY = Training(width=24, heads=4, layers=1, rows=5, steps=3, rate=3e-3, seed=0)
 BUILDERS = [beside_encoder, behind_prefix, behind_prompt, fixed_vector, bahdanau]
-Build = Callable[[Sequence[tuple[Ids, Ids]], int, Training], Trained]
+Build = Callable[[Sequence[tuple[Ids, Ids]], int, Training], TrainedTranslator]
 
 
 @pytest.fixture(scope="module")
-def task() -> Task:
-    return Task.of(SecondLanguage(0, nouns=4, verbs=3, adjectives=2), 0, 40, 12, 2)
+def task() -> TranslationTask:
+    return TranslationTask.of(SecondLanguage(0, nouns=4, verbs=3, adjectives=2), 0, 40, 12, 2)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-def test_rows_of_other_lengths_beside_it_change_no_row(build: Build, task: Task) -> None:
+def test_rows_of_other_lengths_beside_it_change_no_row(build: Build, task: TranslationTask) -> None:
     model = build(task.rows, len(task.vocabulary), TINY).model
     together = write(model, task.sources, 6)
     assert together == [write(model, [source], 6)[0] for source in task.sources]
@@ -49,7 +49,7 @@ def test_rows_of_other_lengths_beside_it_change_no_row(build: Build, task: Task)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-def test_training_is_a_function_of_the_seed(build: Build, task: Task) -> None:
+def test_training_is_a_function_of_the_seed(build: Build, task: TranslationTask) -> None:
     runs = [build(task.rows, len(task.vocabulary), replace(TINY, seed=seed, steps=12)) for seed in (1, 1, 2)]
     assert runs[0].losses == runs[1].losses
     assert runs[0].losses != runs[2].losses
@@ -57,7 +57,9 @@ def test_training_is_a_function_of_the_seed(build: Build, task: Task) -> None:
     assert runs[0].losses[-1] < 0.95 * runs[0].losses[0]
 
 
-def test_all_models_train_on_the_same_sentences_in_the_same_order(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_models_train_on_the_same_sentences_in_the_same_order(
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The targets of each step are the same, however a model reads the source."""
     seen: dict[str, list[list[int]]] = {}
     in_epochs = translators.EpochRows.draw
@@ -80,7 +82,7 @@ def hidden(model: BehindPrompt, row: Ids, rows: Rows) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_who_sees_whom_behind_a_prefix_and_a_plain_prompt(prefix: bool, task: Task) -> None:
+def test_who_sees_whom_behind_a_prefix_and_a_plain_prompt(prefix: bool, task: TranslationTask) -> None:
     build = behind_prefix if prefix else behind_prompt
     model = build(task.rows, len(task.vocabulary), TINY).model
     assert isinstance(model, BehindPrompt)
@@ -95,7 +97,7 @@ def test_who_sees_whom_behind_a_prefix_and_a_plain_prompt(prefix: bool, task: Ta
     assert not torch.allclose(whole[7], other_target[7])
 
 
-def test_the_loss_of_a_prompted_row_is_that_of_its_target_alone(task: Task) -> None:
+def test_the_loss_of_a_prompted_row_is_that_of_its_target_alone(task: TranslationTask) -> None:
     rows = [translators._prompted(pair, PrefixExample) for pair in task.rows[:3]]
     batch = collate(rows)
     assert batch.targets.tolist() == [token for _, target in task.rows[:3] for token in target]
@@ -140,7 +142,7 @@ def test_wrong_tokens_by_hand() -> None:
     assert wrong_tokens([[7, 8, 9]], [[7]]) == 2.0
 
 
-def test_word_by_word_knows_each_word_and_no_order(task: Task) -> None:
+def test_word_by_word_knows_each_word_and_no_order(task: TranslationTask) -> None:
     written = word_by_word(task)
     kept = [set(ours) & set(right) for ours, right in zip(written, task.targets, strict=True)]
     assert all(kept)
@@ -149,7 +151,7 @@ def test_word_by_word_knows_each_word_and_no_order(task: Task) -> None:
 
 def test_the_step_from_which_a_loss_is_reached() -> None:
     losses = list(np.linspace(3.0, 1.0, 41))
-    trained = Trained(fixed_vector([([2, 0], [3, 0])], 4, TINY).model, losses, 1.0)
+    trained = TrainedTranslator(fixed_vector([([2, 0], [3, 0])], 4, TINY).model, losses, 1.0)
     step = trained.reached(2.0)
     assert step is not None
     assert np.mean(losses[step - 10 : step]) <= 2.0 < np.mean(losses[step - 11 : step - 1])
@@ -157,7 +159,7 @@ def test_the_step_from_which_a_loss_is_reached() -> None:
     assert trained.reached(trained.last) == 41
 
 
-def test_chains_grow_with_the_sentence_where_there_is_recurrence(task: Task) -> None:
+def test_chains_grow_with_the_sentence_where_there_is_recurrence(task: TranslationTask) -> None:
     gru = fixed_vector(task.rows, len(task.vocabulary), TINY).model
     transformer = beside_encoder(task.rows, len(task.vocabulary), TINY).model
     assert gru.sequential_steps(30, 40) == 70

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.second_language import SecondLanguage
-from triptych.labs.translation import Judgement, Task, word_by_word
-from triptych.labs.translators import Builder, Trained, Training, behind_prefix, behind_prompt, beside_encoder
+from triptych.labs.translation import Judgement, TranslationTask, word_by_word
+from triptych.labs.translators import Builder, TrainedTranslator, Training, behind_prefix, behind_prompt, beside_encoder
 from triptych.page import Curve, TableSection
 
 FALSIFIED_BY = (
@@ -48,7 +48,7 @@ def run(setup: Setup) -> LabResult:
     """Three layouts on the same sentences: what they get wrong, with how many parameters."""
     sizes = setup.sized(Sizes(), FULL)
     language = SecondLanguage(setup.seed, nouns=sizes.nouns, verbs=sizes.verbs, adjectives=sizes.adjectives)
-    task = Task.of(language, setup.seed, sizes.train, sizes.held, sizes.clauses)
+    task = TranslationTask.of(language, setup.seed, sizes.train, sizes.held, sizes.clauses)
     training = Training(sizes.width, 4, sizes.layers, sizes.rows, sizes.steps, sizes.rate, setup.seed)
     trained, judged = {}, {}
     for name, builder in BUILDERS.items():
@@ -77,7 +77,7 @@ def run(setup: Setup) -> LabResult:
 
 
 def _sections(
-    trained: dict[str, Trained], judged: dict[str, Judgement], dictionary: Judgement
+    trained: dict[str, TrainedTranslator], judged: dict[str, Judgement], dictionary: Judgement
 ) -> tuple[TableSection, Curve]:
     header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
     rows = [[name, f"{trained[name].model.parameters:,}", *judgement.cells] for name, judgement in judged.items()]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.second_language import SecondLanguage
-from triptych.labs.translation import Judgement, Task, quarters, word_by_word
-from triptych.labs.translators import Builder, Trained, Training, bahdanau, beside_encoder, fixed_vector
+from triptych.labs.translation import Judgement, TranslationTask, quarters, word_by_word
+from triptych.labs.translators import Builder, TrainedTranslator, Training, bahdanau, beside_encoder, fixed_vector
 from triptych.page import Curve, TableSection
 
 FALSIFIED_BY = (
@@ -45,7 +45,7 @@ def run(setup: Setup) -> LabResult:
     """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
     sizes = setup.sized(Sizes(), FULL)
     language = SecondLanguage(setup.seed, nouns=sizes.nouns, verbs=sizes.verbs, adjectives=sizes.adjectives)
-    task = Task.of(language, setup.seed, sizes.train, sizes.held, sizes.clauses)
+    task = TranslationTask.of(language, setup.seed, sizes.train, sizes.held, sizes.clauses)
     training = Training(sizes.width, 4, sizes.layers, sizes.rows, sizes.steps, sizes.rate, setup.seed)
     trained, judged = {}, {}
     for name, builder in BUILDERS.items():
@@ -84,7 +84,7 @@ def _lost(judgement: Judgement) -> float:
 
 
 def _sections(
-    task: Task, trained: dict[str, Trained], judged: dict[str, Judgement], dictionary: Judgement
+    task: TranslationTask, trained: dict[str, TrainedTranslator], judged: dict[str, Judgement], dictionary: Judgement
 ) -> tuple[TableSection, TableSection, Curve, Curve]:
     lines = {**judged, "word by word": dictionary}
     header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
@@ -114,6 +114,6 @@ def _sections(
     )
 
 
-def _mean_lengths(task: Task) -> list[float]:
+def _mean_lengths(task: TranslationTask) -> list[float]:
     sources = task.sources
     return [sum(len(sources[i]) - 1 for i in group) / len(group) for group in quarters(sources)]

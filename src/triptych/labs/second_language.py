@@ -45,7 +45,7 @@ Link = tuple[int, int]  # target word, source word
 
 
 @dataclass(frozen=True)
-class SentencePair:
+class AlignedPair:
     """A sentence, its translation, and the links (target word, source word) between them; `sure` is in `possible`."""
 
     source: tuple[str, ...]
@@ -93,7 +93,7 @@ class SecondLanguage:
         self.adjectives = {word: next(stems) for word in ADJECTIVES[:adjectives]}
         self.others = {word: next(stems) for word in (*PREPOSITIONS, *ADVERBS, "and", "the", "a", "object")}
 
-    def sentence(self, random: np.random.Generator, clauses: int) -> SentencePair:
+    def sentence(self, random: np.random.Generator, clauses: int) -> AlignedPair:
         """A sentence of so many clauses, joined by `and`."""
         writer = _Writer(self, random)
         for i in range(clauses):
@@ -102,13 +102,13 @@ class SecondLanguage:
             writer.clause()
         return writer.pair()
 
-    def sentences(self, seed: int, count: int, clauses: int) -> list[SentencePair]:
+    def sentences(self, seed: int, count: int, clauses: int) -> list[AlignedPair]:
         """`count` sentences, no two with the same source, of 1 to `clauses` clauses, each number equally often.
 
         Raises InputError where the words do not suffice for so many.
         """
         random = np.random.default_rng([seed, 1])
-        pairs: dict[tuple[str, ...], SentencePair] = {}
+        pairs: dict[tuple[str, ...], AlignedPair] = {}
         repeated = 0
         while len(pairs) < count:
             pair = self.sentence(random, 1 + len(pairs) % clauses)
@@ -122,7 +122,7 @@ class SecondLanguage:
 class Vocabulary:
     """Words of both languages as ids; the end token is 0 and the one that starts a target 1."""
 
-    def __init__(self, pairs: Iterable[SentencePair]) -> None:
+    def __init__(self, pairs: Iterable[AlignedPair]) -> None:
         words = {word for pair in pairs for word in (*pair.source, *pair.target)}
         self.words = [END, START, *sorted(words)]
         self.number = {word: i for i, word in enumerate(self.words)}
@@ -145,9 +145,9 @@ class _Writer:
         self.sure: set[Link] = set()
         self.possible: set[Link] = set()
 
-    def pair(self) -> SentencePair:
+    def pair(self) -> AlignedPair:
         links = frozenset(self.sure), frozenset(self.sure | self.possible)
-        return SentencePair(tuple(self.source), tuple(self.target), *links)
+        return AlignedPair(tuple(self.source), tuple(self.target), *links)
 
     def read(self, word: str) -> int:
         """The index of a new source word."""

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from triptych.labs.second_language import SecondLanguage, SentencePair, Vocabulary
-from triptych.labs.translators import END_ID, START_ID, Ids, Trained, Translator
+from triptych.labs.second_language import AlignedPair, SecondLanguage, Vocabulary
+from triptych.labs.translators import END_ID, START_ID, Ids, TrainedTranslator, Translator
 from triptych.train.metrics import distance
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class TranslationTask:
     """Sentences to train on and held out ones, no two with the same source."""
 
-    train: list[SentencePair]
-    held: list[SentencePair]
+    train: list[AlignedPair]
+    held: list[AlignedPair]
     vocabulary: Vocabulary
 
     @staticmethod
-    def of(language: SecondLanguage, seed: int, train: int, held: int, clauses: int) -> Task:
+    def of(language: SecondLanguage, seed: int, train: int, held: int, clauses: int) -> TranslationTask:
         """So many sentences of 1 to `clauses` clauses; the held-out ones have the same share of each number."""
         pairs = language.sentences(seed, train + held, clauses)
-        return Task(pairs[:train], pairs[train:], Vocabulary(pairs))
+        return TranslationTask(pairs[:train], pairs[train:], Vocabulary(pairs))
 
     @property
     def rows(self) -> list[tuple[Ids, Ids]]:
@@ -40,7 +40,7 @@ class Task:
         """What is to be written for each of `sources`, without the end token."""
         return [target[:-1] for _, target in as_ids(self.held, self.vocabulary)]
 
-    def judged(self, trained: Trained) -> Judgement:
+    def judged(self, trained: TrainedTranslator) -> Judgement:
         """What the model writes for the held-out sources, compared with the targets."""
         return Judgement.of(self, write(trained.model, self.sources, 2 * max(map(len, self.targets))))
 
@@ -55,7 +55,7 @@ class Judgement:
     exact: float
 
     @staticmethod
-    def of(task: Task, written: Sequence[Ids]) -> Judgement:
+    def of(task: TranslationTask, written: Sequence[Ids]) -> Judgement:
         targets = task.targets
         groups = [
             wrong_tokens([written[i] for i in group], [targets[i] for i in group]) for group in quarters(task.sources)
@@ -69,7 +69,7 @@ class Judgement:
         return [f"{self.wrong:.1%}", *(f"{wrong:.1%}" for wrong in self.by_length), f"{self.exact:.0%}"]
 
 
-def as_ids(pairs: Sequence[SentencePair], vocabulary: Vocabulary) -> list[tuple[Ids, Ids]]:
+def as_ids(pairs: Sequence[AlignedPair], vocabulary: Vocabulary) -> list[tuple[Ids, Ids]]:
     """Sources and targets as ids, each with its end token."""
     return [(vocabulary.ids(pair.source), vocabulary.ids(pair.target)) for pair in pairs]
 
@@ -107,7 +107,7 @@ def quarters(sources: Sequence[Ids]) -> list[list[int]]:
     return [order[a:b] for a, b in pairwise(edges)]
 
 
-def word_by_word(task: Task) -> list[Ids]:
+def word_by_word(task: TranslationTask) -> list[Ids]:
     """The baseline that knows the true links: each source word becomes the target words that a sure link most often
     joins to it in training, in the order of the source."""
     counts: dict[str, dict[tuple[str, ...], int]] = {}

@@ -93,7 +93,7 @@ class Translator(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedTranslator:
     """A model, its losses in nats a token of each training step, and the processor's seconds that training took."""
 
     model: Translator
@@ -172,20 +172,20 @@ class BehindPrompt(BesideEncoder):
         return self._last(nn.Batch(inputs=_flat(rows), rows=own))
 
 
-def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> Trained:
+def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
     """An encoder-decoder, trained."""
     module = nn.new(encoder_decoder(vocab, training), training.seed)
     return _fit(BesideEncoder(module), Pairs.of(pairs, START_ID, _longest(pairs)), training)
 
 
-def behind_prefix(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> Trained:
+def behind_prefix(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
     """A decoder that sees the whole source from everywhere, trained."""
     module = nn.new(_alone(vocab, training, CAUSAL | same_document()), training.seed)
     rows = EpochRows(tuple(_prompted(pair, PrefixExample) for pair in pairs))
     return _fit(BehindPrompt(module, prefix=True), rows, training)
 
 
-def behind_prompt(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> Trained:
+def behind_prompt(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
     """A decoder for which the source is a prompt like any other, trained."""
     module = nn.new(_alone(vocab, training, CAUSAL), training.seed)
     rows = EpochRows(tuple(_prompted(pair, Example) for pair in pairs))
@@ -234,14 +234,14 @@ def _prompted(pair: tuple[Ids, Ids], kind: type[Example]) -> Example:
     return kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source))
 
 
-def _fit(model: BesideEncoder, data: Data, training: Training) -> Trained:
+def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTranslator:
     began = time.process_time()
     points = fit(
         model.module, data, rows=training.rows, length=ANY_LENGTH, steps=training.steps, seed=training.seed,
         optimizer=training.optimizer, schedule=training.schedule,
     )  # fmt: skip
     model.module.eval()
-    return Trained(model, [loss for _, loss in points], time.process_time() - began)
+    return TrainedTranslator(model, [loss for _, loss in points], time.process_time() - began)
 
 
 # ---------------------------------------------------------------- recurrent
@@ -266,17 +266,19 @@ class Recurrent:
         return logits[:, -1].argmax(-1)
 
 
-def fixed_vector(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> Trained:
+def fixed_vector(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
     """The source through one vector, trained."""
     return _recurrent(pairs, vocab, training, attention=False)
 
 
-def bahdanau(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> Trained:
+def bahdanau(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
     """The source through attention, trained."""
     return _recurrent(pairs, vocab, training, attention=True)
 
 
-def _recurrent(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, attention: bool) -> Trained:
+def _recurrent(
+    pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, attention: bool
+) -> TrainedTranslator:
     """The loop of `Trainer` for a module that is not one of the library's: the same rows, rates, clipping and AdamW."""
     with torch.random.fork_rng():
         torch.manual_seed(training.seed)
@@ -294,7 +296,7 @@ def _recurrent(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training,
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return Trained(Recurrent(module.eval()), losses, time.process_time() - began)
+    return TrainedTranslator(Recurrent(module.eval()), losses, time.process_time() - began)
 
 
 def _recurrent_loss(module: RecurrentTranslator, examples: Sequence[Example]) -> Tensor:
@@ -310,7 +312,7 @@ def _recurrent_loss(module: RecurrentTranslator, examples: Sequence[Example]) ->
     return F.cross_entropy(logits.flatten(0, 1), right.flatten())
 
 
-Builder = Callable[[Sequence[tuple[Ids, Ids]], int, Training], Trained]
+Builder = Callable[[Sequence[tuple[Ids, Ids]], int, Training], TrainedTranslator]
 
 
 def _longest(pairs: Sequence[tuple[Ids, Ids]]) -> int:

@@ -11,8 +11,8 @@ from torch import Tensor
 from triptych.labs.ibm import Model1, diagonal, error_rate
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.second_language import Link, SecondLanguage
-from triptych.labs.translation import Task, as_ids
-from triptych.labs.translators import START_ID, BesideEncoder, Trained, Training, beside_encoder
+from triptych.labs.translation import TranslationTask, as_ids
+from triptych.labs.translators import START_ID, BesideEncoder, TrainedTranslator, Training, beside_encoder
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 
@@ -63,7 +63,7 @@ def run(setup: Setup) -> LabResult:
     """The alignment error rate of each head of a translation model, of IBM Model 1 and of the diagonal."""
     sizes = setup.sized(Sizes(), FULL)
     language = SecondLanguage(setup.seed, nouns=sizes.nouns, verbs=sizes.verbs, adjectives=sizes.adjectives)
-    task = Task.of(language, setup.seed, sizes.train, sizes.held, sizes.clauses)
+    task = TranslationTask.of(language, setup.seed, sizes.train, sizes.held, sizes.clauses)
     training = Training(
         sizes.width, 4, sizes.layers, sizes.rows, sizes.steps, sizes.rate, setup.seed, sizes.cross_heads
     )
@@ -99,7 +99,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _patterns(model: Model, task: Task) -> dict[HeadPlace, list[Tensor]]:
+def _patterns(model: Model, task: TranslationTask) -> dict[HeadPlace, list[Tensor]]:
     """For each head and each mean of heads, for each held-out sentence, `[T, S]`; the last column is the end token."""
     rows = as_ids(task.held, task.vocabulary)
     read = [[START_ID, *target[:-1]] for _, target in rows]
@@ -122,8 +122,8 @@ def _peaks(patterns: Sequence[Tensor]) -> list[frozenset[Link]]:
 
 
 def _sections(
-    task: Task,
-    trained: Trained,
+    task: TranslationTask,
+    trained: TrainedTranslator,
     chosen: dict[HeadPlace, float],
     held: dict[str, float],
     patterns: dict[HeadPlace, list[Tensor]],
