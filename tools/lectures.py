@@ -134,7 +134,9 @@ def run_lab(name: str, count: int | None = None) -> tuple[SeedsResult, Plain]:
     result = run.result
     assert isinstance(result, SeedsResult)
     sizes = {size: shown_size(value) for size, value in lab.values(setup).items()}
-    words = {"passed": result.passed, "question": result.question, "meaning": result.meaning, "sizes": sizes}
+    options = [*(["--full"] if lab.full != lab.quick else []), *([f"--seeds {lab.seeds}"] if lab.seeds > 1 else [])]
+    words = {"command": " ".join(["triptych lab", name, *options])}
+    words |= {"passed": result.passed, "question": result.question, "meaning": result.meaning, "sizes": sizes}
     words |= {"falsified_by": lab.falsified_by, "seeds": len(result.runs), "held": result.held}
     checks = []
     for c in result.spread:
@@ -220,9 +222,8 @@ def lab_text(name: str, result: Plain) -> str:
     rows = [" | ".join(check[column].replace("|", "\\|") for column in columns) for check in result["checks"]]
     table = "\n".join(f"| {row} |" for row in ["criterion | measured | must be", "--- | ---: | ---", *rows])
     seeds = result["seeds"]
-    spread = f" {result['held']} of {seeds} seeds pass: median (smallest to largest)." if seeds > 1 else ""
-    option = " --full" + (f" --seeds {seeds}" if seeds > 1 else "")
-    question = f"{result['question']} `triptych lab {name}{option}`, {result['seconds']} s.{spread}"
+    spread = f" {result['held']} of {seeds} seeds pass; median (smallest to largest)." if seeds > 1 else ""
+    question = f"{result['question']} `{result['command']}`, {result['seconds']} s.{spread}"
     falsified = f"**Falsified by:** {result['falsified_by']}" if result["falsified_by"] else ""
     return "\n\n".join(part for part in (head, question, table, result["meaning"], falsified) if part)
 

@@ -31,6 +31,7 @@ LABS = {
     "not-explanation": "different attention patterns that give the same output; ablation beside them",
     "parameters": "a real config's shapes, predicted from the arithmetic and loaded",
     "gradients": "a backward written by hand beside autograd's",
+    "corrections": "statements of the lectures that do not hold, beside what is computed",
     "trained-scale": "attention trained with and without the division by √d",
     "trained-heads": "1 to 16 heads at equal parameters, reading one place or several at once",
     "padding": "padding that is not masked: what trained models answer beside it",

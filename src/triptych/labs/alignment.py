@@ -23,14 +23,12 @@ from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
-LETTERS, LONGEST = "abcdefghiklmnoprstvy", 64
-# The encoder-decoder of the quickstart, and its optimizer.
+LONGEST = 64  # letters of an old spelling
+# The encoder-decoder of the quickstart.
 MODEL: dict[str, object] = {
-    "model_type": "t5", "num_heads": 4, "num_layers": 2,
-    "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 64,
-    "relative_attention_max_distance": 64, "dropout_rate": 0.0,
+    "model_type": "t5", "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu",
+    "relative_attention_num_buckets": 64, "relative_attention_max_distance": 64, "dropout_rate": 0.0,
 }  # fmt: skip
-OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
 FALSIFIED_BY = (
     "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It is"
     " false"
@@ -41,29 +39,38 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    shortest: int = size(4, "letters of the shortest made-up word")
-    longest: int = size(9, "letters of the longest one, at most 31")
-    doubled: float = size(0.4, "share of its letters that the old spelling doubles, at most 1")
-    trained: int = size(20_000, "made-up pairs to train on")
-    held: int = size(200, "held-out pairs")
-    width: int = size(128, "model width D, a multiple of 8")
-    steps: int = size(260, "training steps")
-    rows: int = size(96, "rows of a training step")
+    letters: str = size("abcdefghiklm", "letters of made-up words; two or more, all different")
+    shortest: int = size(3, "letters of the shortest made-up word")
+    longest: int = size(6, "letters of the longest one, at most 31")
+    doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1")
+    trained: int = size(4_000, "made-up pairs to train on")
+    held: int = size(100, "held-out pairs")
+    width: int = size(64, "model width D")
+    hidden: int = size(64, "MLP width")
+    heads: int = size(2, "heads of each layer")
+    head_width: int = size(32, "width of a head")
+    layers: int = size(1, "layers of the encoder; the decoder has one")
+    rate: float = size(5e-3, "learning rate; Muon's is twice as large")
+    steps: int = size(220, "training steps")
+    rows: int = size(48, "rows of a training step")
 
     def __post_init__(self) -> None:
-        if not self.shortest <= self.longest <= 31 or self.doubled > 1 or self.width % 8:
-            raise InputError(
-                "sizes shortest, longest, doubled and width: shortest at most longest, longest at most 31,"
-                " doubled at most 1, width a multiple of 8"
-            )
+        if not self.shortest <= self.longest <= 31 or self.doubled > 1:
+            raise InputError("sizes shortest, longest, doubled: must be at most longest, at most 31, and at most 1")
+        if len(set(self.letters)) != len(self.letters) or len(self.letters) < 2:
+            raise InputError(f"size letters: {self.letters!r} must be two or more letters, all different")
 
     @property
     def model(self) -> dict[str, object]:
         """The config of the model that is trained."""
-        return MODEL | {"d_model": self.width, "d_ff": 2 * self.width, "d_kv": self.width // 4}
+        widths = {"d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width}
+        return MODEL | widths | {"num_heads": self.heads, "num_layers": self.layers}
 
 
-FULL = Sizes()
+FULL = Sizes(
+    letters="abcdefghiklmnoprstvy", shortest=4, longest=9, doubled=0.4, trained=20_000, held=200,
+    width=128, hidden=256, heads=4, layers=2, rate=3e-3, steps=260, rows=96,
+)  # fmt: skip
 
 Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
 
@@ -224,8 +231,9 @@ def _pairs(setup: Setup, sizes: Sizes) -> tuple[list[Pair], list[Pair]]:
 
 def _respelled(random: np.random.Generator, sizes: Sizes) -> Pair:
     """(old, new) spelling of a word in which no letter stands beside itself."""
-    steps = random.integers(1, len(LETTERS), size=random.integers(sizes.shortest, sizes.longest + 1))
-    word = "".join(LETTERS[i] for i in steps.cumsum() % len(LETTERS))
+    letters = sizes.letters
+    steps = random.integers(1, len(letters), size=random.integers(sizes.shortest, sizes.longest + 1))
+    word = "".join(letters[i] for i in steps.cumsum() % len(letters))
     old = word.replace("v", "u")
     twice = random.random(len(old)) < sizes.doubled
     return "".join(letter * (1 + again) for letter, again in zip(old, twice, strict=True)), word
@@ -243,6 +251,7 @@ def _model(setup: Setup, sizes: Sizes, train: Sequence[Pair]) -> tuple[Model, Po
     setup.progress(f"training a spelling model for {sizes.steps} steps")
     assert start is not None
     data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
+    optimizer = OptimizerSettings(name="muon", lr=sizes.rate, muon_lr=2 * sizes.rate)
     losses = fit(
         model.module,
         data,
@@ -250,6 +259,6 @@ def _model(setup: Setup, sizes: Sizes, train: Sequence[Pair]) -> tuple[Model, Po
         length=LONGEST,
         steps=sizes.steps,
         seed=setup.seed,
-        optimizer=OPTIMIZER,
+        optimizer=optimizer,
     )
     return model, losses

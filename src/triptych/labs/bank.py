@@ -66,7 +66,8 @@ Lines = list[float]  # one number a layer, the embedding first
 
 @dataclass(frozen=True)
 class Content:
-    """A head that reads the deciding words by their meaning: its mean weight there, and the mean weight that other words give to the word before them."""
+    """A head that reads the deciding words by their meaning: its mean weight there, and the mean weight that other
+    words give to the word before them."""
 
     head: Head
     weight: float
@@ -198,7 +199,7 @@ class SentencePair:
         return _cosines(*_last(self.model, self.rows, edit))
 
     def cut(self, heads: Sequence[Head] | None = None, back: int = 0) -> list[Edit]:
-        """No attention from the last word to the deciding one, or to the token `back` before it, in these heads or all."""
+        """No attention from the last word to the deciding one, or to the token `back` before it, in `heads` or all."""
         edits = []
         for layer in range(len(self.patterns)):
             chosen = None if heads is None else [head for at, head in heads if at == layer]

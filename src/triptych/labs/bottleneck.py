@@ -59,9 +59,6 @@ class Sizes:
         }
 
 
-FULL = Sizes()
-
-
 @dataclass(frozen=True)
 class ArchitectureKind:
     """How the decoder learns what the source is: a vector of `code` numbers, and attention over its states or not."""
@@ -102,7 +99,7 @@ class Copier(nn.Module):
 
 def run(setup: Setup) -> LabResult:
     """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
-    sizes = setup.sized(Sizes(), FULL)
+    sizes = setup.sized(Sizes())
     right: dict[str, list[float]] = {}
     parameters: dict[str, int] = {}
     for name, kind in sizes.kinds.items():

@@ -34,7 +34,7 @@ SEEDS = 5
 @dataclass(frozen=True)
 class Sizes:
     depths: tuple[int, ...] = size((2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, two numbers or more")
-    draws: int = size(4, "untrained models of which each gradient is a mean")
+    draws: int = size(2, "untrained models of which each gradient is a mean")
     width: int = size(64, "model width of the untrained stacks, a multiple of the heads")
     hidden: int = size(256, "MLP width of the untrained stacks")
     heads: int = size(4, "heads of each block")
@@ -62,7 +62,7 @@ class Sizes:
         return {"no warm-up": 0.0, "warm-up": self.warmup}
 
 
-FULL = Sizes()
+FULL = Sizes(draws=4)
 
 
 @dataclass(frozen=True, kw_only=True)

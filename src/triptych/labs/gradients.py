@@ -55,12 +55,9 @@ class Sizes:
         )  # fmt: skip
 
 
-FULL = Sizes()
-
-
 def run(setup: Setup) -> LabResult:
     """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
-    sizes = setup.sized(Sizes(), FULL)
+    sizes = setup.sized(Sizes())
     config, random = sizes.config, np.random.default_rng(setup.seed)
     w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, sizes.rows, sizes.tokens))
     module = library(config, w)
@@ -71,7 +68,7 @@ def run(setup: Setup) -> LabResult:
     setup.progress("taking finite differences")
     slopes = {part: _slopes(part, w, dw, (ids, targets), sizes.config, random) for part in PARTS}
     setup.progress(f"training both for {sizes.steps} steps")
-    losses = train(w, module, sizes, random)
+    losses = train(w, module, config, sizes, random)
     loss_difference = max(abs(a - b) for a, b in losses)
     checks = (
         Check("logits differ by", float(difference), most=1e-10),
@@ -154,11 +151,13 @@ def autograd(module: nn.Transformer, names: Iterable[str], ids: Array, targets: 
     return {name: np.asarray(module.get_parameter(library_name(name)).grad) for name in names}
 
 
-def train(w: Weights, module: nn.Transformer, sizes: Sizes, random: np.random.Generator) -> list[tuple[float, float]]:
+def train(
+    w: Weights, module: nn.Transformer, c: Config, sizes: Sizes, random: np.random.Generator
+) -> list[tuple[float, float]]:
     """Losses by hand and by the library of a model learning to count in steps, each with its own AdamW."""
     ours, theirs = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
     theirs.zero()
-    losses, c, shape = [], sizes.config, (sizes.rows, 1)
+    losses, shape = [], (sizes.rows, 1)
     for _ in range(sizes.steps):
         start, stride = random.integers(c.V, size=shape), random.integers(1, 4, size=shape)
         rows = (start + stride * np.arange(sizes.tokens + 1)) % c.V

@@ -31,10 +31,10 @@ class Sizes:
     width: int = size(64, "model width D, a multiple of 8")
     hidden: int = size(172, "MLP width")
     layers: int = size(2, "layers of each model")
-    steps: int = size(1000, "training steps")
+    steps: int = size(200, "training steps")
     rows: int = size(16, "rows of a training step")
     length: int = size(64, "characters of a row, at most 256")
-    held_out: int = size(16_384, "characters of held-out text")
+    held_out: int = size(4096, "characters of held-out text")
     written: int = size(160, "characters that each model writes")
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Sizes:
             raise InputError("sizes width and length: the width must be a multiple of 8, the length at most 256")
 
 
-FULL = Sizes()
+FULL = Sizes(steps=1000, held_out=16_384)
 
 
 @dataclass(frozen=True, eq=False)

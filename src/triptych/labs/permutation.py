@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych import nn
+from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
 from triptych.model import Model
@@ -34,6 +35,10 @@ class Sizes:
     heads: int = size(4, "heads of each block")
     blocks: int = size(4, "blocks of each model")
     tokens: int = size(24, "tokens of the row, at least 2")
+
+    def __post_init__(self) -> None:
+        if self.width % (2 * self.heads) or self.tokens < 2:
+            raise InputError("sizes width, heads, tokens: the width must be a multiple of 2 x heads, tokens 2 or more")
 
     @property
     def sites(self) -> tuple[str, ...]:

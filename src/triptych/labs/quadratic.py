@@ -50,7 +50,7 @@ class Sizes:
     block: int = size(64, "tokens of a block of the block pattern")
     layer: int = size(512, "model width of the whole layer that is timed, a multiple of the head width")
     resident: int = size(8192, "tokens at which the memory of the process is measured")
-    repeats: int = size(2, "times that each is measured; the shortest counts")
+    repeats: int = size(1, "times that each is measured; the shortest counts")
 
     def __post_init__(self) -> None:
         for name, ends in (("short", self.short), ("long", self.long)):
@@ -60,7 +60,7 @@ class Sizes:
             raise InputError(f"size layer: must be a multiple of the head width, {self.width}")
 
 
-FULL = Sizes()
+FULL = Sizes(repeats=2)
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]

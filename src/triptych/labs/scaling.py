@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend
+from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import power
 from triptych.page import Curve, TableSection
@@ -30,6 +31,10 @@ class Sizes:
     tokens: int = size(64, "queries, and keys, of a row")
     rows: int = size(8, "rows of each width")
     small: float = size(0.01, "norm below which a gradient counts as none")
+
+    def __post_init__(self) -> None:
+        if len(set(self.widths)) < 2:
+            raise InputError("size widths: an exponent is fitted to them; give two or more")
 
 
 @dataclass(frozen=True)
