@@ -19,30 +19,15 @@ from triptych.text import character_tokenizer
 HITS = "letters whose strongest attention is on a true partner"
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorter words of fewer letters, for a narrower model."""
-    width = {"d_model": 64, "d_ff": 64, "d_kv": 32, "num_heads": 2, "num_layers": 1}
-    for name, value in {
-        "LETTERS": "abcdefghiklm",
-        "WORD": (3, 6),
-        "DOUBLED": 0.5,
-        "TRAINED": 4_000,
-        "HELD": 60,
-        "MODEL": alignment.MODEL | width,
-        "OPTIMIZER": alignment.OptimizerSettings(name="muon", lr=5e-3, muon_lr=1e-2),
-        "STEPS": 220,
-        "ROWS": 48,
-    }.items():
-        monkeypatch.setattr(alignment, name, value)
+SMALL = Setup(sizes={"held": 60})
 
 
-def test_passes(small: None) -> None:
-    result = run("alignment")
+def test_passes() -> None:
+    result = run("alignment", SMALL)
     assert result.passed, result.verdict
 
 
-def test_fails_when_values_stand_beside_other_keys(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fails_when_values_stand_beside_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder finds its letters all the same, but what it attends to is no longer where they are."""
     keys = EncoderOutput.keys
 
@@ -51,7 +36,7 @@ def test_fails_when_values_stand_beside_other_keys(small: None, monkeypatch: pyt
         return k, v.roll(2, 0)
 
     monkeypatch.setattr(EncoderOutput, "keys", shifted)
-    result = run("alignment")
+    result = run("alignment", SMALL)
     assert HITS in {check.claim for check in result.checks if not check.passed}, result.verdict
 
 
@@ -59,7 +44,7 @@ def test_fails_when_values_stand_beside_other_keys(small: None, monkeypatch: pyt
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_passes_at_full_size(seed: int) -> None:
-    result = run("alignment", Setup(seed=seed))
+    result = run("alignment", Setup(seed=seed, full=True))
     assert result.passed, result.verdict
 
 
@@ -79,7 +64,7 @@ def test_the_cheapest_alignments(source: str, target: str, true: set[tuple[int, 
 
 
 def test_a_decoder_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(tiny.decoder(), character_tokenizer(alignment.LETTERS))
-    monkeypatch.setattr(alignment, "_model", lambda setup, train: (model, []))
+    model = Model(tiny.decoder(), character_tokenizer(alignment.Sizes().letters))
+    monkeypatch.setattr(alignment, "_model", lambda setup, sizes, train: (model, []))
     with pytest.raises(InputError, match="needs an encoder-decoder whose tokens are letters"):
         run("alignment")

@@ -24,12 +24,14 @@ SHAPE = {
 }  # fmt: skip
 
 
+SMALL = Setup(sizes={"lengths": (64, 128)})
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds of a piece of work are the tokens that pass through the decoder in it."""
     model = triptych.create(SHAPE, byte_tokenizer())
     monkeypatch.setattr(kv_cache, "decoder", lambda setup: model)
-    monkeypatch.setattr(kv_cache, "LENGTHS", (64, 128))
     passed: list[int] = []
     forward = nn.Transformer.forward
 
@@ -52,7 +54,7 @@ def failed(result: LabResult) -> set[str]:
 
 
 def test_passes(small: None) -> None:
-    result = run("kv-cache")
+    result = run("kv-cache", SMALL)
     assert result.passed, result.verdict
 
 
@@ -70,7 +72,7 @@ def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: py
                 self.at = slice(self.at.start - 1, self.at.stop - 1)
 
     monkeypatch.setattr(FullStep, "extend", late)
-    assert {"tokens that differ", "greatest difference of a logit"} <= failed(run("kv-cache"))
+    assert {"tokens that differ", "greatest difference of a logit"} <= failed(run("kv-cache", SMALL))
 
 
 def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,13 +84,13 @@ def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPat
         return logits(self)
 
     monkeypatch.setattr(Engine, "logits", forgetful)
-    assert failed(run("kv-cache")) == {"speed-up of one token at 128", "speed-up at 128 over that at 64"}
+    assert failed(run("kv-cache", SMALL)) == {"speed-up of one token at 128", "speed-up at 128 over that at 64"}
 
 
 def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     resize = Store.resize
     monkeypatch.setattr(Store, "resize", lambda self, slots, capacity: resize(self, slots, capacity + 1))
-    assert failed(run("kv-cache")) == {
+    assert failed(run("kv-cache", SMALL)) == {
         "bytes allocated at 128 over bytes counted",
         "bytes of Qwen3-4B's cache at 4,096 positions, fp16",
     }

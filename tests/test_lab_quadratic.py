@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.attention import dispatch, linear
 from triptych.labs import quadratic, run
+from triptych.labs.lab import Setup
 from triptych.labs.memory import peak_bytes
 from triptych.spec import causal, window
 
@@ -29,23 +30,25 @@ def _flops(call: Callable[..., Any], inputs: Any) -> float:
     return counted.get_total_flops()
 
 
+SMALL = Setup(
+    sizes={
+        "lengths": (32, 64, 512, 1024), "short": (32, 64), "long": (512, 1024), "layer": 128, "repeats": 1,
+        "resident": 4096,
+    }
+)  # fmt: skip
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quadratic, "_seconds", _flops)
-    monkeypatch.setattr(quadratic, "REPEATS", 1)
-    for name, value in {"LENGTHS": (32, 64, 512, 1024), "SHORT": (32, 64), "LONG": (512, 1024), "LAYER": 128}.items():
-        monkeypatch.setattr(quadratic, name, value)
-    shorter = {name: replace(one, fitted=(512, 1024)) for name, one in quadratic.MECHANISMS.items()}
-    monkeypatch.setattr(quadratic, "MECHANISMS", shorter)
-    monkeypatch.setattr(quadratic, "RESIDENT", 4096)
 
 
 def failed() -> set[str]:
-    return {check.claim for check in run("quadratic").checks if not check.passed}
+    return {check.claim for check in run("quadratic", SMALL).checks if not check.passed}
 
 
 def test_passes(small: None) -> None:
-    result = run("quadratic")
+    result = run("quadratic", SMALL)
     assert result.passed, result.verdict
 
 
@@ -70,8 +73,9 @@ def test_fails_when_the_fused_kernel_is_not(small: None, monkeypatch: pytest.Mon
 
 
 def test_fails_when_full_attention_leaves_pairs_out(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = replace(quadratic.MECHANISMS["full"], call=quadratic.MECHANISMS["window of 128"].call)
-    monkeypatch.setattr(quadratic, "MECHANISMS", {**quadratic.MECHANISMS, "full": broken})
+    ways = quadratic.mechanisms(quadratic.Sizes())
+    broken = replace(ways["full"], call=ways["window of 128"].call)
+    monkeypatch.setattr(quadratic, "mechanisms", lambda sizes: {**ways, "full": broken})
     assert {"full: seconds grow as T to the power", "full: bytes grow as T to the power"} <= failed()
 
 
@@ -114,7 +118,5 @@ def test_peak_is_of_what_lives_at_one_time() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_passes_at_full_size(seed: int, unchecked: None) -> None:
-    from triptych.labs.lab import Setup
-
-    result = run("quadratic", Setup(seed=seed))
+    result = run("quadratic", Setup(seed=seed, full=True))
     assert result.passed, result.verdict

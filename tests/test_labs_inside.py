@@ -30,11 +30,9 @@ def smollm2(smollm2_gguf: Path) -> Model:
 
 @pytest.fixture
 def loaded(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
-    """One copy for all, and a search of a few long steps."""
+    """One copy for all."""
     for lab in LABS:
         monkeypatch.setattr(lab, "decoder", lambda setup: smollm2)
-    monkeypatch.setattr(not_explanation, "STEPS", 12)
-    monkeypatch.setattr(not_explanation, "RATE", 0.6)
 
 
 def failed(result: LabResult) -> set[str]:
@@ -59,7 +57,7 @@ def test_bank_passes(loaded: None) -> None:
 
 
 def test_bank_names_the_head_of_l0_5(smollm2: Model) -> None:
-    pair = bank.SentencePair(smollm2, bank.RIVER, bank.MONEY)
+    pair = bank.SentencePair(smollm2, "bank", ("She sat by the", "river"), ("She went to the", "money"))
     content = pair.content()
     assert content.head == (4, 2)
     river, money = pair.weights()[4, :, 2].tolist()
@@ -84,7 +82,7 @@ def test_bank_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.Mon
 def test_bank_fails_when_later_heads_do_it_too(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with the early readers in the place of the later ones it does not pass."""
     readers = bank.SentencePair.readers
-    monkeypatch.setattr(bank.SentencePair, "readers", lambda pair: (readers(pair)[0],) * 2)
+    monkeypatch.setattr(bank.SentencePair, "readers", lambda pair, count: (readers(pair, count)[0],) * 2)
     assert failed(run("bank")) == {"control: share left without the 12 strongest readers of the other layers"}
 
 
@@ -116,7 +114,7 @@ def test_not_explanation_passes(loaded: None) -> None:
 
 def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(  # a search without edits finds no gradient
-        not_explanation, "_search", lambda last, random: (not_explanation.Replacement(last.patterns, 0.7, 0.0), [])
+        not_explanation, "_search", lambda last, *rest: (not_explanation.Replacement(last.patterns, 0.7, 0.0), [])
     )
     ignore_edits(monkeypatch)
     assert "control: output change under the shuffled patterns in all layers" in failed(run("not-explanation"))
@@ -125,7 +123,7 @@ def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch:
 def test_not_explanation_fails_when_the_alternative_is_a_shuffle(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that are as far away, and were not searched, change the output."""
     shuffled = not_explanation._shuffled
-    monkeypatch.setattr(not_explanation, "_search", lambda last, random: (shuffled(last, 0.6, random), []))
+    monkeypatch.setattr(not_explanation, "_search", lambda last, sizes, random: (shuffled(last, 0.6, random), []))
     assert failed(run("not-explanation")) == {"output change under the alternative in all layers (0 to 1)"}
 
 
@@ -151,5 +149,5 @@ def test_ideal_patterns_read_what_they_are_named_after() -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["bank", "head-roles", "not-explanation"])
 def test_passes_at_full_size(name: str, seed: int, smollm2_gguf: Path, unchecked: None) -> None:
-    result = run(name, Setup(seed=seed, model=str(smollm2_gguf)))
+    result = run(name, Setup(seed=seed, model=str(smollm2_gguf), full=True))
     assert result.passed, result.verdict

@@ -22,7 +22,8 @@ import typer
 
 import test_lectures
 from triptych.cli.app import app
-from triptych.labs import LABS
+from triptych.labs import LABS, soft_vs_hard
+from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.walk import EXAMPLES
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,7 @@ Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ 
 
 
 def _generator() -> ModuleType:
+    sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
     found = importlib.util.spec_from_file_location("lectures", ROOT / "tools" / "lectures.py")
     assert found is not None
     assert found.loader is not None
@@ -79,6 +81,13 @@ def unlisted(data: Data) -> list[str]:
     wrong = [f"{kind} {name}" for kind, names in IDS.items() for name in {*names} ^ {*data[kind]}]
     pointers = ("labs", "examples", "tests", "run", "answer")
     return wrong + [name for _, name, entry in lectures.entries(data) if not any(key in entry for key in pointers)]
+
+
+def without_a_command(page: str) -> list[str]:
+    """The headings of entries of the page that have no Run line."""
+    body = page.partition("\n## What the labs measured")[0]
+    entries = re.split(r"^### ", body, flags=re.MULTILINE)[1:]
+    return [entry.partition(" {")[0] for entry in entries if "- **Run:** `" not in entry]
 
 
 def unknown_tests(data: Data) -> list[str]:
@@ -174,6 +183,10 @@ def test_every_entry_is_there(data: Data) -> None:
     assert not unlisted(data)
 
 
+def test_every_entry_has_a_command(data: Data, results: Data) -> None:
+    assert not without_a_command(lectures.page(data, results))
+
+
 def test_the_tests_named_are_there(data: Data) -> None:
     assert not unknown_tests(data)
     told = {test.partition("::")[2] for _, _, entry in lectures.entries(data) for test in entry.get("tests", [])}
@@ -267,6 +280,57 @@ def test_a_changed_lab_is_noticed(data: Data, results: Data, monkeypatch: pytest
     del results["labs"]["scaling"]
     assert lectures.stale(data, results)["labs"] == ["scaling"]
     assert "lab `scaling` not recorded" in lectures.page(data, results)
+
+
+def test_an_entry_without_a_command_is_noticed(data: Data, results: Data) -> None:
+    del data["correction"]["sharp"]["run"]
+    assert without_a_command(lectures.page(data, results)) == ["Without √d softmax is too sharp, not too flat"]
+
+
+def test_only_the_named_labs_run(data: Data, results: Data) -> None:
+    results["labs"]["depth"]["sources"] = results["labs"]["bank"]["sources"] = "of another file"
+    assert lectures.chosen(data, results, ["depth", "scaling"], again=False) == {"labs": ["depth"], "examples": []}
+    assert lectures.chosen(data, results, ["scaling"], again=True) == {"labs": ["scaling"], "examples": []}
+    assert lectures.chosen(data, results, None, again=False)["labs"] == ["bank", "depth"]
+    with pytest.raises(SystemExit, match="'scalin'"):
+        lectures.chosen(data, results, ["scalin"], again=False)
+
+
+def test_a_lab_is_recorded_over_its_seeds(
+    results: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recording that was interrupted continues; the page has the spread and what falsifies the claim."""
+    ran: list[int] = []
+    stops = [2]
+
+    def run(setup: Setup) -> LabResult:
+        if setup.seed in stops:
+            stops.clear()
+            raise KeyboardInterrupt
+        ran.append(setup.seed)
+        steps = setup.sized(soft_vs_hard.Sizes(), full).steps
+        return LabResult("What?", "That.", (Check("seed | number", setup.seed / 10 + steps, least=0.0),), ())
+
+    full = soft_vs_hard.Sizes(steps=1000)
+    for name, value in {"run": run, "FULL": full, "SEEDS": 3}.items():
+        monkeypatch.setattr(soft_vs_hard, name, value, raising=False)
+    monkeypatch.setattr(lectures, "SEEDS", tmp_path)
+    monkeypatch.setattr(lectures, "RESULTS", tmp_path / "results.json")
+    with pytest.raises(KeyboardInterrupt):
+        lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results)
+    monkeypatch.setattr("pictures.of_lab", lambda name, result: None)
+    lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results)
+    assert ran == [0, 1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    recorded = results["labs"]["soft-vs-hard"]
+    assert (recorded["seeds"], recorded["held"], recorded["sizes"]["steps"]) == (3, 3, "1000")
+    assert recorded["checks"][0]["seeds"] == ["1,000", "1000", "1000"]
+    page = lectures.lab_text("soft-vs-hard", recorded)
+    assert "`triptych lab soft-vs-hard --full --seeds 3`" in page
+    assert "3 of 3 seeds pass; median (smallest to largest)." in page
+    assert "| seed \\| number | 1000 (1,000 to 1000) | at least 0 |" in page
+    assert f"**Falsified by:** {soft_vs_hard.FALSIFIED_BY}" in page
+    assert "soft-vs-hard: PASS: 3 of 3 seeds pass" in capsys.readouterr().out
 
 
 def test_a_failed_result_is_noticed(data: Data, results: Data) -> None:

@@ -1,11 +1,13 @@
 """Writes docs/lectures.md: every concept, example, correction and exercise of the lectures, with its results.
 
-    python tools/lectures.py            runs what is not recorded or has changed since, and writes the page
-    python tools/lectures.py --again    runs everything
-    python tools/lectures.py --page     runs nothing
+    python tools/lectures.py                 runs what is not recorded or has changed since, and writes the page
+    python tools/lectures.py --labs NAME...  runs of that only these labs
+    python tools/lectures.py --again         runs everything, or with --labs these labs
+    python tools/lectures.py --page          runs nothing
 
 `lectures.toml` has the entries: commands, labs, tests and our own answers.  `lectures.results.json` has the results of
-the last run of each lab and worked example, with a digest of its source files.
+the last run of each lab and worked example, with a digest of its source files.  A lab runs with its full sizes,
+and with as many seeds as its `SEEDS` says; the finished seeds of a run that was interrupted are in `runs/lectures`.
 """
 
 from __future__ import annotations
@@ -15,16 +17,21 @@ import ast
 import hashlib
 import json
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triptych.labs.seeds import SeedsResult
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, LABS = ROOT / "docs", ROOT / "src" / "triptych" / "labs"
 DATA, RESULTS, PAGE = DOCS / "lectures.toml", DOCS / "lectures.results.json", DOCS / "lectures.md"
-FRAME = {"__init__.py", "lab.py", "report.py"}  # of labs/: types and display, which change no measurement
+SEEDS = ROOT / "runs" / "lectures"  # results of single seeds
+FRAME = {  # of labs/: types and display, which change no measurement
+    "__init__.py", "kept.py", "lab.py", "report.py", "seeds.py", "sizes.py",
+}  # fmt: skip
 KINDS = {"concept": "Concepts", "example": "Worked examples", "correction": "Corrections", "exercise": "Exercises"}
 Plain = dict[str, Any]
 
@@ -83,26 +90,59 @@ def stale(data: Plain, results: Plain) -> dict[str, list[str]]:
     }
 
 
+def chosen(data: Plain, results: Plain, labs: list[str] | None, *, again: bool) -> dict[str, list[str]]:
+    """What to run: what is stale, or everything; of the labs only `labs`, where they are named."""
+    every = wanted(data)
+    if unknown := [name for name in labs or [] if name not in every["labs"]]:
+        raise SystemExit(
+            f"no entry of lectures.toml quotes a lab {unknown[0]!r}; they quote: {', '.join(every['labs'])}"
+        )
+    names = every if again else stale(data, results)
+    return names if labs is None else {"labs": [name for name in labs if name in names["labs"]], "examples": []}
+
+
 def record(names: dict[str, list[str]], results: Plain) -> None:
     """Run them, save each result as soon as there is one, and draw the plots that the documentation shows."""
     import pictures
 
-    from triptych import labs, machine
+    from triptych import machine
     from triptych.labs.walk import worked
 
     machine.use_threads()
     for name in names["labs"]:
-        start = time.perf_counter()
-        result = labs.run(name)
-        seconds = round(time.perf_counter() - start, 1)
-        print(f"{name}: {result.verdict}  {seconds} s", flush=True)
-        checks = [{"claim": c.claim, "measured": c.shown, "criterion": c.criterion} for c in result.checks]
-        words = {"passed": result.passed, "question": result.question, "meaning": result.meaning}
-        save(results, "labs", name, words | {"checks": checks, "seconds": seconds})
+        result, recorded = run_lab(name)
+        print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
+        save(results, "labs", name, recorded)
         pictures.of_lab(name, result)
+        for finished in SEEDS.glob(f"{name}-{'[0-9a-f]' * 16}-seed*.json"):
+            finished.unlink()  # so that --again runs them again
     for name in names["examples"]:
         walk = worked(name)
         save(results, "examples", name, {"passed": walk.agrees, "outcome": walk.outcome})
+
+
+def run_lab(name: str, count: int | None = None) -> tuple[SeedsResult, Plain]:
+    """The result of a lab with its full sizes over `count` seeds, by default its `SEEDS`, and what is recorded."""
+    from triptych.labs.kept import KeptResults
+    from triptych.labs.lab import Setup, number
+    from triptych.labs.seeds import SeedsResult, over_seeds
+    from triptych.labs.sizes import declared, shown_size
+
+    lab, setup = declared(name), Setup(full=True, progress=lambda text: print(f"{name}: {text}", flush=True))
+    kept = KeptResults(SEEDS, digest("labs", name), print)
+    run = over_seeds(name, setup, count=count or lab.seeds, kept=kept)
+    result = run.result
+    assert isinstance(result, SeedsResult)
+    sizes = {size: shown_size(value) for size, value in lab.values(setup).items()}
+    options = [*(["--full"] if lab.full != lab.quick else []), *([f"--seeds {lab.seeds}"] if lab.seeds > 1 else [])]
+    words = {"command": " ".join(["triptych lab", name, *options])}
+    words |= {"passed": result.passed, "question": result.question, "meaning": result.meaning, "sizes": sizes}
+    words |= {"falsified_by": lab.falsified_by, "seeds": len(result.runs), "held": result.held}
+    checks = []
+    for c in result.spread:
+        spread = {"seeds": [number(x) for x in c.values]} if len(result.runs) > 1 else {}
+        checks.append({"claim": c.claim, "measured": c.shown, "criterion": c.criterion, **spread})
+    return result, words | {"checks": checks, "seconds": round(run.seconds, 1)}
 
 
 def save(results: Plain, kind: str, name: str, result: Plain) -> None:
@@ -176,22 +216,27 @@ def measured(lab: str, results: Plain) -> str:
 
 
 def lab_text(name: str, result: Plain) -> str:
-    """One lab: its question, its verdict with every criterion, and what it means."""
+    """One lab: its question, its verdict with every criterion, what it means, and what would falsify its claim."""
     head = f"### {name}: {'PASS' if result['passed'] else 'FAIL'} {{ #lab-{name} }}"
-    rows = [" | ".join(cell.replace("|", "\\|") for cell in check.values()) for check in result["checks"]]
+    columns = ("claim", "measured", "criterion")
+    rows = [" | ".join(check[column].replace("|", "\\|") for column in columns) for check in result["checks"]]
     table = "\n".join(f"| {row} |" for row in ["criterion | measured | must be", "--- | ---: | ---", *rows])
-    question = f"{result['question']} `triptych lab {name}`, {result['seconds']} s"
-    return "\n\n".join([head, question, table, result["meaning"]])
+    seeds = result["seeds"]
+    spread = f" {result['held']} of {seeds} seeds pass; median (smallest to largest)." if seeds > 1 else ""
+    question = f"{result['question']} `{result['command']}`, {result['seconds']} s.{spread}"
+    falsified = f"**Falsified by:** {result['falsified_by']}" if result["falsified_by"] else ""
+    return "\n\n".join(part for part in (head, question, table, result["meaning"], falsified) if part)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write docs/lectures.md.")
     parser.add_argument("--again", action="store_true", help="run every lab again")
     parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
     options = parser.parse_args()
     data, results = read_data(), read_results()
     if not options.page:
-        record(wanted(data) if options.again else stale(data, results), results)
+        record(chosen(data, results, options.labs, again=options.again), results)
     PAGE.write_text(page(data, results), "utf-8")
     failed = [name for kind in results.values() for name, result in kind.items() if not result["passed"]]
     sys.exit(f"these failed: {', '.join(failed)}" if failed else 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,11 +44,24 @@ def lab(
         str | None,
         Option("--data", metavar="FILE", help="Text to train on instead of the lab's own.", show_default=False),
     ] = None,
+    sets: Annotated[
+        list[str] | None,
+        Option("--set", metavar="NAME=VALUE", help="Replace a size of the lab; repeatable.", show_default=False),
+    ] = None,
+    full: Annotated[bool, Option("--full", help="Use the full sizes, those of `make lectures`.")] = False,
+    seeds: Annotated[
+        int | None,
+        Option("--seeds", metavar="N", min=1, help="Run N seeds, from --seed on, and keep each.", show_default=False),
+    ] = None,
+    show_sizes: Annotated[
+        bool, Option("--sizes", help="Show the sizes, and what would falsify the claim; run nothing.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run an experiment of the lectures: tables, a plot and a verdict; exit 1 if a criterion fails."""
     if name is None:
-        need_name = {"--report": report, "--model": model, "--data": data}
+        need_name = {"--report": report, "--model": model, "--data": data, "--set": sets, "--seeds": seeds}
+        need_name |= {"--full": full or None, "--sizes": show_sizes or None}
         if alone := [option for option, value in need_name.items() if value is not None]:
             raise BadParameter(f"{alone[0]} needs the NAME of a lab, or {ALL}")
         _list(as_json=as_json)
@@ -55,8 +70,50 @@ def lab(
         screen.check_suffix(report, PAGE, "--report")
     if data is not None and data != SHAKESPEARE and not Path(data).exists():
         raise BadParameter(f"--data {data}: no such file; give a UTF-8 text file, or {SHAKESPEARE}")
-    if not _run(name, out=out, report=report, seed=seed, model=model, data=data, as_json=as_json):
+    settings = Settings(out, report, seed, seeds, model, data, _sizes(sets or []), full)
+    if show_sizes:
+        _show_sizes(name, settings, as_json=as_json)
+        return
+    if not _run(name, settings, as_json=as_json):
         raise Exit(1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a run, by their names on the command line; `sizes` are those of --set."""
+
+    out: Path
+    report: Path | None
+    seed: int
+    seeds: int | None
+    model: str | None
+    data: str | None
+    sizes: dict[str, str]
+    full: bool
+
+    @property
+    def shown(self) -> str:
+        """One line for the page."""
+        seeds = f"Seed {self.seed}" if self.seeds is None else f"Seeds {self.seed} to {self.seed + self.seeds - 1}"
+        parts = [
+            seeds,
+            *(["full sizes"] if self.full else []),
+            *(f"{name}={size}" for name, size in self.sizes.items()),
+        ]
+        return f"{', '.join(parts)}, triptych {__version__}."
+
+
+def _sizes(sets: Sequence[str]) -> dict[str, str]:
+    """`name=value` of each --set."""
+    sizes: dict[str, str] = {}
+    for one in sets:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise BadParameter(f"--set {one}: write NAME=VALUE; `triptych lab LAB --sizes` lists the names")
+        if name in sizes:
+            raise BadParameter(f"--set {name} is given twice: {sizes[name]} and {value}")
+        sizes[name] = value
+    return sizes
 
 
 def _list(*, as_json: bool) -> None:
@@ -70,19 +127,52 @@ def _list(*, as_json: bool) -> None:
         table.add_row(name, about)
     screen.show(table)
     screen.note(f"run one with: triptych lab NAME; all with: triptych lab {ALL} --report labs.html")
+    screen.note("its sizes, which --set replaces: triptych lab NAME --sizes")
 
 
-def _run(
-    name: str, *, out: Path, report: Path | None, seed: int, model: str | None, data: str | None, as_json: bool
-) -> bool:
+def _show_sizes(name: str, settings: Settings, *, as_json: bool) -> None:
+    """The sizes of a lab, or of all, with their values under these settings, and what would falsify the claim."""
+    from triptych.labs import LABS, known
+
+    names = list(LABS) if name == ALL else [known(name)]
+    with screen.waiting("loading torch"):
+        from triptych.labs.lab import Setup
+        from triptych.labs.sizes import declared, own_sizes, shown_size
+
+        own = own_sizes(names, settings.sizes, full=settings.full)
+        labs = [declared(lab) for lab in names]
+    results = []
+    for lab in labs:
+        values = lab.values(Setup(sizes=own[lab.name], full=settings.full))
+        rows = [
+            {"name": row.name, "default": row.quick, "full": row.full, "value": values[row.name], "about": row.about}
+            for row in lab.rows
+        ]
+        results.append({"name": lab.name, "falsified_by": lab.falsified_by, "recorded_seeds": lab.seeds, "sizes": rows})
+        if as_json:
+            continue
+        table = screen.table("size", "default", "full", "this run", "what it is", right=("default", "full", "this run"))
+        for row in lab.rows:
+            shown = map(shown_size, (row.quick, row.full, values[row.name]))
+            table.add_row(row.name, *map(screen.plain, shown), row.about)
+        screen.show(table if lab.rows else screen.facts([("sizes", "none")]), f"{lab.name}: {LABS[lab.name]}")
+        screen.show(screen.facts([("falsified by", lab.falsified_by)]))
+        screen.console().print()
+    if as_json:
+        screen.result(results if name == ALL else results[0])
+
+
+def _run(name: str, settings: Settings, *, as_json: bool) -> bool:
     """Run one lab, or all -> whether every one passed."""
     from triptych.labs import LABS, check_inputs, known
 
     names = list(LABS) if name == ALL else [known(name)]
     if name != ALL:
-        check_inputs(name, model=model, data=data)
+        check_inputs(name, model=settings.model, data=settings.data)
+    out, report = settings.out, settings.report
     draws = importlib.util.find_spec("matplotlib") is not None
-    for folder in ([out] if draws else []) + ([report.parent] if report is not None else []):
+    keeps = [out] if draws or settings.seeds is not None else []
+    for folder in keeps + ([report.parent] if report is not None else []):
         folder.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after
 
     outcomes: list[LabRun] = []
@@ -91,17 +181,15 @@ def _run(
         say("loading torch")
         from triptych import machine
         from triptych.labs import report as reporting
-        from triptych.labs.lab import Setup
 
         machine.use_threads()
-        setup = Setup(seed=seed, progress=say, model=model, data=data)
-        for outcome in reporting.attempts(names, setup) if name == ALL else [reporting.timed(name, setup)]:
+        for outcome in _outcomes(names, settings, say, alone=name != ALL):
             outcomes.append(outcome)
             plots[outcome.name] = reporting.draw(outcome, out) if draws else []
             done(outcome)
 
     if report is not None:
-        reporting.write(report, outcomes, f"Seed {seed}, triptych {__version__}.")
+        reporting.write(report, outcomes, settings.shown)
     if as_json:
         results = [outcome.to_dict() | {"plots": list(map(str, plots[outcome.name]))} for outcome in outcomes]
         screen.result(results if name == ALL else results[0])
@@ -112,6 +200,31 @@ def _run(
     if not draws:
         screen.note("plots need matplotlib, which is not installed; run: pip install 'triptych[plot]'")
     return all(outcome.passed for outcome in outcomes)
+
+
+def _outcomes(names: Sequence[str], settings: Settings, say: Callable[[str], None], *, alone: bool) -> Iterator[LabRun]:
+    """The runs of the labs, one after the other: one seed each, or several of which the finished ones are kept."""
+    from triptych.labs import report as reporting
+    from triptych.labs.kept import KeptResults, package_digest
+    from triptych.labs.lab import Setup
+    from triptych.labs.seeds import over_seeds
+    from triptych.labs.sizes import own_sizes
+
+    sizes = own_sizes(names, settings.sizes, full=settings.full)
+    setup = Setup(seed=settings.seed, progress=say, model=settings.model, data=settings.data, full=settings.full)
+    run_one: Callable[[str, Setup], LabRun] = reporting.timed
+    if settings.seeds is not None:
+        kept = KeptResults(settings.out, package_digest(), screen.note)
+        run_one = partial(over_seeds, count=settings.seeds, kept=kept)
+    try:
+        if alone:
+            yield run_one(names[0], replace(setup, sizes=sizes[names[0]]))
+        else:
+            yield from reporting.attempts(names, setup, sizes, run_one)
+    except KeyboardInterrupt:
+        if settings.seeds is not None:
+            screen.note(f"finished seeds are kept in {settings.out}; the same command continues after them")
+        raise
 
 
 @contextmanager
@@ -152,7 +265,7 @@ def _show_one(outcome: LabRun, plots: Sequence[Path], report: Path | None) -> No
     out.print()
     criteria = screen.table("", "criterion", "measured", "must be", right=("measured",))
     for check in finding.checks:
-        criteria.add_row("ok" if check.passed else "FAILED", check.claim, check.shown, check.criterion)
+        criteria.add_row(check.word, check.claim, check.shown, check.criterion)
     out.print(criteria)
     files = [*(("plot", str(plot)) for plot in plots), *([("page", str(report))] if report is not None else [])]
     if files:

@@ -36,6 +36,13 @@ LABS = {
     "not-explanation": "different attention patterns that give the same output; ablation beside them",
     "parameters": "a real config's shapes, predicted from the arithmetic and loaded",
     "gradients": "a backward written by hand beside autograd's",
+    "corrections": "statements of the lectures that do not hold, beside what is computed",
+    "trained-scale": "attention trained with and without the division by √d",
+    "trained-heads": "1 to 16 heads at equal parameters, reading one place or several at once",
+    "padding": "padding that is not masked: what trained models answer beside it",
+    "residual-scaling": "how the weights that write to the residual stream begin, trained",
+    "activations": "ReLU, GELU and SwiGLU trained at equal parameters",
+    "norm-placement": "pre- and post-norm trained over depth, with and without a warm-up",
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.

@@ -1,12 +1,9 @@
-"""Does cross-attention align letters with the ones they come from?  (Bahdanau et al. 2015; lecture L4 exercise 15)
-
-The claim is false if the strongest weights meet the true alignment no more often than the diagonal does, or if hiding
-the aligned letters costs no more than hiding as many others (the control).
-"""
+"""Does cross-attention align letters with the ones they come from?  (Bahdanau et al. 2015; lecture L4 exercise 15)"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import Points, fit
 from triptych.model import Model, create, load
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
@@ -26,24 +23,63 @@ from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
-LETTERS, WORD, DOUBLED = "abcdefghiklmnoprstvy", (4, 9), 0.4
-TRAINED, HELD, LONGEST = 20_000, 200, 64
-# The encoder-decoder of the quickstart, and its optimizer.
-MODEL = {
-    "model_type": "t5", "d_model": 128, "d_ff": 256, "d_kv": 32, "num_heads": 4, "num_layers": 2,
-    "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 64,
-    "relative_attention_max_distance": 64, "dropout_rate": 0.0,
+LONGEST = 64  # letters of an old spelling
+# The encoder-decoder of the quickstart.
+MODEL: dict[str, object] = {
+    "model_type": "t5", "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu",
+    "relative_attention_num_buckets": 64, "relative_attention_max_distance": 64, "dropout_rate": 0.0,
 }  # fmt: skip
-OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
-STEPS, ROWS = 260, 96
+FALSIFIED_BY = (
+    "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It is"
+    " false"
+    " too if hiding the aligned letters costs no more than hiding as many others, the control."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    letters: str = size("abcdefghiklm", "letters of made-up words; two or more, all different")
+    shortest: int = size(3, "letters of the shortest made-up word")
+    longest: int = size(6, "letters of the longest one, at most 31")
+    doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1")
+    trained: int = size(4_000, "made-up pairs to train on")
+    held: int = size(100, "held-out pairs")
+    width: int = size(64, "model width D")
+    hidden: int = size(64, "MLP width")
+    heads: int = size(2, "heads of each layer")
+    head_width: int = size(32, "width of a head")
+    layers: int = size(1, "layers of the encoder; the decoder has one")
+    rate: float = size(5e-3, "learning rate; Muon's is twice as large")
+    steps: int = size(220, "training steps")
+    rows: int = size(48, "rows of a training step")
+
+    def __post_init__(self) -> None:
+        if not self.shortest <= self.longest <= 31 or self.doubled > 1:
+            raise InputError("sizes shortest, longest, doubled: must be at most longest, at most 31, and at most 1")
+        if len(set(self.letters)) != len(self.letters) or len(self.letters) < 2:
+            raise InputError(f"size letters: {self.letters!r} must be two or more letters, all different")
+
+    @property
+    def model(self) -> dict[str, object]:
+        """The config of the model that is trained."""
+        widths = {"d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width}
+        return MODEL | widths | {"num_heads": self.heads, "num_layers": self.layers}
+
+
+FULL = Sizes(
+    letters="abcdefghiklmnoprstvy", shortest=4, longest=9, doubled=0.4, trained=20_000, held=200,
+    width=128, hidden=256, heads=4, layers=2, rate=3e-3, steps=260, rows=96,
+)  # fmt: skip
 
 Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
 
 
 def run(setup: Setup) -> LabResult:
     """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
-    train, held = _pairs(setup)
-    model, losses = _model(setup, train)
+    sizes = setup.sized(Sizes(), FULL)
+    train, held = _pairs(setup, sizes)
+    model, losses = _model(setup, sizes, train)
     setup.progress(f"comparing its cross-attention with the alignment of {len(held)} pairs")
     subject = HeldOutPairs(model, held)
     patterns = subject.patterns()
@@ -185,24 +221,25 @@ def _costs(differ: Truth) -> NDArray[np.int64]:
     return cost
 
 
-def _pairs(setup: Setup) -> tuple[list[Pair], list[Pair]]:
+def _pairs(setup: Setup, sizes: Sizes) -> tuple[list[Pair], list[Pair]]:
     if setup.model is not None or setup.data is not None:
-        return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=HELD))
+        return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=sizes.held))
     random = np.random.default_rng(setup.seed)
-    drawn = [_respelled(random) for _ in range(TRAINED + HELD)]
-    return drawn[:TRAINED], drawn[TRAINED:]
+    drawn = [_respelled(random, sizes) for _ in range(sizes.trained + sizes.held)]
+    return drawn[: sizes.trained], drawn[sizes.trained :]
 
 
-def _respelled(random: np.random.Generator) -> Pair:
+def _respelled(random: np.random.Generator, sizes: Sizes) -> Pair:
     """(old, new) spelling of a word in which no letter stands beside itself."""
-    steps = random.integers(1, len(LETTERS), size=random.integers(WORD[0], WORD[1] + 1))
-    word = "".join(LETTERS[i] for i in steps.cumsum() % len(LETTERS))
+    letters = sizes.letters
+    steps = random.integers(1, len(letters), size=random.integers(sizes.shortest, sizes.longest + 1))
+    word = "".join(letters[i] for i in steps.cumsum() % len(letters))
     old = word.replace("v", "u")
-    twice = random.random(len(old)) < DOUBLED
+    twice = random.random(len(old)) < sizes.doubled
     return "".join(letter * (1 + again) for letter, again in zip(old, twice, strict=True)), word
 
 
-def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, Points]:
+def _model(setup: Setup, sizes: Sizes, train: Sequence[Pair]) -> tuple[Model, Points]:
     """The one that was named, or one trained now, and its losses."""
     if setup.model is not None:
         setup.progress(f"loading {setup.model}")
@@ -210,9 +247,18 @@ def _model(setup: Setup, train: Sequence[Pair]) -> tuple[Model, Points]:
     tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
     start = tokenizer.pad_id
     ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
-    model = create(MODEL | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
-    setup.progress(f"training a spelling model for {STEPS} steps")
+    model = create(sizes.model | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
+    setup.progress(f"training a spelling model for {sizes.steps} steps")
     assert start is not None
     data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
-    losses = fit(model.module, data, rows=ROWS, length=LONGEST, steps=STEPS, seed=setup.seed, optimizer=OPTIMIZER)
+    optimizer = OptimizerSettings(name="muon", lr=sizes.rate, muon_lr=2 * sizes.rate)
+    losses = fit(
+        model.module,
+        data,
+        rows=sizes.rows,
+        length=LONGEST,
+        steps=sizes.steps,
+        seed=setup.seed,
+        optimizer=optimizer,
+    )
     return model, losses

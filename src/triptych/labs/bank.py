@@ -1,8 +1,6 @@
 """How does one word get two meanings?  (Lecture L0 5.1 and its exercise 5: "She sat by the river bank")
 
-The claim, that attention from 'bank' to the word before it separates the two vectors, is false if they separate as far
-with that link cut, or stay together with another link cut.  That a few early heads do it is false if cutting as many
-heads that read the word as strongly in later layers has the same effect.
+The claim is that attention from the last word to the one before it separates its two vectors, by a few early heads.
 """
 
 from __future__ import annotations
@@ -15,17 +13,52 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Where
 
-# The words before the one that decides the sense, and that word; "bank" follows.
-RIVER, MONEY, ALMOST = ("She sat by the", "river"), ("She went to the", "money"), ("She sat by the", "money")
 SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
 LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They robbed the bank")
-READERS, SHOWN = 12, 8  # heads cut together; of them, in the table and as maps
+SHOWN = 8  # of the heads that are cut, in the table and as maps
+FALSIFIED_BY = (
+    "The claim is false if the two vectors separate as far with the link from the last word to the deciding one cut, or"
+    " stay together with another link cut. That a few early heads do it is false if cutting as many heads that read the"
+    " word as strongly in later layers has the same effect."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    ambiguous: str = size("bank", "the word with two meanings, which ends each sentence")
+    start: str = size("She sat by the", "words before the deciding word of the first sentence")
+    word: str = size("river", "deciding word of the first sentence")
+    other_start: str = size("She went to the", "words before the deciding word of the second sentence")
+    other_word: str = size("money", "deciding word of the second sentence")
+    one_sense: str = size("|".join(SHORES), "sentences of the first meaning, two or more, separated by |")
+    other_sense: str = size("|".join(LENDERS), "sentences of the second meaning, two or more")
+    readers: int = size(12, "heads that are cut together")
+
+    def __post_init__(self) -> None:
+        if any(len(side) < 2 for side in self.senses):
+            raise InputError("sizes one_sense and other_sense: give two or more sentences of each, separated by |")
+        for sentence in (text for side in self.senses for text in side):
+            if not sentence.endswith(f" {self.ambiguous}"):
+                raise InputError(
+                    f"size ambiguous: {sentence!r} does not end in {self.ambiguous!r}; give sentences that do"
+                )
+
+    @property
+    def senses(self) -> tuple[list[str], list[str]]:
+        one, other = ([text.strip() for text in side.split("|")] for side in (self.one_sense, self.other_sense))
+        return one, other
+
+    @property
+    def link(self) -> str:
+        """What is cut, in words."""
+        return f"{self.ambiguous!r} cannot see {self.word!r} or {self.other_word!r}"
+
 
 Head = tuple[int, int]  # layer, head
 Lines = list[float]  # one number a layer, the embedding first
@@ -33,8 +66,8 @@ Lines = list[float]  # one number a layer, the embedding first
 
 @dataclass(frozen=True)
 class Content:
-    """A head that reads 'river' and 'money' from 'bank' by their meaning: its mean weight there, and the mean weight
-    that other words give to the word before them."""
+    """A head that reads the deciding words by their meaning: its mean weight there, and the mean weight that other
+    words give to the word before them."""
 
     head: Head
     weight: float
@@ -43,11 +76,11 @@ class Content:
 
 @dataclass(frozen=True)
 class Cosines:
-    """Of the two vectors of 'bank', by layer: as they are, and with a link of attention cut."""
+    """Of the two vectors of the last word, by layer: as they are, and with a link of attention cut."""
 
     whole: Lines
-    word: Lines  #: 'bank' cannot see 'river' or 'money'
-    before: Lines  #: it cannot see the word before those instead
+    word: Lines  #: the last word cannot see the deciding one
+    before: Lines  #: it cannot see the word before that instead
     few: Lines  #: the strongest early readers of the word cannot
     control: Lines  #: as many later readers cannot
 
@@ -64,53 +97,62 @@ class Cosines:
 
 def run(setup: Setup) -> LabResult:
     """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
-    model = decoder(setup)
-    setup.progress("comparing the two vectors of 'bank', layer by layer")
-    pair = SentencePair(model, RIVER, MONEY)
-    early, late = pair.readers()
-    cosines, senses, content = Cosines.of(pair, early, late), _senses(model), pair.content()
-    almost = SentencePair(model, RIVER, ALMOST)
+    sizes, model = setup.sized(Sizes()), decoder(setup)
+    last, readers = repr(sizes.ambiguous), sizes.readers
+    setup.progress(f"comparing the two vectors of {last}, layer by layer")
+    first = (sizes.start, sizes.word)
+    pair = SentencePair(model, sizes.ambiguous, first, (sizes.other_start, sizes.other_word))
+    early, late = pair.readers(readers)
+    cosines, senses, content = Cosines.of(pair, early, late), _senses(model, sizes), pair.content()
+    almost = SentencePair(model, sizes.ambiguous, first, (sizes.start, sizes.other_word))
     checks = (
-        *_checks_of_cuts(cosines),
+        *_checks_of_cuts(cosines, sizes),
         Check(
             "separation left if the sentences differ in no other word",
             1 - min(almost.cosines(almost.cut())),
             most=1e-4,
         ),
-        *_checks_of_heads(cosines, content, senses, pair.mean(late) / pair.mean(early)),
+        *_checks_of_heads(cosines, content, senses, pair.mean(late) / pair.mean(early), sizes),
     )
     lines = {
         "as it is": cosines.whole,
-        "'bank' cannot see 'river' or 'money'": cosines.word,
-        f"{READERS} early heads that read it cannot": cosines.few,
-        f"{READERS} later heads that read it cannot": cosines.control,
-        "'bank' cannot see 'the'": cosines.before,
+        sizes.link: cosines.word,
+        f"{readers} early heads that read it cannot": cosines.few,
+        f"{readers} later heads that read it cannot": cosines.control,
+        f"{last} cannot see the word before": cosines.before,
     }
     within, between = senses
     sections = (
-        pair.table(early[:SHOWN]),
-        _curve("The two vectors of 'bank'", lines),
-        _curve("Six sentences that end in 'bank', means", {"of one sense": within, "of two senses": between}),
+        pair.table(early[:SHOWN], sizes),
+        _curve(f"The two vectors of {last}", lines),
+        _curve(
+            f"{sum(map(len, sizes.senses))} sentences that end in {last}, means",
+            {"of one sense": within, "of two senses": between},
+        ),
         pair.maps(early[:SHOWN]),
     )
-    return LabResult("How does one word get two meanings?", _meaning(cosines, content), checks, sections)
+    return LabResult("How does one word get two meanings?", _meaning(cosines, content, sizes), checks, sections)
 
 
-def _checks_of_cuts(c: Cosines) -> tuple[Check, ...]:
+def _checks_of_cuts(c: Cosines, sizes: Sizes) -> tuple[Check, ...]:
     """Whether the vectors part, and whether that hangs on the one link."""
     return (
-        Check("cosine of the two 'bank's as they enter", c.whole[0], least=1 - 1e-6),
+        Check(f"cosine of the two {sizes.ambiguous!r}s as they enter", c.whole[0], least=1 - 1e-6),
         Check("lowest cosine in a later layer", min(c.whole), most=0.9),
-        Check("share of the separation left when 'bank' cannot see 'river' or 'money'", c.left(c.word), most=0.3),
+        Check(f"share of the separation left when {sizes.link}", c.left(c.word), most=0.3),
         Check("control: share left when it cannot see the word before instead", c.left(c.before), least=0.7),
     )
 
 
-def _checks_of_heads(c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float) -> tuple[Check, ...]:
+def _checks_of_heads(
+    c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float, sizes: Sizes
+) -> tuple[Check, ...]:
     """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over that of early ones."""
-    early = f"share left without the {READERS} strongest readers of the first third of the layers"
-    late = f"control: share left without the {READERS} strongest readers of the other layers"
-    to_words = f"layer {content.head[0]} head {content.head[1]}: weight to 'river' and 'money', mean"
+    early = f"share left without the {sizes.readers} strongest readers of the first third of the layers"
+    late = f"control: share left without the {sizes.readers} strongest readers of the other layers"
+    to_words = (
+        f"layer {content.head[0]} head {content.head[1]}: weight to {sizes.word!r} and {sizes.other_word!r}, mean"
+    )
     within, between = (_mean(line[len(line) // 4 :]) for line in senses)
     return (
         Check(early, c.left(c.few), most=0.6),
@@ -122,13 +164,16 @@ def _checks_of_heads(c: Cosines, content: Content, senses: tuple[Lines, Lines], 
     )
 
 
-def _meaning(c: Cosines, content: Content) -> str:
+def _meaning(c: Cosines, content: Content, sizes: Sizes) -> str:
     few, control = c.left(c.few), c.left(c.control)
     return (
-        "One token enters as one vector, whatever stands around it. Attention moves what 'river' or 'money' say into"
-        " 'bank', in a few heads of the early layers, and from there on the two vectors differ; banks of one sense are"
-        " nearer to each other than to those of the other. Cutting tests that: with this one link cut the vectors stay"
-        f" together, with another link cut they do not. Without the {READERS} strongest readers of the first third of"
+        "One token enters as one vector, whatever stands around it. Attention moves what"
+        f" {sizes.word!r} or {sizes.other_word!r} say into {sizes.ambiguous!r}, in a few heads of the early layers, and"
+        " from"
+        " there on the two vectors differ; words of one sense are nearer to each other than to those of the other."
+        " Cutting tests that: with this one link cut the vectors stay"
+        f" together, with another link cut they do not. Without the {sizes.readers} strongest readers of the first"
+        " third of"
         f" the layers {few:.0%} of the separation is left; without as many later heads that read the word about"
         f" as strongly, {control:.0%}. Most readers read whatever stands just before them (last column). Layer"
         f" {content.head[0]} head {content.head[1]} does not: it gives the deciding word {content.weight:.2f} and the"
@@ -139,10 +184,10 @@ def _meaning(c: Cosines, content: Content) -> str:
 class SentencePair:
     """Two sentences that end in the same token, and one model's attention in them."""
 
-    def __init__(self, model: Model, *sentences: tuple[str, str]) -> None:
+    def __init__(self, model: Model, ambiguous: str, *sentences: tuple[str, str]) -> None:
         if model.spec.layout != "decoder":
             raise InputError(f"this lab needs a decoder, and this model is an {model.spec.layout}")
-        self.model, self.rows = model, model.ids([f"{start} {word} bank" for start, word in sentences])
+        self.model, self.rows = model, model.ids([f"{start} {word} {ambiguous}" for start, word in sentences])
         if len({row[-1] for row in self.rows}) > 1:
             raise InputError("this lab needs a tokenizer that ends both sentences in one and the same token")
         starts = [len(row) for row in model.ids([start for start, _ in sentences])]
@@ -154,7 +199,7 @@ class SentencePair:
         return _cosines(*_last(self.model, self.rows, edit))
 
     def cut(self, heads: Sequence[Head] | None = None, back: int = 0) -> list[Edit]:
-        """No attention from 'bank' to the deciding word, or to the token `back` before it, in these heads or in all."""
+        """No attention from the last word to the deciding one, or to the token `back` before it, in `heads` or all."""
         edits = []
         for layer in range(len(self.patterns)):
             chosen = None if heads is None else [head for at, head in heads if at == layer]
@@ -164,7 +209,7 @@ class SentencePair:
         return edits
 
     def weights(self) -> Tensor:
-        """`[L, 2, H]`: the weight 'bank' gives the deciding word of each sentence."""
+        """`[L, 2, H]`: the weight that the last word gives the deciding word of each sentence."""
         both = [
             [p[:, -1, w.start : w.stop].sum(-1) for p, w in zip(layer, self.words, strict=True)]
             for layer in self.patterns
@@ -176,12 +221,12 @@ class SentencePair:
         layers = [torch.cat([p.diagonal(-1, 1, 2)[:, 1:-1] for p in layer], -1).mean(-1) for layer in self.patterns]
         return torch.stack(layers)
 
-    def readers(self) -> tuple[list[Head], list[Head]]:
-        """The `READERS` heads with the largest weight on the word, in the first third of the layers and in the rest."""
+    def readers(self, count: int) -> tuple[list[Head], list[Head]]:
+        """The `count` heads with the largest weight on the word, in the first third of the layers and in the rest."""
         weights = self.weights().mean(1)
         order = [divmod(int(i), weights.shape[1]) for i in weights.flatten().argsort(descending=True)]
         third = len(self.patterns) // 3
-        early, late = ([at for at in order if (at[0] < third) == first][:READERS] for first in (True, False))
+        early, late = ([at for at in order if (at[0] < third) == first][:count] for first in (True, False))
         return early, late
 
     def mean(self, heads: Sequence[Head]) -> float:
@@ -195,13 +240,13 @@ class SentencePair:
         layer, head = divmod(int((weights - elsewhere).argmax()), weights.shape[1])
         return Content((layer, head), self.mean([(layer, head)]), float(elsewhere[layer, head]))
 
-    def table(self, heads: Sequence[Head]) -> TableSection:
+    def table(self, heads: Sequence[Head], sizes: Sizes) -> TableSection:
         weights, elsewhere, rows = self.weights(), self.elsewhere(), []
         for layer, head in heads:
             river, money = weights[layer, :, head].tolist()
             rows.append([str(layer), str(head), f"{river:.2f}", f"{money:.2f}", f"{elsewhere[layer, head]:.2f}"])
-        header = ("layer", "head", "to 'river'", "to 'money'", "other words to the one before")
-        return TableSection("Weight from 'bank', where it reads the word most", header, rows)
+        header = ("layer", "head", f"to {sizes.word!r}", f"to {sizes.other_word!r}", "other words to the one before")
+        return TableSection(f"Weight from {sizes.ambiguous!r}, where it reads the word most", header, rows)
 
     def maps(self, heads: Sequence[Head]) -> AttentionSection:
         tokens = [str(i) for i in self.rows[0]] if (t := self.model.tokenizer) is None else t.tokens(self.rows[0])
@@ -210,7 +255,9 @@ class SentencePair:
             chosen = sorted(head for at, head in heads if at == layer)
             weights = self.patterns[layer][0][chosen].float().numpy()
             maps.append(AttentionMap("decoder", layer, tokens, tokens, weights, chosen))
-        return AttentionSection("Where they look", "Rows are queries, columns are keys; the last row is 'bank'.", maps)
+        return AttentionSection(
+            "Where they look", "Rows are queries, columns are keys; the last row is the last word.", maps
+        )
 
 
 def _hide(keys: slice) -> Callable[[Tensor, Where], Tensor]:
@@ -233,13 +280,14 @@ def _cosines(a: Tensor, b: Tensor) -> Lines:
     return cosines
 
 
-def _senses(model: Model) -> tuple[Lines, Lines]:
-    """By layer, the mean cosine of two 'bank's of one sense, and of two of different senses."""
-    last = _last(model, model.ids([*SHORES, *LENDERS]))
-    shores, lenders = last[: len(SHORES)], last[len(SHORES) :]
+def _senses(model: Model, sizes: Sizes) -> tuple[Lines, Lines]:
+    """By layer, the mean cosine of two last words of one sense, and of two of different senses."""
+    one, other = sizes.senses
+    last = _last(model, model.ids([*one, *other]))
+    shores, lenders = last[: len(one)], last[len(one) :]
     same = [_cosines(a, b) for side in (shores, lenders) for i, a in enumerate(side) for b in side[:i]]
-    other = [_cosines(a, b) for a in shores for b in lenders]
-    within, between = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, other))
+    between_senses = [_cosines(a, b) for a in shores for b in lenders]
+    within, between = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, between_senses))
     return within, between
 
 

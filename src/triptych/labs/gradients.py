@@ -1,45 +1,74 @@
-"""Is a backward written by hand the same as autograd's?  (Lecture L4, exercise 20; Rumelhart et al. 1986.)
-
-The claim is false if a gradient written by hand differs from autograd's or from finite differences by more than
-rounding, or if two models trained by the two gradients have different losses.
-"""
+"""Is a backward written by hand the same as autograd's?  (Lecture L4, exercise 20; Rumelhart et al. 1986.)"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from triptych import families, nn
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.errors import InputError
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.scratch import numpy_transformer as by_hand
 from triptych.scratch.numpy_transformer import Array, Config, Weights
 from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 
-CONFIG = Config(V=29, D=24, H=6, G=3, K=10, F=37, blocks=2, tied=False)
-ROWS, TOKENS = 4, 13
-STEPS, LR = 100, 5e-3
 WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
 PARTS = ("embed", "attention", "SwiGLU", "RMSNorm", "head")
 Points = list[tuple[float, float]]
+FALSIFIED_BY = (
+    "The claim is false if a gradient written by hand differs from autograd's or from finite differences by more than"
+    " rounding. It is false too if two models trained by the two gradients have different losses."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    vocab: int = size(29, "V, tokens that there are")
+    width: int = size(24, "D, model width")
+    heads: int = size(6, "H, heads, a multiple of the groups")
+    groups: int = size(3, "G, key/value heads")
+    head_width: int = size(10, "K, width of a head, even")
+    hidden: int = size(37, "F, MLP width")
+    blocks: int = size(2, "blocks of the model")
+    rows: int = size(4, "rows of a batch")
+    tokens: int = size(13, "tokens of a row, at most 63")
+    steps: int = size(100, "training steps")
+    rate: float = size(5e-3, "learning rate")
+
+    def __post_init__(self) -> None:
+        if self.heads % self.groups or self.head_width % 2 or self.tokens > 63:
+            raise InputError(
+                "sizes heads, groups, head_width, tokens: heads must be a multiple of groups, head_width even,"
+                " tokens at most 63"
+            )
+
+    @property
+    def config(self) -> Config:
+        return Config(
+            V=self.vocab, D=self.width, H=self.heads, G=self.groups, K=self.head_width, F=self.hidden,
+            blocks=self.blocks, tied=False,
+        )  # fmt: skip
 
 
 def run(setup: Setup) -> LabResult:
     """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
-    random = np.random.default_rng(setup.seed)
-    w, (ids, targets) = weights(CONFIG, random), random.integers(CONFIG.V, size=(2, ROWS, TOKENS))
-    module = library(CONFIG, w)
-    difference = np.abs(by_hand.forward(w, ids, CONFIG)[0] - logits(module, ids)).max()
-    dw, theirs = by_hand.gradients(w, ids, targets, CONFIG)[1], autograd(module, w, ids, targets)
+    sizes = setup.sized(Sizes())
+    config, random = sizes.config, np.random.default_rng(setup.seed)
+    w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, sizes.rows, sizes.tokens))
+    module = library(config, w)
+    difference = np.abs(by_hand.forward(w, ids, config)[0] - logits(module, ids)).max()
+    dw, theirs = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
     errors = {name: float(np.abs(dw[name] - theirs[name]).max() / np.abs(theirs[name]).max()) for name in w}
 
     setup.progress("taking finite differences")
-    slopes = {part: _slopes(part, w, dw, (ids, targets), random) for part in PARTS}
-    setup.progress(f"training both for {STEPS} steps")
-    losses = train(w, module, CONFIG, STEPS, random)
+    slopes = {part: _slopes(part, w, dw, (ids, targets), sizes.config, random) for part in PARTS}
+    setup.progress(f"training both for {sizes.steps} steps")
+    losses = train(w, module, config, sizes, random)
     loss_difference = max(abs(a - b) for a, b in losses)
     checks = (
         Check("logits differ by", float(difference), most=1e-10),
@@ -49,7 +78,7 @@ def run(setup: Setup) -> LabResult:
             max(map(_best, slopes.values())),
             most=1e-6,
         ),
-        Check(f"losses of {STEPS} steps of AdamW differ by", loss_difference, most=1e-6),
+        Check(f"losses of {sizes.steps} steps of AdamW differ by", loss_difference, most=1e-6),
         Check("while they fall by, nats", losses[0][1] - losses[-1][1], least=1.0),
     )
     meaning = (
@@ -61,7 +90,7 @@ def run(setup: Setup) -> LabResult:
         " are so near each other that only rounding is left between them; hence the V of the curve. They confirm a"
         " gradient at the price of two forwards a direction; one backward gives all directions."
     )
-    size = f"{sum(x.size for x in w.values()):,} weights in {CONFIG.blocks} blocks, float64"
+    size = f"{sum(x.size for x in w.values()):,} weights in {sizes.blocks} blocks, float64"
     rows = [_row(part, w, dw, errors, slopes[part]) for part in PARTS]
     table = TableSection(
         f"The gradient by hand: {size}",
@@ -123,17 +152,17 @@ def autograd(module: nn.Transformer, names: Iterable[str], ids: Array, targets: 
 
 
 def train(
-    w: Weights, module: nn.Transformer, c: Config, steps: int, random: np.random.Generator
+    w: Weights, module: nn.Transformer, c: Config, sizes: Sizes, random: np.random.Generator
 ) -> list[tuple[float, float]]:
     """Losses by hand and by the library of a model learning to count in steps, each with its own AdamW."""
-    ours, theirs = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=LR))
+    ours, theirs = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
     theirs.zero()
-    losses = []
-    for _ in range(steps):
-        start, stride = random.integers(c.V, size=(ROWS, 1)), random.integers(1, 4, size=(ROWS, 1))
-        rows = (start + stride * np.arange(TOKENS + 1)) % c.V
+    losses, shape = [], (sizes.rows, 1)
+    for _ in range(sizes.steps):
+        start, stride = random.integers(c.V, size=shape), random.integers(1, 4, size=shape)
+        rows = (start + stride * np.arange(sizes.tokens + 1)) % c.V
         nats, dw = by_hand.gradients(w, rows[:, :-1], rows[:, 1:], c)
-        ours.step(dw, LR)
+        ours.step(dw, sizes.rate)
         total, count = loss(module, batch(rows[:, :-1], rows[:, 1:]))
         (total / count).backward()
         theirs.step(1.0)
@@ -147,7 +176,9 @@ def part_of(name: str) -> str:
     return "attention" if ".attn." in name else "SwiGLU" if ".mlp." in name else name
 
 
-def _slopes(part: str, w: Weights, dw: Weights, rows: tuple[Array, Array], random: np.random.Generator) -> Points:
+def _slopes(
+    part: str, w: Weights, dw: Weights, rows: tuple[Array, Array], c: Config, random: np.random.Generator
+) -> Points:
     """(h, relative error of the slope) along one direction in the weights of `part`: half its gradient, half noise,
     so that the slope is neither 0 nor determined by the gradient alone."""
     own = [name for name in w if part_of(name) == part]
@@ -158,7 +189,7 @@ def _slopes(part: str, w: Weights, dw: Weights, rows: tuple[Array, Array], rando
 
     def at(h: float) -> float:
         moved = w | {name: w[name] + h * way[name] for name in own}
-        return by_hand.cross_entropy(by_hand.forward(moved, rows[0], CONFIG)[0], rows[1])[0]
+        return by_hand.cross_entropy(by_hand.forward(moved, rows[0], c)[0], rows[1])[0]
 
     return [(h, abs((at(h) - at(-h)) / (2 * h) / slope - 1)) for h in WIDTHS]
 

@@ -1,8 +1,7 @@
 """Which roles do the heads of a pretrained model have?  (Lectures L0 5.1 and exercise 5, L4 exercise 17; Clark et al.
 2019)
 
-The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it, or if the best
-of as many heads with random weights scores as high: the best of many heads always exceeds their mean.
+The best of many heads always exceeds their mean, so it is compared with the best of as many heads with random weights.
 """
 
 from __future__ import annotations
@@ -15,17 +14,27 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Section, TableSection
 
+FALSIFIED_BY = (
+    "The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it. It is"
+    " false"
+    " too if the best of as many heads with random weights scores as high."
+)
 TEXT = (
     "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
     "boy; now the water was low, and the fish were gone."
 )
 MARKS = {",", ";", "."}
 EVEN = "even weights"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    text: str = size(TEXT, "text that the heads read, with punctuation in it")
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,11 @@ def _scored(setup: Setup) -> Scored:
     model = decoder(setup)
     if model.spec.layout != "decoder" or model.tokenizer is None:
         raise InputError("this lab reads the heads of a decoder with a tokenizer")
-    ids = model.ids([TEXT])[0]
+    ids = model.ids([setup.sized(Sizes()).text])[0]
     tokens = model.tokenizer.tokens(ids)
     marks = torch.tensor([token.strip("␣Ġ ") in MARKS for token in tokens])
+    if not marks.any():
+        raise InputError("size text: it has no comma, semicolon or full stop that is a token of its own; add one")
     ideals = _ideals(marks)
     start = int(marks.nonzero()[0]) + 1  # queries that have a mark to read
     setup.progress("scoring every head")
@@ -109,7 +120,7 @@ def _meaning(scored: Scored) -> str:
     before, marks, first = (scored.best[role] for role in ("the token before", "punctuation", "the first token"))
     far = scored.unread
     return (
-        f"On two sentences of {len(scored.tokens)} tokens {before.name} gives the token before"
+        f"On a text of {len(scored.tokens)} tokens {before.name} gives the token before"
         f" {before.score:.2f} of its weight, {marks.name} gives punctuation"
         f" {marks.score:.2f}, and {first.name} gives the first token"
         f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head"

@@ -1,9 +1,4 @@
-"""Induction: A B ... A -> B, by two layers of attention alone (Elhage et al. 2021; Olsson et al. 2022; L4.8).
-
-The claim is false if one layer copies as well as two, if removing the head with the highest induction score leaves the
-copying, or if removing another one ends it as well (the control).  That the head below supplies the previous token is
-false if the head of layer 0 whose removal ends the copying does not attend to the token before most.
-"""
+"""Induction: A B ... A -> B, by two layers of attention alone (Elhage et al. 2021; Olsson et al. 2022; L4.8)."""
 
 from __future__ import annotations
 
@@ -15,7 +10,8 @@ import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.errors import InputError
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import Points, block, decoder, fit
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
@@ -23,10 +19,36 @@ from triptych.probe import Edit, zero
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, OptimizerSettings, Pairs
 
-WIDTH, HEADS, VOCAB = 48, 3, 48
-SHORTEST, LONGEST = 12, 32  # of a sequence that is then repeated
 OFFSETS = 8  # places back among which the one a head reads most is searched
-STEPS, ROWS, TESTED = 400, 32, 32
+FALSIFIED_BY = (
+    "The claim is false if one layer copies as well as two, if removing the head with the highest induction score"
+    " leaves"
+    " the copying, or if removing another one, the control, ends it as well. That the head below supplies the previous"
+    " token is false if the head of layer 0 whose removal ends the copying does not attend to the token before most."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    width: int = size(48, "model width D, a multiple of the heads")
+    heads: int = size(3, "heads of each layer, two or more")
+    vocab: int = size(48, "tokens that there are, at least `longest`")
+    shortest: int = size(12, "tokens of the shortest sequence that is repeated, 5 or more")
+    longest: int = size(32, "tokens of the longest one")
+    steps: int = size(400, "training steps")
+    rows: int = size(32, "rows of a training step")
+    tested: int = size(32, "rows that are tested")
+
+    def __post_init__(self) -> None:
+        if not self.shortest <= self.longest <= self.vocab:
+            raise InputError("sizes shortest, longest and vocab: must not decrease in this order")
+        if 2 * self.shortest <= OFFSETS + 1:
+            raise InputError(
+                f"size shortest: heads are compared over {OFFSETS} places; give {OFFSETS // 2 + 1} or more"
+            )
+        if self.width % self.heads or self.heads < 2:
+            raise InputError("sizes width and heads: give two heads or more, and a multiple of them as the width")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +70,14 @@ class Head:
 
 def run(setup: Setup) -> LabResult:
     """Random sequences, each repeated once: one layer and two layers of attention learn the repetition."""
+    sizes = setup.sized(Sizes())
     noise = np.random.default_rng(setup.seed)
-    data = Pairs(tuple(_repeated(noise) for _ in range(STEPS * ROWS)))
-    tests = [_repeated(noise) for _ in range(TESTED)]
+    data = Pairs(tuple(_repeated(noise, sizes) for _ in range(sizes.steps * sizes.rows)))
+    tests = [_repeated(noise, sizes) for _ in range(sizes.tested)]
     models, losses = {}, {}
     for layers in (1, 2):
-        setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {STEPS} steps")
-        models[layers], losses[f"layers: {layers}"] = _train(layers, data, setup.seed)
+        setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {sizes.steps} steps")
+        models[layers], losses[f"layers: {layers}"] = _train(layers, data, sizes, setup.seed)
     shallow, copied = (_copied(model, tests) for model in models.values())
     setup.progress("removing heads, one at a time")
     heads = _heads(models[2], tests)
@@ -100,27 +123,32 @@ def run(setup: Setup) -> LabResult:
         ),
         [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads],
     )
-    curve = Curve("Loss on the repetition", "step", "nats per token", losses, {"guessing": float(np.log(VOCAB))})
+    curve = Curve("Loss on the repetition", "step", "nats per token", losses, {"guessing": float(np.log(sizes.vocab))})
     return LabResult(
         "How does a model copy what it has read once?", meaning, checks, (table, curve, _maps(models[2], tests))
     )
 
 
-def _repeated(noise: np.random.Generator) -> Example:
+def _repeated(noise: np.random.Generator, sizes: Sizes) -> Example:
     """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
 
     Its length varies, so that no fixed distance leads back to the first occurrence."""
-    once = noise.choice(VOCAB, int(noise.integers(SHORTEST, LONGEST + 1)), replace=False).astype(np.int32)
+    length = int(noise.integers(sizes.shortest, sizes.longest + 1))
+    once = noise.choice(sizes.vocab, length, replace=False).astype(np.int32)
     twice = np.concatenate([once, once])
     return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > len(once))
 
 
-def _train(layers: int, data: Pairs, seed: int) -> tuple[Model, Points]:
-    blocks = [block(WIDTH, HEADS, hidden=None)] * layers
-    spec = decoder(VOCAB, blocks, inside=AlibiSpec(heads=HEADS), final_norm=RMSNormSpec(width=WIDTH))
+def _train(layers: int, data: Pairs, sizes: Sizes, seed: int) -> tuple[Model, Points]:
+    blocks = [block(sizes.width, sizes.heads, hidden=None)] * layers
+    inside, norm = AlibiSpec(heads=sizes.heads), RMSNormSpec(width=sizes.width)
+    spec = decoder(sizes.vocab, blocks, inside=inside, final_norm=norm)
     module = nn.new(spec, seed)
     settings = OptimizerSettings(lr=1e-2, weight_decay=0.0)
-    return Model(module), fit(module, data, rows=ROWS, length=2 * LONGEST, steps=STEPS, seed=seed, optimizer=settings)
+    losses = fit(
+        module, data, rows=sizes.rows, length=2 * sizes.longest, steps=sizes.steps, seed=seed, optimizer=settings
+    )
+    return Model(module), losses
 
 
 def _copied(model: Model, tests: Sequence[Example], edit: Sequence[Edit] = ()) -> float:
@@ -137,7 +165,7 @@ def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
         patterns = trace[f"blocks.{layer}.attn.pattern"]  # [H, T, T] a row, T one less than twice the length
         copying = _mean([pattern.diagonal(1 - (pattern.shape[-1] + 1) // 2, 1, 2)[:, 1:] for pattern in patterns])
         back = [_mean([pattern.diagonal(-n, 1, 2)[:, OFFSETS:] for pattern in patterns]) for n in range(OFFSETS)]
-        for head in range(HEADS):
+        for head in range(len(copying)):
             without = _copied(model, tests, [zero(f"blocks.{layer}.attn.z", heads=[head])])
             most = max(range(OFFSETS), key=lambda n: back[n][head])
             heads.append(Head(layer, head, copying[head], back[1][head], most, without))

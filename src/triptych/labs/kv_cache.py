@@ -1,13 +1,10 @@
-"""What does the KV cache change, and what does it save?  (Lectures L0 2.9 and L4 exercise 18)
-
-The claim is false if a token or, beyond rounding, a logit differs with the cache, if the time of one more token does
-not fall, and the more so the longer the text, or if the cache takes other bytes than the formula says.
-"""
+"""What does the KV cache change, and what does it save?  (Lectures L0 2.9 and L4 exercise 18)"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,16 +14,35 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
 from triptych.generate import Engine, Request
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 
-PROMPT = "Once upon a time, in a village by the sea, there lived"
-NEW = 24  # tokens written both ways
-LENGTHS = (64, 128, 256, 512)  # powers of two from 64 on, where the cache has exactly the room it needs
-REPEATS = 3  # of each measurement; the least counts, since a busy machine only ever adds
+FALSIFIED_BY = (
+    "The claim is false if a token or, beyond rounding, a logit differs with the cache, or if the cache takes other"
+    " bytes"
+    " than the formula says. It is false too if the time of one more token does not fall, and the more so the longer"
+    " the"
+    " text."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
+    written: int = size(12, "tokens written both ways")
+    lengths: tuple[int, ...] = size((64, 128, 512), "tokens before the one that is timed; powers of two from 64 on")
+    repeats: int = size(2, "times that each measurement is taken; the shortest counts")
+
+    def __post_init__(self) -> None:
+        if any(n < 64 or n & (n - 1) for n in self.lengths) or len(self.lengths) < 2:
+            # a cache of another length has room for more positions than it holds
+            raise InputError("size lengths: give two or more powers of two from 64 on")
+
+
+FULL = Sizes(written=24, lengths=(64, 128, 256, 512), repeats=3)
 
 # As published; L0 2.9 asks for its cache at 4,096 positions in fp16, and gives 603,979,776 bytes.
 QWEN3_4B = {
@@ -43,13 +59,15 @@ def run(setup: Setup) -> LabResult:
     model = decoder(setup)
     if model.spec.layout != "decoder":
         raise InputError(f"this lab continues a prompt: it needs a decoder, not an {model.spec.layout}")
-    (prompt,) = model.ids([PROMPT])
-    setup.progress(f"writing {NEW} tokens with the cache, and again without")
-    (cached, with_cache), (plain, without) = _write(prompt, _Cached(model)), _write(prompt, _Recomputed(model))
-    setup.progress(f"timing one more token after {', '.join(map(str, LENGTHS))}")
-    lengths = [n for n in LENGTHS if model.spec.context is None or n <= model.spec.context]
+    sizes = setup.sized(Sizes(), FULL)
+    (prompt,), count_new = model.ids([sizes.prompt]), sizes.written
+    setup.progress(f"writing {count_new} tokens with the cache, and again without")
+    cached, with_cache = _write(prompt, _Cached(model), count_new)
+    plain, without = _write(prompt, _Recomputed(model), count_new)
+    setup.progress(f"timing one more token after {', '.join(map(str, sizes.lengths))}")
+    lengths = [n for n in sizes.lengths if model.spec.context is None or n <= model.spec.context]
     text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
-    rows = [_measure(model, text[:n]) for n in lengths]
+    rows = [_measure(model, text[:n], sizes.repeats) for n in lengths]
     speedups = [again / once for again, once, _ in rows]
     counted = _counted_bytes(model, lengths[-1])
     checks = (
@@ -98,22 +116,22 @@ class _Recomputed:
         return module.unembed(x[-1:], Rows((1,), (len(row) - 1,)))[0]
 
 
-def _write(prompt: Sequence[int], logits: Callable[[Sequence[int]], Tensor]) -> tuple[list[int], Tensor]:
-    """Greedy: the row with `NEW` tokens written on, and the logits each was chosen by, `[NEW, V]`."""
+def _write(prompt: Sequence[int], logits: Callable[[Sequence[int]], Tensor], tokens: int) -> tuple[list[int], Tensor]:
+    """Greedy: the row with `tokens` tokens written on, and the logits each was chosen by, `[NEW, V]`."""
     row, seen = list(prompt), []
-    for _ in range(NEW):
+    for _ in range(tokens):
         seen.append(logits(row).float())
         row.append(int(seen[-1].argmax()))
     return row, torch.stack(seen)
 
 
-def _measure(model: Model, row: Sequence[int]) -> tuple[float, float, int]:
+def _measure(model: Model, row: Sequence[int], repeats: int) -> tuple[float, float, int]:
     """(seconds for the logits after `row` computed again, the same with all but its last token cached, cache bytes)"""
     cached, again, times = _Cached(model), _Recomputed(model), []
     cached(row)
     (live,) = cached.engine.rows
     nbytes = cached.engine.cache.nbytes
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         cached.engine.trim(live, len(row) - 1)
         times.append((_seconds(lambda: again(row)), _seconds(lambda: cached(row))))
     return min(a for a, _ in times), min(c for _, c in times), nbytes

@@ -109,6 +109,17 @@ class Check:
         """The measured number as it is printed."""
         return number(self.measured)
 
+    @property
+    def word(self) -> str:
+        """Whether it is met, as it is printed."""
+        return "ok" if self.passed else "FAILED"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON.  JSON has no NaN and no infinity: a measurement of those is None."""
+        measured = self.measured if math.isfinite(self.measured) else None
+        bounds = {"least": self.least, "most": self.most}
+        return {"claim": self.claim, "measured": measured, **bounds, "passed": self.passed}
+
 
 def number(x: float) -> str:
     """Integers in full, other numbers to four significant digits."""
@@ -137,19 +148,9 @@ class LabResult:
         return f"{'PASS' if self.passed else 'FAIL'}: {reasons}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON.  JSON has no NaN and no infinity: a measurement of those is None."""
-        checks = [
-            {
-                "claim": c.claim,
-                "measured": c.measured if math.isfinite(c.measured) else None,
-                "least": c.least,
-                "most": c.most,
-                "passed": c.passed,
-            }
-            for c in self.checks
-        ]
+        """Plain values for JSON."""
         sections = [{"kind": section.kind, "title": section.title, **section.data()} for section in self.sections]
         return {"passed": self.passed, "question": self.question, "meaning": self.meaning} | {
-            "checks": checks,
+            "checks": [check.to_dict() for check in self.checks],
             "sections": sections,
         }

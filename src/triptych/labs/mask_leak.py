@@ -1,9 +1,4 @@
-"""What a decoder trained without its causal mask learns (lectures L0 exercise 4, L2 exercise 3).
-
-The claim is false if the model trained without the mask does not reach a far lower loss than the one trained with it,
-or if, given its mask back, it still predicts half as much better than the frequencies of characters do as the model
-trained with the mask, which is the control: it must beat those frequencies.
-"""
+"""What a decoder trained without its causal mask learns (lectures L0 exercise 4, L2 exercise 3)."""
 
 from __future__ import annotations
 
@@ -12,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from triptych import nn
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.errors import InputError
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import Points, fit
 from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, Section, TableSection
@@ -20,10 +16,33 @@ from triptych.spec import Mask, causal, full
 from triptych.spec import ModelSpec as Spec
 from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
 
-STEPS, ROWS, LENGTH = 1000, 16, 64
-HELD_OUT = 16_384  # characters
-OPENING, WRITTEN = 40, 160  # characters of the prompt, and generated
+OPENING = 40  # characters of the prompt, at most
 MASKS = {"with the mask": causal(), "without": full()}
+FALSIFIED_BY = (
+    "The claim is false if the model trained without the mask does not reach a far lower loss than the one trained with"
+    " it. It is false too if, given its mask back, it still predicts half as much better than the frequencies of"
+    " characters do as the model trained with the mask, or if that one, the control, does not beat these frequencies."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    width: int = size(64, "model width D, a multiple of 8")
+    hidden: int = size(172, "MLP width")
+    layers: int = size(2, "layers of each model")
+    steps: int = size(200, "training steps")
+    rows: int = size(16, "rows of a training step")
+    length: int = size(64, "characters of a row, at most 256")
+    held_out: int = size(4096, "characters of held-out text")
+    written: int = size(160, "characters that each model writes")
+
+    def __post_init__(self) -> None:
+        if self.width % 8 or self.length > 256:
+            raise InputError("sizes width and length: the width must be a multiple of 8, the length at most 256")
+
+
+FULL = Sizes(steps=1000, held_out=16_384)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +54,14 @@ class Trained:
 
 
 def run(setup: Setup) -> LabResult:
-    """A character decoder of 2 layers and D 64, trained and used with and without its mask: all four."""
+    """A small character decoder, trained and used with and without its mask: all four."""
+    sizes = setup.sized(Sizes(), FULL)
     setup.progress("reading the text")
-    job = prepare(_recipe(setup))
+    job = prepare(_recipe(setup, sizes))
     models = {}
     for name, mask in MASKS.items():
-        setup.progress(f"training {name}: {STEPS} steps")
-        models[name] = _train(job, mask, setup.seed)
+        setup.progress(f"training {name}: {sizes.steps} steps")
+        models[name] = _train(job, mask, sizes, setup.seed)
     (own, lost), (blind, leaky) = ([nats for _, nats in trained.used.values()] for trained in models.values())
     guess = _frequencies(job)
     checks = (
@@ -65,26 +85,33 @@ def run(setup: Setup) -> LabResult:
         " never trained with places ahead visible."
     )
     question = "What does a decoder learn when its mask is forgotten?"
-    return LabResult(question, meaning, checks, _sections(job, models, guess, setup.seed))
+    return LabResult(question, meaning, checks, _sections(job, models, guess, sizes, setup.seed))
 
 
-def _recipe(setup: Setup) -> Recipe:
-    model = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2}
+def _recipe(setup: Setup, sizes: Sizes) -> Recipe:
+    model = {"model_type": "llama", "hidden_size": sizes.width, "intermediate_size": sizes.hidden}
+    model |= {"num_hidden_layers": sizes.layers}
     model |= {"num_attention_heads": 4, "max_position_embeddings": 256, "tie_word_embeddings": False}
     return check_recipe(
         {
             "model": model,
             "tokenizer": "characters",
-            "data": {"path": setup.data or "shakespeare", "held_out_limit": HELD_OUT},
+            "data": {"path": setup.data or "shakespeare", "held_out_limit": sizes.held_out},
             "objective": {"name": "causal"},
-            "run": {"rows": ROWS, "length": LENGTH, "steps": STEPS, "seed": setup.seed, "precision": "fp32"},
+            "run": {
+                "rows": sizes.rows,
+                "length": sizes.length,
+                "steps": sizes.steps,
+                "seed": setup.seed,
+                "precision": "fp32",
+            },
         }
     )
 
 
-def _train(job: Job, mask: Mask, seed: int) -> Trained:
+def _train(job: Job, mask: Mask, sizes: Sizes, seed: int) -> Trained:
     module = nn.new(_masked(job.trainer.module.spec, mask), seed)
-    losses = fit(module, job.trainer.data, rows=ROWS, length=LENGTH, steps=STEPS, seed=seed)
+    losses = fit(module, job.trainer.data, rows=sizes.rows, length=sizes.length, steps=sizes.steps, seed=seed)
     assert job.trainer.held is not None
     used = {}
     for name, other in MASKS.items():
@@ -110,7 +137,7 @@ def _frequencies(job: Job) -> float:
     return float(np.mean(np.concatenate([nats[batch.targets.numpy()] for batch in job.trainer.held.batches])))
 
 
-def _sections(job: Job, models: dict[str, Trained], guess: float, seed: int) -> tuple[Section, ...]:
+def _sections(job: Job, models: dict[str, Trained], guess: float, sizes: Sizes, seed: int) -> tuple[Section, ...]:
     rows = [[name, *(f"{nats:.2f}" for _, nats in trained.used.values())] for name, trained in models.items()]
     table = TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
     curve = Curve(
@@ -126,7 +153,7 @@ def _sections(job: Job, models: dict[str, Trained], guess: float, seed: int) -> 
     for trained, how in models.items():
         for used, (module, _) in how.used.items():
             model = Model(module, job.tokenizer)
-            (text,) = model.generate([opening], max_new_tokens=WRITTEN, temperature=0.8, seed=seed)
+            (text,) = model.generate([opening], max_new_tokens=sizes.written, temperature=0.8, seed=seed)
             samples.append(Sample(None, f"trained {trained}, writing {used}", text.text))
     prompt = job.tokenizer.decode(opening)
     return table, curve, Samples(f"What they write after {prompt!r}", samples)

@@ -1,9 +1,5 @@
 """Does a pattern of attention explain the output?  (Lectures L0 1.3 and L4 12.8; Jain and Wallace 2019, "Attention is
 not Explanation"; Wiegreffe and Pinter 2019, "Attention is not not Explanation")
-
-The claim is false if no other pattern, set in all layers at once, leaves the output as it was, or if any pattern does:
-a shuffled pattern that is as far from the original must change the output.  The second claim, that weights do not rank
-importance, is false if hiding the token with the most attention changes the output most.
 """
 
 from __future__ import annotations
@@ -16,15 +12,30 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.pretrained import decoder
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Read, Where, put
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
-STEPS, RATE, FAITHFUL = 30, 0.3, 5.0  # of the search for other patterns, and the weight of the output in its loss
-SENSITIVE = 5  # layers in which a shuffle alone moves the output most
+FALSIFIED_BY = (
+    "The claim is false if no other pattern, set in all layers at once, leaves the output as it was, or if any pattern"
+    " does: a shuffled pattern that is as far from the original must change it. The second claim, that weights do not"
+    " rank importance, is false if hiding the token with the most attention changes the output most."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    text: str = size(TEXT, "text whose next word is predicted")
+    steps: int = size(12, "steps of the search for other patterns")
+    rate: float = size(0.6, "learning rate of the search")
+    faithful: float = size(5.0, "weight of the output in the loss of the search")
+    sensitive: int = size(5, "layers where a shuffle alone moves the output most, compared one by one")
+
+
+FULL = Sizes(steps=30, rate=0.3)
 
 Path = list[tuple[float, float]]  # (distance of the patterns, distance of the output) after each step of the search
 
@@ -41,14 +52,15 @@ class Replacement:
 
 def run(setup: Setup) -> LabResult:
     """The last token's attention in all layers: replaced by an optimized alternative, shuffled, cut token by token."""
-    last = LastToken(decoder(setup))
+    sizes = setup.sized(Sizes(), FULL)
+    last = LastToken(decoder(setup), sizes.text)
     random = torch.Generator().manual_seed(setup.seed)
-    setup.progress(f"searching for other patterns in all {len(last.patterns)} layers, {STEPS} steps")
-    other, path = _search(last, random)
+    setup.progress(f"searching for other patterns in all {len(last.patterns)} layers, {sizes.steps} steps")
+    other, path = _search(last, sizes, random)
     setup.progress("shuffling the patterns")
     shuffled = _shuffled(last, other.attention, random)
     alone = [last.moved([last.put(layer, shuffled.patterns[layer])]) for layer in range(len(last.patterns))]
-    sensitive = sorted(range(len(alone)), key=lambda layer: -alone[layer])[:SENSITIVE]
+    sensitive = sorted(range(len(alone)), key=lambda layer: -alone[layer])[: sizes.sensitive]
     apart = [distance(other.patterns[layer], last.patterns[layer]) for layer in sensitive]
     setup.progress("hiding one token after the other")
     hidden = [last.moved([last.edit("blocks.*.attn.scores", _without(key))]) for key in range(len(last.ids))]
@@ -60,8 +72,8 @@ def run(setup: Setup) -> LabResult:
             "distance of the alternative patterns, mean over all layers and heads (0 to 1)", other.attention, least=0.4
         ),
         Check(
-            f"the same in the {SENSITIVE} layers where a shuffle alone moves the output most",
-            sum(apart) / SENSITIVE,
+            f"the same in the {len(sensitive)} layers where a shuffle alone moves the output most",
+            sum(apart) / len(sensitive),
             least=0.3,
         ),
         Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
@@ -96,12 +108,12 @@ def run(setup: Setup) -> LabResult:
 
 
 class LastToken:
-    """The last token of `TEXT` in one model: its attention in every layer, and the next word's distribution."""
+    """The last token of a text in one model: its attention in every layer, and the next word's distribution."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, text: str) -> None:
         if model.spec.layout != "decoder":
             raise InputError(f"this lab predicts the next word; it needs a decoder, not an {model.spec.layout}")
-        self.model, (self.ids,) = model, model.ids([TEXT])
+        self.model, (self.ids,) = model, model.ids([text])
         self.tokens = [str(i) for i in self.ids] if model.tokenizer is None else model.tokenizer.tokens(self.ids)
         trace = model.trace([self.ids], read=[Read("blocks.*.attn.pattern", at=self.at)])
         self.patterns = torch.stack([trace[site][0][:, 0] for site in trace])  # [L, H, T]
@@ -138,18 +150,18 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().sum(-1).mean() / 2)
 
 
-def _search(last: LastToken, random: torch.Generator) -> tuple[Replacement, Path]:
+def _search(last: LastToken, sizes: Sizes, random: torch.Generator) -> tuple[Replacement, Path]:
     """Gradient descent on the logits of all patterns: far from the original patterns, near the original output."""
     old = last.patterns
     logits = (old.clamp_min(1e-4).log() + 0.1 * torch.randn(old.shape, generator=random)).requires_grad_()
-    optimizer, path = torch.optim.Adam([logits], RATE), []
-    for _ in range(STEPS):
+    optimizer, path = torch.optim.Adam([logits], sizes.rate), []
+    for _ in range(sizes.steps):
         pattern = logits.softmax(-1)
         log_p = last.logits(last.put_all(pattern), grad=True).log_softmax(-1)
         divergence = torch.nn.functional.kl_div(log_p, last.output, reduction="sum")
         apart = ((pattern - old).square() + 1e-6).sqrt().sum(-1).mean() / 2  # total variation, smooth at 0
         path.append((distance(pattern, old), distance(log_p.exp(), last.output)))
-        (logits.grad,) = torch.autograd.grad(FAITHFUL * divergence - apart, [logits])
+        (logits.grad,) = torch.autograd.grad(sizes.faithful * divergence - apart, [logits])
         optimizer.step()
     return last.replaced(logits.detach().softmax(-1)), path
 

@@ -1,19 +1,19 @@
 """Which tensors does a config ask for, and how many numbers is that?  (Lecture L0, exercises 6 and 8.)
 
-The shapes are computed here from the numbers of a config alone, independently of the library.  The claim is false if
-one of them differs from what the library builds from the same config, or from a tensor of a real checkpoint.
+The shapes are computed here from the numbers of a config alone, independently of the library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.pretrained import decoder
 from triptych.page import Curve, TableSection
 
@@ -29,7 +29,6 @@ PUBLISHED = 4_022_468_096
 # What L0 exercise 6 counts: a narrower MLP, heads of D/H, none of them grouped, and no norms.
 EXERCISE = {**QWEN3_4B, "intermediate_size": 6912, "head_dim": 80, "num_key_value_heads": 32}
 EXERCISE_TOTAL = 3_243_704_320
-HIDDEN = (2048, 4096, 6912, 8192, 9728, 12288)
 KEYS = {  # what each key of the config is called here
     "hidden_size": "D, model width", "num_hidden_layers": "layers", "num_attention_heads": "H, heads",
     "num_key_value_heads": "G, key/value heads", "head_dim": "K, head width", "intermediate_size": "F, MLP width",
@@ -37,12 +36,23 @@ KEYS = {  # what each key of the config is called here
     "max_position_embeddings": "longest context", "rope_theta": "base of RoPE's frequencies",
 }  # fmt: skip
 
+FALSIFIED_BY = (
+    "The claim is false if a shape computed from the config alone differs from what the library builds from the same"
+    " config. It is false too if one differs from a tensor of a real checkpoint, or if a sum differs from the published"
+    " one."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    hidden: tuple[int, ...] = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
+
 
 def run(setup: Setup) -> LabResult:
     """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
     qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
     without_norms = exercise.total - exercise.parameters["norms"]
-    model = decoder(setup)
+    sizes, model = setup.sized(Sizes()), decoder(setup)
     name, foreseen = model.path.stem if model.path else "the model", predict(model.hf or {})
     loaded = {tensor: tuple(p.shape) for tensor, p in model.module.named_parameters()}
     mlp = sum(prod(shape) for tensor, shape in predict(QWEN3_4B).items() if ".mlp." in tensor)
@@ -73,7 +83,7 @@ def run(setup: Setup) -> LabResult:
             [[key, KEYS[key], f"{QWEN3_4B[key]:,}"] for key in KEYS],
         ),
         _by_part({"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}),
-        _over_hidden(),
+        _over_hidden(sizes.hidden),
     )
     return LabResult("Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections)
 
@@ -124,9 +134,9 @@ def _by_part(counts: Mapping[str, Count]) -> TableSection:
     return TableSection("Parameters", ("part", *counts), [*rows, ["total", *(f"{c.total:,}" for c in counts.values())]])
 
 
-def _over_hidden() -> Curve:
+def _over_hidden(hidden: tuple[int, ...]) -> Curve:
     """Where the exercise's 3.2 billion and the published 4.0 lie on one line."""
-    counts = {F: count(families.read_config({**QWEN3_4B, "intermediate_size": F})) for F in HIDDEN}
+    counts = {F: count(families.read_config({**QWEN3_4B, "intermediate_size": F})) for F in hidden}
     series = {
         part: [(float(F), (c.parameters.get(part) or c.total) / 1e9) for F, c in counts.items()]
         for part in ("all", "mlp", "attention", "embedding")

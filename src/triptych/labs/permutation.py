@@ -1,42 +1,71 @@
 """Does attention know the order of its input?  (Lectures L0 exercise 7, L4 exercise 12; Vaswani et al. 2017, 3.5)
 
 Without positions and without a mask, attention is equivariant: shuffle the input and the outputs are shuffled alike.
-It is not invariant, as is often stated, and under a causal mask it is neither.  The claim is false if the permuted
-outputs differ by more than rounding, or do not differ with a causal mask or a position part (the controls).
+It is not invariant, as is often stated, and under a causal mask it is neither.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from triptych import nn
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.errors import InputError
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, Position
 
-WIDTH, HEADS, BLOCKS, TOKENS = 48, 4, 4, 24
 NONE = "none"
 MASKS = {"bidirectional": full(), "causal": causal()}
-SITES = ("embed", *(f"blocks.{i}.resid_post" for i in range(BLOCKS)))
-TWINS = (5, 17)  # places that hold the same token
+FALSIFIED_BY = (
+    "The claim is false if, without positions and without a mask, the outputs of permuted tokens differ from the"
+    " permuted"
+    " outputs by more than rounding. It is false too if they do not differ with a causal mask or with a position part,"
+    " which are the controls."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    width: int = size(48, "model width D, a multiple of 2 x heads")
+    heads: int = size(4, "heads of each block")
+    blocks: int = size(4, "blocks of each model")
+    tokens: int = size(24, "tokens of the row, at least 2")
+
+    def __post_init__(self) -> None:
+        if self.width % (2 * self.heads) or self.tokens < 2:
+            raise InputError("sizes width, heads, tokens: the width must be a multiple of 2 x heads, tokens 2 or more")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return ("embed", *(f"blocks.{i}.resid_post" for i in range(self.blocks)))
+
+    @property
+    def twins(self) -> tuple[int, int]:
+        """Places that hold the same token."""
+        return self.tokens * 5 // 24, self.tokens * 17 // 24
 
 
 def run(setup: Setup) -> LabResult:
     """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
+    sizes = setup.sized(Sizes())
     errors, twins = {}, {}
-    for name in _parts(causal=False):
+    for name in _parts(sizes, causal=False):
         for mask in MASKS:
-            model = _model(name, mask, setup.seed)
-            errors[name, mask], twins[name, mask] = _errors(model, setup.seed), _twins(model, setup.seed)
+            model = _model(name, mask, sizes, setup.seed)
+            errors[name, mask] = _errors(model, sizes, setup.seed)
+            twins[name, mask] = _twins(model, sizes, setup.seed)
     table = TableSection(
-        f"{BLOCKS} blocks on {TOKENS} tokens, fp64: how far f(shuffled x) is from shuffled f(x), relative to f(x)",
+        f"{sizes.blocks} blocks on {sizes.tokens} tokens, fp64: how far f(shuffled x) is from shuffled f(x), relative"
+        " to f(x)",
         ("positions", "bidirectional", "causal", "same token at two places, bidirectional"),
         [
             [name, *(f"{errors[name, mask][-1]:.2g}" for mask in MASKS), f"{twins[name, 'bidirectional']:.2g}"]
-            for name in _parts(causal=False)
+            for name in _parts(sizes, causal=False)
         ],
     )
     shown = [(NONE, "bidirectional"), (NONE, "causal"), ("sinusoidal", "bidirectional"), ("RoPE", "bidirectional")]
@@ -81,41 +110,43 @@ def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, s
     )
 
 
-def _parts(causal: bool) -> dict[str, Absolute | Position | None]:
+def _parts(sizes: Sizes, *, causal: bool) -> dict[str, Absolute | Position | None]:
     return {
         NONE: None,
-        "sinusoidal": SinusoidalSpec(width=WIDTH),
-        "learned": LearnedSpec(length=TOKENS, width=WIDTH),
-        "RoPE": RopeSpec(width=WIDTH // HEADS),
-        "ALiBi": AlibiSpec(heads=HEADS),
-        "T5 buckets": T5BucketsSpec(heads=HEADS, bidirectional=not causal),
+        "sinusoidal": SinusoidalSpec(width=sizes.width),
+        "learned": LearnedSpec(length=sizes.tokens, width=sizes.width),
+        "RoPE": RopeSpec(width=sizes.width // sizes.heads),
+        "ALiBi": AlibiSpec(heads=sizes.heads),
+        "T5 buckets": T5BucketsSpec(heads=sizes.heads, bidirectional=not causal),
     }
 
 
-def _model(name: str, mask: str, seed: int) -> Model:
-    part = _parts(causal=mask == "causal")[name]
+def _model(name: str, mask: str, sizes: Sizes, seed: int) -> Model:
+    part = _parts(sizes, causal=mask == "causal")[name]
     absolute = part if isinstance(part, LearnedSpec | SinusoidalSpec) else None
     inside = None if isinstance(part, LearnedSpec | SinusoidalSpec) else part
-    blocks = [block(WIDTH, HEADS, 2 * WIDTH)] * BLOCKS
-    spec = decoder(TOKENS, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
+    blocks = [block(sizes.width, sizes.heads, 2 * sizes.width)] * sizes.blocks
+    spec = decoder(sizes.tokens, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
     return Model(nn.new(spec, seed, torch.float64))
 
 
-def _errors(model: Model, seed: int) -> list[float]:
+def _errors(model: Model, sizes: Sizes, seed: int) -> list[float]:
     """After the embedding and each block: the largest |f(x[order]) - f(x)[order]|, over the spread of f(x)."""
-    order = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(sizes.tokens, generator=torch.Generator().manual_seed(seed))
     # Every token occurs once, so that a permutation of tokens is one of places.
-    straight, shuffled = (model.trace([ids.tolist()], read=SITES) for ids in (torch.arange(TOKENS), order))
+    straight, shuffled = (model.trace([ids.tolist()], read=sizes.sites) for ids in (torch.arange(sizes.tokens), order))
     errors = []
-    for site in SITES:
+    for site in sizes.sites:
         out = straight[site][0]
         errors.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
     return errors
 
 
-def _twins(model: Model, seed: int) -> float:
+def _twins(model: Model, sizes: Sizes, seed: int) -> float:
     """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
-    ids = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(seed))
-    ids[TWINS[1]] = ids[TWINS[0]]
-    out = model.trace([ids.tolist()], read=SITES[-1:])[SITES[-1]][0]
-    return ((out[TWINS[0]] - out[TWINS[1]]).abs().max() / out.std()).item()
+    ids = torch.randperm(sizes.tokens, generator=torch.Generator().manual_seed(seed))
+    one, other = sizes.twins
+    ids[other] = ids[one]
+    last = sizes.sites[-1]
+    out = model.trace([ids.tolist()], read=[last])[last][0]
+    return ((out[one] - out[other]).abs().max() / out.std()).item()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from triptych import page
 from triptych.errors import TriptychError
 from triptych.labs import LABS, run
-from triptych.labs.lab import LabResult, Setup
+from triptych.labs.lab import LabResult, Setup, Size
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,20 @@ def timed(name: str, setup: Setup) -> LabRun:
     return LabRun(name, time.perf_counter() - start, result)
 
 
-def attempts(names: Sequence[str], setup: Setup) -> Iterator[LabRun]:
-    """Run labs one after the other.  A lab that raises has failed, and the next one runs."""
+def attempts(
+    names: Sequence[str],
+    setup: Setup,
+    sizes: Mapping[str, Mapping[str, Size]],
+    run_one: Callable[[str, Setup], LabRun] = timed,
+) -> Iterator[LabRun]:
+    """Run labs one after the other by `run_one`, each with its own `sizes`.  A lab that raises has failed, and the next
+    one runs."""
     for name in names:
         start = time.perf_counter()
         setup.progress(name)
         try:
-            yield timed(name, replace(setup, progress=partial(_prefixed, name, setup.progress)))
+            progress = partial(_prefixed, name, setup.progress)
+            yield run_one(name, replace(setup, progress=progress, sizes=sizes[name]))
         except Exception as error:  # any kind: one lab's bug must not lose the results of the others
             yield LabRun(name, time.perf_counter() - start, error=_line(error))
 

@@ -1,39 +1,63 @@
 """Is attention a dictionary lookup, and why a soft one?  (Lectures L0 2.1, L4 exercise 1; Graves et al. 2014)
 
 softmax(β q·k) v: at β = 0 the mean of all values, as β grows the value of the best key and of no other.  Between the
-two, the answer has a gradient in the query, and so a network can learn the query.  The claim is false if the answer at
-large β differs from the dictionary's, or if descent on the query succeeds at large β too, or fails at small β.
+two, the answer has a gradient in the query, and so a network can learn the query.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from triptych.attention import attend
-from triptych.labs.lab import Check, LabResult, Setup
+from triptych.errors import InputError
+from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.page import Curve, TableSection
 
-ENTRIES, QUESTIONS, WIDTH, VALUES = 16, 32, 24, 20
-SHARPNESS = tuple(2.0**i for i in range(-2, 13, 2))
-SOFT, HARD, STEPS, RATE = 4.0, 4096.0, 400, 0.3
+FALSIFIED_BY = (
+    "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false too"
+    " if"
+    " gradient descent on the query succeeds at large β, or fails at small β."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    entries: int = size(16, "entries of the dictionary, at least 2")
+    questions: int = size(32, "questions to it")
+    width: int = size(24, "width of keys and questions")
+    values: int = size(20, "width of the values")
+    sharpness: tuple[float, ...] = size(tuple(2.0**i for i in range(-2, 13, 2)), "β of the table, the last one hard")
+    soft: float = size(4.0, "β at which a question is learned")
+    steps: int = size(400, "steps of gradient descent")
+    rate: float = size(0.3, "learning rate, times 1/β")
+
+    def __post_init__(self) -> None:
+        if self.entries < 2:
+            raise InputError("size entries: a dictionary of one entry has no wrong answer; give two or more")
+
+    @property
+    def hard(self) -> float:
+        return self.sharpness[-1]
 
 
 def run(setup: Setup) -> LabResult:
     """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
-    book = _Dictionary(setup.seed)
-    rows = [book.measure(beta) for beta in SHARPNESS]
-    learned = {beta: book.learn(beta) for beta in (SOFT, HARD)}
+    sizes = setup.sized(Sizes())
+    book = _Dictionary(sizes, setup.seed)
+    rows = [book.measure(beta) for beta in sizes.sharpness]
+    learned = {beta: book.learn(beta) for beta in (sizes.soft, sizes.hard)}
     table = TableSection(
-        f"{QUESTIONS} questions to a dictionary of {ENTRIES} entries",
+        f"{sizes.questions} questions to a dictionary of {sizes.entries} entries",
         ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
-        [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(SHARPNESS, rows, strict=True)],
+        [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(sizes.sharpness, rows, strict=True)],
     )
 
     def line(column: int, floor: float) -> list[tuple[float, float]]:
-        return [(beta, max(row[column], floor)) for beta, row in zip(SHARPNESS, rows, strict=True)]
+        return [(beta, max(row[column], floor)) for beta, row in zip(sizes.sharpness, rows, strict=True)]
 
     lookup = Curve(
         "From the mean of all values to one of them",
@@ -53,12 +77,16 @@ def run(setup: Setup) -> LabResult:
     )
     checks = (
         Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
-        Check(f"at β {HARD:g}, distance from dict[key]", rows[-1][1], most=1e-9),
+        Check(f"at β {sizes.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
         Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1.0),
         Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
-        Check(f"at β {HARD:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
-        Check(f"at β {SOFT:g}, loss after learning over before", learned[SOFT][-1] / learned[SOFT][0], most=0.05),
-        Check(f"at β {HARD:g}, the same", learned[HARD][-1] / learned[HARD][0], least=0.95),
+        Check(f"at β {sizes.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
+        Check(
+            f"at β {sizes.soft:g}, loss after learning over before",
+            learned[sizes.soft][-1] / learned[sizes.soft][0],
+            most=0.05,
+        ),
+        Check(f"at β {sizes.hard:g}, the same", learned[sizes.hard][-1] / learned[sizes.hard][0], least=0.95),
     )
     return LabResult("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
 
@@ -75,16 +103,17 @@ MEANING = (
 class _Dictionary:
     """Keys of unit length, values, and questions that are keys plus noise, each with the key it came from.  fp64."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, sizes: Sizes, seed: int) -> None:
+        self.sizes = sizes
         noise = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=noise, dtype=torch.float64)
 
-        self.keys = torch.nn.functional.normalize(draw(ENTRIES, WIDTH), dim=-1)
-        self.values = draw(ENTRIES, VALUES)
-        self.wanted = torch.randint(ENTRIES, (QUESTIONS,), generator=noise)
-        self.questions = self.keys[self.wanted] + 0.05 * draw(QUESTIONS, WIDTH)
+        self.keys = torch.nn.functional.normalize(draw(sizes.entries, sizes.width), dim=-1)
+        self.values = draw(sizes.entries, sizes.values)
+        self.wanted = torch.randint(sizes.entries, (sizes.questions,), generator=noise)
+        self.questions = self.keys[self.wanted] + 0.05 * draw(sizes.questions, sizes.width)
         self.start = self.keys[0]  # learning begins with the question for another entry, the furthest from its goal
         self.goal = int((self.keys @ self.start).argmin())
         # A Python dictionary with the same entries.
@@ -97,12 +126,12 @@ class _Dictionary:
 
     def measure(self, beta: float) -> tuple[float, float, float, float]:
         """(mean weight of the best key, largest error, its bound, largest |gradient| in a question)"""
-        pattern = attend(self.questions, self.keys, torch.eye(ENTRIES, dtype=torch.float64), scale=beta)
+        pattern = attend(self.questions, self.keys, torch.eye(len(self.keys), dtype=torch.float64), scale=beta)
         best = pattern.gather(1, self.wanted[:, None])
         error = (self.ask(self.questions, beta) - self.answers).abs().max().item()
         top = (self.questions @ self.keys.T).topk(2).values
         gap = (top[:, 0] - top[:, 1]).min().item()
-        bound = 2 * self.values.abs().max().item() * (ENTRIES - 1) * math.exp(-beta * gap)
+        bound = 2 * self.values.abs().max().item() * (len(self.keys) - 1) * math.exp(-beta * gap)
         return best.mean().item(), error, bound + 1e-15, self.gradient(beta).abs().max().item()
 
     def gradient(self, beta: float) -> Tensor:
@@ -113,8 +142,8 @@ class _Dictionary:
 
     def gradient_error(self, step: float = 1e-5) -> float:
         """Largest difference from central differences along one direction, over the largest gradient."""
-        slope, along = self.gradient(SOFT), torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
-        ahead, behind = (self.ask(self.questions + sign * step * along, SOFT)[:, 0] for sign in (1, -1))
+        slope, along = self.gradient(self.sizes.soft), torch.linspace(-1, 1, self.sizes.width, dtype=torch.float64)
+        ahead, behind = (self.ask(self.questions + sign * step * along, self.sizes.soft)[:, 0] for sign in (1, -1))
         return (((ahead - behind) / (2 * step) - slope @ along).abs().max() / slope.abs().max()).item()
 
     def from_mean(self) -> float:
@@ -123,9 +152,9 @@ class _Dictionary:
     def learn(self, beta: float) -> list[float]:
         """Squared distance from one entry's value while a question is moved down its gradient, step by step."""
         question, losses = self.start[None].clone().requires_grad_(), []
-        for _ in range(STEPS):
+        for _ in range(self.sizes.steps):
             loss = (self.ask(question, beta) - self.values[self.goal]).square().sum()
             (slope,) = torch.autograd.grad(loss, question)
             losses.append(loss.item())
-            question = (question - RATE / beta * slope).detach().requires_grad_()
+            question = (question - self.sizes.rate / beta * slope).detach().requires_grad_()
         return losses

@@ -1,0 +1,224 @@
+"""Generated tasks with a known best loss, and short training runs on them, for the labs about trained models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.labs.small import Points, fit
+from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
+from triptych.train.data import Use, random_numbers
+from triptych.train.objectives import Ids, final
+
+LAST = 10  # steps whose mean loss is the loss at the end
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Rows with answers, and the loss in nats of a uniform guess among the possible ones."""
+
+    @property
+    def classes(self) -> int:
+        """How many answers there are."""
+        ...
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        """`count` new rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Places:
+    """Random symbols; the answer at a token follows from those that stand `places` back, 0 being the token itself.
+
+    `digits`: all of them in order, as one number with these digits in base `symbols`.  `sum`: their sum modulo
+    `symbols`.  The best loss is 0.
+    """
+
+    symbols: int
+    length: int
+    places: tuple[int, ...]
+    answer: Literal["digits", "sum"] = "digits"
+
+    @property
+    def classes(self) -> int:
+        return self.symbols ** len(self.places) if self.answer == "digits" else self.symbols
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
+        first, targets = max(self.places), np.zeros_like(ids)
+        base = self.symbols if self.answer == "digits" else 1
+        for place in self.places:
+            targets[:, first:] = targets[:, first:] * base + ids[:, first - place : self.length - place]
+        trained = np.arange(self.length) >= first
+        return [Example(row, answers % self.classes, trained) for row, answers in zip(ids, targets, strict=True)]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Random symbols; the answer at a token is what a table [symbols, symbols] has for it and the one before it.
+
+    The entries of the table are random symbols that `seed` draws, so that no rule is shorter than the table.  The best
+    loss is 0.
+    """
+
+    symbols: int
+    length: int
+    seed: int
+
+    @property
+    def classes(self) -> int:
+        return self.symbols
+
+    @cached_property
+    def entries(self) -> Ids:
+        drawn = np.random.default_rng(self.seed).integers(self.symbols, size=(self.symbols, self.symbols))
+        return drawn.astype(np.int32)
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
+        targets = np.zeros_like(ids)
+        targets[:, 1:] = self.entries[ids[:, :-1], ids[:, 1:]]
+        trained = np.arange(self.length) >= 1
+        return [Example(row, answers, trained) for row, answers in zip(ids, targets, strict=True)]
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The rows of a task with their answers in a random order, each no longer that of its token: the control."""
+
+    task: Task
+
+    @property
+    def classes(self) -> int:
+        return self.task.classes
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        rows = self.task.rows(noise, count)
+        answers = noise.permutation(np.concatenate([row.targets[row.trained] for row in rows]))
+        ends = np.cumsum([row.trained.sum() for row in rows])[:-1]
+        return [_answered(row, own) for row, own in zip(rows, np.split(answers, ends), strict=True)]
+
+
+def _answered(row: Example, answers: Ids) -> Example:
+    """`row` with other answers at its trained tokens."""
+    targets = row.targets.copy()
+    targets[row.trained] = answers
+    return Example(row.ids, targets, row.trained, row.source)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """New rows of `task` for each step: no row is trained on twice, so that the training loss is that of new rows."""
+
+    task: Task
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        return self.task.rows(random_numbers(seed, Use.OFFSETS, step), rows)
+
+    def held(self) -> Iterator[Example]:
+        return iter(())
+
+    def targets(self) -> Ids:
+        return np.arange(self.task.classes, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a training run may use: steps, rows of a step, learning rate, share of the steps that warm up, and the
+    global norm to which gradients are clipped, 0 for none."""
+
+    steps: int
+    rows: int
+    rate: float
+    warmup: float = 0.0
+    clip: float = 0.0
+    shape: Literal["constant", "linear", "cosine"] = "constant"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: the loss in nats of each step.  A run that diverged has the steps before, and no end."""
+
+    losses: Points
+    guess: float
+    diverged: bool = False
+
+    @property
+    def end(self) -> float:
+        """Mean loss of the last steps, in nats; infinite where the run diverged."""
+        return math.inf if self.diverged else fmean(nats for _, nats in self.losses[-LAST:])
+
+    @property
+    def learned(self) -> float:
+        """How far the loss went from that of a guess, 0, to the best one, 1.  Below 0 it is worse than a guess."""
+        return 1 - self.end / self.guess
+
+    def steps_to(self, share: float) -> float:
+        """The first step from which the mean loss of `LAST` steps is this share of the way; infinite if none is, and
+        where the run has fewer steps."""
+        nats = np.array([loss for _, loss in self.losses])
+        if len(nats) < LAST:
+            return math.inf
+        means = np.convolve(nats, np.ones(LAST) / LAST, "valid")
+        reached = np.flatnonzero(1 - means / self.guess >= share)
+        return float(reached[0] + LAST) if len(reached) else math.inf
+
+
+def train(module: nn.Transformer, task: Task, budget: Budget, seed: int) -> Run:
+    """Train `module` in place with AdamW, without weight decay."""
+    settings = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=budget.clip)
+    schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
+    guess = math.log(task.classes)
+    longest = max(len(row.ids) for row in held_out_rows(task, 8, seed))
+    try:
+        losses = fit(
+            module,
+            Generated(task),
+            rows=budget.rows,
+            length=longest,
+            steps=budget.steps,
+            seed=seed,
+            optimizer=settings,
+            schedule=schedule,
+        )
+    except DivergedError:
+        return Run([], guess, diverged=True)
+    return Run(losses, guess)
+
+
+def held_out_rows(task: Task, count: int, seed: int) -> list[Example]:
+    """Rows that no training run with this seed draws."""
+    return task.rows(random_numbers(seed, Use.HELD_OUT, 0), count)
+
+
+@torch.no_grad()
+def right(module: nn.Transformer, rows: Sequence[Example]) -> float:
+    """The share of the trained tokens of `rows` whose answer has the largest logit."""
+    batch = collate(rows)
+    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
+    return float((answers == batch.targets).double().mean())
+
+
+def redraw(module: nn.Transformer, seed: int, std: float, *, written: float | None = None) -> None:
+    """Draw the matrices of the blocks anew, normal with this standard deviation; those that write to the residual
+    stream, the last of attention and of the MLP, with that of `written`, where it is given."""
+    noise = torch.Generator().manual_seed(seed)
+    for name, weight in module.named_parameters():
+        if ".blocks." in name and weight.dim() == 2:
+            writes = name.endswith(("attn.out.weight", "mlp.down.weight"))
+            own = written if writes and written is not None else std
+            weight.data = _normal(weight, own, noise)
+
+
+def _normal(weight: Tensor, std: float, noise: torch.Generator) -> Tensor:
+    return std * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)

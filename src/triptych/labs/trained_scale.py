@@ -1,0 +1,151 @@
+"""Attention trained with and without 1/√d, over d (Vaswani et al. 2017, section 3.2.1; lectures L0 4.1, L4).
+
+The lab `scaling` shows before training that large d saturates softmax.  This one asks what that does to learning: one
+head must find the symbol that stands some places back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triptych import nn
+from triptych.labs.lab import Check, LabResult, Setup, size
+from triptych.labs.small import decoder
+from triptych.labs.trained import Budget, Places, Run, Shuffled, Task, held_out_rows, right, train
+from triptych.page import Curve, TableSection
+from triptych.spec import BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec, attention
+
+FALSIFIED_BY = (
+    "That the head of the largest d learns without the division as it does with it would have shown the claim false,"
+    " and so would a smallest d at which it matters too. If weights drawn smaller by that factor did not help, large"
+    " scores at the beginning would not be the reason."
+)
+SEEDS = 5
+
+SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the attention layer and of its training."""
+
+    widths: tuple[int, ...] = size((4, 64, 512), "d, the widths of the head's queries and keys, in ascending order")
+    width: int = size(32, "width of the residual stream")
+    symbols: int = size(8, "different symbols")
+    length: int = size(32, "symbols of a row")
+    back: int = size(3, "places back that the head must read")
+    steps: int = size(150, "training steps")
+    rows: int = size(16, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW")
+    tested: int = size(64, "rows that the share of right answers is taken from")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One head after training: its run, and the share of new answers that are right."""
+
+    run: Run
+    right: float
+
+
+Heads = dict[tuple[str, int], Trained]
+
+
+def run(setup: Setup) -> LabResult:
+    """One head for each d with and without the scale, and at the largest d with smaller weights; shuffled answers."""
+    sizes = setup.sized(Sizes())
+    task = Places(sizes.symbols, sizes.length, (sizes.back,))
+    heads: Heads = {}
+    for d in sizes.widths:
+        for name in (SCALED, PLAIN, SMALLER)[: 3 if d == sizes.widths[-1] else 2]:
+            setup.progress(f"d {d}, {name}: {sizes.steps} steps")
+            heads[name, d] = _train(sizes, name, d, task, setup.seed)
+    setup.progress("shuffled answers")
+    shuffled = _train(sizes, SCALED, sizes.widths[0], Shuffled(task), setup.seed)
+    return LabResult(
+        "Does a head learn without the division by √d?",
+        _meaning(sizes, heads),
+        _checks(sizes, heads, shuffled),
+        (_table(sizes, heads), _curve(sizes, heads)),
+    )
+
+
+def _checks(sizes: Sizes, heads: Heads, shuffled: Trained) -> tuple[Check, ...]:
+    """A head has learned if three quarters of its answers are right; a quarter of them is a difference."""
+    narrow, wide = sizes.widths[0], sizes.widths[-1]
+    chance = 1 / sizes.symbols
+    worst = min(heads[SCALED, d].right for d in sizes.widths)
+    apart = heads[SCALED, narrow].right - heads[PLAIN, narrow].right
+    return (
+        Check("1/√d: answers right, the worst over all d", worst, least=0.75),
+        Check(
+            f"d {wide}: answers right with 1/√d, less without",
+            heads[SCALED, wide].right - heads[PLAIN, wide].right,
+            least=0.25,
+        ),
+        Check(f"control: the same at d {narrow}", abs(apart), most=0.25),
+        Check(
+            f"control: d {wide}, no scale and weights drawn so much smaller: answers right",
+            heads[SMALLER, wide].right,
+            least=0.75,
+        ),
+        Check("control: answers right, trained on shuffled ones", shuffled.right, most=chance + 0.1),
+    )
+
+
+def _meaning(sizes: Sizes, heads: Heads) -> str:
+    narrow, wide = sizes.widths[0], sizes.widths[-1]
+    small, large = heads[PLAIN, narrow], heads[PLAIN, wide]
+    return (
+        f"With 1/√d the head learns to read the symbol {sizes.back} places back at every d. Without it the scores of a"
+        f" new head have a standard deviation of √d. At d {narrow} that is {math.sqrt(narrow):.0f} and it learns all"
+        f" the same ({small.right:.0%} right); at d {wide} it is {math.sqrt(wide):.0f}, each query sees one key, the"
+        f" gradient hardly reaches the scores, and {large.right:.0%} are right after {sizes.steps} steps. The same"
+        " head without the division learns when its weights are drawn smaller, so that its first scores are those of"
+        f" the scaled one ({heads[SMALLER, wide].right:.0%}): what the division protects is the beginning of training."
+    )
+
+
+def head(sizes: Sizes, name: str, d: int, seed: int) -> nn.Transformer:
+    """One layer of attention with one head, whose queries and keys have width d and whose values that of the stream."""
+    scale = None if name == SCALED else 1.0
+    norms = NormsSpec(pre=RMSNormSpec(width=sizes.width))
+    attn = attention(sizes.width, 1, head_width=d, value_width=sizes.width, scale=scale)
+    block = BlockSpec(attn=attn, mlp=None, attn_norm=norms, mlp_norm=None)
+    positions = LearnedSpec(length=sizes.length, width=sizes.width)
+    final_norm = RMSNormSpec(width=sizes.width)
+    module = nn.new(decoder(sizes.symbols, [block], embedded=positions, final_norm=final_norm), seed)
+    if name == SMALLER:
+        for parameter, weight in module.named_parameters():
+            if parameter.endswith((".attn.q.weight", ".attn.k.weight")):
+                weight.data = weight.data * d**-0.25
+    return module
+
+
+def _train(sizes: Sizes, name: str, d: int, task: Task, seed: int) -> Trained:
+    module = head(sizes, name, d, seed)
+    run = train(module, task, Budget(sizes.steps, sizes.rows, sizes.rate), seed)
+    return Trained(run, right(module, held_out_rows(task, sizes.tested, seed)))
+
+
+def _table(sizes: Sizes, heads: Heads) -> TableSection:
+    names = (SCALED, PLAIN, SMALLER)
+    header = ("d", *(f"right, {name}" for name in names), *(f"nats, {name}" for name in names))
+    rows = [
+        [
+            str(d),
+            *(f"{heads[name, d].right:.0%}" if (name, d) in heads else "" for name in names),
+            *(f"{heads[name, d].run.end:.2f}" if (name, d) in heads else "" for name in names),
+        ]
+        for d in sizes.widths
+    ]
+    return TableSection(
+        f"One head after {sizes.steps} steps; {1 / sizes.symbols:.0%} are right by chance", header, rows
+    )
+
+
+def _curve(sizes: Sizes, heads: Heads) -> Curve:
+    wide = sizes.widths[-1]
+    lines = {name: heads[name, wide].run.losses for name in (SCALED, PLAIN, SMALLER)}
+    return Curve(f"d {wide} in training", "step", "nats a symbol", lines, {"guess": heads[SCALED, wide].run.guess})

@@ -1,0 +1,64 @@
+"""`lab corrections` passes, and fails where a part would do what the lecture says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from triptych import attention, labs
+from triptych.attention import dispatch
+from triptych.labs import corrections
+from triptych.labs.lab import LabResult, Setup
+from triptych.nn import linear
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def failed(result: LabResult) -> set[str]:
+    return {check.claim for check in result.checks if not check.passed}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_passes(seed: int) -> None:
+    result = labs.run("corrections", Setup(seed=seed))
+    assert result.passed, result.verdict
+
+
+def test_fails_when_attention_does_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unscaled(*args: Any, **options: Any) -> Any:
+        request, tensors, restore = attention.prepare(*args, **options)
+        return replace(request, scale=1.0), tensors, restore
+
+    monkeypatch.setattr(dispatch, "prepare", unscaled)
+    claims = failed(labs.run("corrections"))
+    assert {"the same divided by √d", "distance of `attend` from the order after"} <= claims
+
+
+def test_fails_when_masks_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = corrections.attend
+    monkeypatch.setattr(corrections, "attend", lambda *tensors, mask=None, **rest: attend(*tensors, **rest))
+    claims = failed(labs.run("corrections"))
+    assert "largest weight of a row that sees nothing" in claims
+    assert "change of the output by padding of the source that is hidden" in claims
+
+
+def test_fails_when_norms_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear.RMSNorm, "forward", lambda self, x: x)
+    claims = failed(labs.run("corrections"))
+    assert "queries of Qwen3 as scores read them: mean square, distance from 1" in claims
+
+
+def test_fails_when_qwen3_is_a_llama(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(corrections.SMALL, "Qwen3", corrections.SMALL["Llama"])
+    claim = "queries of Qwen3 as scores read them: mean square, distance from 1"
+    assert failed(labs.run("corrections")) == {claim}
+
+
+def test_fails_when_a_config_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(corrections.PUBLISHED, "GPT-2", corrections.PUBLISHED["GPT-2 medium"])
+    monkeypatch.setitem(corrections.WIDTHS, "Llama-3 8B", (4096, 11_008))
+    assert failed(labs.run("corrections")) == {
+        "parameters with D 768", "biases of the 12 MLPs", "F over D of Llama-3 8B"
+    }  # fmt: skip

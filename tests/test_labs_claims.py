@@ -1,0 +1,277 @@
+"""The labs about trained models: PASS in small, FAIL when their mechanism is broken or their data are shuffled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from triptych import labs, nn, spec
+from triptych.attention import Rows
+from triptych.labs import (
+    activations,
+    depth,
+    norm_placement,
+    padding,
+    residual_scaling,
+    trained,
+    trained_heads,
+    trained_scale,
+)
+from triptych.labs.lab import LabResult, Setup
+from triptych.labs.trained import Budget, Places, Run, Shuffled, Table, held_out_rows, redraw, right, train
+from triptych.nn.feedforward import GLU
+from triptych.ops import ACTIVATIONS
+from triptych.train import Example
+
+SMALL: dict[str, dict[str, Any]] = {
+    "norm-placement": {"depths": (2, 6), "steps": 120, "length": 12},
+    "residual-scaling": {"untrained": (4, 16)},
+    "trained-scale": {"widths": (4, 512), "steps": 120, "length": 16},
+    "trained-heads": {"heads": (1, 4)},
+    "activations": {"draws": 1},
+    "padding": {"padded": (20, 160), "steps": 150, "tested": 100},
+}
+TASKS = {
+    "norm-placement": Places,
+    "residual-scaling": Places,
+    "trained-scale": Places,
+    "trained-heads": Places,
+    "activations": Table,
+    "padding": padding.Most,
+}
+
+
+def small(name: str, seed: int = 1) -> LabResult:
+    return labs.run(name, Setup(seed=seed, sizes=SMALL[name]))
+
+
+def failed(result: LabResult) -> list[str]:
+    """The claim of each criterion that was not met."""
+    return [check.claim for check in result.checks if not check.passed]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A task with one set of rows."""
+
+    known: list[Example]
+    classes: int = 3
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        return self.known
+
+
+# ---------------------------------------------------------------- all of them
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SMALL)
+def test_it_passes(name: str) -> None:
+    result = small(name)
+    assert result.passed, result.verdict
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SMALL)
+def test_it_fails_on_shuffled_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = TASKS[name]
+    rows = kind.rows
+
+    def shuffled(self: Any, noise: np.random.Generator, count: int) -> list[Example]:
+        return Shuffled(Known(rows(self, noise, count))).rows(noise, count)
+
+    monkeypatch.setattr(kind, "rows", shuffled)
+    assert not small(name).passed
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_says_what_would_have_falsified_it(name: str) -> None:
+    module = {"trained-scale": trained_scale, "trained-heads": trained_heads, "padding": padding}.get(name)
+    module = module or {"norm-placement": norm_placement, "activations": activations}.get(name, residual_scaling)
+    assert module.FALSIFIED_BY.count(".") >= 2
+    assert module.SEEDS == 5
+
+
+# ---------------------------------------------------------------- each mechanism broken
+
+
+@pytest.mark.heavy
+def test_norm_placement_fails_without_the_addition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Block, "forward", depth.NoResidualBlock.forward)
+    worst = "pre-norm, the worst of all depths, with and without a warm-up: learned"
+    assert worst in failed(small("norm-placement"))
+
+
+GOOD, BAD = (Run([(float(step), nats) for step in range(20)], guess=1.0) for nats in (0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("bad", "claim"),
+    [
+        ((), "post-norm: learned more with a warm-up, at the depth where it is most"),
+        (("post", "pre"), "pre-norm, the worst of all depths, with and without a warm-up: learned"),
+        (("post-norm, warm-up", "post-norm, no"), "post-norm, 4 layers, warm-up: learned"),
+    ],
+    ids=["all learn", "none learns", "post-norm never learns"],
+)
+def test_norm_placement_fails_when_a_warm_up_does_not_decide(
+    bad: tuple[str, ...], claim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> Run:
+        shuffled = isinstance(task, Shuffled)
+        return BAD if shuffled or f"{name}, {how}".startswith(bad or ("none",)) else GOOD
+
+    monkeypatch.setattr(norm_placement, "_train", canned)
+    assert claim in failed(labs.run("norm-placement"))
+
+
+def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streams are real; the runs are not, and differ by nothing."""
+    monkeypatch.setattr(residual_scaling, "_train", lambda *given: GOOD)
+    setup = Setup(sizes={"untrained": (4, 16)})
+    usual = failed(labs.run("residual-scaling", setup))
+    assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
+    assert "scaled: the same power" not in usual
+    monkeypatch.setattr(residual_scaling, "redraw", lambda module, seed, std, written: redraw(module, seed, std))
+    assert "scaled: the same power" in failed(labs.run("residual-scaling", setup))
+
+
+@pytest.mark.heavy
+def test_trained_scale_fails_when_no_head_divides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undivided(*given: Any, scale: float | None, **options: Any) -> Any:
+        return spec.attention(*given, scale=1.0, **options)
+
+    monkeypatch.setattr(trained_scale, "attention", undivided)
+    assert "d 512: answers right with 1/√d, less without" in failed(small("trained-scale"))
+
+
+@pytest.mark.heavy
+def test_trained_heads_fails_when_the_layer_is_not_cut_into_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = trained_heads.block
+    monkeypatch.setattr(trained_heads, "block", lambda width, heads, hidden: block(width, 1, hidden))
+    assert "4 places read right by 4 heads, less by 1" in failed(small("trained-heads"))
+
+
+@pytest.mark.heavy
+def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ungated(self: Any, x: torch.Tensor, *given: Any) -> torch.Tensor:
+        hidden: torch.Tensor = self.down(ACTIVATIONS[self.spec.act](self.gate(x)))
+        return hidden
+
+    monkeypatch.setattr(GLU, "forward", ungated)
+    assert "SwiGLU learned more than ReLU, mean of the tables" in failed(small("activations"))
+
+
+def test_activations_refuses_a_hidden_width_without_two_thirds() -> None:
+    with pytest.raises(labs.InputError, match="size hidden: 25 is no multiple of 3"):
+        labs.run("activations", Setup(sizes={"hidden": 25}))
+
+
+def test_padding_fails_when_the_mask_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without training: what a new model answers is moved by padding as well."""
+    monkeypatch.setattr(padding, "train", lambda *given: GOOD)
+    sizes = {"tested": 8, "padded": (20, 30)}
+    claim = "control: padded and masked, a log-probability moves by at most, nats"
+    assert claim not in failed(labs.run("padding", Setup(sizes=sizes)))
+    monkeypatch.setattr(padding, "keys", lambda lengths: spec.full())
+    assert claim in failed(labs.run("padding", Setup(sizes=sizes)))
+
+
+# ---------------------------------------------------------------- tasks and runs
+
+
+def test_places_name_the_symbols_that_stand_there() -> None:
+    task = Places(5, 9, (1, 3))
+    (row,) = task.rows(np.random.default_rng(1), 1)
+    assert task.classes == 25
+    assert np.flatnonzero(row.trained).tolist() == list(range(3, 9))
+    assert [row.targets[t] for t in range(3, 9)] == [5 * row.ids[t - 1] + row.ids[t - 3] for t in range(3, 9)]
+    (row,) = replace(task, answer="sum").rows(np.random.default_rng(1), 1)
+    assert [row.targets[t] for t in range(3, 9)] == [(row.ids[t - 1] + row.ids[t - 3]) % 5 for t in range(3, 9)]
+
+
+def test_a_table_answers_from_the_token_and_the_one_before() -> None:
+    task = Table(5, 9, seed=3)
+    (row,) = task.rows(np.random.default_rng(1), 1)
+    assert np.array_equal(task.entries, Table(5, 9, seed=3).entries)
+    assert not np.array_equal(task.entries, Table(5, 9, seed=4).entries)
+    assert row.targets[1:].tolist() == [task.entries[row.ids[t - 1], row.ids[t]] for t in range(1, 9)]
+    assert row.trained.tolist() == [False] + [True] * 8
+
+
+def test_shuffled_answers_are_the_same_ones_elsewhere() -> None:
+    plain = Places(5, 9, (2,)).rows(np.random.default_rng(1), 20)
+    rows = Shuffled(Known(plain)).rows(np.random.default_rng(2), 20)
+    answers, moved = (np.concatenate([row.targets[row.trained] for row in some]) for some in (plain, rows))
+    assert all((a.ids == b.ids).all() and (a.trained == b.trained).all() for a, b in zip(plain, rows, strict=True))
+    assert sorted(answers) == sorted(moved)
+    assert (answers == moved).mean() < 0.5
+
+
+def test_the_most_frequent_symbol_is_the_answer_and_padding_changes_no_row() -> None:
+    task = padding.Most(4, 5, 12)
+    for row in held_out_rows(task, 30, 0):
+        counts = np.bincount(row.ids[1:], minlength=4)
+        assert row.ids[0] == 5
+        assert np.flatnonzero(row.trained).tolist() == [0]
+        assert row.targets[0] == counts.argmax()
+        assert np.sort(counts)[-1] >= np.sort(counts)[-2] + 2
+        longer = padding.padded(row, 12, 4)
+        assert longer.ids[: len(row.ids)].tolist() == row.ids.tolist()
+        assert longer.ids[len(row.ids) :].tolist() == [4] * (13 - len(row.ids))
+        assert longer.trained.sum() == 1
+
+
+def test_how_far_a_run_came() -> None:
+    falling = Run([(float(step), max(0.0, 2 - step / 20)) for step in range(60)], guess=2.0)
+    assert falling.learned == 1.0
+    assert falling.steps_to(0.5) == 26  # the mean of steps 16 to 25, the first being 0, is at most 1
+    assert math.isinf(BAD.steps_to(0.5))
+    diverged = Run([], 2.0, diverged=True)
+    assert diverged.learned == -math.inf
+    assert math.isinf(diverged.steps_to(0.5))
+
+
+def test_a_run_that_diverges_has_no_end() -> None:
+    sizes = norm_placement.Sizes()
+    module = norm_placement.stack(sizes, norm_placement.PRE, 1, 0)
+    redraw(module, 0, math.inf)
+    assert train(module, Places(16, 16, (0,)), Budget(5, 4, 1e-3), 0).diverged
+
+
+def test_training_rows_are_new_and_never_those_of_the_test() -> None:
+    task = Places(16, 16, (0,))
+    data = trained.Generated(task)
+    first, again, second = (data.draw(0, step, 4) for step in (0, 0, 1))
+    assert all((a.ids == b.ids).all() for a, b in zip(first, again, strict=True))
+    tests = held_out_rows(task, 4, 0)
+    assert not any((a.ids == b.ids).all() for a in [*first, *second] for b in tests)
+    assert not any((a.ids == b.ids).all() for a in first for b in second)
+
+
+def test_drawing_anew_changes_the_matrices_of_blocks_alone() -> None:
+    sizes = norm_placement.Sizes()
+    module = norm_placement.stack(sizes, norm_placement.PRE, 2, 0)
+    before = {name: weight.clone() for name, weight in module.named_parameters()}
+    redraw(module, 1, 0.5, written=0.0)
+    for name, weight in module.named_parameters():
+        if name.endswith(("attn.out.weight", "mlp.down.weight")):
+            assert not weight.any()
+        elif ".blocks." in name and weight.dim() == 2:
+            assert 0.4 < weight.std() < 0.6
+        else:
+            assert torch.equal(weight, before[name])
+
+
+def test_the_share_of_right_answers() -> None:
+    sizes = norm_placement.Sizes()
+    module = norm_placement.stack(sizes, norm_placement.PRE, 1, 0)
+    rows = held_out_rows(Places(16, 16, (0,)), 8, 0)
+    answers = [module.unembed(trained.final(module, trained.collate([row])), Rows((16,))) for row in rows]
+    own = np.concatenate([one.argmax(-1).numpy() == row.targets for one, row in zip(answers, rows, strict=True)])
+    assert right(module, rows) == pytest.approx(own.mean())
