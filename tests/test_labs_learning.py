@@ -1,0 +1,121 @@
+"""The labs about what training teaches: PASS in small, FAIL with a broken mechanism or with shuffled data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triptych import labs
+from triptych.errors import InputError
+from triptych.labs import in_context
+from triptych.labs.in_context import Lookups
+from triptych.labs.lab import LabResult, Setup
+from triptych.labs.trained import Shuffled, held_out_rows
+from triptych.spec import window
+from triptych.train import Example
+
+SMALL: dict[str, dict[str, Any]] = {"in-context": {"tested": 100}}
+TASKS = {"in-context": Lookups}
+
+
+def small(name: str, seed: int = 1) -> LabResult:
+    return labs.run(name, Setup(seed=seed, sizes=SMALL[name]))
+
+
+def failed(result: LabResult) -> list[str]:
+    """The claim of each criterion that was not met."""
+    return [check.claim for check in result.checks if not check.passed]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A task with one set of rows."""
+
+    known: list[Example]
+    classes: int = 3
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        return self.known
+
+
+# ---------------------------------------------------------------- all of them
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SMALL)
+def test_it_passes(name: str) -> None:
+    result = small(name)
+    assert result.passed, result.verdict
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SMALL)
+def test_it_fails_on_shuffled_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = TASKS[name]
+    rows = kind.rows
+
+    def shuffled(self: Any, noise: np.random.Generator, count: int) -> list[Example]:
+        return Shuffled(Known(rows(self, noise, count))).rows(noise, count)
+
+    monkeypatch.setattr(kind, "rows", shuffled)
+    assert not small(name).passed
+
+
+# ---------------------------------------------------------------- in-context
+
+SHOWN = "the same: right where the input was shown before"
+
+
+@pytest.mark.heavy
+def test_in_context_fails_when_attention_does_not_reach_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = in_context.decoder
+    near = window(2)
+    monkeypatch.setattr(in_context, "decoder", lambda *given, **options: decoder(*given, mask=near, **options))
+    assert SHOWN in failed(small("in-context"))
+
+
+def test_no_function_is_both_trained_and_new() -> None:
+    task = Lookups(5, 6)
+    noise = np.random.default_rng(0)
+    trained, new = (replace(task, functions=kind).tables(noise, 500) for kind in ("trained", "new"))
+    assert not {tuple(table) for table in trained.tolist()} & {tuple(table) for table in new.tolist()}
+    assert not (new.sum(-1) % 5).any()
+    assert (trained.sum(-1) % 5).all()
+    assert {int(x) for x in trained.flatten()} == {int(x) for x in new.flatten()} == set(range(5))
+
+
+def test_a_pool_has_so_many_functions_and_the_same_in_each_draw() -> None:
+    task = Lookups(4, 6, pool=3, seed=7)
+    first, second = ({tuple(t) for t in task.tables(np.random.default_rng(i), 100).tolist()} for i in (0, 1))
+    assert first == second
+    assert len(first) == 3
+
+
+def test_a_row_asks_for_each_answer_after_its_input() -> None:
+    task = Lookups(4, 6, pool=1)
+    (table,) = task.tables(np.random.default_rng(0), 1)
+    (row,) = task.rows(np.random.default_rng(1), 1)
+    assert row.trained.tolist() == [True, False] * 5 + [True]
+    assert (row.targets[row.trained] == 4 + table[row.ids[row.trained]]).all()
+    assert (row.ids[1::2] == row.targets[:-1:2]).all()
+    drawn = replace(task, random_answers=True).rows(np.random.default_rng(1), 200)
+    answers = np.stack([other.targets[other.trained] for other in drawn])
+    inputs = np.stack([other.ids[other.trained] for other in drawn])
+    assert (answers == 4 + table[inputs]).mean() == pytest.approx(1 / 4, abs=0.1)
+
+
+def test_the_least_error_is_that_of_a_lookup() -> None:
+    sizes = in_context.Sizes(symbols=4, examples=6)
+    rows = held_out_rows(Lookups(4, 6), 4000, 0)
+    inputs = np.stack([row.ids[row.trained] for row in rows])
+    not_shown = [(inputs[:, :i] != inputs[:, i : i + 1]).all(-1).mean() for i in range(6)]
+    assert in_context.best_errors(sizes) == pytest.approx(0.75 * np.array(not_shown), abs=0.03)
+
+
+@pytest.mark.parametrize("wrong", [{"width": 32}, {"pools": (2, 4)}, {"symbols": 1}, {"examples": 1}])
+def test_in_context_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="size"):
+        labs.run("in-context", Setup(sizes=wrong))
