@@ -125,7 +125,7 @@ class Answered:
 
 def run(setup: Setup) -> LabResult:
     """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
-    sizes = setup.sized(Sizes())
+    sizes = setup.sized(Sizes(), FULL)
     every = Lookups(sizes.symbols, sizes.examples)
     new = replace(every, functions="new")
     models: dict[str, nn.Transformer] = {}
