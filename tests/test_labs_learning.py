@@ -10,15 +10,19 @@ import pytest
 
 from triptych import labs
 from triptych.errors import InputError
-from triptych.labs import in_context
+from triptych.labs import exposure_bias, in_context
+from triptych.labs.exposure_bias import Texts
 from triptych.labs.in_context import Lookups
 from triptych.labs.lab import LabResult, Setup
 from triptych.labs.trained import Shuffled, held_out_rows
 from triptych.spec import window
 from triptych.train import Example
 
-SMALL: dict[str, dict[str, Any]] = {"in-context": {"tested": 100}}
-TASKS = {"in-context": Lookups}
+SMALL: dict[str, dict[str, Any]] = {
+    "in-context": {"tested": 100},
+    "exposure-bias": {"texts": 12, "steps": 250, "tested": 100},
+}
+TASKS = {"in-context": Lookups, "exposure-bias": Texts}
 
 
 def small(name: str, seed: int = 1) -> LabResult:
@@ -119,3 +123,58 @@ def test_the_least_error_is_that_of_a_lookup() -> None:
 def test_in_context_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="size"):
         labs.run("in-context", Setup(sizes=wrong))
+
+
+# ---------------------------------------------------------------- exposure-bias
+
+
+@pytest.mark.heavy
+def test_exposure_bias_fails_when_the_model_does_not_read_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = exposure_bias.errors
+
+    def after_true_tokens(*given: Any, share: float, forced: bool = False) -> Any:
+        return errors(*given, share=share, forced=True)
+
+    monkeypatch.setattr(exposure_bias, "errors", after_true_tokens)
+    assert failed(small("exposure-bias")) == ["true prefixes: wrong after its own text, over never coming back"]
+
+
+@pytest.mark.heavy
+def test_exposure_bias_fails_when_no_prefix_of_training_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = exposure_bias._train
+    monkeypatch.setattr(exposure_bias, "_train", lambda sizes, task, seed: train(sizes, replace(task, noise=0.0), seed))
+    assert failed(small("exposure-bias")) == ["30% of the prefixes replaced: the same"]
+
+
+def test_no_token_is_in_two_texts_and_rows_begin_with_the_cue() -> None:
+    task = Texts(3, 5, seed=2)
+    assert sorted(task.tokens.flatten()) == list(range(15))
+    for row in task.rows(np.random.default_rng(0), 20):
+        assert row.targets.tolist() == task.tokens[row.ids[0] - 15].tolist()
+        assert row.ids[1:].tolist() == row.targets[:-1].tolist()
+        assert row.trained.all()
+
+
+def test_noise_replaces_the_prefix_and_not_the_targets() -> None:
+    task = Texts(3, 50, seed=2, noise=0.25)
+    rows = task.rows(np.random.default_rng(0), 200)
+    replaced = np.mean([row.ids[1:] != row.targets[:-1] for row in rows])
+    assert replaced == pytest.approx(0.25, abs=0.02)
+    assert all(row.targets.tolist() == task.tokens[row.ids[0] - 150].tolist() for row in rows)
+
+
+def test_never_coming_back_is_a_replaced_token_before_the_place() -> None:
+    sizes = exposure_bias.Sizes(texts=2, length=6, replaced=0.2)
+    task, noise = Texts(2, 6, seed=0), np.random.default_rng(0)
+    true = task.tokens[noise.integers(2, size=20000)]
+    wrong = task.disturbed(true, 0.2, noise) != true
+    before = [wrong[:, :place].any(-1).mean() for place in range(6)]
+    assert exposure_bias.never_back(sizes) == pytest.approx(np.array(before), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"texts": 1}, {"length": 3}, {"replaced": 1.0}, {"noises": (0.1, 1.5)}, {"width": 6}]
+)
+def test_exposure_bias_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="size"):
+        labs.run("exposure-bias", Setup(sizes=wrong))

@@ -44,6 +44,7 @@ LABS = {
     "activations": "ReLU, GELU and SwiGLU trained at equal parameters",
     "norm-placement": "pre- and post-norm trained over depth, with and without a warm-up",
     "in-context": "a function that is new in each row, learned from the examples in the row",
+    "exposure-bias": "trained on true prefixes, writing after its own: errors over length",
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.
