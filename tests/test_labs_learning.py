@@ -10,19 +10,20 @@ import pytest
 
 from triptych import labs
 from triptych.errors import InputError
-from triptych.labs import exposure_bias, in_context
+from triptych.labs import exposure_bias, in_context, trained_scores
 from triptych.labs.exposure_bias import Texts
 from triptych.labs.in_context import Lookups
 from triptych.labs.lab import LabResult, Setup
-from triptych.labs.trained import Shuffled, held_out_rows
-from triptych.spec import window
+from triptych.labs.trained import Places, Shuffled, held_out_rows
+from triptych.spec import AdditiveSpec, window
 from triptych.train import Example
 
 SMALL: dict[str, dict[str, Any]] = {
     "in-context": {"tested": 100},
     "exposure-bias": {"texts": 12, "steps": 250, "tested": 100},
+    "trained-scores": {},
 }
-TASKS = {"in-context": Lookups, "exposure-bias": Texts}
+TASKS = {"in-context": Lookups, "exposure-bias": Texts, "trained-scores": Places}
 
 
 def small(name: str, seed: int = 1) -> LabResult:
@@ -178,3 +179,26 @@ def test_never_coming_back_is_a_replaced_token_before_the_place() -> None:
 def test_exposure_bias_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="size"):
         labs.run("exposure-bias", Setup(sizes=wrong))
+
+
+# ---------------------------------------------------------------- trained-scores
+
+
+@pytest.mark.heavy
+def test_trained_scores_fails_when_every_dot_product_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = trained_scores.attention
+
+    def divided(*given: Any, mechanism: Any, scale: float | None, **options: Any) -> Any:
+        return attention(*given, mechanism=mechanism, scale=scale if mechanism else None, **options)
+
+    monkeypatch.setattr(trained_scores, "attention", divided)
+    claim = "d 2048: answers right with the additive score, less with the dot product without scale"
+    assert failed(small("trained-scores")) == [claim]
+
+
+def test_the_scores_are_those_of_their_names() -> None:
+    sizes = trained_scores.Sizes()
+    dot, plain, additive = (trained_scores.scorer(sizes, name, 8) for name in trained_scores.NAMES)
+    assert (dot.mechanism, dot.scale, plain.mechanism, plain.scale) == (None, None, None, 1.0)
+    assert additive.mechanism == AdditiveSpec(width=8)
+    assert additive.scale == 1.0

@@ -45,6 +45,7 @@ LABS = {
     "norm-placement": "pre- and post-norm trained over depth, with and without a warm-up",
     "in-context": "a function that is new in each row, learned from the examples in the row",
     "exposure-bias": "trained on true prefixes, writing after its own: errors over length",
+    "trained-scores": "additive and dot-product scores trained side by side, at small and at large d",
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.
