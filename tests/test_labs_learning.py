@@ -10,7 +10,7 @@ import pytest
 
 from triptych import labs
 from triptych.errors import InputError
-from triptych.labs import exposure_bias, in_context, trained_scores
+from triptych.labs import cosine_scores, exposure_bias, in_context, trained_scores
 from triptych.labs.exposure_bias import Texts
 from triptych.labs.in_context import Lookups
 from triptych.labs.lab import LabResult, Setup
@@ -22,8 +22,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "in-context": {"tested": 100},
     "exposure-bias": {"texts": 12, "steps": 250, "tested": 100},
     "trained-scores": {},
+    "cosine-scores": {"steps": 120},
 }
-TASKS = {"in-context": Lookups, "exposure-bias": Texts, "trained-scores": Places}
+TASKS = {"in-context": Lookups, "exposure-bias": Texts, "trained-scores": Places, "cosine-scores": Places}
 
 
 def small(name: str, seed: int = 1) -> LabResult:
@@ -202,3 +203,31 @@ def test_the_scores_are_those_of_their_names() -> None:
     assert (dot.mechanism, dot.scale, plain.mechanism, plain.scale) == (None, None, None, 1.0)
     assert additive.mechanism == AdditiveSpec(width=8)
     assert additive.scale == 1.0
+
+
+# ---------------------------------------------------------------- cosine-scores
+
+
+@pytest.mark.heavy
+def test_cosine_scores_fails_without_the_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = cosine_scores.attention
+
+    def without(*given: Any, q_norm: Any, k_norm: Any, **options: Any) -> Any:
+        return attention(*given, **options)
+
+    monkeypatch.setattr(cosine_scores, "attention", without)
+    claims = failed(small("cosine-scores"))
+    assert "cosine: answers right, the worse of both beginnings" in claims
+    assert "cosine: largest score before training, over √d" in claims
+
+
+def test_larger_weights_change_the_scores_of_the_dot_product_alone() -> None:
+    sizes = cosine_scores.Sizes(factor=3.0)
+    task = Places(8, 16, (3,))
+    largest = {
+        (name, begin): cosine_scores._largest(sizes, cosine_scores.head(sizes, name, begin, 0), task, 0)
+        for name in (cosine_scores.DOT, cosine_scores.COSINE)
+        for begin in (cosine_scores.DRAWN, cosine_scores.LARGER)
+    }
+    assert largest["dot product", "drawn larger"] == pytest.approx(9 * largest["dot product", "as drawn"], rel=1e-4)
+    assert largest["cosine", "drawn larger"] == pytest.approx(largest["cosine", "as drawn"], rel=1e-4)

@@ -46,6 +46,7 @@ LABS = {
     "in-context": "a function that is new in each row, learned from the examples in the row",
     "exposure-bias": "trained on true prefixes, writing after its own: errors over length",
     "trained-scores": "additive and dot-product scores trained side by side, at small and at large d",
+    "cosine-scores": "cosine scores beside dot products, trained from weights of two sizes",
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.
