@@ -33,6 +33,7 @@ IDS = {
         "soft-lookup", "scaled-dot-product", "additive", "self-cross-masked", "heads", "masks", "order", "block",
         "families", "objectives", "generation", "kv-cache", "quadratic", "head-roles", "step-by-step", "recurrence",
         "not-explanation", "economy", "other-modalities", "backward",
+        "in-context", "exposure-bias", "trained-scores", "cosine-scores",
     ],
     "example": [str(number) for number in test_lectures.EXAMPLES],
     "correction": [

@@ -36,6 +36,7 @@ LABS = {
     "word-alignment": "cross-attention of a translation model beside the true word alignment",
     "modernize": "First Folio to modern spelling on plays never read, beside a table of words",
     "spoken-digits": "sound to text, trained from nothing: voices, speeds and pitches never heard",
+    "captions": "captions of drawn scenes, and where cross-attention is on the picture meanwhile",
     "image-labels": "a ViT names shapes that a linear model of the pixels does not find",
     "bank": "river bank and money bank: the heads that read the context, and the two vectors",
     "head-roles": "heads of a pretrained model: token before, punctuation, first token, none",
@@ -49,6 +50,10 @@ LABS = {
     "residual-scaling": "how the weights that write to the residual stream begin, trained",
     "activations": "ReLU, GELU and SwiGLU trained at equal parameters",
     "norm-placement": "pre- and post-norm trained over depth, with and without a warm-up",
+    "in-context": "a function that is new in each row, learned from the examples in the row",
+    "exposure-bias": "trained on true prefixes, writing after its own: errors over length",
+    "trained-scores": "additive and dot-product scores trained side by side, at small and at large d",
+    "cosine-scores": "cosine scores beside dot products, trained from weights of two sizes",
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.

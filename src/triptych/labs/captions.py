@@ -37,6 +37,7 @@ FALSIFIED_BY = (
     " pairs are right. Or cross-attention that, while a word of one object is written, lies on the patches of this"
     " object hardly more than on others."
 )
+SEEDS = 5
 LONGEST = 16  # most words of a caption
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
 HIDDEN = 0.9  # share of the words so far that are hidden in training
@@ -51,18 +52,15 @@ Patterns = list[list[Tensor]]  # for each decoder layer, for each scene, [H, T, 
 class Sizes:
     """What the lab trains and judges."""
 
-    scenes: int = size(8000, "scenes to train on")
-    judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on")
-    steps: int = size(450, "training steps")
-    control: int = size(50, "training steps of the control, on shuffled captions")
+    scenes: int = size(16_000, "scenes to train on")
+    judged: int = size(300, "scenes held out, and as many of known pairs to choose the layer on")
+    steps: int = size(1500, "training steps")
+    control: int = size(200, "training steps of the control, on shuffled captions")
     rows: int = size(64, "scenes of a step")
     patch: int = size(12, "pixels of a patch's side; 36 is a multiple of it")
     width: int = size(64, "numbers of a vector in both stacks")
     layers: int = size(2, "layers of the encoder")
     decoder_layers: int = size(1, "layers of the decoder")
-
-
-FULL = Sizes(scenes=16_000, judged=300, steps=1500, control=200)
 
 
 def run(setup: Setup) -> LabResult:
@@ -72,7 +70,7 @@ def run(setup: Setup) -> LabResult:
 
 def result(setup: Setup, *, shuffled: bool = False) -> LabResult:
     """The lab; with `shuffled`, its control: every caption is trained beside the picture of another scene."""
-    sizes = setup.sized(Sizes(), FULL)
+    sizes = setup.sized(Sizes())
     setup.progress(f"drawing {sizes.scenes:,} scenes")
     train = scenes(sizes.scenes, setup.seed)
     known = scenes(sizes.judged, setup.seed + 1)

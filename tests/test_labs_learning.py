@@ -1,0 +1,233 @@
+"""The labs about what training teaches: PASS in small, FAIL with a broken mechanism or with shuffled data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triptych import labs
+from triptych.errors import InputError
+from triptych.labs import cosine_scores, exposure_bias, in_context, trained_scores
+from triptych.labs.exposure_bias import Texts
+from triptych.labs.in_context import Lookups
+from triptych.labs.lab import LabResult, Setup
+from triptych.labs.trained import Places, Shuffled, held_out_rows
+from triptych.spec import AdditiveSpec, window
+from triptych.train import Example
+
+SMALL: dict[str, dict[str, Any]] = {
+    "in-context": {"tested": 100},
+    "exposure-bias": {"texts": 12, "steps": 250, "tested": 100},
+    "trained-scores": {},
+    "cosine-scores": {"steps": 120},
+}
+TASKS = {"in-context": Lookups, "exposure-bias": Texts, "trained-scores": Places, "cosine-scores": Places}
+
+
+def small(name: str, seed: int = 1) -> LabResult:
+    return labs.run(name, Setup(seed=seed, sizes=SMALL[name]))
+
+
+def failed(result: LabResult) -> list[str]:
+    """The claim of each criterion that was not met."""
+    return [check.claim for check in result.checks if not check.passed]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A task with one set of rows."""
+
+    known: list[Example]
+    classes: int = 3
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        return self.known
+
+
+# ---------------------------------------------------------------- all of them
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SMALL)
+def test_it_passes(name: str) -> None:
+    result = small(name)
+    assert result.passed, result.verdict
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SMALL)
+def test_it_fails_on_shuffled_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = TASKS[name]
+    rows = kind.rows
+
+    def shuffled(self: Any, noise: np.random.Generator, count: int) -> list[Example]:
+        return Shuffled(Known(rows(self, noise, count))).rows(noise, count)
+
+    monkeypatch.setattr(kind, "rows", shuffled)
+    assert not small(name).passed
+
+
+# ---------------------------------------------------------------- in-context
+
+SHOWN = "the same: right where the input was shown before"
+
+
+@pytest.mark.heavy
+def test_in_context_fails_when_attention_does_not_reach_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = in_context.decoder
+    near = window(2)
+    monkeypatch.setattr(in_context, "decoder", lambda *given, **options: decoder(*given, mask=near, **options))
+    assert SHOWN in failed(small("in-context"))
+
+
+def test_no_function_is_both_trained_and_new() -> None:
+    task = Lookups(5, 6)
+    noise = np.random.default_rng(0)
+    trained, new = (replace(task, functions=kind).tables(noise, 500) for kind in ("trained", "new"))
+    assert not {tuple(table) for table in trained.tolist()} & {tuple(table) for table in new.tolist()}
+    assert not (new.sum(-1) % 5).any()
+    assert (trained.sum(-1) % 5).all()
+    assert {int(x) for x in trained.flatten()} == {int(x) for x in new.flatten()} == set(range(5))
+
+
+def test_a_pool_has_so_many_functions_and_the_same_in_each_draw() -> None:
+    task = Lookups(4, 6, pool=3, seed=7)
+    first, second = ({tuple(t) for t in task.tables(np.random.default_rng(i), 100).tolist()} for i in (0, 1))
+    assert first == second
+    assert len(first) == 3
+
+
+def test_a_row_asks_for_each_answer_after_its_input() -> None:
+    task = Lookups(4, 6, pool=1)
+    (table,) = task.tables(np.random.default_rng(0), 1)
+    (row,) = task.rows(np.random.default_rng(1), 1)
+    assert row.trained.tolist() == [True, False] * 5 + [True]
+    assert (row.targets[row.trained] == 4 + table[row.ids[row.trained]]).all()
+    assert (row.ids[1::2] == row.targets[:-1:2]).all()
+    drawn = replace(task, random_answers=True).rows(np.random.default_rng(1), 200)
+    answers = np.stack([other.targets[other.trained] for other in drawn])
+    inputs = np.stack([other.ids[other.trained] for other in drawn])
+    assert (answers == 4 + table[inputs]).mean() == pytest.approx(1 / 4, abs=0.1)
+
+
+def test_the_least_error_is_that_of_a_lookup() -> None:
+    sizes = in_context.Sizes(symbols=4, examples=6)
+    rows = held_out_rows(Lookups(4, 6), 4000, 0)
+    inputs = np.stack([row.ids[row.trained] for row in rows])
+    not_shown = [(inputs[:, :i] != inputs[:, i : i + 1]).all(-1).mean() for i in range(6)]
+    assert in_context.best_errors(sizes) == pytest.approx(0.75 * np.array(not_shown), abs=0.03)
+
+
+@pytest.mark.parametrize("wrong", [{"width": 32}, {"pools": (2, 4)}, {"symbols": 1}, {"examples": 1}])
+def test_in_context_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="size"):
+        labs.run("in-context", Setup(sizes=wrong))
+
+
+# ---------------------------------------------------------------- exposure-bias
+
+
+@pytest.mark.heavy
+def test_exposure_bias_fails_when_the_model_does_not_read_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = exposure_bias.errors
+
+    def after_true_tokens(*given: Any, share: float, forced: bool = False) -> Any:
+        return errors(*given, share=share, forced=True)
+
+    monkeypatch.setattr(exposure_bias, "errors", after_true_tokens)
+    assert failed(small("exposure-bias")) == ["true prefixes: wrong after its own text, over never coming back"]
+
+
+@pytest.mark.heavy
+def test_exposure_bias_fails_when_no_prefix_of_training_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = exposure_bias._train
+    monkeypatch.setattr(exposure_bias, "_train", lambda sizes, task, seed: train(sizes, replace(task, noise=0.0), seed))
+    assert failed(small("exposure-bias")) == ["30% of the prefixes replaced: the same"]
+
+
+def test_no_token_is_in_two_texts_and_rows_begin_with_the_cue() -> None:
+    task = Texts(3, 5, seed=2)
+    assert sorted(task.tokens.flatten()) == list(range(15))
+    for row in task.rows(np.random.default_rng(0), 20):
+        assert row.targets.tolist() == task.tokens[row.ids[0] - 15].tolist()
+        assert row.ids[1:].tolist() == row.targets[:-1].tolist()
+        assert row.trained.all()
+
+
+def test_noise_replaces_the_prefix_and_not_the_targets() -> None:
+    task = Texts(3, 50, seed=2, noise=0.25)
+    rows = task.rows(np.random.default_rng(0), 200)
+    replaced = np.mean([row.ids[1:] != row.targets[:-1] for row in rows])
+    assert replaced == pytest.approx(0.25, abs=0.02)
+    assert all(row.targets.tolist() == task.tokens[row.ids[0] - 150].tolist() for row in rows)
+
+
+def test_never_coming_back_is_a_replaced_token_before_the_place() -> None:
+    sizes = exposure_bias.Sizes(texts=2, length=6, replaced=0.2)
+    task, noise = Texts(2, 6, seed=0), np.random.default_rng(0)
+    true = task.tokens[noise.integers(2, size=20000)]
+    wrong = task.disturbed(true, 0.2, noise) != true
+    before = [wrong[:, :place].any(-1).mean() for place in range(6)]
+    assert exposure_bias.never_back(sizes) == pytest.approx(np.array(before), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"texts": 1}, {"length": 3}, {"replaced": 1.0}, {"noises": (0.1, 1.5)}, {"width": 6}]
+)
+def test_exposure_bias_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="size"):
+        labs.run("exposure-bias", Setup(sizes=wrong))
+
+
+# ---------------------------------------------------------------- trained-scores
+
+
+@pytest.mark.heavy
+def test_trained_scores_fails_when_every_dot_product_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = trained_scores.attention
+
+    def divided(*given: Any, mechanism: Any, scale: float | None, **options: Any) -> Any:
+        return attention(*given, mechanism=mechanism, scale=scale if mechanism else None, **options)
+
+    monkeypatch.setattr(trained_scores, "attention", divided)
+    claim = "d 2048: answers right with the additive score, less with the dot product without scale"
+    assert failed(small("trained-scores")) == [claim]
+
+
+def test_the_scores_are_those_of_their_names() -> None:
+    sizes = trained_scores.Sizes()
+    dot, plain, additive = (trained_scores.scorer(sizes, name, 8) for name in trained_scores.NAMES)
+    assert (dot.mechanism, dot.scale, plain.mechanism, plain.scale) == (None, None, None, 1.0)
+    assert additive.mechanism == AdditiveSpec(width=8)
+    assert additive.scale == 1.0
+
+
+# ---------------------------------------------------------------- cosine-scores
+
+
+@pytest.mark.heavy
+def test_cosine_scores_fails_without_the_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = cosine_scores.attention
+
+    def without(*given: Any, q_norm: Any, k_norm: Any, **options: Any) -> Any:
+        return attention(*given, **options)
+
+    monkeypatch.setattr(cosine_scores, "attention", without)
+    claims = failed(small("cosine-scores"))
+    assert "cosine: answers right, the worse of both beginnings" in claims
+    assert "cosine: largest score before training, over √d" in claims
+
+
+def test_larger_weights_change_the_scores_of_the_dot_product_alone() -> None:
+    sizes = cosine_scores.Sizes(factor=3.0)
+    task = Places(8, 16, (3,))
+    largest = {
+        (name, begin): cosine_scores._largest(sizes, cosine_scores.head(sizes, name, begin, 0), task, 0)
+        for name in (cosine_scores.DOT, cosine_scores.COSINE)
+        for begin in (cosine_scores.DRAWN, cosine_scores.LARGER)
+    }
+    assert largest["dot product", "drawn larger"] == pytest.approx(9 * largest["dot product", "as drawn"], rel=1e-4)
+    assert largest["cosine", "drawn larger"] == pytest.approx(largest["cosine", "as drawn"], rel=1e-4)
