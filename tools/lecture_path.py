@@ -1,6 +1,6 @@
 """The page of docs/learn/path.md: for each lecture an order of concepts, with pages, labs, exercises and chapters.
 
-The order is in `[path]` of lectures.toml.  Pages and labs are those of the concepts' own entries, so that a lab added to
+The order is in `[path]` of lectures.toml.  Pages and labs are those of the concepts' entries, so that a lab added to
 a concept stands on the path too; concepts that no lecture names follow at the end.
 """
 
