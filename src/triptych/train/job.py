@@ -43,6 +43,7 @@ from triptych.train.sources import Pair
 from triptych.train.stop import Interrupted, on_signal
 from triptych.train.task import ObjectiveTask
 from triptych.train.tasks import read_task
+from triptych.train.translations import with_translations
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
 Text = str | Pair  # a document, or source and target
@@ -273,6 +274,7 @@ def _job(
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
     text = "".join(_documents(held)) if recipe.objective.name == "causal" else None
     evaluation = HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
+    evaluation = with_translations(evaluation, recipe, tokenizer, _pairs(held))
     optimizer = Optimizer(module, recipe.optimizer)
     return Job(recipe, Trainer(module, data, optimizer, recipe.schedule, recipe.run, evaluation, at), tokenizer, hf)
 

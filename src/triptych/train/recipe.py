@@ -87,6 +87,9 @@ class ObjectiveSettings(Section):
     """Of contrastive, what cosines are multiplied by."""
     span: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 3.0
     """Of corruption, the mean length of the spans that are removed, in tokens."""
+    translate: Positive | None = None
+    """Of seq2seq, how many held-out sources are translated by the evaluation at the end, evenly spaced, and scored by
+    BLEU and chrF beside the sources themselves; needs sacrebleu (`pip install 'triptych[eval]'`)."""
     generator: str | None = None
     """Of replaced, a masked language model whose samples replace tokens; without it they follow the frequency of
     tokens."""

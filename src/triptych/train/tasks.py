@@ -30,6 +30,7 @@ _READ_BY: dict[str, tuple[Objective, ...]] = {
     "scale": ("contrastive",),
     "span": ("corruption",),
     "generator": ("replaced",),
+    "translate": ("seq2seq",),
 }
 
 
