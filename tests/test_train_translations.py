@@ -12,11 +12,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import triptych
 from triptych.cli.training_progress import held_out
 from triptych.errors import ConfigError, InputError
+from triptych.generate import Generation, generate
 from triptych.train import Job, check_recipe, evaluate, prepare
+from triptych.train.translations import translated
 
 WORDS = ("ash", "bay", "elm", "fir", "oak", "yew")
 
@@ -115,3 +118,23 @@ def test_sacrebleu_itself(tmp_path: Path) -> None:
     score = run.trainer.last_score()
     assert score.baselines["copying the source"] == 0.0  # two words hold no four in a row
     assert 0 <= score.metrics["BLEU"] <= score.metrics["chrF"] <= 100
+
+
+def test_a_translation_ends_where_the_model_ends_it(
+    tmp_path: Path, compared: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = job(tmp_path)
+    end = run.tokenizer.eos_id
+    generations: list[Generation] = []
+
+    def ends_at_once(module: Any, inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        return logits + 1e4 * (torch.arange(logits.shape[-1]) == end)
+
+    def kept(*arguments: Any) -> list[Generation]:
+        generations.extend(generate(*arguments))
+        return generations
+
+    run.trainer.module.head.register_forward_hook(ends_at_once)
+    monkeypatch.setattr("triptych.train.translations.generate", kept)
+    assert translated(run.trainer.module.eval(), run.tokenizer, ["ash bay", "bay ash"], 6) == ["", ""]
+    assert [one.reason for one in generations] == ["end", "end"]
