@@ -27,6 +27,7 @@ from triptych.labs.lab import Check, LabResult, Setup
 from triptych.labs.walk import EXAMPLES
 
 ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "src" / "triptych" / "page"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IDS = {
     "concept": [
@@ -55,6 +56,7 @@ def _generator() -> ModuleType:
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module
+    sys.path.insert(0, str(ROOT / "tools"))  # of the files beside it
     found.loader.exec_module(module)
     return module
 
@@ -223,6 +225,44 @@ def test_the_page_is_what_the_generator_makes(data: Data, results: Data) -> None
     assert lectures.PAGE.read_text("utf-8") == lectures.page(data, results), "run `make lectures`"
 
 
+def off_path(data: Data) -> list[str]:
+    """What the path through the lectures names and does not exist, and exercises of a lecture that it leaves out."""
+    wrong = []
+    chapters = re.findall(r'^    title: "(.*)"', (PAGES / "live_chapters.js").read_text("utf-8"), re.MULTILINE)
+    wrong += [f"path.read {name}" for name in data["path"]["read"] if name not in data["concept"]]
+    for lecture, content in data["path"]["lecture"].items():
+        steps = content["steps"]
+        named = {"concept": [step["concept"] for step in steps], "correction": content["corrections"]}
+        named |= {kind: [one for step in steps for one in step.get(f"{kind}s", [])] for kind in ("example", "exercise")}
+        wrong += [f"{lecture} {name}" for kind, names in named.items() for name in names if name not in data[kind]]
+        own = {name for name in data["exercise"] if name.startswith(f"{lecture}.")}
+        wrong += sorted(own - {*named["exercise"]})
+        wrong += [f"{lecture} chapter {title}" for title in content["live"] if title not in chapters]
+        if not (ROOT / "docs" / "notebooks" / f"{content['notebook']}.ipynb").is_file():
+            wrong.append(f"{lecture} notebook {content['notebook']}")
+    return wrong
+
+
+def test_the_path_has_every_lecture_and_names_what_exists(data: Data) -> None:
+    assert [*data["path"]["lecture"]] == ["L0", "L1", "L2", "L3", "L4"]
+    assert not off_path(data)
+
+
+def test_the_path_is_what_the_generator_makes(data: Data) -> None:
+    assert lectures.PATH_PAGE.read_text("utf-8") == lectures.path_page(data), "run `make lectures`"
+
+
+def test_answers_of_exercises_are_folded(data: Data, results: Data) -> None:
+    page = lectures.page(data, results)
+    assert page.count("<details") == page.count("</details>") == len(data["exercise"])
+    for name, entry in data["exercise"].items():
+        text = lectures.entry_text("exercise", name, entry, results)
+        shown, _, hidden = text.partition("<summary>")
+        assert entry["asks"].strip() in shown
+        assert entry["answer"].strip() in hidden
+        assert not set(entry.get("figures", "").split("; ")) & set(shown.split("; "))
+
+
 # ---------------------------------------------------------------- and each neglect would be noticed
 
 
@@ -230,6 +270,20 @@ def test_a_missing_entry_is_noticed(data: Data) -> None:
     del data["exercise"]["L4.20"]
     data["concept"]["heads"] = {"title": "points to nothing"}
     assert unlisted(data) == ["exercise L4.20", "heads"]
+
+
+def test_a_path_that_leads_nowhere_is_noticed(data: Data) -> None:
+    content = data["path"]["lecture"]["L2"]
+    content["steps"][0] |= {"exercises": ["L2.9"], "concept": "lookup"}
+    content["live"] = ["Tokens"]
+    content["notebook"] = "lecture-9"
+    assert off_path(data) == ["L2 lookup", "L2 L2.9", "L2.1", "L2 chapter Tokens", "L2 notebook lecture-9"]
+
+
+def test_a_concept_of_no_lecture_stands_at_the_end_of_the_path(data: Data) -> None:
+    assert "## Beyond the lectures" not in lectures.path_page(data)
+    data["concept"]["states"] = {"title": "Other than attention"}
+    assert "Other than attention" in lectures.path_page(data).partition("## Beyond the lectures")[2]
 
 
 def test_a_missing_test_is_noticed(data: Data) -> None:

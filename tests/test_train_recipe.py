@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from triptych.errors import ConfigError, TextError
+from triptych import machine
+from triptych.errors import ConfigError, InputError, TextError
 from triptych.train import check_recipe, prepare, read_recipe
 from triptych.train.recipe import RECIPES, SHIPPED
 from triptych.train.sources import pairs, pieces, texts
@@ -178,3 +179,39 @@ def test_pairs_are_cut_where_their_words_correspond() -> None:
     assert {len(source.split()) for source, _ in found} <= {1, 2, 3}
     assert len({len(source.split()) for source, _ in found}) > 1
     assert pieces([("a b c", "A B C")], 2, 2) == [("a b", "A B"), ("c", "C")]
+
+
+def test_a_named_size_is_its_config_under_the_other_keys(tmp_path: Path) -> None:
+    """The vocabulary and the special tokens stay those of the tokenizer."""
+    pairs_file = tmp_path / "pairs.jsonl"
+    pairs_file.write_text("\n".join(f'{{"source": "{i}", "target": "{i + 1}"}}' for i in range(60)))
+    tables = changed(data={"path": str(pairs_file)}, objective={"name": "seq2seq"})
+    tables["model"] = {"name": "transformer-base", "encoder_layers": 1, "decoder_layers": 2}
+    recipe = check_recipe(tables)
+    assert recipe.model | {"d_model": 512, "encoder_ffn_dim": 2048, "decoder_attention_heads": 8} == recipe.model
+    assert (recipe.model["encoder_layers"], recipe.model["decoder_layers"]) == (1, 2)
+    assert not {"name", "vocab_size", "eos_token_id", "decoder_start_token_id"} & {*recipe.model}
+    job = prepare(recipe)
+    assert job.hf["vocab_size"] == job.tokenizer.vocab_size != 37_000
+    assert job.hf["eos_token_id"] == job.tokenizer.eos_id
+
+
+def test_a_named_size_that_does_not_exist() -> None:
+    tables = changed()
+    tables["model"] = {"name": "transformer-bas"}
+    with pytest.raises(ConfigError, match=r"model\.name = 'transformer-bas' .*did you mean 'transformer-base'"):
+        check_recipe(tables)
+    with pytest.raises(ConfigError, match=r"--set model\.name=gpt3: model\.name = 'gpt3'"):
+        check_recipe(tables, ["model.name=gpt3"])
+    with pytest.raises(ConfigError, match=r"model\.name does not go with model\.path"):
+        check_recipe({**changed(tokenizer=None), "model": {"name": "gpt2", "path": "somewhere"}})
+
+
+def test_a_named_size_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
+    if machine.free_memory() is None:
+        pytest.skip("this system does not say how much memory is free")
+    (tmp_path / "text.txt").write_text("a line of text\n" * 40)
+    tables = changed(data={"path": str(tmp_path / "text.txt")})
+    tables["model"] = {"name": "gpt3-175b"}
+    with pytest.raises(InputError, match="bytes for its weights"):
+        prepare(check_recipe(tables))

@@ -1,4 +1,5 @@
-"""Writes docs/lectures.md: every concept, example, correction and exercise of the lectures, with its results.
+"""Writes docs/lectures.md: every concept, example, correction and exercise of the lectures, with its results; and
+docs/learn/path.md: an order of them for each lecture.
 
     python tools/lectures.py                 runs what is not recorded or has changed since, and writes the page
     python tools/lectures.py --labs NAME...  runs of that only these labs
@@ -25,9 +26,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triptych.labs.seeds import SeedsResult
 
+from lecture_path import path_page
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, LABS = ROOT / "docs", ROOT / "src" / "triptych" / "labs"
 DATA, RESULTS, PAGE = DOCS / "lectures.toml", DOCS / "lectures.results.json", DOCS / "lectures.md"
+PATH_PAGE = DOCS / "learn" / "path.md"
 SEEDS = ROOT / "runs" / "lectures"  # results of single seeds
 FRAME = {  # of labs/: types and display, which change no measurement
     "__init__.py", "kept.py", "lab.py", "report.py", "seeds.py", "sizes.py",
@@ -178,8 +182,6 @@ def entry_text(kind: str, name: str, entry: Plain, results: Plain) -> str:
     label = {"exercise": f"{name}: ", "example": f"Example {name}: "}.get(kind, "")
     mark = f"{kind}-{name}".lower().replace(".", "-")
     rows = [f"- **Run:** {', '.join(f'`{command}`' for command in entry['run'])}"] if "run" in entry else []
-    if kind == "exercise":
-        rows.append(f"- **With other numbers:** `triptych exercise {name} --seed 3`")
     rows += [f"- **Measured:** {measured(one, results['labs'])}" for one in entry.get("labs", [])]
     for example in entry.get("examples", []):
         result = results["examples"].get(example, {"outcome": NOT})
@@ -189,7 +191,16 @@ def entry_text(kind: str, name: str, entry: Plain, results: Plain) -> str:
     rows += [f"- **Read:** {', '.join(entry['read'])}"] if "read" in entry else []
     rows += [f"- **Not yet:** {entry['later']}"] if "later" in entry else []
     heading = f"### {label}{entry['title']} {{ #{mark} }}"
-    return "\n\n".join([heading, *(entry[key].strip() for key in ("asks", "answer") if key in entry), "\n".join(rows)])
+    answer = "\n\n".join([*([entry["answer"].strip()] if "answer" in entry else []), "\n".join(rows)])
+    if kind == "exercise":
+        practice = f"- **With other numbers:** `triptych exercise {name} --seed 3`"
+        answer = f"{practice}\n\n{folded('Answer', answer)}"
+    return "\n\n".join([heading, *([entry["asks"].strip()] if "asks" in entry else []), answer])
+
+
+def folded(title: str, text: str) -> str:
+    """`text` behind a line that opens it; `markdown` lets mkdocs read the text as Markdown, as other readers do."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'
 
 
 NOT = "not recorded; run `make lectures`"
@@ -243,6 +254,7 @@ def main() -> None:
         record(chosen(data, results, options.labs, again=options.again), results, quick=options.quick)
     results = read_results()  # in the order of the file
     PAGE.write_text(page(data, results), "utf-8")
+    PATH_PAGE.write_text(path_page(data), "utf-8")
     failed = [name for kind in results.values() for name, result in kind.items() if not result["passed"]]
     sys.exit(f"these failed: {', '.join(failed)}" if failed else 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -336,8 +335,5 @@ def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = No
             raise ConfigError(f"{problem}, and load() reads checkpoints")
         config = dict(NAMED[config])
     spec, keys = (config, None) if isinstance(config, Spec) else (families.read_config(config, where="config"), config)
-    needed, free = 4 * sum(map(math.prod, spec.shapes().values())), machine.free_memory()
-    if free is not None and needed > free:
-        raise InputError(f"this {spec.family} model needs {needed:,} bytes for its weights, and {free:,} are free")
     with torch.inference_mode(False):  # as in `load`
         return Model(nn.new(spec, seed), tokenizer, keys)

@@ -72,10 +72,18 @@ def held_out(score: Score) -> str:
     """An evaluation in words: metrics beside those of simple guesses where the objective has some; else nats, and the
     accuracy next to that of the most frequent token."""
     if score.metrics:
-        shown = ", ".join(f"{name} {value:.1%}" for name, value in score.metrics.items())
-        guesses = ", ".join(f"{name} {value:.1%}" for name, value in score.baselines.items())
+        first = next(iter(score.metrics))  # the baselines are values of it
+        shown = ", ".join(f"{name} {metric(name, value)}" for name, value in score.metrics.items())
+        guesses = ", ".join(f"{name} {metric(first, value)}" for name, value in score.baselines.items())
         return f"{shown} ({guesses}), {score.nats_per_token:.3f} nats"
     each = f"{score.nats_per_token:.3f} nats per token"
     if score.nats_per_character is not None:
         each += f", {score.nats_per_character:.3f} per character"
     return f"{each}, {score.accuracy:.1%} right (most frequent token: {score.baseline:.1%})"
+
+
+def metric(name: str, value: float) -> str:
+    """The value of a metric: a share in percent, or points."""
+    from triptych.train.metrics import POINTS
+
+    return f"{value:.1f}" if name in POINTS else f"{value:.1%}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych import machine
 from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput, KVCache, Rows, sinusoidal
 from triptych.errors import InputError
 from triptych.nn.heads import Head
@@ -179,7 +181,12 @@ def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
 
     A learned position table begins as sinusoids: from noise, attention must first find out which places are near each
     other, and a small BERT spends its first minutes on that alone (docs/log.md).
+
+    Raises InputError where the weights do not fit into the memory that is free.
     """
+    needed, free = dtype.itemsize * sum(map(math.prod, model.shapes().values())), machine.free_memory()
+    if free is not None and needed > free:
+        raise InputError(f"this {model.family} model needs {needed:,} bytes for its weights, and {free:,} are free")
     module = empty(model)
     random = torch.Generator().manual_seed(seed)
     for name, part in model.walk():

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from triptych.errors import InputError
 
 Entity = tuple[str, int, int]
+POINTS = ("BLEU", "chrF")  # metrics from 0 to 100, as sacrebleu gives them; all others are shares
 
 
 def accuracy(predicted: NDArray[np.integer], right: NDArray[np.integer]) -> float:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, nearest
+from triptych.families.named import NAMED
 from triptych.train.adapters import AdapterRecipe
 from triptych.train.base_model import BaseSettings
 from triptych.train.key_names import meant
@@ -90,6 +91,9 @@ class ObjectiveSettings(Section):
     """Of contrastive, what cosines are multiplied by."""
     span: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 3.0
     """Of corruption, the mean length of the spans that are removed, in tokens."""
+    translate: Positive | None = None
+    """Of seq2seq, how many held-out sources are translated by the evaluation at the end, evenly spaced, and scored by
+    BLEU and chrF beside the sources themselves; needs sacrebleu (`pip install 'triptych[eval]'`)."""
     generator: str | None = None
     """Of replaced, a masked language model whose samples replace tokens; without it they follow the frequency of
     tokens."""
@@ -102,7 +106,9 @@ class Recipe(Section):
 
     model: dict[str, Any]
     """Of a new model the keys of its `config.json`; `vocab_size` and the ids of special tokens come from the tokenizer.
-    Of an existing one `path`, and nothing but `dequantize` beside it."""
+    With `name` they are those of a known size, such as "transformer-base" (the base model of Vaswani et al. 2017) or
+    "gpt2", and the keys beside it take their place.  Of an existing model `path`, and nothing but `dequantize` beside
+    it."""
     data: DataSettings
     objective: ObjectiveSettings
     run: RunSettings
@@ -175,6 +181,7 @@ def check_recipe(
         _set(tables, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)
     _add_defaults(tables)
+    _add_named_size(tables, where, changed)
     try:
         recipe = Recipe.model_validate(tables)
         images = recipe.model.get("model_type") in IMAGE_MODELS
@@ -211,6 +218,23 @@ def _add_defaults(tables: dict[str, Any]) -> None:
         for name, defaults in FINE_TUNING.items():
             if isinstance(table := tables.setdefault(name, {}), dict):
                 tables[name] = defaults | table
+
+
+def _add_named_size(tables: dict[str, Any], where: str, changed: Mapping[tuple[str, ...], str]) -> None:
+    """Put the config of the model that `model.name` names in its place, under the other keys of `model`, in place.
+
+    Its vocabulary and special tokens are left to the tokenizer.  Raises ConfigError for a name that is not known.
+    """
+    model = tables.get("model")
+    if not isinstance(model, dict) or "name" not in model or "path" in model:
+        return
+    name = model.pop("name")
+    if name not in NAMED:
+        source = changed.get(("model", "name"), where)
+        hint = nearest(str(name), NAMED)
+        raise ConfigError(f"{source}: model.name = {name!r} is not a known size{hint}; known are {', '.join(NAMED)}")
+    sizes = {key: value for key, value in NAMED[name].items() if key != "vocab_size" and not key.endswith("_token_id")}
+    tables["model"] = sizes | model
 
 
 def _parse_change(change: str) -> tuple[list[str], object]:

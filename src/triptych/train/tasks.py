@@ -38,6 +38,7 @@ _READ_BY: dict[str, tuple[Objective, ...]] = {
     "span": ("corruption",),
     "generator": ("replaced",),
     "language": ("transcripts",),
+    "translate": ("seq2seq",),
 }
 
 

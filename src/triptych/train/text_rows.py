@@ -15,6 +15,7 @@ from triptych.train.evaluate import HeldOut
 from triptych.train.objectives import TokenMasking
 from triptych.train.recipe import Recipe
 from triptych.train.sources import Pair
+from triptych.train.translations import with_translations
 
 Text = str | Pair  # a document, or source and target
 
@@ -36,7 +37,8 @@ def text_data(
     seq2seq = recipe.objective.name == "seq2seq"
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
     text = "".join(documents(held)) if recipe.objective.name == "causal" else None
-    return data, HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
+    evaluation = HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
+    return data, with_translations(evaluation, recipe, tokenizer, pairs(held))
 
 
 def texts(recipe: Recipe) -> tuple[Sequence[Text], Sequence[Text]]:
