@@ -34,6 +34,7 @@ IDS = {
         "soft-lookup", "scaled-dot-product", "additive", "self-cross-masked", "heads", "masks", "order", "block",
         "families", "objectives", "generation", "kv-cache", "quadratic", "head-roles", "step-by-step", "recurrence",
         "not-explanation", "economy", "other-modalities", "backward",
+        "norm-placement", "residual-scaling", "trained-scale", "trained-heads", "activations", "padding",
         "in-context", "exposure-bias", "trained-scores", "cosine-scores",
     ],
     "example": [str(number) for number in test_lectures.EXAMPLES],
@@ -281,9 +282,8 @@ def test_a_path_that_leads_nowhere_is_noticed(data: Data) -> None:
 
 
 def test_a_concept_of_no_lecture_stands_at_the_end_of_the_path(data: Data) -> None:
-    assert "## Beyond the lectures" not in lectures.path_page(data)
     data["concept"]["states"] = {"title": "Other than attention"}
-    assert "Other than attention" in lectures.path_page(data).partition("## Beyond the lectures")[2]
+    assert "Other than attention" in lectures.path_page(data).partition("## Further concepts")[2]
 
 
 def test_a_missing_test_is_noticed(data: Data) -> None:

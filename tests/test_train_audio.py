@@ -20,7 +20,7 @@ from test_hearing import FIRST, LETTERS, directory, reference, tokenizer  # noqa
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.media.audio import RATE, log_mel, padded, read_wav, write_wav
-from triptych.media.spoken_digits import Recorder, write_recordings
+from triptych.media.spoken_digits import DigitRecorder, write_recordings
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Job, check_recipe, collate, evaluate, loss, prepare, resume, show_batch
 from triptych.train.audio_records import HeldSpeech, SpokenBatch, SpokenRows
@@ -37,7 +37,7 @@ MODEL = {
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """Recordings of one to three words made of tones."""
-    recorder = Recorder(words=(1, 3), pause=(0.02, 0.06), noise=(25.0, 40.0), seconds=WINDOW)
+    recorder = DigitRecorder(words=(1, 3), pause=(0.02, 0.06), noise=(25.0, 40.0), seconds=WINDOW)
     return write_recordings(tmp_path / "data", 48, 12, speakers=(8, 4), recorder=recorder, spoken=spoken(tmp_path))
 
 
@@ -197,7 +197,7 @@ def test_a_trained_model_transcribes_with_its_own_settings(
 
 
 def many(folder: Path) -> Path:
-    recorder = Recorder(words=(1, 3), pause=(0.02, 0.06), noise=(25.0, 40.0), seconds=WINDOW)
+    recorder = DigitRecorder(words=(1, 3), pause=(0.02, 0.06), noise=(25.0, 40.0), seconds=WINDOW)
     return write_recordings(folder / "many", 600, 1, speakers=(8, 4), recorder=recorder, spoken=spoken(folder))[0]
 
 

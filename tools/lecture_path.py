@@ -1,7 +1,7 @@
 """The page of docs/learn/path.md: for each lecture an order of concepts, with pages, labs, exercises and chapters.
 
 The order is in `[path]` of lectures.toml.  Pages and labs are those of the concepts' entries, so that a lab added to
-a concept stands on the path too; concepts that no lecture names follow at the end.
+a concept stands on the path too; concepts that no step of a lecture names follow at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def path_page(data: Plain) -> str:
     for name, lecture in path["lecture"].items():
         parts += lecture_parts(name, lecture, data)
     if rest := [name for name in data["concept"] if name not in named_concepts(path)]:
-        parts += ["## Beyond the lectures", table([{"concept": name} for name in rest], data)]
+        parts += ["## Further concepts", table([{"concept": name} for name in rest], data)]
     return "\n\n".join(parts) + "\n"
 
 

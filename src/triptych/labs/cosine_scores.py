@@ -56,7 +56,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedCosine:
     """One head: its run, the share of new answers that are right, and the largest score over √d before training and
     after it."""
 
@@ -66,7 +66,7 @@ class Trained:
     after: float
 
 
-Heads = dict[tuple[str, str], Trained]
+Heads = dict[tuple[str, str], TrainedCosine]
 
 
 def run(setup: Setup) -> LabResult:
@@ -88,7 +88,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, heads: Heads, shuffled: Trained) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedCosine) -> tuple[Check, ...]:
     """A head has learned if three quarters of its answers are right; a quarter of them is a difference."""
     cosine = [heads[COSINE, begin] for begin in (DRAWN, LARGER)]
     larger = f"weights {sizes.factor:g} times as large"
@@ -129,12 +129,12 @@ def head(sizes: Sizes, name: str, begin: str, seed: int) -> nn.Transformer:
     return module
 
 
-def _train(sizes: Sizes, name: str, begin: str, task: GeneratedTask, seed: int) -> Trained:
+def _train(sizes: Sizes, name: str, begin: str, task: GeneratedTask, seed: int) -> TrainedCosine:
     module = head(sizes, name, begin, seed)
     before = _largest(sizes, module, task, seed)
     run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
     share = right(module, held_out_rows(task, sizes.tested, seed))
-    return Trained(run, share, before, _largest(sizes, module, task, seed))
+    return TrainedCosine(run, share, before, _largest(sizes, module, task, seed))
 
 
 def _largest(sizes: Sizes, module: nn.Transformer, task: GeneratedTask, seed: int) -> float:

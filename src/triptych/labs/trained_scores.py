@@ -54,14 +54,14 @@ FULL = Sizes(widths=(16, 512, 2048), tested=200)
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedScore:
     """One head after training: its run, and the share of new answers that are right."""
 
     run: TrainedRun
     right: float
 
 
-Heads = dict[tuple[str, int], Trained]
+Heads = dict[tuple[str, int], TrainedScore]
 
 
 def run(setup: Setup) -> LabResult:
@@ -83,7 +83,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, heads: Heads, shuffled: Trained) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedScore) -> tuple[Check, ...]:
     """A head has learned if three quarters of its answers are right; a quarter of them is a difference."""
     narrow, wide = sizes.widths[0], sizes.widths[-1]
     small = abs(heads[ADDITIVE, narrow].right - heads[PLAIN, narrow].right)
@@ -134,10 +134,10 @@ def alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Trans
     return nn.new(decoder(symbols, [block], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
 
 
-def _train(sizes: Sizes, name: str, d: int, task: GeneratedTask, seed: int) -> Trained:
+def _train(sizes: Sizes, name: str, d: int, task: GeneratedTask, seed: int) -> TrainedScore:
     module = alone(scorer(sizes, name, d), sizes.symbols, sizes.length, seed)
     run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
-    return Trained(run, right(module, held_out_rows(task, sizes.tested, seed)))
+    return TrainedScore(run, right(module, held_out_rows(task, sizes.tested, seed)))
 
 
 def _table(sizes: Sizes, heads: Heads) -> TableSection:
