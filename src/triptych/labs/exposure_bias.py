@@ -100,7 +100,7 @@ class Texts:
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class WritingErrors:
     """The share of wrong choices at each place [length] when each choice follows the true tokens (`forced`) or the ones
     written (`free`), some of them replaced; `undisturbed` is as `free` with none replaced."""
 
@@ -114,7 +114,7 @@ def run(setup: Setup) -> LabResult:
     sizes = setup.sized(Sizes(), FULL)
     texts = Texts(sizes.texts, sizes.length, setup.seed)
     runs: dict[float, TrainedRun] = {}
-    written: dict[float, Written] = {}
+    written: dict[float, WritingErrors] = {}
     for share in (0.0, *sizes.noises):
         setup.progress(f"trained with {share:.0%} of the prefix replaced: {sizes.steps} steps")
         module, runs[share] = _train(sizes, replace(texts, noise=share), setup.seed)
@@ -134,7 +134,7 @@ def never_back(sizes: Sizes) -> NDArray[np.float64]:
     return 1 - np.power(1 - others, np.arange(sizes.length, dtype=np.float64))
 
 
-def _checks(sizes: Sizes, written: dict[float, Written]) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, written: dict[float, WritingErrors]) -> tuple[Check, ...]:
     """Means over the second half of the text.  A model that comes back at once has no errors, one that never does those
     of `never_back`; half of them is much, a quarter little."""
     plain, noisy = written[0.0], written[sizes.noises[-1]]
@@ -158,7 +158,7 @@ def _halves(errors: NDArray[np.float64]) -> tuple[float, float]:
     return float(first.mean()), float(second.mean())
 
 
-def _meaning(sizes: Sizes, written: dict[float, Written]) -> str:
+def _meaning(sizes: Sizes, written: dict[float, WritingErrors]) -> str:
     plain, noisy = written[0.0], written[sizes.noises[-1]]
     return (
         "On true prefixes all models recite without error, and their losses do not say which of them would come back."
@@ -182,9 +182,9 @@ def _train(sizes: Sizes, task: Texts, seed: int) -> tuple[nn.Transformer, Traine
     return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
 
 
-def _written(sizes: Sizes, module: nn.Transformer, texts: Texts, seed: int) -> Written:
+def _written(sizes: Sizes, module: nn.Transformer, texts: Texts, seed: int) -> WritingErrors:
     forced, free = (errors(sizes, module, texts, seed, share=sizes.replaced, forced=one) for one in (True, False))
-    return Written(forced, free, errors(sizes, module, texts, seed, share=0.0))
+    return WritingErrors(forced, free, errors(sizes, module, texts, seed, share=0.0))
 
 
 @torch.no_grad()
@@ -219,7 +219,7 @@ def _name(share: float) -> str:
     return f"{share:.0%} of the prefixes replaced" if share else "true prefixes"
 
 
-def _curve(sizes: Sizes, written: dict[float, Written]) -> Curve:
+def _curve(sizes: Sizes, written: dict[float, WritingErrors]) -> Curve:
     lines = {f"trained on {_name(share)}": one.free for share, one in written.items()}
     lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": never_back(sizes)}
     points: dict[str, Points] = {
@@ -228,7 +228,7 @@ def _curve(sizes: Sizes, written: dict[float, Written]) -> Curve:
     return Curve(f"Written with {sizes.replaced:.0%} of the tokens replaced", "token", "share wrong", points, {})
 
 
-def _table(written: dict[float, Written], runs: dict[float, TrainedRun]) -> TableSection:
+def _table(written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> TableSection:
     rows = [
         [_name(share), number(runs[share].end), f"{one.undisturbed.mean():.1%}"]
         + [f"{errors[-1]:.0%}" for errors in (one.forced, one.free)]
