@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from triptych import nn
+from triptych.nn.attention import Attention
 from triptych.errors import InputError
 from triptych.labs import captions, image_labels
 from triptych.labs.lab import LabResult, Setup
@@ -75,7 +75,7 @@ def test_hidden_words_are_a_share_and_never_the_start() -> None:
     assert all((a.ids == b.ids).all() for a, b in zip(drawn, data.draw(0, 0, 40), strict=True))
 
 
-SHAPES = {"pictures": 1200, "judged": 200, "steps": 100}
+SHAPES = {"judged": 200}
 
 
 @pytest.mark.heavy
@@ -92,8 +92,8 @@ def test_a_vit_on_shuffled_labels_fails() -> None:
 @pytest.mark.heavy
 def test_a_vit_without_attention_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first vector then never hears of a patch."""
-    forward = nn.Attention.forward
-    monkeypatch.setattr(nn.Attention, "forward", lambda part, x, *given: torch.zeros_like(forward(part, x, *given)))
+    forward = Attention.forward
+    monkeypatch.setattr(Attention, "forward", lambda part, *inputs: torch.zeros_like(forward(part, *inputs)))
     assert len(failed(image_labels.result(Setup(sizes=SHAPES)))) >= 2
 
 

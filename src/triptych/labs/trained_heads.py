@@ -41,7 +41,7 @@ class Sizes:
     width: int = size(32, "width of the residual stream, which the heads share")
     one: tuple[int, ...] = size((3,), "places back that the first task reads")
     several: tuple[int, ...] = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
-    symbols: int = size(4, "different symbols")
+    symbols: int = size(5, "different symbols")
     length: int = size(12, "symbols of a row")
     steps: int = size(400, "training steps")
     rows: int = size(32, "rows of a step")
