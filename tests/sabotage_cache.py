@@ -95,9 +95,7 @@ def ring_one_too_short(model: Model, patch: pytest.MonkeyPatch) -> None:
 def ring_overwritten_under_a_chunk(model: Model, patch: pytest.MonkeyPatch) -> None:
     init, extend = RingStep.__init__, RingStep.extend
 
-    def hasty(
-        self: RingStep, stores: Sequence[Store], like: Store, window: int, rows: Rows, *, fresh: bool
-    ) -> None:
+    def hasty(self: RingStep, stores: Sequence[Store], like: Store, window: int, rows: Rows, *, fresh: bool) -> None:
         init(self, stores, like, window, rows, fresh=fresh)
         if not fresh:
             self.layout = SlotKeys(rows.ends, rows.slots, ring_positions(rows.ends, window, stores[0].k.device))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.nn.attention import Attention
 from triptych.errors import InputError
 from triptych.labs import captions, image_labels
 from triptych.labs.lab import LabResult, Setup
 from triptych.media import scenes
 from triptych.media.image import png
+from triptych.nn.attention import Attention
 from triptych.page import PatchWeights, Picture, PicturesSection, render
 from triptych.text import SEQ2SEQ, word_tokenizer
 
