@@ -62,7 +62,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych train docs/examples/folio.toml": "trains for half an hour",
     "triptych lab modernize --model runs/folio": "needs the run above it; tests/test_labs_translation.py runs the lab",
     "triptych chat runs/notes": "needs the run above it",
-    "triptych train --new notes.toml --from model.gguf --data notes.txt --adapter": "tests/test_train_further.py runs it",
+    "triptych train --new notes.toml --from model.gguf --data notes.txt --adapter": "see tests/test_train_further.py",
     "triptych convert model.gguf notes.gguf --adapter runs/notes": "needs the run above it",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }
