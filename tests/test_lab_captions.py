@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,8 @@ def test_a_patch_is_the_darker_the_less_weight_it_has() -> None:
     page = render("t", [section])
     assert "<b>" not in page.split("<main")[1].split("alt=")[1][:40]
     assert page.count("<rect ") == 4
+    # A rule for a class that the section has too would lay out its heading and notes among the pictures.
+    assert not re.search(r"^\.pictures\b", page, re.MULTILINE)
     assert " style=" not in page.split("<main")[1].split("</main>")[0]  # which the page's policy would not allow
 
 
