@@ -50,7 +50,7 @@ class Setup:
         """
         base = full if self.full and full is not None else quick
         values = {name: _converted(base, name, value) for name, value in self.sizes.items()}
-        return dataclasses.replace(base, **values)  # type: ignore[type-var]
+        return dataclasses.replace(base, **values)  # type: ignore[type-var]  # S is a dataclass, whose protocol no runtime check resolves
 
 
 def _converted(base: object, name: str, value: Size) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -89,7 +90,7 @@ def run(setup: Setup) -> LabResult:
     runs = {NOTHING: plain}
     ways: dict[str, Callable[[], Drafts]] = {"draft: itself": lambda: draft(module, 0.0, sizes, setup.seed)}
     for amount in sizes.noise:
-        ways[f"draft: noise {amount:g}"] = lambda amount=amount: draft(module, amount, sizes, setup.seed)  # type: ignore[misc]
+        ways[f"draft: noise {amount:g}"] = partial(draft, module, amount, sizes, setup.seed)
     ways |= {LOOKUP: PromptLookup, WRONG: lambda: AlwaysWrong(plain.texts, sizes.vocab)}
     for name, make in ways.items():
         setup.progress(name)
