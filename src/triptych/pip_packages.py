@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from triptych.errors import FetchError, said
+from triptych.errors import FetchError, first_line
 
 _CHUNK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
@@ -106,7 +106,9 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
                     fresh[target] = _inside(Path(scratch), name, archive)
                     written += _copy(read, fresh[target], limit - written, archive)
         except _DAMAGE as error:
-            raise FetchError(f"{archive} is damaged or truncated ({said(error)}); delete it, then run again") from None
+            raise FetchError(
+                f"{archive} is damaged or truncated ({first_line(error)}); delete it, then run again"
+            ) from None
         if not wanted:
             raise FetchError(f"{archive} holds none of the expected files")
         for target, file in fresh.items():

@@ -258,11 +258,11 @@ def _name_on_hub(base: str) -> str:
 
 def _patterns(values: Mapping[str, float], usual: float) -> dict[str, float]:
     """The values of modules that are not `usual`, by ends of names that no module with another value has."""
-    found: dict[str, float] = {}
+    by_end: dict[str, float] = {}
     for value in dict.fromkeys(value for value in values.values() if value != usual):
         chosen = [module for module, one in values.items() if one == value]
-        found |= dict.fromkeys(_shortest_ends(chosen, list(values)), value)
-    return found
+        by_end |= dict.fromkeys(_shortest_ends(chosen, list(values)), value)
+    return by_end
 
 
 def _shortest_ends(chosen: Sequence[str], every: Sequence[str]) -> list[str]:
@@ -305,10 +305,12 @@ def _check_config(config: Mapping[str, Any], file: Path) -> None:
 def _alpha(config: Mapping[str, Any], module: str, rank: int, file: Path) -> float:
     """The numerator of the scale `alpha / rank`; with `use_rslora` the scale is that of Kalajdzievski 2023, the file's
     alpha over the root of the rank."""
-    said = _by_pattern(config.get("rank_pattern"), module, config.get("r"), file)
+    config_rank = _by_pattern(config.get("rank_pattern"), module, config.get("r"), file)
     alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"), file)
-    if said != rank:
-        raise CheckpointError(f"{file}: {module} has rank {rank} in {WEIGHTS}, and the config says {shown(said)}")
+    if config_rank != rank:
+        raise CheckpointError(
+            f"{file}: {module} has rank {rank} in {WEIGHTS}, and the config says {shown(config_rank)}"
+        )
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise CheckpointError(f"{file}: lora_alpha {shown(alpha)} is not a finite number")
     return float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0)

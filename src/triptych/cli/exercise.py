@@ -103,12 +103,12 @@ def _check(one: Exercise, answers: list[str], as_json: bool) -> None:
 
     right = check(one, answers)
     if as_json:
-        rows = [{"answer": given, "right": good} for given, good in zip(answers, right, strict=True)]
+        rows = [{"answer": answer, "right": good} for answer, good in zip(answers, right, strict=True)]
         screen.result({"name": one.name, "seed": one.seed, "answers": rows})
     else:
         table = screen.table("", "answer", "question")
-        for given, good, question in zip(answers, right, one.questions, strict=False):
-            table.add_row("right" if good else "wrong", screen.plain(given), question.text)
+        for answer, good, question in zip(answers, right, one.questions, strict=False):
+            table.add_row("right" if good else "wrong", screen.plain(answer), question.text)
         screen.show(table)
         if not all(right):
             screen.note(f"how to work it out: triptych exercise {one.name} --seed {one.seed} --solutions")

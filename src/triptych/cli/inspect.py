@@ -321,8 +321,8 @@ def _as_json(inspection: Inspection) -> dict[str, object]:
         for one in inspection.largest
     ]
     values = [asdict(one) for one in inspection.values]
-    found: dict[str, object] = {"text": inspection.text, "target": inspection.target, "maps": maps, "values": values}
-    return found | ({"largest": largest} if largest else {})
+    document: dict[str, object] = {"text": inspection.text, "target": inspection.target, "maps": maps, "values": values}
+    return document | ({"largest": largest} if largest else {})
 
 
 def _show_inspection(inspection: Inspection) -> None:

@@ -33,18 +33,18 @@ def translate(
 
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
-    asked = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
-    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "beams": beams}
-    chosen = {name: n for name, n in given.items() if n is not None}
+    writing_tasks = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
+    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "beams": beams}
+    chosen = {name: n for name, n in limits.items() if n is not None}
     with screen.waiting(f"translating {len(inputs):,} texts"):
         generations = model.translate(inputs, source, target, **chosen)
     if as_json:
         rows = [
             {"text": text, "translation": one.text.strip(), "prompt": of.text, "reason": one.reason}
-            for text, one, of in zip(inputs, generations, asked, strict=True)
+            for text, one, of in zip(inputs, generations, writing_tasks, strict=True)
         ]
         screen.result({"from": source, "to": target, "results": rows})
         return
-    screen.note_on_prompt(asked[0].text)
+    screen.note_on_prompt(writing_tasks[0].text)
     for one in generations:
         screen.write(one.text.strip() + "\n")
