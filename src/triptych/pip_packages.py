@@ -43,7 +43,9 @@ def fetch_package(name: str, version: str, sha256: str, cache: Path | None = Non
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         archive = _download(name, version, sha256, Path(scratch))
         if digest(archive) != sha256:
-            raise FetchError(f"{archive.name} has SHA-256 {digest(archive)}, pinned is {sha256}")
+            raise FetchError(
+                f"{archive.name} has SHA-256 {digest(archive)} instead of {sha256}; the package index gave another file"
+            )
         return archive.replace(folder / archive.name)
 
 

@@ -103,7 +103,9 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
                 f"{path / WEIGHTS}: {module} is there twice, with and without the prefix of its model"
             )
         if len(pair) < 2:
-            raise CheckpointError(f"{path / WEIGHTS}: {module} has lora_{min(pair)} alone")
+            raise CheckpointError(
+                f"{path / WEIGHTS}: {module} has lora_{min(pair)} and not the other factor; the file is incomplete"
+            )
         down, up = (source.read(pair[side], torch.float32) for side in "AB")
         _check_shapes(path / WEIGHTS, module, load, down, up, spec)
         alpha = _alpha(config, module, down.shape[0], path / ADAPTER_CONFIG)
@@ -287,7 +289,9 @@ def _whole(number: float) -> float | int:
 def _check_config(config: Mapping[str, Any], file: Path) -> None:
     """Raises CheckpointError for what is not LoRA as it is here, by the name of the key."""
     if config.get("peft_type") != "LORA":
-        raise CheckpointError(f"{file}: peft_type {shown(config.get('peft_type'))} is not LORA, which alone is read")
+        raise CheckpointError(
+            f"{file}: peft_type {shown(config.get('peft_type'))} is not LORA; only LoRA adapters can be read"
+        )
     if config.get("bias", "none") != "none":
         raise CheckpointError(f"{file}: bias = {shown(config['bias'])} trained biases too; only bias = 'none' is read")
     if config.get("init_lora_weights", True) not in _BEFORE_TRAINING:

@@ -75,7 +75,9 @@ def train(
     """Train a model from a recipe, or write one with --new."""
     if new is not None:
         if resume or force or show_batch or verify_resume:
-            raise BadParameter("--new writes a recipe and stops; give --resume, --force and checks when it is run")
+            raise BadParameter(
+                "--new writes a recipe and stops; leave out --resume, --force, --show-batch and --verify-resume"
+            )
         if adapter and (base is None or recipe is not None):
             raise BadParameter("--adapter is for a new recipe of an existing model: --new FILE --from MODEL --adapter")
         _new(new, recipe, base, data, out, changes or (), adapter=adapter, as_json=as_json)

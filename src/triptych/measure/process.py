@@ -96,7 +96,9 @@ class SeparateProcess:
             pass  # it has ended; what it said last is read below
         line = self.process.stdout.readline()
         if not line:
-            raise InputError(f"the process of {self.name} ended ({self.process.wait()})")
+            raise InputError(
+                f"the process of {self.name} ended with code {self.process.wait()}; {DEBUG}=1 shows what it prints"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise InputError(answer["error"])

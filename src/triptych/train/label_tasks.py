@@ -240,7 +240,7 @@ def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: NDArra
 
 def _refuse_smoothing(settings: ObjectiveSettings) -> None:
     if settings.smoothing or settings.class_weights is not None:
-        raise ConfigError("objective.several has no smoothing and no class weights; remove them")
+        raise ConfigError("objective.several goes without smoothing and class_weights; remove them")
 
 
 def _goal(names: Sequence[str], index: Mapping[str, int], several: bool) -> NDArray[np.int64]:
