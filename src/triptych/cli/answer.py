@@ -23,8 +23,10 @@ def answer(
         str,
         typer.Option("--context", metavar="FILE|TEXT", help="Where the answer is: a file, a text, or - for stdin."),
     ],
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Answers shown, of a span head.")] = 1,
-    longest: Annotated[int, typer.Option("--longest", metavar="N", min=1, help="Most tokens of a piece.")] = 15,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many pieces of the text to show.")] = 1,
+    longest: Annotated[
+        int, typer.Option("--longest", metavar="N", min=1, help="Most tokens of a piece of the text.")
+    ] = 15,
     no_answer: Annotated[
         bool, typer.Option("--no-answer", help="Let 'no answer' win, for models of SQuAD 2.0.")
     ] = False,

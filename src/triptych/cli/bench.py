@@ -54,31 +54,41 @@ OurExecutor = Annotated[
     ExecutorChoice,
     typer.Option(
         "--executor",
-        help="What computes our steps: natively where possible, always the modules, or fixed shapes: CUDA graphs "
-        "on a GPU, torch.compile in addition.",
+        help="What computes our steps: native code where possible (auto), the modules, steps of fixed shapes (CUDA "
+        "graphs on a GPU), or those compiled by torch.",
     ),
 ]
 PromptTokens = Annotated[
     list[int] | None,
-    typer.Option("--prompt-tokens", metavar="N", help="Length of a prompt to read; 128 and 512. Repeatable."),
+    typer.Option(
+        "--prompt-tokens", metavar="N", help="Length of a prompt to read; by default 128 and 512. Repeatable."
+    ),
 ]
 Contexts = Annotated[
     list[int] | None,
-    typer.Option("--context", metavar="N", help="Tokens before the decoding is timed; 8 and 512. Repeatable."),
+    typer.Option("--context", metavar="N", help="Tokens before decoding is timed; by default 8 and 512. Repeatable."),
 ]
 NewTokens = Annotated[
     int | None,
-    typer.Option("--new-tokens", metavar="N", help="Tokens to decode; 64, 48 from texts, 128 from sound."),
+    typer.Option(
+        "--new-tokens",
+        metavar="N",
+        help="Tokens to decode; by default 64, of an encoder-decoder 48 from texts and 128 from sound.",
+    ),
 ]
-Requests = Annotated[int | None, typer.Option("--requests", metavar="N", help="Requests that run at once; 8.")]
-TextCount = Annotated[int | None, typer.Option("--texts", metavar="N", help="Texts to encode; 512.")]
+Requests = Annotated[
+    int | None, typer.Option("--requests", metavar="N", help="Requests that run at once; by default 8.")
+]
+TextCount = Annotated[int | None, typer.Option("--texts", metavar="N", help="Texts to encode; by default 512.")]
 SearchWidth = Annotated[
-    int | None, typer.Option("--beams", metavar="N", help="Width of the search of an encoder-decoder; 4.")
+    int | None, typer.Option("--beams", metavar="N", help="Width of an encoder-decoder's beam search; by default 4.")
 ]
 Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Runs, of which the median is shown.")]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", metavar="N", min=1, help="Threads; by default one a usable core.", show_default=False),
+    typer.Option(
+        "--threads", metavar="N", min=1, help="Threads; by default one for each usable core.", show_default=False
+    ),
 ]
 
 

@@ -18,9 +18,11 @@ ALL = "all"
 def exercise(
     names: Annotated[
         list[str] | None,
-        Argument(metavar="[NAME]...", help="L4.7 and others, or all; without one, list them.", show_default=False),
+        Argument(
+            metavar="[NAME]...", help="Exercises, as in L4.7 L5.1, or all; without one, list them.", show_default=False
+        ),
     ] = None,
-    seed: Annotated[int, Option("--seed", metavar="N", min=0, help="Other numbers for each seed.")] = 0,
+    seed: Annotated[int, Option("--seed", metavar="N", min=0, help="Seed of the numbers in the exercises.")] = 0,
     answer: Annotated[
         list[str] | None,
         Option("--answer", metavar="TEXT", help="Check an answer; once for each question, in order."),

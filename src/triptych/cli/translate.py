@@ -28,7 +28,7 @@ def translate(
     beams: options.TaskBeams = None,
     as_json: options.Json = False,
 ) -> None:
-    """Translate texts with a model of languages; an unknown language is answered with those that it knows."""
+    """Translate texts; for an unknown language, the error lists those that the model knows."""
     from triptych.tasks import translation
 
     inputs = read_texts(texts, lines=True)
