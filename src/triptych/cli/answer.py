@@ -82,8 +82,7 @@ def _answer_in_words(model: Model, question: str, text: str, max_new_tokens: int
     task = written_answer(model.inputs, model.hf or {}, question, text)
     screen.note_on_prompt(task.text)
     with screen.waiting("writing"):
-        limit = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
-        generation = model.answer_in_words(question, text, **limit)
+        generation = model.answer_in_words(question, text, **options.chosen(max_new_tokens=max_new_tokens))
     if as_json:
         results = [{"text": generation.text.strip(), "reason": generation.reason}]
         screen.result({"question": question, "prompt": task.text, "results": results})

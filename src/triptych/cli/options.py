@@ -218,6 +218,11 @@ TaskBeams = Annotated[
 ]  # fmt: skip
 
 
+def chosen(**settings: int | None) -> dict[str, int]:
+    """The settings that have a value; the checkpoint's own stand in for the others."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 class SamplingSettings(TypedDict):
     """The options of `generate` and `chat` as the library takes them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,9 +25,8 @@ def summarize(
     model = load_model(checkpoint)
     task = summary(model.inputs, model.hf or {}, text)
     screen.note_on_prompt(task.text)
-    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "beams": beams}
     with screen.waiting("summarizing"):
-        (generation,) = model.summarize([text], **{name: n for name, n in limits.items() if n is not None})
+        (generation,) = model.summarize([text], **options.chosen(max_new_tokens=max_new_tokens, beams=beams))
     if as_json:
         result = {"text": generation.text.strip(), "reason": generation.reason}
         screen.result({"file": file, "prompt": task.text, **result, "tokens": len(generation.ids)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -34,10 +34,9 @@ def translate(
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
     writing_tasks = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
-    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "beams": beams}
-    chosen = {name: n for name, n in limits.items() if n is not None}
+    settings = options.chosen(max_new_tokens=max_new_tokens, beams=beams)
     with screen.waiting(f"translating {len(inputs):,} texts"):
-        generations = model.translate(inputs, source, target, **chosen)
+        generations = model.translate(inputs, source, target, **settings)
     if as_json:
         rows = [
             {"text": text, "translation": one.text.strip(), "prompt": of.text, "reason": one.reason}
