@@ -79,27 +79,17 @@ def generate(
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
-    settings: GenerateSettings = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": tuple(stop or ()),
-        "decoder_prefix": decoder_prefix,
-        "edit": () if steered is None else (steering_edit(model, steered, toward, away),),
-    }
+    settings = GenerateSettings(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed, stop=tuple(stop or ()), decoder_prefix=decoder_prefix,
+        edit=() if steered is None else (steering_edit(model, steered, toward, away),),
+    )  # fmt: skip
+    drafts = DraftSettings(
+        chunk=chunk, draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, matmul=matmul.value,
+        cache=cache.value,
+    )  # fmt: skip
     from triptych.tasks import note_on_prompts
 
-    drafts: DraftSettings = {
-        "chunk": chunk,
-        "draft": load_draft(checkpoint, draft),
-        "draft_tokens": draft_tokens,
-        "matmul": matmul.value,
-        "cache": cache.value,
-    }
     if model.executor == "auto" and (note := note_on_prompts(model.module, matmul.value)):
         screen.note(note)
     if len(texts) == 1 and not beams and not as_json:

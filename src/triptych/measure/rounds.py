@@ -109,11 +109,7 @@ def bench(
             progress(f"{name}: first runs")
             library, form = _named(name, peer_dtype)
             mine = options if name == peers.OURS else _peer_options(options, facts[peers.OURS], form)
-            runner: Runner = (
-                SeparateProcess(library, mine, spin=name != peers.OURS)
-                if apart
-                else SameProcess(peers.maker(library)(mine))
-            )
+            runner = _runner(library, mine, apart=apart)
             stack.callback(runner.close)
             sides[name] = _Runs(runner)
             facts[name] = _first_runs(sides[name], wanted, name, folder)
@@ -163,6 +159,13 @@ def _peer_options(options: Options, ours: dict[str, Any], dtype: str | None) -> 
     """Those of a peer: the dtype that was asked for, else the one we compute in."""
     same = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}.get(ours["dtype"])
     return Options(**{**asdict(options), "ignore": options.ignore, "dtype": dtype or same, "quantize": None})
+
+
+def _runner(library: str, options: Options, *, apart: bool) -> Runner:
+    """A side in a process of its own or in this one; idle threads of peers spin as they do by themselves."""
+    if apart:
+        return SeparateProcess(library, options, spin=library != peers.OURS)
+    return SameProcess(peers.maker(library)(options))
 
 
 def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
