@@ -71,7 +71,6 @@ class _Pieces:
     prompts   how many ids of each piece are of its prompt.
     due       the rows that are read to their end.
     wanted    the places in `ids` of the last id of each of these and of each id of its draft.
-    places    where those of each due row begin in `wanted`.
     """
 
     ids: list[int]
@@ -79,7 +78,6 @@ class _Pieces:
     prompts: list[int]
     due: list[LiveRow]
     wanted: list[int]
-    places: list[int]
 
 
 class Forward:
@@ -150,35 +148,8 @@ class Forward:
             next_tokens = self._next_tokens(self.executor, session, rows)
             if next_tokens is not None:
                 return next_tokens
-        pieces = self._pieces(rows, share)
-        chosen: Sequence[int] = range(len(pieces.ids)) if all_logits else pieces.wanted
-        self.running = rows
-        if session is not None:
-            session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
-        executed: tuple[Tensor, Rows] | None = None
-        encoded = False  # whether the sources are read
-        if self.executor is not None:
-            encoded, executed = self._execute(self.executor, session, rows, pieces, chosen)
-        if executed is None:
-            executed = self._run_modules(session, rows, pieces, chosen, encoded=encoded)
-        logits, where = executed
-        for row, end in zip(rows, pieces.rows.ends, strict=True):
-            row.cached, row.source = end, None
-        self.running = ()
-        every: dict[LiveRow, Tensor] = {}
-        if all_logits:
-            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
-            logits = logits[pieces.wanted]
-        best = self._best(logits) if find_best and pieces.due else None
-        return ForwardResult(pieces.due, logits, pieces.places, every, best)
-
-    def _pieces(self, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None) -> _Pieces:
-        """The next piece of each row, as `run` describes it."""
-        ids: list[int] = []
+        ids, wanted, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
         lengths, past, slots, prompts = [], [], [], []
-        wanted: list[int] = []
-        due: list[LiveRow] = []
-        places: list[int] = []
         for row in rows:
             done, end, most = row.cached, len(row.ids), self.chunk if share is None else share[row]
             if done <= self.switch < end:  # LongRoPE's other factors hold for the whole row, from its first token on
@@ -195,52 +166,65 @@ class Forward:
             lengths.append(len(piece))
             slots.append(row.slot)
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
-        return _Pieces(ids, Rows(tuple(lengths), tuple(past), tuple(slots)), prompts, due, wanted, places)
+        pieces = _Pieces(ids, Rows(tuple(lengths), tuple(past), tuple(slots)), prompts, due, wanted)
+        chosen: Sequence[int] = range(len(ids)) if all_logits else wanted
+        self.running = rows
+        if session is not None:
+            session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
+        executed, encoded = None, False  # encoded: the sources are read
+        if self.executor is not None:
+            executed, encoded = self._execute(self.executor, session, rows, pieces, chosen)
+        if executed is None:
+            taps, where = NO_TAPS if session is None else session.taps, pieces.rows
+            inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
+            source = None if encoded or rows[0].source is None else self._sources(rows)
+            batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
+            hidden = self.module(batch)
+            if len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
+                hidden, where = _last(session, due, hidden[wanted])
+            executed = self.module.unembed(hidden, where, taps) if len(hidden) else hidden, where
+        logits, where = executed
+        for row, end in zip(rows, pieces.rows.ends, strict=True):
+            row.cached, row.source = end, None
+        self.running = ()
+        every: dict[LiveRow, Tensor] = {}
+        if all_logits:
+            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
+            logits = logits[wanted]
+        best: Best | None = None
+        if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
+            tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
+            best = tokens, logits[[*range(len(tokens))], tokens].tolist()
+        elif find_best and due:
+            best = self._best_on_gpu(logits)
+        return ForwardResult(due, logits, places, every, best)
 
     def _execute(
         self, executor: StepExecutor, session: Session | None, rows: Sequence[LiveRow], pieces: _Pieces,
         chosen: Sequence[int],
-    ) -> tuple[bool, tuple[Tensor, Rows] | None]:  # fmt: skip
-        """Whether the executor read the sources, and the logits of the tokens `chosen` and their rows, or None where
-        the modules must run, and why in `why_modules`."""
+    ) -> tuple[tuple[Tensor, Rows] | None, bool]:  # fmt: skip
+        """The logits of the tokens `chosen` and their rows, or None where the modules must run, and why in
+        `why_modules`; and whether the executor read the sources."""
         self.why_modules = refusal = None if session is None else self._refusal(session, rows)
         if refusal is not None or not (rows[0].source is None or self._read_sources(rows)):
-            return False, None
+            return None, False
         executor.unchanged = self.unchanged
         reads = None if session is None else session.native_reads(pieces.rows.slots)
         logits, where = executor.logits(pieces.ids, pieces.rows, chosen, pieces.prompts, reads), pieces.rows
         self.why_modules = executor.why_modules
         if logits is None:
-            return True, None
+            return None, True
         if session is not None and len(logits):
             if len(chosen) < len(pieces.ids):
                 logits, where = _last(session, pieces.due, logits)
             logits = session.taps_under("")("logits", logits, where)
-        return True, (logits, where)
+        return (logits, where), True
 
-    def _run_modules(
-        self, session: Session | None, rows: Sequence[LiveRow], pieces: _Pieces, chosen: Sequence[int], *,
-        encoded: bool,
-    ) -> tuple[Tensor, Rows]:  # fmt: skip
-        """The logits of the tokens `chosen` and their rows by the modules, which read the sources unless `encoded`."""
-        taps, where = NO_TAPS if session is None else session.taps, pieces.rows
-        inputs = torch.tensor(pieces.ids, dtype=torch.long, device=self.module.device)
-        source = None if encoded or rows[0].source is None else self._sources(rows)
-        batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
-        hidden = self.module(batch)
-        if len(chosen) < len(pieces.ids):  # some are of prompts, whose logits nobody wants
-            hidden, where = _last(session, pieces.due, hidden[pieces.wanted])
-        return self.module.unembed(hidden, where, taps) if len(hidden) else hidden, where
-
-    def _best(self, logits: Tensor) -> Best:
+    def _best_on_gpu(self, logits: Tensor) -> Best:
         """The token with the largest of each row of logits [W, V], and that logit."""
-        if logits.is_cpu:  # numpy's search takes a tenth of torch's time
-            tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
-            return tokens, logits[[*range(len(tokens))], tokens].tolist()
-        if isinstance(self.executor, StaticStep) and self.why_modules is None:
-            best = self.executor.best()
-            if best is not None:
-                return best
+        best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
+        if best is not None:
+            return best
         tokens, largest = best_of(logits).tolist()
         return [int(token) for token in tokens], largest
 
