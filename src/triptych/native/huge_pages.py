@@ -23,8 +23,6 @@ from torch import Tensor
 PAGE = 1 << 21  # bytes of a huge page; of another size, less of the memory is in huge pages
 MAPPING = 1 << 27  # bytes mapped at a time; of each mapping up to one page more than is used is touched
 LINE = 64
-
-
 KEPT: list[mmap.mmap] = []  # a mapping that nothing uses any more, at most one
 
 
@@ -40,8 +38,8 @@ class HugePages:
         self._at = 0
 
     def take(self, nbytes: int) -> Tensor:
-        """`[nbytes]` uint8, zeros unless it is `reused`, at a multiple of 64 bytes; plain memory where the system has no
-        huge pages."""
+        """`[nbytes]` uint8 at a multiple of 64 bytes, zeros unless they are `reused`; plain memory where the system has
+        no huge pages."""
         if not hasattr(mmap, "MADV_HUGEPAGE") or not nbytes:
             return torch.zeros(nbytes, dtype=torch.uint8)
         if self._mapping is None or self._at + nbytes > len(self._mapping):
@@ -52,9 +50,10 @@ class HugePages:
 
     def _mapped(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """So many bytes or more from a multiple of PAGE on."""
-        mapping = KEPT.pop() if self.reused and nbytes == MAPPING and KEPT else _new_mapping(nbytes)
+        again = self.reused and nbytes == MAPPING and hasattr(mmap, "MADV_FREE")
+        mapping = (_kept() if again else None) or _new_mapping(nbytes)
         whole = np.frombuffer(mapping, np.uint8)
-        if self.reused and nbytes == MAPPING and hasattr(mmap, "MADV_FREE"):
+        if again:
             finalize(whole, _keep, mapping).atexit = False
         start = -whole.ctypes.data % PAGE
         return whole[start : start + nbytes]
@@ -66,6 +65,12 @@ def _new_mapping(nbytes: int) -> mmap.mmap:
     with suppress(OSError):  # of a kernel without them: the memory then has pages of the usual size
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
+
+
+def _kept() -> mmap.mmap | None:
+    with suppress(IndexError):  # of a thread that was quicker
+        return KEPT.pop()
+    return None
 
 
 def _keep(mapping: mmap.mmap) -> None:
