@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from native_models import EXACT, llama, needs_native
 from test_native_step import packed, unpacked, with_rounded_inputs
 from triptych import nn
 from triptych.generate import Engine, Request, Sampling
+from triptych.native import huge_pages
 from triptych.probe import Read, Session, Trace, recording, sites
 from triptych.probe.reads_and_edits import Plan, Reads
 from triptych.program import native_executor, native_reads
@@ -249,3 +251,25 @@ def test_reads_of_packed_weights_change_no_bit(matmul: str) -> None:
     )
     assert ids == plain_ids
     assert all(map(torch.equal, logits, plain))
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_FREE"), reason="the system keeps no freed memory for later")
+def test_traces_use_the_memory_of_those_that_are_gone_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[mmap.mmap] = []
+    monkeypatch.setattr(huge_pages, "KEPT", kept)
+    module, finals = llama(), []
+    for _ in range(2):  # the second one writes where the first one did
+        trace = written(module, of_steps(module))[1]
+        finals.append(trace["final"][0])
+        whole, one = {site: trace[site] for site in trace}, trace["blocks.0.attn.q"][0][-1]
+        expected = {site: [x.clone() for x in values] for site, values in whole.items()}
+        written(module, Read("*.mlp.up"))  # of which nobody has the trace
+        assert all(all(map(torch.equal, whole[site], expected[site])) for site in whole)
+        del trace, whole
+        before = one.clone()
+        written(module, of_steps(module))
+        assert torch.equal(one, before)
+        del one
+        finals[-1] = finals[-1].clone()
+        assert len(kept) == 1
+    assert torch.equal(*finals)

@@ -14,6 +14,7 @@ from torch import Tensor
 from test_gguf import SCALES, random_blocks
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import CheckpointError, InputError
+from triptych.native import huge_pages
 from triptych.native.huge_pages import MAPPING, PAGE, HugePages
 from triptych.quantize import LAYOUT_OF, LAYOUTS, PackedMatrix, layouts, quantize, repack
 from triptych.quantize.layouts import Codes
@@ -165,6 +166,29 @@ def test_memory_in_huge_pages_is_aligned_and_nothing_shares_a_byte() -> None:
 def test_without_huge_pages_memory_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     assert len(HugePages().take(70)) == 70
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_FREE"), reason="the system keeps no freed memory for later")
+def test_memory_is_used_again_when_nothing_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[mmap.mmap] = []
+    monkeypatch.setattr(huge_pages, "KEPT", kept)
+    pages = HugePages(reused=True)
+    first, second = pages.take(100).fill_(7), pages.take(50)
+    address, view = first.data_ptr(), second[10:20]
+    del pages, first, second
+    assert not kept  # a view of a piece lives
+    other = HugePages(reused=True).take(100)
+    assert other.data_ptr() != address
+    del view
+    assert len(kept) == 1
+    zeros = HugePages().take(100)  # a user that expects zeros gets new memory
+    assert not zeros.any()
+    assert len(kept) == 1
+    again = HugePages(reused=True).take(100)
+    assert again.data_ptr() == address
+    assert not kept
+    del again, other
+    assert len(kept) == 1  # and no more
 
 
 @pytest.mark.parametrize("kind", SCALES)

@@ -3,44 +3,80 @@
 Linux gives huge pages to the aligned parts of a mapping that asks for them, where /sys/kernel/mm/transparent_hugepage
 says `madvise` or `always`.  The matrices of a model, and the keys and values of a layer, are often smaller than a page
 of 2 MiB, so several share a mapping.
+
+A mapping that was used for a while and is not any more can be kept for the next user (`HugePages(reused=True)`): new
+pages are cleared by the system when they are first written to, which costs more than the writing.  The system may take
+its pages back at any time (MADV_FREE), so that the process does not hold memory that others need.
 """
 
 from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from weakref import finalize
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 PAGE = 1 << 21  # bytes of a huge page; of another size, less of the memory is in huge pages
 MAPPING = 1 << 27  # bytes mapped at a time; of each mapping up to one page more than is used is touched
 LINE = 64
+KEPT: list[mmap.mmap] = []  # a mapping that nothing uses any more, at most one
 
 
 class HugePages:
-    """Gives out memory, piece after piece; a mapping is freed when nothing uses its pieces any more."""
+    """Gives out memory, piece after piece; a mapping is freed when nothing uses its pieces any more.
 
-    def __init__(self) -> None:
-        self._mapping: mmap.mmap | None = None
-        self._at = self._end = 0
+    reused   pieces hold any numbers, not zeros, and their mapping is kept for the next HugePages that is made so.
+    """
+
+    def __init__(self, *, reused: bool = False) -> None:
+        self.reused = reused
+        self._mapping: npt.NDArray[np.uint8] | None = None
+        self._at = 0
 
     def take(self, nbytes: int) -> Tensor:
-        """`[nbytes]` zeros, uint8, at a multiple of 64 bytes; plain memory where the system has no huge pages."""
+        """`[nbytes]` uint8 at a multiple of 64 bytes, zeros unless they are `reused`; plain memory where the system has
+        no huge pages."""
         if not hasattr(mmap, "MADV_HUGEPAGE") or not nbytes:
             return torch.zeros(nbytes, dtype=torch.uint8)
-        if self._mapping is None or self._at + nbytes > self._end:
-            self._map(max(nbytes, MAPPING))
-        assert self._mapping is not None
-        piece = torch.frombuffer(self._mapping, dtype=torch.uint8, count=nbytes, offset=self._at)
+        if self._mapping is None or self._at + nbytes > len(self._mapping):
+            self._mapping, self._at = self._mapped(max(nbytes, MAPPING)), 0
+        piece = torch.frombuffer(self._mapping[self._at : self._at + nbytes], dtype=torch.uint8)
         self._at += -(-nbytes // LINE) * LINE
         return piece
 
-    def _map(self, nbytes: int) -> None:
-        """A new mapping with so many bytes from a multiple of PAGE on."""
-        mapping = mmap.mmap(-1, nbytes + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # of a kernel without them: the memory then has pages of the usual size
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        address = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()
-        self._mapping, self._at = mapping, -address % PAGE
-        self._end = self._at + nbytes
+    def _mapped(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """So many bytes or more from a multiple of PAGE on."""
+        again = self.reused and nbytes == MAPPING and hasattr(mmap, "MADV_FREE")
+        mapping = (_kept() if again else None) or _new_mapping(nbytes)
+        whole = np.frombuffer(mapping, np.uint8)
+        if again:
+            finalize(whole, _keep, mapping).atexit = False
+        start = -whole.ctypes.data % PAGE
+        return whole[start : start + nbytes]
+
+
+def _new_mapping(nbytes: int) -> mmap.mmap:
+    """A mapping that holds so many bytes from a multiple of PAGE on, in huge pages where the system has them."""
+    mapping = mmap.mmap(-1, nbytes + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # of a kernel without them: the memory then has pages of the usual size
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
+
+
+def _kept() -> mmap.mmap | None:
+    with suppress(IndexError):  # of a thread that was quicker
+        return KEPT.pop()
+    return None
+
+
+def _keep(mapping: mmap.mmap) -> None:
+    """Keep a mapping that nothing uses any more, unless one is kept; until it is used again, the system may take its
+    pages."""
+    if not KEPT:
+        with suppress(OSError):  # of a kernel that does not do so: the mapping is freed
+            mapping.madvise(mmap.MADV_FREE)
+            KEPT.append(mapping)

@@ -58,6 +58,12 @@ class Read:
     reduce: Reduction = None
 
     @property
+    def whole(self) -> bool:
+        """Whether everything that passes is kept as it is."""
+        chosen = self.items is self.at is self.heads is self.layers is None
+        return chosen and self.dtype is self.reduce is None and not self.grad
+
+    @property
     def adds_up(self) -> bool:
         """Whether what is kept of several positions is a sum over them, or has one."""
         return self.reduce == "mean" or isinstance(self.reduce, Statistics)
@@ -170,6 +176,12 @@ class Plan:
         reads: dict[str, list[Read]] = {}
         edits: dict[str, list[Edit]] = {}
         for wanted in _reads(read):
+            if wanted.whole and not grad:  # nothing to check: most reads of many sites
+                for site in match(wanted.site, model, known):
+                    one = wanted if wanted.site == site.name else Read(site.name)
+                    if one not in reads.setdefault(site.name, []):
+                        reads[site.name].append(one)
+                continue
             dtype = _dtype(wanted)
             for site in in_layers(match(wanted.site, model, known), wanted.layers, wanted.site):
                 items, at, heads = _selection(site, wanted, from_end=True)
@@ -214,14 +226,20 @@ class Plan:
 
     @cached_property
     def _prefixes(self) -> set[str]:
-        parts = [name.split(".") for name in (*self.reads, *self.edits)]
-        return {"".join(f"{part}." for part in name[:i]) for name in parts for i in range(len(name))}
+        prefixes = {""} if self.reads or self.edits else set()
+        for name in (*self.reads, *self.edits):
+            prefix = name[: name.rfind(".") + 1]
+            while prefix not in prefixes:
+                prefixes.add(prefix)
+                prefix = prefix[: prefix.rfind(".", 0, -1) + 1]
+        return prefixes
 
     @cached_property
     def plain(self) -> set[str]:
         """The sites whose values are kept as they pass, all of them."""
-        whole = {name for name, reads in self.reads.items() if reads == [Read(name)] and name not in self.edits}
-        return {name for name in whole if self.sites[name].leaf not in (*MATRIX_SITES, *CONTEXT_SITES)}
+        alone = {name for name, reads in self.reads.items() if len(reads) == 1 and name not in self.edits}
+        whole = {name for name in alone if self.reads[name][0].whole}
+        return {name for name in whole if not name.endswith((*MATRIX_SITES, *CONTEXT_SITES))}
 
     @cached_property
     def of_steps(self) -> list[str]:

@@ -7,6 +7,7 @@ that passed a site; other reads choose and reduce at once, as what they leave ou
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,32 +23,51 @@ from triptych.probe.sites import Selection
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 
-#: A value or how to compute it, the rows of its batch, and what these are kept under.
-Noted = tuple[Tensor | Computation, Rows, Sequence[int] | None]
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
+
+
+@dataclass(eq=False, slots=True)
+class Notes:
+    """What passed one site, in order: values or how to compute them, the rows of their batch, and what these are kept
+    under.  A generation notes so many values that a tuple for each would keep Python's garbage collector busy."""
+
+    values: list[Tensor | Computation] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    keys: list[Sequence[int] | None] = field(default_factory=list)
+
+    def add(self, value: Tensor | Computation, rows: Rows, keys: Sequence[int] | None) -> None:
+        self.values.append(value)
+        self.rows.append(rows)
+        self.keys.append(keys)
+
+    def take(self) -> list[tuple[Tensor | Computation, Rows, Sequence[int] | None]]:
+        """All of it, once."""
+        taken = [*zip(self.values, self.rows, self.keys, strict=True)]
+        for kept in (self.values, self.rows, self.keys):
+            kept.clear()
+        return taken
 
 
 class PassedValues:
     """What was noted of one run.  `steps` is where native steps leave the values of their sites."""
 
     def __init__(self, plan: Plan) -> None:
-        pages = HugePages()  # a step that writes to new pages of the usual size takes 8% longer
+        pages = HugePages(reused=True)  # a step that writes to new pages of the usual size takes 8% longer
         self.plan, self.steps = plan, StepReads(plan.of_steps, lambda n: pages.take(4 * n).view(torch.float32))
         self.all_plain = set(plan.of_steps) <= plan.plain
-        self.noted: dict[str, list[Noted]] = {}
+        self.noted: dict[str, Notes] = {}
         self.noted_last = False  # whether modules ran since native steps did
         self.computations = Computations()
         self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
 
-    def notes_of(self, name: str, trace: Trace) -> list[Noted]:
+    def notes_of(self, name: str, trace: Trace) -> Notes:
         """Where the values of a site are noted."""
         trace.reserve(name)
-        return self.noted.setdefault(name, [])
+        return self.noted.setdefault(name, Notes())
 
-    def note(self, notes: list[Noted], value: Tensor, rows: Rows, keys: Sequence[int] | None) -> None:
-        """Note a value as it passes; in one full forward, how it is computed where all that this takes is noted."""
-        kept = self.computations.kept_as(value, rows) if keys is None and not value.is_inference() else value
-        notes.append((kept, rows, keys))
+    def note(self, notes: Notes, value: Tensor, rows: Rows) -> None:
+        """Note a value as it passes in one full forward: how it is computed where all that this takes is noted."""
+        notes.add(value if value.is_inference() else self.computations.kept_as(value, rows), rows, None)
 
     def begin_step(self, slots: Sequence[int], keys: Sequence[int], trace: Trace) -> StepReads | None:
         """Where the next native step leaves what is read of these rows, to be kept under `keys`; None where it is
@@ -79,13 +99,13 @@ class PassedValues:
             self.fill(trace)
         kept = {name.partition(":")[0] for name in trace.filled()}
         left = self.steps.sites if self.steps.calls else ()
-        return {*kept, *left, *(name for name, notes in self.noted.items() if notes)}
+        return {*kept, *left, *(name for name, notes in self.noted.items() if notes.values)}
 
     def fill(self, trace: Trace, only: Collection[int] | None = None) -> None:
         """Records of everything that was noted, in the order in which it passed, or of what these keys had alone."""
         self.noted_last = False
         for name, notes in self.noted.items():
-            for value, rows, keys in notes:
+            for value, rows, keys in notes.take():
                 if isinstance(value, Computation):
                     for row in range(len(rows)):
                         at = tuple(positions_of(rows, row, rows.lengths[row]))
@@ -95,7 +115,6 @@ class PassedValues:
                     key = row if keys is None else keys[row]
                     if only is None or key in only:
                         trace.keep(name, key, tuple(positions_of(rows, row, len(part))), part)
-            notes.clear()
         for left in self.steps.take(only):
             if left.site in self.plan.plain:
                 value = left.value if self.all_plain else left.value.clone()

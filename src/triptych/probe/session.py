@@ -16,10 +16,11 @@ from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, Row
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix
-from triptych.probe.recording import Noted, PassedValues, index_of, positions_of, split
+from triptych.probe.recording import Notes, PassedValues, index_of, positions_of, split
 from triptych.probe.records import How
 from triptych.probe.reductions import Statistics
 from triptych.probe.score_reads import Attended, read_scores
+from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 
@@ -35,7 +36,7 @@ class Session:
         self.plan, self.allow_null = plan, allow_null
         self.passed_values = PassedValues(plan)
         self.trace = Trace(self.passed_values.fill)
-        self.trace.mixed = {name for name, reads in plan.reads.items() if _mixed(reads)}
+        self.trace.mixed = {name for name, reads in plan.reads.items() if len(reads) > 1 and _mixed(reads)}
         self.keys: Sequence[int] | None = None  # what each row of the next forward is kept under; None: its number
         self.changes = {name: [0] * len(edits) for name, edits in plan.edits.items()}  # how often each changed a value
 
@@ -180,16 +181,25 @@ class ProbeTaps(Taps):
     def __init__(self, session: Session, prefix: str) -> None:
         self.session, self.prefix, self.plan = session, prefix, session.plan
         self.provenance = session.plan.provenance
-        self.notes: dict[str, list[Noted] | None] = {}  # of each site that was reached and is only noted
+        self.notes: dict[str, Notes | None] = {}  # of each site that was reached and is only noted
+        self.under: dict[str, Taps] = {}  # the taps of sub-modules that were reached
+        inside = [f"{self.prefix}{leaf}" for leaf in (*CONTEXT_SITES, *MATRIX_SITES)]
+        self.attends = any(name in self.plan.reads or name in self.plan.edits for name in inside)
 
     def at(self, name: str) -> Taps:
-        return self.session.taps_under(f"{self.prefix}{name}.") if name else self
+        if not name:
+            return self
+        if name not in self.under:
+            self.under[name] = self.session.taps_under(f"{self.prefix}{name}.")
+        return self.under[name]
 
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
         if site in self.notes:
-            notes = self.notes[site]
-            if notes is not None:
-                self.session.passed_values.note(notes, value, rows, self.session.keys)
+            notes, keys = self.notes[site], self.session.keys
+            if notes is not None and keys is not None:
+                notes.add(value, rows, keys)
+            elif notes is not None:
+                self.session.passed_values.note(notes, value, rows)
             return value
         name = self.prefix + site
         if name in self.plan.plain or not (name in self.plan.reads or name in self.plan.edits):
@@ -203,12 +213,15 @@ class ProbeTaps(Taps):
 
     def computed(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         value = function(*inputs)
-        self.session.passed_values.computations.add(value, function, inputs)
+        if self.session.keys is None:  # no generation, which keeps every value
+            self.session.passed_values.computations.add(value, function, inputs)
         return value
 
     def attend(
         self, plan: AttendPlan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None
     ) -> Tensor:
+        if not self.attends:
+            return plan.run(q, k, v, sinks, content)
         if isinstance(plan, SumPlan):
             self._refuse_contexts()
             return plan.run(q, k, v, sinks, content)

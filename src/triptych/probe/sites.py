@@ -93,11 +93,11 @@ def match(pattern: str, model: ModelSpec, known: dict[str, Site]) -> list[Site]:
     """
     if not isinstance(pattern, str):
         raise ProbeError(f"a site is a name or a glob, not {shown(pattern)}")
-    stacks = list(model.stacks)
-    if len(stacks) == 1 and pattern.startswith(f"{stacks[0]}."):
-        pattern = pattern.removeprefix(f"{stacks[0]}.")
     if pattern in known:
         return [known[pattern]]
+    stacks = list(model.stacks)
+    if len(stacks) == 1 and pattern.startswith(f"{stacks[0]}."):
+        return match(pattern.removeprefix(f"{stacks[0]}."), model, known)
     matches = [site for name, site in known.items() if fnmatch.fnmatchcase(name, pattern)]
     if not matches:
         raise ProbeError(f"no site {pattern!r} in this {model.family} model{_hint(pattern, model, known)}")

@@ -151,14 +151,14 @@ def shared_sites(module: Transformer) -> dict[str, str]:
 
 def _row_bytes(site: Site, read: Read, length: int, keys: int, itemsize: int, new: int | None) -> int:
     """What a read keeps of one row of so many positions and keys."""
-    positions = len(select(read.at, range(length)))
+    positions = length if read.at is None else len(select(read.at, range(length)))
     if site.name == "logits" and new is not None:
         positions = min(positions, new)
     return _read_bytes(site, read, positions, keys if site.per_key else 1, itemsize)
 
 
 def _read_bytes(site: Site, read: Read, positions: int, keys: int, itemsize: int) -> int:
-    heads = len(select(read.heads, range(site.heads or 1)))
+    heads = len(select(read.heads, range(site.heads or 1))) if read.heads is not None else site.heads or 1
     if isinstance(read.reduce, Statistics):
         return read.reduce.nbytes(heads, positions, keys) if positions else 0
     width = keys if site.per_key else site.width // (site.heads or 1)
