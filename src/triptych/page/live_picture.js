@@ -122,20 +122,11 @@ class FlowPicture {
     }
   }
 
-  move(event) {
-    const { depth, lane, layer } = this.shown.find((box) => this.buttons.get(box) === event.target) ?? {};
+  // The place of the box above or below another in the order of the program, or of the one beside it.
+  next(from, across, down) {
     const order = [...this.buttons.keys()];
-    const at = order.findIndex((box) => this.buttons.get(box) === event.target);
-    const beside = (step) =>
-      order.find((box) => box.layer === layer && box.depth === depth && box.lane === lane + step);
-    const next = {
-      ArrowDown: () => order[at + 1], ArrowUp: () => order[at - 1],
-      ArrowLeft: () => beside(-1), ArrowRight: () => beside(1),
-    };
-    const to = next[event.key]?.();
-    if (at < 0 || !to) return;
-    event.preventDefault();
-    this.buttons.get(to).focus();
-    this.open(to);
+    const { depth, lane, layer } = order[from];
+    return across ? order.findIndex((box) => box.layer === layer && box.depth === depth && box.lane === lane + across)
+      : from + down;
   }
 }
