@@ -143,3 +143,6 @@ def _show(result: Ablations, top: int) -> None:
     if result.unchanged:
         names = ", ".join(result.unchanged[:3]) + (", ..." if len(result.unchanged) > 3 else "")
         screen.note(f"{names}: what was put there stood there already")
+    if result.dead:
+        names = ", ".join(result.dead[:3]) + (", ..." if len(result.dead) > 3 else "")
+        screen.note(f"{names}: no logit that is measured depends on what stands there")
