@@ -253,6 +253,8 @@ def test_nothing_is_wider_than_the_page(
     tab = opened(browser, pages[panel], width=width, dark=dark)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.console() == []
+    cut = '[...document.querySelectorAll(".picture .box")].filter((box) => box.scrollWidth > box.clientWidth)'
+    assert tab.evaluate(f"{cut}.map((box) => box.textContent)") == []
 
 
 def test_without_webassembly_the_page_runs_in_javascript(browser: Browser, pages: dict[str, Path]) -> None:

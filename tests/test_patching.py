@@ -19,6 +19,7 @@ from parity import TARGETS, headless, ours, rows_of
 from triptych import nn
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
+from triptych.page.interventions import patch_page
 from triptych.probe import Ablations, PatchGrid, put, zero
 from triptych.probe.ablation import Part, Replaced
 from triptych.probe.prompts import Place
@@ -136,6 +137,27 @@ def test_metrics(metric: str, answer: int | None) -> None:
     assert (grid.clean, grid.corrupt) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("metric", "clean", "corrupt", "tells"),
+    [
+        ("kl", 0.0, -3e-7, False),
+        ("kl", 0.0, 2e-5, True),
+        ("logit", 12.5, 12.5 + 2e-6, False),
+        ("logit", 12.5, 12.6, True),
+        ("probability", 1e-7, 2e-7, True),
+        ("logit", 2.0, 2.0, False),
+    ],
+)
+def test_a_share_of_rounding_is_not_given(metric: str, clean: float, corrupt: float, tells: bool) -> None:
+    values = torch.tensor([[clean, corrupt]])
+    grid = PatchGrid(metric, ("blocks.0.resid_pre",), ("0 a", "1 b"), values, values > 0, clean, corrupt)
+    assert grid.tells_apart == tells
+    assert bool(grid.restored.isnan().all()) != tells
+    html = patch_page(grid, [])
+    assert ("up to rounding" in html) != tells
+    assert ("brings the clean prompt" in html) == tells
+
+
 def test_a_metric_may_be_a_function() -> None:
     model = Model(tiny.decoder())
     grid = model.patch([3, 4, 5], [3, 9, 5], answer=ANSWER)
@@ -224,10 +246,15 @@ def test_gradients_estimate_patching_where_the_model_is_nearly_linear(name: str)
 
 
 def family_options(model: Model) -> dict[str, Any]:
-    """Measured at the last position, which sees all others; in an encoder every one does."""
     target = TARGETS[1] if model.spec.layout == "encoder-decoder" else None
-    inside = model.spec.layout == "encoder" and not isinstance(model.spec.head, ClassHeadSpec)
-    return {"target": target} | ({"at": 1} if inside else {})
+    pooled = isinstance(model.spec.head, ClassHeadSpec)
+    return {"target": target} | ({} if pooled else {"at": 1})
+
+
+def seeing_all(model: Model) -> dict[str, Any]:
+    """Options that measure at a position which sees every other: the last; in an encoder each of them does."""
+    options = family_options(model)
+    return options if model.spec.layout == "encoder" else {"target": options["target"]}
 
 
 PARTS: tuple[Part, ...] = ("heads", "attention", "mlp", "blocks", "neurons", "positions")
@@ -269,7 +296,7 @@ def check_that_no_site_is_dead(model: Model, rows: list[Any], how: Replaced, **o
 @pytest.mark.parametrize("name", MODELS)
 def test_every_standard_ablation_changes_the_logits(name: str, how: Replaced) -> None:
     model = Model(MODELS[name]())
-    check_that_no_site_is_dead(model, [[3, 4, 5, 6], [9, 8, 7, 1, 2]], how, **family_options(model))
+    check_that_no_site_is_dead(model, [[3, 4, 5, 6], [9, 8, 7, 1, 2]], how, **seeing_all(model))
 
 
 @pytest.mark.heavy
@@ -282,7 +309,7 @@ def test_every_standard_ablation_changes_the_logits_in_every_family(name: str, h
         pytest.skip("it has no logits")
     rows = sorted(rows_of(model), key=len)
     options = {"metric": lambda logits: logits.double().pow(2).sum(-1)}  # kl is 0 where there is one score
-    check_that_no_site_is_dead(model, [rows[0], rows[-1]], how, **family_options(model), **options)
+    check_that_no_site_is_dead(model, [rows[0], rows[-1]], how, **seeing_all(model), **options)
 
 
 def test_a_site_that_nothing_reads_is_declared_dead() -> None:

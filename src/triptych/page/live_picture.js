@@ -1,7 +1,7 @@
 // The picture of the flow diagram: the boxes of one layer with what stands before and after all layers, and the arrows
 // between them.  `Flow` (live_flow.js) says which layer, which box is open and what a press does.
 
-const BOX = { height: 44, gap: 26, most: 148, between: 8 };
+const BOX = { height: 44, gap: 26, most: 148, narrow: 72, between: 8 };
 
 class FlowPicture {
   get bands() {
@@ -77,6 +77,7 @@ class FlowPicture {
       el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : /[NSM]/.test(shape) ? ""
         : shape));
     const { x, y, width } = box.frame;
+    one.classList.toggle("narrow", width < BOX.narrow);
     Object.assign(one.style, { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` });
     this.buttons.set(box, one);
     return one;
