@@ -274,6 +274,9 @@ def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(browser: Browser, p
         'document.querySelector("[role=status]").textContent'
     )
     typed(tab, "")
+    assert tab.evaluate(f"[{VIEW}.warning.textContent, {VIEW}.speed.textContent]") == [
+        "There are no tokens yet; type something.", ""
+    ]  # fmt: skip
     assert tab.console() == []
 
 

@@ -220,6 +220,7 @@ class LiveView {
       tokens = this.read();
       if (!tokens.ids.length || tokens.source?.length === 0) {
         this.warning.textContent = "There are no tokens yet; type something.";
+        this.speed.textContent = "";
         return;
       }
       now = await this.engine.call("compute", this.request(tokens));
