@@ -24,7 +24,7 @@ COLUMNS = {
     "GGUF read": "test_families::test_a_gguf_header_gives_the_spec_of_the_hf_config",
     "GGUF write": "test_convert::test_a_model_comes_back_from_gguf",
     "cached decode": "test_parity::test_cached_generation_is_the_reference",
-    "probe sites": "test_probe_families::test_every_site_of_a_middle_block_is_alive",
+    "probe sites": "test_probe_families::test_every_site_of_every_block_is_alive",
     "train step": "test_families_train::test_a_step_of_training_lowers_the_loss",
 }
 SEEN = pytest.StashKey[dict[tuple[str, str], str]]()

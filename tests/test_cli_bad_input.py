@@ -17,6 +17,7 @@ import torch
 import malformed
 from cli_models import CONTEXT, checkpoint
 from triptych.cli import main
+from triptych.model import load
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +215,21 @@ def test_stdin_that_is_not_utf8(
         assert "error: stdin is not UTF-8 (byte 3)" in capsys.readouterr().err
     else:
         assert "stdin is not UTF-8 (byte 3)" in refused(argv, capsys)
+
+
+def test_what_is_measured_in_a_model_with_nan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load(checkpoint("decoder"))
+    with torch.no_grad():
+        model.module.get_parameter("decoder.blocks.1.attn.q.weight")[0, 0] = float("nan")
+    model.save(tmp_path / "diverged")
+    path = str(tmp_path / "diverged")
+    for argv in (["heads", path], ["lens", path, "a b"], ["ablate", path, "a b"], ["explain", path, "a b"],
+                 ["patch", path, "--clean", "a b", "--corrupt", "a c"], ["inspect", path, "a b"]):  # fmt: skip
+        assert main(argv) == 1
+        out, err = capsys.readouterr()
+        assert "decoder.blocks.1.attn.q.weight holds numbers that are NaN or infinite" in err
+        assert not out
+        assert len(err.strip().splitlines()) == 1
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,17 @@ def run(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> t
 
 
 @pytest.mark.heavy
+def test_the_page_without_a_text_shows_one_that_the_model_can_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The built-in sentence has more bytes than this model reads."""
+    run(["--save", str(tmp_path / "heads.html")], capsys)
+    page = (tmp_path / "heads.html").read_text("utf-8")
+    assert "The dog that the boys had seen" in page
+    assert "They called the dog" not in page
+
+
+@pytest.mark.heavy
 def test_the_table_and_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out, err = run(["The old mill, by the river.", "--save", str(tmp_path / "heads.html")], capsys)
     assert "no head of" in out
@@ -68,6 +79,7 @@ def test_a_link_of_words_of_several_tokens(capsys: pytest.CaptureFixture[str]) -
         (["--link", "bank:river"], 2, "needs the text"),
         (BANK, 2, "are for --link"),
         (["More", "--link", "bank:river", *BANK], 2, "leave out TEXT"),
+        (["a" * 100_000], 1, "text 0 has 100000 tokens and the model reads 72; shorten it"),
         (["--save", "heads.png"], 2, "must end in .html"),
         (["--link", "river:bank", *BANK], 1, "write bank:river"),
         (["--link", "bank:rivers", *BANK], 1, "its words are She, sat, by, the, river, bank"),

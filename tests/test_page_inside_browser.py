@@ -17,7 +17,7 @@ from cli_models import checkpoint
 from test_page import NASTY, pattern
 from test_page_browser import BUTTONS, SLOW, STATUS
 from triptych.model import load
-from triptych.page import AttentionMap, AttentionSection, TopMap, render, write
+from triptych.page import AttentionMap, AttentionSection, MatrixSection, TopMap, render, write
 from triptych.page.inside import inside_page
 from triptych.page.inspect import inspect_text
 
@@ -144,6 +144,28 @@ def test_four_thousand_tokens_are_a_part_and_a_picture_of_the_whole(browser: Bro
     assert "t4045" in tab.evaluate("[...document.querySelectorAll('.side bdi')].map((one) => one.title)")
     items = tab.evaluate("[...document.querySelectorAll('.reading li')].map((one) => one.textContent)")
     assert items == ["t404540450.640", "t404340430.252"]  # the query's own place and two before, as they were stored
+    assert tab.console() == []
+
+
+def test_the_names_of_rows_hide_no_chosen_cell(browser: Browser, tmp_path: Path) -> None:
+    """The names stay in view while a wide matrix scrolls: at first, and after every move."""
+    columns = [f"column {c}" for c in range(20)]
+    cells = [["" if c == 3 else f"{r} {c}" for c in range(20)] for r in range(3)]
+    section = MatrixSection("m", "", ["a", "b", "c"], columns, cells, [[0.0] * 20] * 3, chosen=(1, 9))
+    path = tmp_path / "matrix.html"
+    write(path, render("m", [section]))
+    tab = browser.open(path, width=390).wait()
+    left, right = "getBoundingClientRect().left", "getBoundingClientRect().right"
+    cell, name = 'document.querySelector("td.on")', 'document.querySelector("tbody tr th")'
+    seen = f'{cell}.{left} >= {name}.{right} - 1 && {cell}.{right} <= document.querySelector(".wide").{right} + 1'
+    corner = 'document.querySelector("thead td")'
+    assert tab.evaluate(seen)
+    assert tab.evaluate(f"{corner}.{right} >= {name}.{right} - 1 && {corner}.{left} === {name}.{left}")
+    tab.evaluate(f"{cell}.focus()")
+    for key in ["ArrowLeft"] * 9 + ["ArrowRight"] * 3:
+        press(tab, key)
+        assert tab.evaluate(seen), tab.evaluate(f"{cell}.textContent")
+    assert tab.evaluate(f"{cell}.textContent") == ""
     assert tab.console() == []
 
 

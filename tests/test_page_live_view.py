@@ -253,6 +253,8 @@ def test_nothing_is_wider_than_the_page(
     tab = opened(browser, pages[panel], width=width, dark=dark)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.console() == []
+    cut = '[...document.querySelectorAll(".picture .box")].filter((box) => box.scrollWidth > box.clientWidth)'
+    assert tab.evaluate(f"{cut}.map((box) => box.textContent)") == []
 
 
 def test_without_webassembly_the_page_runs_in_javascript(browser: Browser, pages: dict[str, Path]) -> None:
@@ -272,6 +274,9 @@ def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(browser: Browser, p
         'document.querySelector("[role=status]").textContent'
     )
     typed(tab, "")
+    assert tab.evaluate(f"[{VIEW}.warning.textContent, {VIEW}.speed.textContent]") == [
+        "There are no tokens yet; type something.", ""
+    ]  # fmt: skip
     assert tab.console() == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,11 @@ from parity import TARGETS, headless, ours, rows_of
 from triptych import nn
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
-from triptych.probe import Ablations, PatchGrid, put
+from triptych.page.interventions import patch_page
+from triptych.probe import Ablations, PatchGrid, put, zero
+from triptych.probe.ablation import Part, Replaced
 from triptych.probe.prompts import Place
-from triptych.spec import ClassHeadSpec, MoESpec, PoolingSpec
+from triptych.spec import ClassHeadSpec, MoESpec, PatchesSpec, PoolingSpec
 
 MODELS: dict[str, Callable[[], nn.Transformer]] = {
     "decoder": lambda: tiny.decoder("rope", "window"),
@@ -134,6 +137,27 @@ def test_metrics(metric: str, answer: int | None) -> None:
     assert (grid.clean, grid.corrupt) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("metric", "clean", "corrupt", "tells"),
+    [
+        ("kl", 0.0, -3e-7, False),
+        ("kl", 0.0, 2e-5, True),
+        ("logit", 12.5, 12.5 + 2e-6, False),
+        ("logit", 12.5, 12.6, True),
+        ("probability", 1e-7, 2e-7, True),
+        ("logit", 2.0, 2.0, False),
+    ],
+)
+def test_a_share_of_rounding_is_not_given(metric: str, clean: float, corrupt: float, tells: bool) -> None:
+    values = torch.tensor([[clean, corrupt]])
+    grid = PatchGrid(metric, ("blocks.0.resid_pre",), ("0 a", "1 b"), values, values > 0, clean, corrupt)
+    assert grid.tells_apart == tells
+    assert bool(grid.restored.isnan().all()) != tells
+    html = patch_page(grid, [])
+    assert ("up to rounding" in html) != tells
+    assert ("brings the clean prompt" in html) == tells
+
+
 def test_a_metric_may_be_a_function() -> None:
     model = Model(tiny.decoder())
     grid = model.patch([3, 4, 5], [3, 9, 5], answer=ANSWER)
@@ -227,26 +251,102 @@ def family_options(model: Model) -> dict[str, Any]:
     return {"target": target} | ({} if pooled else {"at": 1})
 
 
+def seeing_all(model: Model) -> dict[str, Any]:
+    """Options that measure at a position which sees every other: the last; in an encoder each of them does."""
+    options = family_options(model)
+    return options if model.spec.layout == "encoder" else {"target": options["target"]}
+
+
+PARTS: tuple[Part, ...] = ("heads", "attention", "mlp", "blocks", "neurons", "positions")
+REPLACED: tuple[Replaced, ...] = ("zero", "mean", "resample")
+
+
+def check_that_no_site_is_dead(model: Model, rows: list[Any], how: Replaced, **options: Any) -> None:
+    """Each standard ablation in each block changes the logits.
+
+    A neuron may be off in the text, and then nothing is replaced, or, in the last block, at the measured position.
+    Decoders beside an encoder read the same target with both texts, so that up to the first cross-attention there is
+    nothing to resample; nor is there where every picture has the class token.
+    """
+    row, other = rows
+    stacks = model.spec.stacks
+    prefix = "decoder." if len(stacks) > 1 else ""
+    last = f"{prefix}blocks.{len(stacks.get('decoder', stacks.get('encoder')).blocks) - 1}."
+    same = ("decoder.embed", "decoder.blocks.0.attn") if len(stacks) > 1 else ()
+    if isinstance(model.spec.reads.embed, PatchesSpec):
+        same = (*same, "embed position 0", "encoder.embed position 0")
+    blocks = [block for stack in model.spec.stacks.values() for block in stack.blocks]
+    mixtures = any(isinstance(block.mlp, MoESpec) for block in blocks)
+    for part in PARTS:
+        if mixtures and part == "neurons":
+            continue
+        units = {"units": [0, 2]} if part == "neurons" else {}
+        ablated = model.ablate([row], part, how=how, reference=[other], **options, **units)
+        dead = [name for name in ablated.dead if part != "neurons" or not name.startswith(last)]
+        known = same if how == "resample" else ()
+        unchanged = [name for name in ablated.unchanged if part != "neurons" and not name.startswith(known)]
+        assert not dead, f"{part}, {how}: {dead}"
+        assert not unchanged, f"{part}, {how}: {unchanged}"
+        if part != "positions":
+            touched = {re.sub(r"(blocks\.\d+).*", r"\1", site) for unit in ablated.units for site in unit.sites}
+            assert len(touched) == len(blocks), f"{part}: {touched}"
+
+
+@pytest.mark.parametrize("how", REPLACED)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_standard_ablation_changes_the_logits(name: str, how: Replaced) -> None:
+    model = Model(MODELS[name]())
+    check_that_no_site_is_dead(model, [[3, 4, 5, 6], [9, 8, 7, 1, 2]], how, **seeing_all(model))
+
+
 @pytest.mark.heavy
+@pytest.mark.parametrize("how", REPLACED)
 @pytest.mark.parametrize("name", FAMILIES.values())
-def test_every_standard_ablation_changes_the_logits_in_every_family(name: str) -> None:
+def test_every_standard_ablation_changes_the_logits_in_every_family(name: str, how: Replaced) -> None:
     """No site that the standard ablations replace is dead, in any layer of any family."""
     model = ours(name)
     if headless(model):
         pytest.skip("it has no logits")
-    rows, how = rows_of(model), family_options(model)
-    parts = ["heads", "attention", "mlp", "blocks"]
-    if not any(isinstance(block.mlp, MoESpec) for stack in model.spec.stacks.values() for block in stack.blocks):
-        parts.append("neurons")
-    score = {"metric": lambda logits: logits.double().pow(2).sum(-1)}  # a function of all logits, of one score too
-    for part in parts:
-        units = {"units": [0, 2]} if part == "neurons" else {}
-        ablated = model.ablate([rows[0]], part, **how, **score, **units)
-        moved = (ablated.values - ablated.before).abs()[:, 0] > 1e-6 * ablated.before.abs()
-        dead = [unit.name for unit, alive in zip(ablated.units, moved.tolist(), strict=True) if not alive]
-        relu = part == "neurons"  # a neuron may be off
-        assert not dead or relu, f"{part}: {dead}"
-        assert len(dead) < len(ablated.units), part
+    rows = sorted(rows_of(model), key=len)
+    options = {"metric": lambda logits: logits.double().pow(2).sum(-1)}  # kl is 0 where there is one score
+    check_that_no_site_is_dead(model, [rows[0], rows[-1]], how, **seeing_all(model), **options)
+
+
+def test_a_site_that_nothing_reads_is_declared_dead() -> None:
+    """The control: a head without output weights, and positions behind the measured one; no other site."""
+    model = Model(tiny.decoder())
+    weight = dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"]
+    with torch.no_grad():
+        weight[:, 3 * tiny.K : 4 * tiny.K] = 0
+    for how in REPLACED:
+        ablated = model.ablate([[3, 4, 5, 6]], how=how, reference=[[9, 8, 7, 1]])
+        assert ablated.dead == ("blocks.1.attn.z head 3",)
+        assert ablated.unchanged == ()
+        assert ablated.to_dict()["dead"] == ["blocks.1.attn.z head 3"]
+    seen = model.ablate([[3, 4, 5, 6]], "positions", at=1)
+    assert seen.dead == ("embed position 2", "embed position 3")
+
+
+def test_an_output_weight_of_zero_leaves_neurons_dead_and_the_mlp_unchanged() -> None:
+    model = Model(tiny.decoder())
+    with torch.no_grad():
+        dict(model.module.named_parameters())["decoder.blocks.0.mlp.down.weight"].zero_()
+    neurons = model.ablate([[3, 4, 5]], "neurons", units=[0, 5])
+    assert neurons.dead == ("blocks.0.mlp.act neuron 0", "blocks.0.mlp.act neuron 5")
+    assert model.ablate([[3, 4, 5]], "mlp").unchanged == ("blocks.0.mlp.out",)
+
+
+def test_a_site_that_does_almost_nothing_is_not_dead() -> None:
+    """Less than what runs in one batch differ by: only the same run without the change tells."""
+    model = Model(tiny.decoder())
+    weight = dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"]
+    with torch.no_grad():
+        weight[:, 3 * tiny.K : 4 * tiny.K] *= 1e-6
+    ablated = model.ablate([[3, 4, 5, 6]])
+    whole = model.logits([[3, 4, 5, 6]])[0][-1]
+    changed = model.logits([[3, 4, 5, 6]], edit=[zero("blocks.1.attn.z", heads=3)])[0][-1]
+    assert 0 < float((whole - changed).abs().max()) < 64 * 2**-23 * float(whole.abs().max())
+    assert ablated.dead == ()
 
 
 # ---------------------------------------------------------------- what is refused

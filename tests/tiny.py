@@ -115,7 +115,7 @@ def engine(
     return made
 
 
-def mixture(seed: int = 0) -> nn.Transformer:
+def mixture(seed: int = 0, mask: str = "causal") -> nn.Transformer:
     """Attention and MLP in parallel, the MLP a mixture: in the first block one norm for both, then each its own."""
     norm, attn = LayerNormSpec(width=D), attention(D, H, kv_heads=G, head_width=K)
     experts = moe(D, F, "silu", experts=5, top_k=2)
@@ -124,7 +124,7 @@ def mixture(seed: int = 0) -> nn.Transformer:
         ParallelBlockSpec(attn=attn, mlp=experts, attn_norm=NormsSpec(pre=norm), mlp_norm=NormsSpec(pre=norm)),
     )
     stack = StackSpec(
-        embed=_embed(None), kinds={"self": _kind(causal(), POSITIONS["rope"])}, blocks=blocks, final_norm=norm
+        embed=_embed(None), kinds={"self": _kind(MASKS[mask], POSITIONS["rope"])}, blocks=blocks, final_norm=norm
     )
     head = LMHeadSpec(proj=LinearSpec(inputs=D, outputs=V))
     return nn.new(ModelSpec(family="tiny", decoder=stack, head=head, context=64, init_std=0.3), seed)

@@ -99,11 +99,11 @@ def ablate(
     """Run texts without one head, layer, neuron or position at a time, and show what the output loses."""
     _check_options(part, heads, unit, kind, reference)
     answers = answers_of(answer, other)
-    from triptych.cli.loading import load_model, read_texts
+    from triptych.cli.loading import load_measured, read_texts
     from triptych.probe.head_names import typed_head
 
     rows = read_texts(texts)
-    model = load_model(checkpoint)
+    model = load_measured(checkpoint)
     model.check_words("ablate")
     name: MetricName | None = None if metric is None else metric.value
     chosen = None if heads is None else [typed_head(model.spec, one) for one in heads.split(",")]
@@ -143,3 +143,6 @@ def _show(result: Ablations, top: int) -> None:
     if result.unchanged:
         names = ", ".join(result.unchanged[:3]) + (", ..." if len(result.unchanged) > 3 else "")
         screen.note(f"{names}: what was put there stood there already")
+    if result.dead:
+        names = ", ".join(result.dead[:3]) + (", ..." if len(result.dead) > 3 else "")
+        screen.note(f"{names}: no logit that is measured depends on what stands there")

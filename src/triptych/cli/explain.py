@@ -103,10 +103,10 @@ def _write_playground(file: Path) -> None:
 
 def _walk(checkpoint: options.Checkpoint, text: str, *, layer: int, head: int, row: int | None, cache: bool) -> Walk:
     """The steps of a forward, or with `cache` of one decoding step."""
-    from triptych.cli.loading import load_model
+    from triptych.cli.loading import load_measured
     from triptych.labs import walk
 
-    model = load_model(checkpoint)
+    model = load_measured(checkpoint)
     if cache:
         return walk.explain_cache(model, text, layer=layer, head=head)
     return walk.explain(model, text, layer=layer, head=head, row=row)

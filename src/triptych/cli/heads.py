@@ -53,10 +53,10 @@ def heads(
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
     words = _words(link, text, target, texts, save)
-    from triptych.cli.loading import load_model, read_texts
+    from triptych.cli.loading import load_measured, read_texts
 
     rows = read_texts(texts) if texts else None
-    model = load_model(checkpoint)
+    model = load_measured(checkpoint)
     if words is not None:
         assert text is not None
         with screen.stages() as stage:
@@ -142,10 +142,10 @@ def _show_link(table: LinkTable) -> None:
 
 def _save(model: Model, table: HeadTable, text: str | None, name: str, path: Path) -> None:
     from triptych.page import write
-    from triptych.page.heads import TEXT
+    from triptych.page.heads import sample_text
     from triptych.page.inside import inside_page
     from triptych.page.inspect import inspect_text
 
-    inspection = inspect_text(model, TEXT if text is None else text)
+    inspection = inspect_text(model, sample_text(model) if text is None else text)
     write(path, inside_page(model, [inspection], name, table=table, title="Attention heads"))
     screen.note(f"wrote {path}; open it in a browser")

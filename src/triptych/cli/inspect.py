@@ -113,13 +113,13 @@ def _inspected(
     if save is not None:
         _check_file(save)
     from triptych.checkpoints.header import read_header
-    from triptych.cli.loading import load_model
+    from triptych.cli.loading import load_measured
     from triptych.page.inspect import check_selection, inspect_text
 
     # The header alone says whether the site, layer and head are there: nothing is loaded for a misspelt one.
     header = read_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline)
     check_selection(header.spec, site, layer, head, maps=save is not None and save.suffix.lower() != ".json")
-    model = load_model(checkpoint)
+    model = load_measured(checkpoint)
     with screen.stages() as stage:
         inspections = []
         for number, one in enumerate(texts):

@@ -70,9 +70,9 @@ def lens(
         screen.check_suffix(save, PAGE, "--save")
     _check_options(attribution, other if answer is None else answer, position, stack)
     answers = answers_of(answer, other)
-    from triptych.cli.loading import load_model
+    from triptych.cli.loading import load_measured
 
-    model = load_model(checkpoint)
+    model = load_measured(checkpoint)
     model.check_words("lens")
     result: Lens | LogitAttribution
     predictions: Lens | None = None

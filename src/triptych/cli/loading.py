@@ -45,6 +45,18 @@ def load_model(checkpoint: Checkpoint) -> Model:
     return model
 
 
+def load_measured(checkpoint: Checkpoint) -> Model:
+    """`load_model` for commands that measure what is inside.  Raises InputError where a weight is NaN or infinite."""
+    model = load_model(checkpoint)
+    for name, parameter in model.module.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise InputError(
+                f"{checkpoint.model}: {name} holds numbers that are NaN or infinite, and then so is all that is "
+                "measured; take a checkpoint from before the weights diverged"
+            )
+    return model
+
+
 def header_of(model: str, ignore: Sequence[str], *, offline: bool) -> Header:
     """What a model is, without its weights; MODEL may be a `config.json` or the name of a known model besides.
 

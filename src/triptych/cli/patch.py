@@ -113,9 +113,9 @@ def patch(
     pairs = None if align is None else _pairs(align)
     _check_path(path, freeze_mlps, {"--site": site, "--heads": heads, "--position": position, "--align": align,
                                     "--gradient": gradient})  # fmt: skip
-    from triptych.cli.loading import load_model
+    from triptych.cli.loading import load_measured
 
-    model = load_model(checkpoint)
+    model = load_measured(checkpoint)
     model.check_words("patch")
     name: MetricName | None = None if metric is None else metric.value
     with screen.waiting("patching"):
@@ -189,7 +189,9 @@ def _pairs(text: str) -> list[tuple[int, int]]:
 
 def _show(grid: PatchGrid) -> None:
     how = ", estimated by one backward pass" if grid.estimated else ""
-    title = f"{grid.metric}: clean {grid.clean:.4f}, corrupt {grid.corrupt:.4f}; share restored{how}"
+    title = f"{grid.metric}: clean {grid.clean:.4g}, corrupt {grid.corrupt:.4g}; share restored{how}"
+    if not grid.tells_apart:
+        screen.note("the metric is the same for both prompts, up to rounding, so no share can be given")
     if len(grid.columns) > WIDEST:
         table = screen.table("site", "at", "metric", right=["metric"])
         for row, column, value in grid.best(24):

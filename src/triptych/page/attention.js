@@ -157,17 +157,9 @@ class AttentionView {
     return this.plot.drawing();
   }
 
-  // All weights of the head; of a long text those that are kept.
   values() {
-    const { stack, layer, head, role, queries, keys, count } = this.head;
+    const { stack, layer, head, role, queries, keys } = this.head;
     const measures = Object.fromEntries(this.head.measures);
-    const tidy = (weight) => Number(weight.toFixed(6));
-    if (!count) {
-      return { stack, layer, head, role, measures, queries, keys,
-        weights: queries.map((_, t) => this.head.row(t).map(tidy)) };
-    }
-    const largest = queries.map(() => []);
-    this.head.visit([0, 0], [queries.length, keys.length], (t, s, weight) => largest[t].push([s, tidy(weight)]));
-    return { stack, layer, head, role, measures, queries, keys, largest };
+    return { stack, layer, head, role, measures, queries, keys, ...this.head.numbers() };
   }
 }

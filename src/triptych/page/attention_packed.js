@@ -49,6 +49,13 @@ class TopHead extends AnyHead {
     return 0;
   }
 
+  // The weights that are kept.
+  numbers() {
+    const largest = this.queries.map(() => []);
+    this.visit([0, 0], [this.queries.length, this.keys.length], (t, s, weight) => largest[t].push([s, tidy(weight)]));
+    return { largest };
+  }
+
   visit(from, to, act) {
     for (let k = 0; k < this.count; k++) {
       for (let t = from[0], i = k * this.queries.length + t; t < to[0]; t++, i++) {

@@ -1,6 +1,10 @@
 // The attention of a trace: its heads are unpacked when their stack is first shown, may have roles, and can be drawn as
 // lines.
 
+// Heads of one role have one colour, in the order in which the section names the roles.
+const ROLE_COLOURS = 15;
+const roleClass = (roles, role) => (role ? `role-${roles.indexOf(role) % ROLE_COLOURS}` : "role-none");
+
 // Thumbnails in groups: [title, class of its colour, heads, function(head) -> what stands under a head].
 function showGroups(gallery, groups) {
   gallery.begin(0);

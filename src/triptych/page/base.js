@@ -31,17 +31,16 @@ const svg = (tag, attributes = {}, ...children) =>
 
 const button = (text, hint, press) => el("button", { type: "button", title: hint, onclick: press }, text);
 
-// A row of exclusive choices: entries are [value, label, hint].
+// A row of exclusive choices: entries are [value, label, hint].  `mark(value)` of the row shows another as chosen.
 function choice(name, entries, picked, pick) {
-  const buttons = entries.map(([value, label, hint]) => {
-    const one = button(label, hint ?? "", () => {
-      buttons.forEach((other) => other.setAttribute("aria-pressed", other === one));
-      pick(value);
-    });
-    one.setAttribute("aria-pressed", value === picked);
-    return one;
-  });
-  return el("div", { class: "choice", role: "group", "aria-label": name }, ...buttons);
+  const buttons = entries.map(([value, label, hint]) => button(label, hint ?? "", () => {
+    row.mark(value);
+    pick(value);
+  }));
+  const row = el("div", { class: "choice", role: "group", "aria-label": name }, ...buttons);
+  row.mark = (chosen) => entries.forEach(([value], i) => buttons[i].setAttribute("aria-pressed", value === chosen));
+  row.mark(picked);
+  return row;
 }
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -95,6 +94,21 @@ function onkeys(node, keys) {
   });
 }
 
+// Arrow keys inside a group of buttons: `next(from, across, down)` gives the place, among those that `buttons()` lists,
+// to which the focus goes from the place `from`; `reach` is called with it.
+function onarrows(node, buttons, next, reach) {
+  node.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const all = buttons();
+    const from = all.indexOf(event.target);
+    const to = from < 0 || !step ? -1 : next(from, ...step);
+    if (!all[to]) return;
+    event.preventDefault();
+    all[to].focus();
+    reach(to);
+  });
+}
+
 // Theme: the system's, until the reader chooses; paper is always light.
 
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
@@ -102,17 +116,10 @@ const repaints = []; // what is drawn on canvases, and so does not follow the st
 const repaint = () => repaints.forEach((paint) => paint());
 const isDark = () => (root.dataset.theme ?? (systemDark.matches ? "dark" : "light")) === "dark";
 
-function remember(theme) {
+// Some browsers give a local file no storage; the choice then lasts as long as the page.
+function stored(act) {
   try {
-    localStorage.setItem("triptych-theme", theme);
-  } catch {
-    // Some browsers give a local file no storage; the choice then lasts as long as the page.
-  }
-}
-
-function recall() {
-  try {
-    return localStorage.getItem("triptych-theme");
+    return act(localStorage);
   } catch {
     return null;
   }
@@ -121,7 +128,7 @@ function recall() {
 function mountTheme(tools) {
   const toggle = button("", "", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    remember(root.dataset.theme);
+    stored((storage) => storage.setItem("triptych-theme", root.dataset.theme));
     repaint();
   });
   repaints.push(() => {
@@ -129,7 +136,7 @@ function mountTheme(tools) {
     toggle.title = isDark() ? "Use the light theme" : "Use the dark theme";
   });
   tools.append(toggle);
-  const saved = recall();
+  const saved = stored((storage) => storage.getItem("triptych-theme"));
   if (saved === "light" || saved === "dark") root.dataset.theme = saved;
   systemDark.addEventListener("change", repaint);
 

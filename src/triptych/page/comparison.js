@@ -178,7 +178,7 @@ class ComparisonView {
     const one = (head) => ({
       queries: head.queries,
       keys: head.keys,
-      weights: head.queries.map((_, t) => head.row(t).map((weight) => Number(weight.toFixed(6)))),
+      weights: head.queries.map((_, t) => head.row(t).map(tidy)),
     });
     const { stack, layer, head } = this.head;
     return { stack, layer, head, texts: [one(this.head), one(this.partners.get(this.head))] };

@@ -1,8 +1,5 @@
 // Thumbnails of all heads: layers down and heads across, or in groups.
 
-// Heads of one role have one colour, in the order in which the section names the roles.
-const ROLE_COLOURS = 15;
-const roleClass = (roles, role) => (role ? `role-${roles.indexOf(role) % ROLE_COLOURS}` : "role-none");
 const SIDES = [36, 26]; // pixels of a thumbnail; of many layers, and on a narrow page, the second
 const MANY = 16; // layers
 
@@ -11,7 +8,10 @@ class Gallery {
     this.open = open;
     this.roles = roles;
     this.node = el("div", { class: "gallery", role: "group", "aria-label": "Every layer and head" });
-    this.node.addEventListener("keydown", (event) => this.arrow(event));
+    // The tab key reaches only the open head; arrow keys move over the grid and open the head they reach.
+    onarrows(this.node, () => this.thumbs.map(({ thumb }) => thumb),
+      (from, across, down) => (across ? from + across : this.nextRow(from, down)),
+      (to) => this.open(this.thumbs[to].head));
   }
 
   thumb(head, label = "") {
@@ -81,27 +81,13 @@ class Gallery {
     }
   }
 
-  // The tab key reaches only the open head; arrow keys move over the grid and open the head they reach.
-  arrow(event) {
-    const from = this.thumbs.findIndex(({ thumb }) => thumb === event.target);
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const down = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (from < 0 || !(step || down)) return;
-    event.preventDefault();
-    const to = step ? this.thumbs[from + step] : this.nextRow(this.thumbs[from], down);
-    if (!to) return;
-    to.thumb.focus();
-    this.open(to.head);
-  }
-
-  // Of the thumbnails in the next row, the one nearest in line.
+  // Of the thumbnails in the next row, the place of the one nearest in line.
   nextRow(from, down) {
-    const places = this.thumbs.map((one) => ({ one, box: one.thumb.getBoundingClientRect() }));
-    const start = from.thumb.getBoundingClientRect();
-    const beyond = places.filter(({ box }) => (box.top - start.top) * down > 4);
-    const row = Math.min(...beyond.map(({ box }) => (box.top - start.top) * down));
-    const aside = ({ box }) => Math.abs(box.left - start.left);
-    const line = beyond.filter(({ box }) => (box.top - start.top) * down < row + 4);
-    return line.sort((a, b) => aside(a) - aside(b))[0]?.one;
+    const boxes = this.thumbs.map(({ thumb }) => thumb.getBoundingClientRect());
+    const below = ({ top }) => (top - boxes[from].top) * down;
+    const aside = ({ left }) => Math.abs(left - boxes[from].left);
+    const row = Math.min(...boxes.map(below).filter((distance) => distance > 4));
+    const line = boxes.filter((box) => below(box) > 4 && below(box) < row + 4);
+    return boxes.indexOf(line.sort((a, b) => aside(a) - aside(b))[0]);
   }
 }

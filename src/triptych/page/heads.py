@@ -6,8 +6,17 @@ from collections.abc import Sequence
 
 from triptych.page import TableSection
 from triptych.probe import ROLES, HeadTable
+from triptych.probe.prompts import ProbedModel
 
 TEXT = "The dog that the boys had seen, and that had run away, sat by the river bank. They called the dog."
+
+
+def sample_text(model: ProbedModel) -> str:
+    """As many words of TEXT, from the first, as the model reads."""
+    spec, words = model.spec, TEXT.split()
+    longest = spec.context if spec.encoder is None else spec.source_context
+    beginnings = (" ".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((text for text in beginnings if longest is None or len(model.ids([text])[0]) <= longest), TEXT)
 
 
 def role_effects(table: HeadTable) -> TableSection:

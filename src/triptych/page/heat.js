@@ -7,9 +7,10 @@ const SCALES = {
   dark: ["#16181f", "#1d2b52", "#34477a", "#55658a", "#7d8290", "#aaa184", "#d5c46f", "#ffe98f"],
 };
 
+const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+
 function palette(dark) {
-  const stops = SCALES[dark ? "dark" : "light"].map((hex) => [1, 3, 5]
-    .map((at) => parseInt(hex.slice(at, at + 2), 16)));
+  const stops = SCALES[dark ? "dark" : "light"].map(channels);
   return Array.from({ length: 256 }, (_, shade) => {
     const place = (shade / 255) * (stops.length - 1);
     const low = Math.min(Math.floor(place), stops.length - 2);
@@ -30,14 +31,9 @@ const SHADES = {
   one: { label: "0–1", hint: "The same scale for every head, 0 to 1", top: () => 1, shade: (w) => w },
 };
 
-const TABLES = new Map(); // a palette as the 32-bit pixels of this machine
-
-function pixels(dark) {
-  if (!TABLES.has(dark)) {
-    TABLES.set(dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer));
-  }
-  return TABLES.get(dark);
-}
+// The palettes as 32-bit pixels of this machine.
+const PIXELS = new Map([false, true].map((dark) =>
+  [dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer)]));
 
 // Weights in [0, 1], one pixel each, or `zoom` by `zoom` pixels.
 function paintWeights(canvas, { values, width }, shade, dark, zoom = 1) {
@@ -46,7 +42,7 @@ function paintWeights(canvas, { values, width }, shade, dark, zoom = 1) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
   const out = new Uint32Array(image.data.buffer);
-  const table = pixels(dark);
+  const table = PIXELS.get(dark);
   for (let y = 0, i = 0; y < canvas.height; y++) {
     const row = Math.floor(y / zoom) * width;
     for (let x = 0; x < canvas.width; x++) out[i++] =
@@ -54,6 +50,8 @@ function paintWeights(canvas, { values, width }, shade, dark, zoom = 1) {
   }
   context.putImageData(image, 0, 0);
 }
+
+const tidy = (weight) => Number(weight.toFixed(6));
 
 // What all heads have in common; those below hold weights, `at(t, s)` in [0, 1].
 class AnyHead {
@@ -107,6 +105,11 @@ class Head extends AnyHead {
 
   at(t, s) {
     return this.values[t * this.keys.length + s] / this.steps;
+  }
+
+  // All weights, as they are saved.
+  numbers() {
+    return { weights: this.queries.map((_, t) => this.row(t).map(tidy)) };
   }
 
   visit(from, to, act) {

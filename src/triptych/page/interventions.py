@@ -16,6 +16,7 @@ RESTORED = (
     "prompt's metric, 1 brings the clean prompt's back. The stronger its colour, the larger its share, whatever "
     "its sign."
 )
+SAME = "The metric is the same for both prompts, up to rounding, so there is no way from one to the other to share."
 ESTIMATED = (
     "All cells are estimated by one backward pass, to first order; single cells may be far from what a run gives."
 )
@@ -46,13 +47,13 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
     best = grid.best(12)
     measured = [
         ("Metric", grid.metric),
-        ("Metric, clean", f"{grid.clean:.4f}"),
-        ("Metric, corrupt", f"{grid.corrupt:.4f}"),
+        ("Metric, clean", f"{grid.clean:.4g}"),
+        ("Metric, corrupt", f"{grid.corrupt:.4g}"),
     ]
     chosen = (grid.rows.index(best[0][0]), list(grid.columns).index(best[0][1])) if best else None
-    meaning = RESTORED + (f" {ESTIMATED}" if grid.estimated else "")
+    meaning = (RESTORED if grid.tells_apart else SAME) + (f" {ESTIMATED}" if grid.estimated else "")
     about = "(patched - corrupt) / (clean - corrupt)"
-    largest = [(row, column, f"{value:.4f}") for row, column, value in best]
+    largest = [(row, column, f"{value:.4g}") for row, column, value in best]
     rows = _short_names(grid.rows)
     return [
         MatrixSection("Patching, place by place", meaning, rows, grid.columns, cells, shade, details, about, chosen),

@@ -4,8 +4,7 @@ const FEW = 8; // numbers or keys that are written out
 
 // Numbers as a strip of colours: blue below zero, orange above.
 function paintStrip(canvas, numbers) {
-  const ends = [0, 1].map((series) => [1, 3, 5].map((at) =>
-    parseInt(STRIP[isDark() ? "dark" : "light"][series].slice(at, at + 2), 16)));
+  const ends = STRIP[isDark() ? "dark" : "light"].map(channels);
   const largest = numbers.reduce((best, x) => Math.max(best, Math.abs(x)), 0) || 1;
   canvas.width = numbers.length;
   canvas.height = 1;
@@ -45,7 +44,8 @@ class Flow extends FlowPicture {
       el("p", { class: "quiet" }, "Press a box to see its equation, its shapes and its numbers for the token you " +
         "follow. Press an arrow to cut it: the box behind it then reads zeros."),
       this.chooser, this.tokens, el("div", { class: "flow-parts" }, this.picture, this.detail));
-    this.picture.addEventListener("keydown", (event) => this.move(event));
+    onarrows(this.picture, () => [...this.buttons.values()], (...step) => this.next(...step),
+      (to) => this.open([...this.buttons.keys()][to]));
     onwidth(this.picture, () => this.picture.clientWidth !== this.width && this.draw());
     repaints.push(() => this.explain());
   }
@@ -57,10 +57,7 @@ class Flow extends FlowPicture {
   choose(stack, layer) {
     const before = this.box;
     [this.stack, this.layer] = [stack, Number(layer)];
-    for (const one of this.chooser.children) {
-      one.setAttribute("aria-pressed", one.textContent.endsWith(` ${layer}`)
-        && (!this.both || one.textContent.startsWith(stack === "encode" ? "Enc" : "Dec")));
-    }
+    this.chooser.mark(`${stack} ${layer}`);
     this.draw();
     const alike = (box) => before && box.kind === before.kind
       && box.site?.replace(/\d+/, "") === before.site?.replace(/\d+/, "");
@@ -207,14 +204,13 @@ class Flow extends FlowPicture {
 
   // The inputs and the result for the followed token, as strips and first numbers.
   vectors(box, run, heads) {
-    const head = heads ? this.head : null;
+    const head = heads ? this.head : null; // of values that have no heads, `numbers` gives all
     const inputs = box.inputs.filter(({ key, value }) => key && key !== "ids" && run.values.has(value)
       && run.values.get(value).data instanceof Float32Array);
     const cut = (key) => this.view.board.cuts.has(arrowName(box.entry, box.step, key));
     const parts = inputs.map(({ key, value }) => this.strip(cut(key) ? `${key}, cut` : key,
-      this.numbers(run, value, box, run.values.get(value).shape.length > 2 ? head : null), false, cut(key)));
-    const result = this.numbers(run, box.step.out[0], box,
-      run.values.get(box.step.out[0]).shape.length > 2 ? head : null);
+      this.numbers(run, value, box, head), false, cut(key)));
+    const result = this.numbers(run, box.step.out[0], box, head);
     const matrix = /^q|^k|^v/.test((box.site ?? "").split(".").at(-1)) && box.step.op === "linear" && heads;
     const own = matrix ? this.numbers(run, box.site, box, head) : result;
     return [...parts, this.strip("result", own, true),
@@ -263,18 +259,15 @@ class Flow extends FlowPicture {
     const seen = run.how.mask === false || which === "cross" ? () => true : visible(mask);
     const width = last(q);
     const g = Math.floor((this.head * k.shape[1]) / q.shape[1]);
-    const query = q.data.subarray((t * q.shape[1] + this.head) * width, (t * q.shape[1] + this.head + 1) * width);
-    const dots = Array.from({ length: keys }, (_, j) => {
-      const from = (j * k.shape[1] + g) * width;
-      return query.reduce((sum, x, i) => sum + x * k.data[from + i], 0);
-    });
+    const every = Array.from({ length: keys }, (_, j) => j);
+    const dots = every.map(() => 0);
+    const from = (t * q.shape[1] + this.head) * width;
+    scorers.dot_product(q.data, from, k.data, g * width, k.shape[1] * width, width, every, keys, dots);
     const factor = run.how.scale === false ? 1 : scale;
-    const scores = dots.map((dot, j) => {
-      const scaled = softcap ? softcap * Math.tanh((dot * factor) / softcap) : dot * factor;
-      return scaled + (bias ? bias.data[(this.head * queries + t) * keys + j] : 0);
-    });
+    const scores = dots.slice();
+    adjust(scores, keys, factor, softcap, bias?.data, (this.head * queries + t) * keys, every);
     return { part, t, weights, dots: mechanism === "dot_product" ? dots : null, scores,
-      seen: dots.map((_, j) => seen(t, j)), factor, trained: scale };
+      seen: every.map((j) => seen(t, j)), factor, trained: scale };
   }
 
   attention(box, run) {

@@ -69,11 +69,6 @@ class PlainKernel {
     this.name = "JavaScript";
   }
 
-  // The scratch area is ordinary arrays here.
-  reserve() {
-    return 0;
-  }
-
   // x [n, columns] -> [n, rows], without a bias.
   multiply(x, n, matrix) {
     const { rows, columns, stride } = matrix;
@@ -169,11 +164,6 @@ class Weights {
     const entry = this.entries[name];
     if (!entry) throw new Error(`no weight ${name}`);
     return entry;
-  }
-
-  // fp32 numbers as a value of a program.
-  numbers(name) {
-    return this.entry(name);
   }
 
   // One row of a matrix, in `into` from `place` on.

@@ -26,7 +26,7 @@ class Lessons {
     if (this.acted) this.view.asTrained();
     this.acted = false;
     this.at = at;
-    [...this.chooser.children].forEach((one, i) => one.setAttribute("aria-pressed", i === at));
+    this.chooser.mark(at);
     if (this.view.now) this.build();
     this.show();
   }

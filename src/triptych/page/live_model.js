@@ -51,11 +51,6 @@ class Run {
     return run.values.get(step.out[0]);
   }
 
-  steps(entry) {
-    for (const step of entry.instructions) this.values.set(step.out[0], this.result(step));
-    return entry.outputs.map((name) => this.values.get(name));
-  }
-
   result(step) {
     const call = { ...step.attributes, run: this, names: step.weights, out: step.out[0] };
     for (const [key, name] of Object.entries(step.inputs)) {
@@ -63,21 +58,10 @@ class Run {
       call[key] = this.how.cuts?.has(arrowName(this.name, step, key)) ? zeros(value) : value;
     }
     for (const [key, name] of Object.entries(step.weights)) {
-      if (this.model.section.tensors[name].kind === "fp32") call[key] = this.weights.numbers(name);
+      if (this.model.section.tensors[name].kind === "fp32") call[key] = this.weights.entry(name);
     }
     const value = operations[step.op](call);
     return this.how.cuts?.has(step.op === "site" && mlpPart(step)) ? zeros(value) : value;
-  }
-
-  // The steps of one expert of a mixture, with that expert's weights.
-  expert(entry, number, x) {
-    const own = (name) => name.replace(".experts.0.", `.experts.${number}.`);
-    const renamed = (step) => ({ ...step, weights: Object.fromEntries(Object.entries(step.weights)
-      .map(([k, v]) => [k, own(v)])) });
-    const inside = Object.create(this); // the same run with values of its own: names repeat
-    inside.values = new Map([[entry.inputs[0], x]]);
-    inside.how = {}; // cuts name steps of the entry, not of its experts
-    return inside.steps({ ...entry, instructions: entry.instructions.map(renamed) })[0];
   }
 }
 

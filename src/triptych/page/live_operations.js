@@ -41,6 +41,21 @@ function eachVector(x, act) {
   return valueOf(x.shape, out);
 }
 
+// Each vector, `centred` or not, divided by the root of the mean of its squares; then scaled and shifted.
+function normed({ x, weight, bias, offset, eps }, centred) {
+  return eachVector(x, (vector, out) => {
+    let mean = 0;
+    let squares = 0;
+    if (centred) for (let i = 0; i < vector.length; i++) mean += vector[i];
+    mean /= vector.length;
+    for (let i = 0; i < vector.length; i++) squares += (vector[i] - mean) ** 2;
+    const factor = 1 / Math.sqrt(squares / vector.length + eps);
+    for (let i = 0; i < out.length; i++) {
+      out[i] = (vector[i] - mean) * factor * (weight.data[i] + (offset ?? 0)) + (bias ? bias.data[i] : 0);
+    }
+  });
+}
+
 const operations = {
   site: ({ x }) => x,
   cast: ({ x }) => x, // the exporter refuses another dtype than float32
@@ -70,28 +85,8 @@ const operations = {
     return valueOf([...x.shape.slice(0, -1), rows], out);
   },
 
-  layer_norm({ x, weight, bias, eps }) {
-    return eachVector(x, (vector, out) => {
-      let mean = 0;
-      let variance = 0;
-      for (let i = 0; i < vector.length; i++) mean += vector[i];
-      mean /= vector.length;
-      for (let i = 0; i < vector.length; i++) variance += (vector[i] - mean) ** 2;
-      const factor = 1 / Math.sqrt(variance / vector.length + eps);
-      for (let i = 0; i < out.length; i++) {
-        out[i] = (vector[i] - mean) * factor * weight.data[i] + (bias ? bias.data[i] : 0);
-      }
-    });
-  },
-
-  rms_norm({ x, weight, offset, eps }) {
-    return eachVector(x, (vector, out) => {
-      let squares = 0;
-      for (let i = 0; i < vector.length; i++) squares += vector[i] * vector[i];
-      const factor = 1 / Math.sqrt(squares / vector.length + (eps ?? 2 ** -23)); // torch's default is fp32's epsilon
-      for (let i = 0; i < out.length; i++) out[i] = vector[i] * factor * (weight.data[i] + (offset ?? 0));
-    });
-  },
+  layer_norm: (call) => normed(call, true),
+  rms_norm: (call) => normed({ ...call, eps: call.eps ?? 2 ** -23 }, false), // torch's default is fp32's epsilon
 };
 
 // In place, in double precision where it sums.

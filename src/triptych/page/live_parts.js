@@ -14,12 +14,13 @@ class Board {
     }
     const both = new Set(parts.map((one) => one.tower)).size > 1;
     const rows = [...layers.values()].map((ones) => this.row(ones, both));
-    this.reset = button("Put all back", "Undo every cut", () => this.clear());
+    this.reset = button("Put all back", "Undo every cut", () => this.set([]));
     this.node = el("div", { class: "board" },
       el("div", { class: "rows", role: "group", "aria-label": "Parts of the model; press one to cut it out or put it " +
         "back" }, ...rows),
       this.reset);
-    this.node.querySelector(".rows").addEventListener("keydown", (event) => this.arrow(event));
+    onarrows(this.node.querySelector(".rows"), () => this.keys.map(({ one }) => one),
+      (from, across, down) => from + across + down, () => this.mark());
     this.mark();
   }
 
@@ -49,10 +50,6 @@ class Board {
     this.changed();
   }
 
-  clear() {
-    this.set([]);
-  }
-
   // These are cut, and no others.
   set(cuts) {
     this.cuts = new Set(cuts);
@@ -70,16 +67,6 @@ class Board {
     const held = this.reset === document.activeElement;
     this.reset.disabled = this.cuts.size === 0;
     if (held && this.reset.disabled) this.keys[at].one.focus(); // a disabled button would lose the keyboard's place
-  }
-
-  arrow(event) {
-    const at = this.keys.findIndex(({ one }) => one === event.target);
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const to = this.keys[at + step];
-    if (at < 0 || !to) return;
-    event.preventDefault();
-    to.one.focus();
-    this.mark();
   }
 }
 

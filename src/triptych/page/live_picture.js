@@ -1,7 +1,7 @@
 // The picture of the flow diagram: the boxes of one layer with what stands before and after all layers, and the arrows
 // between them.  `Flow` (live_flow.js) says which layer, which box is open and what a press does.
 
-const BOX = { height: 44, gap: 26, most: 148, between: 8 };
+const BOX = { height: 44, gap: 26, most: 148, narrow: 72, between: 8 };
 
 class FlowPicture {
   get bands() {
@@ -77,6 +77,7 @@ class FlowPicture {
       el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : /[NSM]/.test(shape) ? ""
         : shape));
     const { x, y, width } = box.frame;
+    one.classList.toggle("narrow", width < BOX.narrow);
     Object.assign(one.style, { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` });
     this.buttons.set(box, one);
     return one;
@@ -122,20 +123,11 @@ class FlowPicture {
     }
   }
 
-  move(event) {
-    const { depth, lane, layer } = this.shown.find((box) => this.buttons.get(box) === event.target) ?? {};
+  // The place of the box above or below another in the order of the program, or of the one beside it.
+  next(from, across, down) {
     const order = [...this.buttons.keys()];
-    const at = order.findIndex((box) => this.buttons.get(box) === event.target);
-    const beside = (step) =>
-      order.find((box) => box.layer === layer && box.depth === depth && box.lane === lane + step);
-    const next = {
-      ArrowDown: () => order[at + 1], ArrowUp: () => order[at - 1],
-      ArrowLeft: () => beside(-1), ArrowRight: () => beside(1),
-    };
-    const to = next[event.key]?.();
-    if (at < 0 || !to) return;
-    event.preventDefault();
-    this.buttons.get(to).focus();
-    this.open(to);
+    const { depth, lane, layer } = order[from];
+    return across ? order.findIndex((box) => box.layer === layer && box.depth === depth && box.lane === lane + across)
+      : from + down;
   }
 }

@@ -72,36 +72,3 @@ class Bars {
     this.list.append(row.node);
   }
 }
-
-// The cache while the model writes: a row for each layer, a column for each position.
-class CachePicture {
-  constructor(layers, numbers) {
-    Object.assign(this, { layers, numbers });
-    this.canvas = el("canvas", { class: "cache", "aria-hidden": "true" });
-    this.text = el("p", { class: "quiet", role: "status" });
-    this.node = el("div", { class: "kv", hidden: "" }, el("h4", {}, "KV cache"), this.canvas, this.text);
-    repaints.push(() => this.last && this.show(...this.last));
-  }
-
-  // `filled` positions, of which the last step computed `fresh`.
-  show(filled, fresh, capacity) {
-    this.node.hidden = false;
-    this.last = [filled, fresh, capacity];
-    const columns = Math.min(capacity, Math.max(64, filled));
-    const first = Math.max(0, filled - columns);
-    this.canvas.width = columns;
-    this.canvas.height = this.layers;
-    const context = this.canvas.getContext("2d");
-    const colours = getComputedStyle(this.node);
-    const fill = (colour, from, to) => {
-      context.fillStyle = colours.getPropertyValue(colour);
-      context.fillRect(from - first, 0, to - from, this.layers);
-    };
-    fill(isDark() ? "--kept-dark" : "--kept-light", first, filled - fresh);
-    fill(isDark() ? "--fresh-dark" : "--fresh-light", Math.max(first, filled - fresh), filled);
-    const kib = (4 * this.numbers * filled) / 1024;
-    this.text.textContent =
-      `${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and values of ` +
-      `${fresh} ${fresh === 1 ? "token" : "tokens"} and read those of ${filled - fresh} from the cache.`;
-  }
-}

@@ -11,7 +11,8 @@ DECODERS = frozenset(("spaces", "Fuse", "ByteLevel"))  # of tokenizer.js
 WORDS = frozenset(("WordPiece", "WordLevel"))  # of tokenizer_words.js, which also decodes WordPiece
 BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer_text.js
 BIASES = frozenset(("alibi_bias", "disentangled_bias", "reached_row", "reached_table", "t5_bias"))
-RARE = frozenset(("conv1d", "l2_normalize", "patches", "pool", "sinusoids"))
+CONVOLUTIONS = frozenset(("conv1d", "patches"))
+RARE = frozenset(("l2_normalize", "pool", "sinusoids"))
 ROTATION = frozenset(("rotate", "rotation_cos", "rotation_sin"))
 MASKS = frozenset(("Full", "Causal", "Window"))  # of live_attention.js
 
@@ -45,11 +46,13 @@ class LiveSection:
             ),
             "tokenizer_decoders.js": decodes - DECODERS - WORDS,
             "live_biases.js": operations & BIASES,
+            "live_convolutions.js": operations & CONVOLUTIONS,
             "live_experts.js": "experts" in operations,
             "live_masks.js": {how["mask"]["part"] for how in attends} - MASKS,
             "live_mechanisms.js": {how["mechanism"] for how in attends} - {"dot_product"},
             "live_rare.js": operations & RARE,
             "live_rotation.js": operations & ROTATION,
+            "live_writing.js": self.content["layout"] != "encoder" and self.content["head"] == "LMHead",
         }
         return tuple(name for name, is_needed in needed.items() if name and is_needed)
 

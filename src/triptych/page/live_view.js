@@ -1,8 +1,7 @@
 // The section that runs a model: texts in, tokens, predictions, parts to cut, the model's own writing, attention.
 
-class LiveView extends Writing {
+class LiveView {
   constructor(section, place) {
-    super();
     this.section = section;
     this.engine = null; // until its weights are unpacked, behind the first picture of the page
     this.tokenizer = Tokenizer.from(section.tokenizer);
@@ -68,6 +67,11 @@ class LiveView extends Writing {
       el("h3", {}, "Attention"),
       this.maps);
     this.flow.draw();
+  }
+
+  // What a model that generates has besides (live_writing.js).
+  writing() {
+    return [];
   }
 
   // Whether scores are masked and scaled; pressed is as the model was trained.
@@ -216,6 +220,7 @@ class LiveView extends Writing {
       tokens = this.read();
       if (!tokens.ids.length || tokens.source?.length === 0) {
         this.warning.textContent = "There are no tokens yet; type something.";
+        this.speed.textContent = "";
         return;
       }
       now = await this.engine.call("compute", this.request(tokens));

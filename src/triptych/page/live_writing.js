@@ -1,5 +1,5 @@
-// The model's own writing: temperature and top-p, tokens one at a time, and the cache that fills.  `LiveView`
-// (live_view.js) is the page around it.
+// The model's own writing: temperature and top-p, tokens one at a time, and the cache that fills.  A page carries it
+// where its model generates.
 
 const MOST_NEW = 120; // tokens of one press of "Write"
 const slider = (name, attributes) => {
@@ -11,10 +11,41 @@ const slider = (name, attributes) => {
   return { input, node: el("label", { class: "slider" }, name, input, value) };
 };
 
-class Writing {
-  // What a model that generates has besides.
+// The cache while the model writes: a row for each layer, a column for each position.
+class CachePicture {
+  constructor(layers, numbers) {
+    Object.assign(this, { layers, numbers });
+    this.canvas = el("canvas", { class: "cache", "aria-hidden": "true" });
+    this.text = el("p", { class: "quiet", role: "status" });
+    this.node = el("div", { class: "kv", hidden: "" }, el("h4", {}, "KV cache"), this.canvas, this.text);
+    repaints.push(() => this.last && this.show(...this.last));
+  }
+
+  // `filled` positions, of which the last step computed `fresh`.
+  show(filled, fresh, capacity) {
+    this.node.hidden = false;
+    this.last = [filled, fresh, capacity];
+    const columns = Math.min(capacity, Math.max(64, filled));
+    const first = Math.max(0, filled - columns);
+    this.canvas.width = columns;
+    this.canvas.height = this.layers;
+    const context = this.canvas.getContext("2d");
+    const colours = getComputedStyle(this.node);
+    const fill = (colour, from, to) => {
+      context.fillStyle = colours.getPropertyValue(colour);
+      context.fillRect(from - first, 0, to - from, this.layers);
+    };
+    fill(isDark() ? "--kept-dark" : "--kept-light", first, filled - fresh);
+    fill(isDark() ? "--fresh-dark" : "--fresh-light", Math.max(first, filled - fresh), filled);
+    const kib = (4 * this.numbers * filled) / 1024;
+    this.text.textContent =
+      `${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and values of ` +
+      `${fresh} ${fresh === 1 ? "token" : "tokens"} and read those of ${filled - fresh} from the cache.`;
+  }
+}
+
+class WritingView extends LiveView {
   writing() {
-    if (!this.generates) return [];
     this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 });
     this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 });
     for (const { input } of [this.temperature, this.top]) input.addEventListener("input", () => this.schedule());
@@ -104,3 +135,7 @@ class Writing {
     }
   }
 }
+
+mounts.live = (section, place) => {
+  place.live = new WritingView(section, place);
+};

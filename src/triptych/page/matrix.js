@@ -1,5 +1,7 @@
 // A matrix of short texts: the chosen cell opens beside it.  Lenses, patching grids, roles and contributions are such.
 
+const written = (text) => (text === "" ? "" : shown(text)); // an empty cell has no value
+
 class MatrixView {
   constructor(section, place) {
     this.section = section;
@@ -10,7 +12,7 @@ class MatrixView {
         el(
           "td",
           { class: `tint-${shade[r][c]}`, tabindex: -1, title: text, onclick: () => this.choose(r, c, true) },
-          shown(text),
+          written(text),
         ),
       ),
     );
@@ -74,7 +76,7 @@ class MatrixView {
     cell.tabIndex = 0;
     cell.classList.add("on");
     if (focus) cell.focus();
-    else this.wide.scrollLeft = cell.offsetLeft; // of what is focused the browser does so by itself
+    this.uncover(cell);
     const most = Math.max(...this.opened(r, c).map(([, value]) => Math.abs(value)), 1e-9);
     const items = this.opened(r, c).map(([name, value]) => {
       const bar = el("i");
@@ -86,6 +88,15 @@ class MatrixView {
       el("ol", {}, ...items),
       el("p", { class: "quiet" }, about),
     );
+  }
+
+  // Scrolls to a cell, beside the name of its row and below that of its column, which stay where they are.
+  uncover(cell) {
+    const { wide } = this;
+    const [name, top] = [cell.parentNode.firstChild.offsetWidth, this.tds[0][0].offsetTop];
+    const { offsetLeft: x, offsetTop: y, offsetWidth: width, offsetHeight: height } = cell;
+    wide.scrollLeft = clamp(wide.scrollLeft, x + width - wide.clientWidth, x - name);
+    wide.scrollTop = clamp(wide.scrollTop, y + height - wide.clientHeight, y - top);
   }
 
   opened(r, c) {
@@ -103,7 +114,7 @@ class MatrixView {
   drawing() {
     const { title, rows, columns, cells, shade } = this.section;
     const cut = (text, most) =>
-      [...shown(text)].length > most ? [...shown(text)].slice(0, most - 1).join("") + "…" : shown(text);
+      [...written(text)].length > most ? [...written(text)].slice(0, most - 1).join("") + "…" : written(text);
     const widths = columns.map(
       (name, c) =>
         8 * Math.min(16, Math.max([...shown(name)].length, ...cells.map((row) => [...shown(row[c])].length))) + 14,

@@ -29,11 +29,12 @@ INTERPRETER = (
 TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
 #: What `LiveSection.scripts` names, each behind the script that it adds to.
 OF_MODELS = {
-    "live_operations.js": ("live_rotation.js", "live_experts.js", "live_rare.js"),
+    "live_operations.js": ("live_rotation.js", "live_experts.js", "live_convolutions.js", "live_rare.js"),
     "live_attention.js": ("live_masks.js", "live_mechanisms.js", "live_biases.js"),
     "tokenizer_text.js": ("tokenizer_splits.js", "tokenizer_charsmap.js"),
     "tokenizer_models.js": ("tokenizer_bpe.js", "tokenizer_unigram.js"),
     "tokenizer.js": ("tokenizer_words.js", "tokenizer_decoders.js"),
+    "live_view.js": ("live_writing.js",),
 }
 MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "attention.js")
 TRACES = (*MAPS, "lines.js", "attention_packed.js", "attention_trace.js")
@@ -45,7 +46,7 @@ OF_KIND = {
     "live": (
         "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js",
         "live_graph.js", "live_words.js", "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js",
-        "live_lessons.js", "live_writing.js", "live_view.js",
+        "live_lessons.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),
     "pictures": ("pictures.css",),

@@ -115,7 +115,7 @@ class Tokenizer {
       if (token == null) return `<${id}>`;
       if (this.addedIds.has(id)) return token;
       const { bytes, marks } = this.data.names;
-      const letters = bytes ? Array.from(token, (char) => tokenText.byteOfLetter.get(char)) : [undefined];
+      const letters = bytes ? tokenText.bytesOf(token) : [undefined];
       if (!letters.includes(undefined)) return Tokenizer.visible(Tokenizer.escapedBytes(Uint8Array.from(letters)));
       return Tokenizer.visible(!bytes && marks ? token.replaceAll("▁", " ") : token);
     });
@@ -128,20 +128,11 @@ class Tokenizer {
 
   // UTF-8 as text; a byte that belongs to no whole character is written as \xe2.
   static escapedBytes(bytes) {
-    const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
     let text = "";
-    for (let at = 0; at < bytes.length; ) {
-      let char = "";
-      let size = 0;
-      while (char === "" && size < Math.min(4, bytes.length - at)) {
-        try {
-          char = strict.decode(bytes.subarray(at, at + ++size));
-        } catch {
-          char = "";
-        }
-      }
-      text += char || `\\x${bytes[at].toString(16).padStart(2, "0")}`;
-      at += char ? size : 1;
+    for (let at = 0, size; at < bytes.length; at += size) {
+      const sizes = [1, 2, 3, 4].filter((one) => at + one <= bytes.length);
+      size = sizes.find((one) => tokenText.whole(bytes.subarray(at, at + one)) !== null) ?? 1;
+      text += tokenText.whole(bytes.subarray(at, at + size)) ?? `\\x${bytes[at].toString(16).padStart(2, "0")}`;
     }
     return text;
   }
@@ -154,7 +145,7 @@ Tokenizer.decoders = {
   Fuse: () => (tokens) => [tokens.join("")],
   ByteLevel: () => (tokens) => {
     const bytes = tokens.flatMap((token) => {
-      const letters = Array.from(token, (char) => tokenText.byteOfLetter.get(char));
+      const letters = tokenText.bytesOf(token);
       return letters.includes(undefined) ? Array.from(tokenText.utf8.encode(token)) : letters;
     });
     return [new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes))];

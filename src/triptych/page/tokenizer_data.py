@@ -195,8 +195,8 @@ def _lower(export: _Export, step: Step) -> _Steps:
 
 def _cleaned(export: _Export, bert: bool) -> _Steps:
     removed, spaces = sets.cleaned(bert)
-    yield {"step": "map", "set": export.set(f"removed {bert}", removed), "content": ""}
-    yield {"step": "map", "set": export.set(f"spaces {bert}", spaces), "content": " "}
+    yield {"step": "replace", "pattern": ["", export.set(f"removed {bert}", removed), ""], "content": ""}
+    yield {"step": "replace", "pattern": ["", export.set(f"spaces {bert}", spaces), ""], "content": " "}
 
 
 def _bert(export: _Export, step: Step) -> _Steps:
@@ -206,13 +206,13 @@ def _bert(export: _Export, step: Step) -> _Steps:
         yield {"step": "around", "set": export.set("ideographs", sets.ideographs())}
     if step["lowercase"] if step["strip_accents"] is None else step["strip_accents"]:
         yield _form(export, "NFD")
-        yield {"step": "map", "set": export.set("accents True", sets.accents(True)), "content": ""}
+        yield {"step": "replace", "pattern": ["", export.set("accents True", sets.accents(True)), ""], "content": ""}
     if step["lowercase"]:
         yield from _lower(export, step)
 
 
 def _accents(export: _Export, step: Step) -> _Steps:
-    yield {"step": "map", "set": export.set("accents False", sets.accents(False)), "content": ""}
+    yield {"step": "replace", "pattern": ["", export.set("accents False", sets.accents(False)), ""], "content": ""}
 
 
 def _nmt(export: _Export, step: Step) -> _Steps:

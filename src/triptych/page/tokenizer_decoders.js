@@ -7,12 +7,9 @@ Object.assign(Tokenizer.decoders, {
     const texts = [];
     let bytes = [];
     const flush = () => {
-      try {
-        const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-        if (bytes.length) texts.push(strict.decode(Uint8Array.from(bytes)));
-      } catch {
-        texts.push(...bytes.map(() => "\ufffd"));
-      }
+      if (!bytes.length) return;
+      const text = tokenText.whole(Uint8Array.from(bytes));
+      texts.push(...(text === null ? bytes.map(() => "\ufffd") : [text]));
       bytes = [];
     };
     for (const token of tokens) {
@@ -35,9 +32,9 @@ Object.assign(Tokenizer.decoders, {
       while (chars.length - end < stop && end > first && chars[end - 1] === content) end--;
       return chars.slice(first, end).join("");
     }),
-  Replace({ pattern, content }, sets) {
-    const matches = tokenText.expression(pattern, sets);
-    return (tokens) => tokens.map((token) => token.replace(matches, () => content));
+  Replace(step, sets) {
+    const replace = tokenText.normalizers.replace(step, sets);
+    return (tokens) => tokens.map(replace);
   },
   BPEDecoder: ({ suffix }) => (tokens) =>
     tokens.map((token, i) => token.replaceAll(suffix, () => (i === tokens.length - 1 ? "" : " "))),

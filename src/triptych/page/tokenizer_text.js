@@ -4,6 +4,16 @@
 
 const tokenText = (() => {
   const utf8 = new TextEncoder();
+  const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+  // The text of bytes; null where they are no UTF-8.
+  function whole(bytes) {
+    try {
+      return strict.decode(bytes);
+    } catch {
+      return null;
+    }
+  }
 
   // The code points of a set, as pairs of the first one and the one after the last.
   function ranges(packed) {
@@ -46,39 +56,29 @@ const tokenText = (() => {
   let others = 256;
   for (let byte = 0; byte < 256; byte++) letterOfByte.push(String.fromCharCode(printable(byte) ? byte : others++));
   const byteOfLetter = new Map(letterOfByte.map((letter, byte) => [letter, byte]));
+  const bytesOf = (token) => Array.from(token, (letter) => byteOfLetter.get(letter));
   const asBytes = (text) => Array.from(utf8.encode(text), (byte) => letterOfByte[byte]).join("");
+
+  // A function of a text that changes all matches.
+  const replacing = (parts, sets, change) => {
+    const matches = expression(parts, sets);
+    return (text) => text.replace(matches, change);
+  };
 
   // step -> function(step, sets) that makes a function of a text.
   const normalizers = {
-    unicode({ form, set }, sets) {
-      const active = expression(["", set, "+"], sets);
-      return (text) => text.replace(active, (run) => run.normalize(form));
-    },
-    lower({ set }, sets) {
-      const upper = expression(["", set, ""], sets);
-      return (text) => text.replace(upper, (char) => char.toLowerCase());
-    },
-    map({ set, content }, sets) {
-      const members = expression(["", set, ""], sets);
-      return (text) => text.replace(members, () => content);
-    },
-    around({ set }, sets) {
-      const members = expression(["", set, ""], sets);
-      return (text) => text.replace(members, (char) => ` ${char} `);
-    },
+    unicode: ({ form, set }, sets) => replacing(["", set, "+"], sets, (run) => run.normalize(form)),
+    lower: ({ set }, sets) => replacing(["", set, ""], sets, (char) => char.toLowerCase()),
+    around: ({ set }, sets) => replacing(["", set, ""], sets, (char) => ` ${char} `),
+    replace: ({ pattern, content }, sets) => replacing(pattern, sets, () => content),
     strip({ set, left, right }, sets) {
-      const before = expression(["^", set, "+"], sets);
       const is = membership(sets[set]);
       return (text) => {
-        const rest = left ? text.replace(before, "") : text;
-        let end = rest.length; // white space is never made of two code units
-        while (right && end > 0 && is(rest.charCodeAt(end - 1))) end--;
-        return rest.slice(0, end);
+        let [start, end] = [0, text.length]; // white space is never made of two code units
+        while (left && start < end && is(text.charCodeAt(start))) start++;
+        while (right && start < end && is(text.charCodeAt(end - 1))) end--;
+        return text.slice(start, end);
       };
-    },
-    replace({ pattern, content }, sets) {
-      const matches = expression(pattern, sets);
-      return (text) => text.replace(matches, () => content);
     },
     prepend: ({ content }) => (text) => (text ? content + text : text),
     bytes: () => asBytes,
@@ -125,5 +125,5 @@ const tokenText = (() => {
     bytes: () => (piece) => [{ ...piece, text: asBytes(piece.text) }],
   };
 
-  return { behaviors, byteOfLetter, escaped, expression, membership, normalizers, parts, splitters, utf8 };
+  return { behaviors, bytesOf, escaped, membership, normalizers, parts, replacing, splitters, utf8, whole };
 })();

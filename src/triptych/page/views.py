@@ -49,7 +49,7 @@ class MatrixSection:
         texts: dict[str, int] = {}  # each name of a detail is stored once
 
         def packed(one: Detail) -> list[float]:
-            return [x for name, value in one for x in (texts.setdefault(name, len(texts)), round(float(value), 4))]
+            return [x for name, value in one for x in (texts.setdefault(name, len(texts)), float(f"{value:.4g}"))]
 
         details = None if self.details is None else [[packed(one) for one in row] for row in self.details]
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.head_names import HeadName, attention_head
-from triptych.probe.metric import Answer, MetricFunction, MetricName, measured, metric_of
+from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, forwards, metric_of
 from triptych.probe.prompts import (
     BATCH_TOKENS,
     Change,
@@ -39,6 +39,7 @@ from triptych.probe.prompts import (
 from triptych.probe.reads_and_edits import Plan
 from triptych.probe.sites import Site, match, sites
 from triptych.probe.size import check_reads
+from triptych.spec import MoESpec
 
 Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Replaced = Literal["zero", "mean", "resample"]
@@ -48,6 +49,9 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "positions": ("embed", "*.embed"),
 }  # fmt: skip
 MAX_RUNS = 20_000
+#: Roundings of the largest logit.  Runs in one batch may differ by fewer without any change, so that the run of a unit
+#: is then repeated alone.
+ROUNDING = 64
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Ablations:
     values   [U, B] of U units and B texts; NaN where a text does not have the position.
     before   [B], the texts as they are.
     fired    [U, B], whether the ablation changed a value: not where the replacement is what stands there already.
+    moved    [U, B], whether it changed a logit at the measured position, by however little (in a mixture of experts:
+             by more than rounding).
     """
 
     metric: str
@@ -74,13 +80,27 @@ class Ablations:
     values: Tensor
     before: Tensor
     fired: Tensor
+    moved: Tensor
+
+    @classmethod
+    def empty(cls, metric: str, how: str, units: Sequence[AblatedUnit], texts: int) -> Ablations:
+        """Nothing measured yet."""
+        values, flags = torch.full((len(units), texts), math.nan), torch.zeros(len(units), texts, dtype=torch.bool)
+        return cls(metric, how, tuple(units), values, torch.zeros(texts), flags, flags.clone())
 
     @property
     def unchanged(self) -> tuple[str, ...]:
         """The units whose ablation changed no value in any text."""
-        return tuple(
-            unit.name for unit, fired in zip(self.units, self.fired.any(-1).tolist(), strict=True) if not fired
-        )
+        return self._names(~self.fired.any(-1))
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """The units whose ablation changed values and, in every text, not one logit: nothing that is measured reads
+        what they give, as with output weights of 0, or at a position that the measured one does not see."""
+        return self._names(self.fired.any(-1) & ~self.moved.any(-1))
+
+    def _names(self, chosen: Tensor) -> tuple[str, ...]:
+        return tuple(unit.name for unit, one in zip(self.units, chosen.tolist(), strict=True) if one)
 
     @property
     def effect(self) -> Tensor:
@@ -99,6 +119,7 @@ class Ablations:
         return {
             "metric": self.metric, "how": self.how, "before": self.before.tolist(), "units": names, "values": finite,
             "effect": self.effect.tolist(), "unchanged": list(self.unchanged),
+            "dead": list(self.dead),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -167,19 +188,49 @@ def ablate(
         )
     others = every if reference is None else [prompt_of(model, text, target) for text in reference]
     new = _replacements(model, known, how, every, others, seed, batch_tokens, max_bytes)
-    values, before = torch.full((len(made), len(every)), math.nan), torch.zeros(len(every))
-    fired = torch.zeros(values.shape, dtype=torch.bool)
+    result = Ablations.empty(str(measure), how, made, len(every))
     for b, (prompt, place) in enumerate(zip(every, places, strict=True)):
-        plain = forward(model, [EditedRun(prompt, place)])
-        own = measure.beside(plain.logits)
-        before[b] = own(plain.logits)[0]
         runs = {u: EditedRun(prompt, place, _changes(unit, new[b])) for u, unit in enumerate(made)
                 if _has(model, known, prompt, unit)}  # fmt: skip
-        result = measured(model, list(runs.values()), own, batch_tokens)
-        values[list(runs), b], fired[list(runs), b] = result
-    if not bool(fired.any()):
+        _measure(model, result, b, EditedRun(prompt, place), runs, measure, batch_tokens)
+    if not bool(result.fired.any()):
         raise ProbeError("no ablation changed a value: what is put there stands there already; choose another how=")
-    return Ablations(str(measure), how, tuple(made), values, before, fired)
+    return result
+
+
+def _measure(
+    model: ProbedModel, result: Ablations, b: int, plain: EditedRun, runs: dict[int, EditedRun], measure: Metric,
+    batch_tokens: int,
+) -> None:  # fmt: skip
+    """Write the column `b` of a result: its text as it is, and the run of each unit."""
+    units, whole = list(runs), forward(model, [plain]).logits
+    own = measure.beside(whole)
+    result.before[b] = own(whole)[0]
+    for numbers, piece in forwards(model, list(runs.values()), batch_tokens):
+        rows = [units[i] for i in numbers]
+        result.values[rows, b] = own(piece.logits).float().cpu()
+        result.fired[rows, b] = torch.tensor(piece.fired)
+        apart = (piece.logits - whole).abs().amax(-1) / whole.abs().max()
+        result.moved[rows, b] = (apart > ROUNDING * torch.finfo(model.module.dtype).eps).cpu()
+    for u, run in runs.items():
+        if result.fired[u, b] and not result.moved[u, b]:
+            result.moved[u, b] = _moves(model, run)
+
+
+def _moves(model: ProbedModel, run: EditedRun) -> bool:
+    """Whether the changes of a run change any bit of its logits: both runs are alone, so that they round alike.
+
+    Not so in a mixture, where a change in one token may send it to another expert, with other tokens beside it: there
+    what is no larger than rounding is no change.
+    """
+    if any(isinstance(block.mlp, MoESpec) for stack in model.spec.stacks.values() for block in stack.blocks):
+        return False
+    same = dict.fromkeys(run.changes, _unedited)
+    return not torch.equal(forward(model, [run]).logits, forward(model, [replace(run, changes=same)]).logits)
+
+
+def _unedited(value: Tensor) -> Tensor:
+    return value
 
 
 def _changes(unit: AblatedUnit, new: dict[str, Tensor]) -> dict[str, Change]:

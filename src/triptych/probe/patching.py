@@ -34,6 +34,7 @@ from triptych.probe.reads_and_edits import Plan, Read
 from triptych.probe.size import check_reads
 
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
+ROUNDING = 64  # units in the last place by which two equal metrics may differ; KL sums terms of the order of 1 nat
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +59,16 @@ class PatchGrid(Displayed):
     estimated: bool = False
 
     @property
+    def tells_apart(self) -> bool:
+        """Whether the metrics of the two prompts differ by more than fp32 rounds."""
+        size = max(abs(self.clean), abs(self.corrupt), 1.0 if self.metric == "kl" else 0.0)
+        return abs(self.clean - self.corrupt) > ROUNDING * torch.finfo(torch.float32).eps * size
+
+    @property
     def restored(self) -> Tensor:
         """[R, C]: 0 where the corrupt prompt's metric stays, 1 where the clean prompt's comes back; NaN everywhere if
-        these two are equal."""
-        whole = self.clean - self.corrupt
-        return (self.values - self.corrupt) / (whole if whole else math.nan)
+        the metric does not tell these two apart."""
+        return (self.values - self.corrupt) / (self.clean - self.corrupt if self.tells_apart else math.nan)
 
     def best(self, count: int = 5) -> list[tuple[str, str, float]]:
         """The row, column and value of the cells that move the metric furthest from the corrupt prompt's."""

@@ -151,6 +151,10 @@ def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSam
     if targets is not None and not both:
         raise InputError(f"targets are for encoder-decoders; this is a {model.spec.layout}")
     rows = model.ids(texts) if texts is not None else []
+    longest = model.spec.context if model.spec.encoder is None else model.spec.source_context
+    for number, row in enumerate(rows):
+        if longest is not None and len(row) > longest:
+            raise InputError(f"text {number} has {len(row)} tokens and the model reads {longest}; shorten it")
     if texts is None and model.tokenizer is not None:
         limit = min(CUT, model.spec.context or CUT)
         rows = [row[:limit] for row in model.ids(TEXTS)]
