@@ -50,7 +50,13 @@ def train(
     ] = False,
     out: Annotated[
         Path | None,
-        Option("--out", metavar="DIR", help="Run directory, for checkpoints; by default run.out of the recipe."),
+        Option(
+            "--out",
+            metavar="DIR",
+            parser=options.path,
+            show_default=False,
+            help="Run directory, for checkpoints; by default run.out of the recipe.",
+        ),
     ] = None,
     force: Annotated[
         bool, Option("--force", help="Delete the run that the run directory holds, and start over.")
@@ -137,6 +143,7 @@ def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
         job = _resumed(recipe, start.changes) if resume else prepare(recipe)
         for line in job.skipped:
             screen.note(f"skipped {line}")
+        bar.say(f"computing in {job.trainer.precision}")
         last: list[Event] = []
 
         def step(event: Event) -> None:

