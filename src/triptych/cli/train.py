@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,8 @@ def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
         try:
             job.run(step, lambda trainer: _sample(job, trainer, bar), on_note=bar.say, force=force)
         except Interrupted as stop:
-            screen.note(f"{stop}; continue with the same command and --resume")
+            command = ["triptych", "train", str(start.path), "--out", str(recipe.run.out), "--resume"]
+            screen.note(f"{stop}; continue with: {shlex.join(command)}")
             raise Exit(128 + stop.number) from None
     _done(job, last, as_json=as_json)
 
