@@ -6,6 +6,7 @@ Defaults are for a new model, and `FINE_TUNING` for one that is trained further.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ FINE_TUNING: dict[str, dict[str, object]] = {
     "optimizer": {"name": "adamw", "lr": 5e-5, "muon_lr": 5e-5, "weight_decay": 0.01},
     "schedule": {"warmup": 0.1},
 }
+
+_ONE_OF_SEVERAL = re.compile(r"(literal|dict|list|tuple)\[")  # how pydantic names a type that a value may also have
 
 
 class DataSettings(Section):
@@ -273,6 +276,7 @@ def _problems(error: ValidationError, where: str, changed: Mapping[tuple[str, ..
     for problem in error.errors(include_url=False):
         if error.title == BaseSettings.__name__:
             problem["loc"] = ("model", *problem["loc"])
+        problem["loc"] = tuple(part for part in problem["loc"] if not _ONE_OF_SEVERAL.match(str(part)))
         source = _source(problem, changed) or where
         by_source.setdefault(source, []).append(_problem(problem))
     return (f"{source}: {'; '.join(texts)}" for source, texts in by_source.items())
