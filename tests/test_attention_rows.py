@@ -103,6 +103,45 @@ def test_cross_attention_over_ragged_sources(lengths):
     assert all((rows.split(z)[row] == 0).all() for row, length in enumerate(lengths) if length == 0)
 
 
+def test_targets_and_sources_of_many_lengths_run_in_few_calls():
+    """Where all queries of a row see all keys, rows of similar lengths on both sides are padded together."""
+    rows, source = Rows((3, 40, 17, 5, 80, 9, 12)), Rows((7, 35, 20, 0, 90, 31, 2))
+    leaves = [
+        tokens(of, *shape, seed=i).requires_grad_()
+        for i, (of, *shape) in enumerate([(rows, H, K), (source, G, K), (source, G, KV)])
+    ]
+    z = attend_rows(*leaves, rows, FlatKeys(source), mask=full())
+    parts = [of.split(x) for of, x in zip((rows, source, source), leaves, strict=True)]
+    wanted = torch.cat([alone(*(part[row] for part in parts), 0, full(), row) for row in range(len(rows))])
+    torch.testing.assert_close(z, wanted, atol=1e-5, rtol=1e-5)
+    got, right = (torch.autograd.grad(out.square().sum(), leaves) for out in (z, wanted))
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    heads = Heads(heads=H, groups=G, width=K, value_width=KV, dtype=z.dtype, device=z.device)
+    assert len(plan_rows(rows, FlatKeys(source), full(), heads).pieces) == 3
+    bias = BIASES["places"][0]  # positions matter to it: rows of one shape run together, and no others
+    assert len(plan_rows(rows, FlatKeys(source), full(), heads, bias=bias).pieces) == 7
+
+
+@pytest.mark.parametrize("mask", [causal(), full()], ids=["causal", "full"])
+def test_rows_are_gathered_once_for_all_calls(mask):
+    """The gradient of a gather is as large as the batch, so that one for each call would cost calls times tokens."""
+    rows = Rows((*range(60, 90), 200, 300))
+    leaves = [tokens(rows, n, w, seed=i).requires_grad_() for i, (n, w) in enumerate([(H, K), (G, K), (G, KV)])]
+    z = attend_rows(*leaves, rows, FlatKeys(rows), mask=mask)
+    seen, waiting, whole = set(), [z.grad_fn], 0
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        whole += node.name().startswith("IndexSelect") and any(
+            after is not None and hasattr(after, "variable") for after, _ in node.next_functions
+        )
+        waiting += [after for after, _ in node.next_functions]
+    assert whole == 3  # queries, keys and values
+
+
 @pytest.mark.parametrize("name", ["full", "causal", "window", "prefix", "blocks"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("past", [(4, 4, 4, 4), (4, 9, 0, 2)])

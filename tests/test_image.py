@@ -247,6 +247,24 @@ def test_rows_of_another_form_are_refused(row: torch.Tensor, problem: str) -> No
         model.logits([torch.zeros(2, 20, 20)], mask=torch.ones(1, 1))
 
 
+def test_grey_levels_of_16_bits_are_those_of_8(tmp_path: Path) -> None:
+    """Pillow's own conversion makes all levels above 255 white."""
+    grey = np.arange(400, dtype=np.uint16).reshape(20, 20) % 251
+    Image.fromarray(grey.astype(np.uint8)).save(tmp_path / "8.png")
+    Image.fromarray(grey * 257).save(tmp_path / "16.png")
+    how = Preparation(height=20, width=20)
+    np.testing.assert_array_equal(read_image(tmp_path / "16.png", how), read_image(tmp_path / "8.png", how))
+    Image.fromarray(grey.astype(np.float32)).save(tmp_path / "32.tif")
+    with pytest.raises(InputError, match=r"32\.tif: has grey levels of 32 bits"):
+        read_image(tmp_path / "32.tif", how)
+
+
+def test_an_image_is_no_half_of_a_pair() -> None:
+    model = triptych.load(references.saved("vit")[1])
+    with pytest.raises(InputError, match="pairs of texts, and this vit model reads images"):
+        model.classify([torch.zeros(2, 20, 20)], second=["a text"])
+
+
 def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from triptych.cli import main
 

@@ -116,6 +116,8 @@ def test_sizes_of_the_command_line_reach_the_lab(lab: Lab, capsys: pytest.Captur
         (["plain", "--set", "steps=3"], 1, "the lab plain has no sizes"),
         (["all", "--set", "stepps=3"], 1, "no lab has a size 'stepps' (did you mean 'steps'?)"),
         (["counts", "--seeds", "0"], 2, "--seeds"),
+        (["counts", "--seed", str(10**20)], 2, "--seed"),
+        (["counts", "--seed", str(2**31 - 1), "--seeds", "2"], 2, "goes beyond 2147483647"),
         (["--seeds", "2"], 2, "--seeds needs the NAME of a lab"),
         (["--sizes"], 2, "--sizes needs the NAME of a lab"),
         (["cuonts", "--sizes"], 1, "no lab 'cuonts' (did you mean 'counts'?)"),

@@ -116,6 +116,7 @@ def test_an_end_token_that_also_pads(ids: list[list[int]], whole: bool) -> None:
         ([[-1]], "token id -1 is outside"),
         ([], "there are no rows"),
         ("text", "list of texts, not one string"),
+        ([b"text"], "row 0 is bytes; decode"),
         (7, "rows must be a list"),
         (torch.tensor([1, 2]), r"integer tensor \[B, T\]"),
     ],
@@ -124,6 +125,13 @@ def test_an_end_token_that_also_pads(ids: list[list[int]], whole: bool) -> None:
 def test_rows_that_are_no_rows_are_refused(rows: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         bare().ids(rows)
+
+
+@pytest.mark.parametrize("texts", [5, None, "text", [5], [b"text"]])
+def test_tasks_of_texts_take_a_list_of_texts(texts: Any, model: Model) -> None:
+    for task in (model.tag, model.entities, model.summarize, model.translate):
+        with pytest.raises(InputError):
+            task(texts)
 
 
 def test_ids_of_a_tokenizer_larger_than_its_model_are_refused() -> None:

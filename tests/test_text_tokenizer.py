@@ -105,6 +105,13 @@ def test_bpe_learns_merges_and_is_the_same_twice() -> None:
         bpe_tokenizer([ROMEO], 200)
 
 
+def test_a_new_vocabulary_of_an_impossible_size_is_refused() -> None:
+    for make in (bpe_tokenizer, word_tokenizer):
+        for size in (-1, 0, 3, 10**10):
+            with pytest.raises(TextError, match=f"vocabulary has .* to 1,048,576 tokens, not {size:,}"):
+                make([ROMEO], size)
+
+
 def test_layouts_frame_a_text() -> None:
     encoder, source = byte_tokenizer(ENCODER), byte_tokenizer(SEQ2SEQ)
     assert encoder.encode("a") == [encoder.cls_id, 97, encoder.sep_id]

@@ -42,7 +42,7 @@ from triptych.train.data import micro_batches
 from triptych.train.dropout import has_dropout
 from triptych.train.evaluate import FEWEST, _spread
 from triptych.train.optim import roles
-from triptych.train.precision import autocast
+from triptych.train.precision import WIDE, autocast, chosen
 
 V = 23
 LLAMA = {
@@ -513,6 +513,23 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
         trainer(module, copied_rows(), steps=1).run()
 
 
+def test_a_step_that_breaks_the_model_is_not_saved() -> None:
+    rate = {"optimizer": {"name": "adamw", "lr": 1e38}, "schedule": Schedule(shape="constant", warmup=0.0)}
+    run = trainer(make(LLAMA), copied_rows(), steps=1, **rate)
+    saved: list[int] = []
+    run.on_save = lambda trainer: saved.append(trainer.at.step)
+    with pytest.raises(DivergedError, match=r"step 1 made parameter .* inf or NaN, and is not saved; lower the"):
+        run.run()
+    assert saved == [0]
+    module = make(LLAMA)
+    run = trainer(module, copied_rows(), steps=1, held=HeldOut.of(copied_rows(), copied_rows(), 100))
+    run.on_save = lambda trainer: saved.append(trainer.at.step)
+    module.head.register_forward_hook(lambda part, _, out: out if part.training else out * torch.inf)
+    with pytest.raises(DivergedError, match="step 1 made the loss on the held-out data inf or NaN"):
+        run.run()
+    assert saved == [0, 0]
+
+
 def test_a_gradient_that_is_not_finite_is_named() -> None:
     module = make(LLAMA)
     name = "decoder.blocks.0.mlp.down.weight"
@@ -527,6 +544,21 @@ def test_bf16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -
         autocast("bf16", torch.device("cpu"))
     with autocast("auto", torch.device("cpu")):
         assert not torch.is_autocast_enabled("cpu")
+
+
+def test_auto_is_bf16_for_wide_models_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.train.precision.has_bf16", lambda device: True)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [chosen("auto", cpu, width) for width in (WIDE - 1, WIDE)] == ["fp32", "bf16"]
+    assert [chosen(named, cpu, 8) for named in ("bf16", "fp32")] == ["bf16", "fp32"]
+    assert chosen("auto", cuda, 8) == "bf16"
+    settings = RunSettings(steps=1, rows=2, length=4)
+    assert settings.precision == "auto"
+    module = make(LLAMA)
+    optimizer = Optimizer(module, OptimizerSettings())
+    assert Trainer(module, copied_rows(), optimizer, Schedule(), settings).precision == "fp32"
+    monkeypatch.setattr("triptych.train.precision.has_bf16", lambda device: False)
+    assert chosen("auto", cpu, WIDE) == "fp32"
 
 
 def test_recomputing_activations_changes_no_gradient() -> None:

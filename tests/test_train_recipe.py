@@ -89,6 +89,11 @@ def test_set_refuses(change: str, message: str) -> None:
     ("change", "message"),
     [
         ("run.rows=0", r"--set run\.rows=0: run\.rows = 0: input should be greater than 0"),
+        (
+            "objective.class_weights.good=0",
+            r"--set objective\.class_weights\.good=0: objective\.class_weights = {'good': 0}: input should be 'balanced'"
+            r"; objective\.class_weights\.good = 0: input should be greater than 0",
+        ),
         ("run=5", r"--set run=5: run = 5: "),
         ("foo.bar=1", r"--set foo\.bar=1: foo is not a key of a recipe"),
         ("run.steps=30", r"mine\.toml: optimizer\.learning_rate is not a key"),
@@ -133,13 +138,37 @@ def test_the_recipes_we_ship_are_recipes(name: str) -> None:
         ({"tokenizer": "bytes"}, r"tokenizer = 'bytes' is not a directory .* \(did you mean 'byte'\?\)"),
         ({"model": {"vocab_size": 100}}, "tokenizer has 257 tokens and the model 100"),
         ({"model": {"hidden_sizes": 100}}, r"model: 'hidden_sizes' \(= 100\) is not understood"),
+        ({"run": {"device": "cuda:99"}}, "device 'cuda:99' "),
+        ({"run": {"device": "meta"}}, "device 'meta' is not one of cpu"),
+        ({"tokenizer": "bpe:9999999999"}, "has 257 to 1,048,576 tokens, not 9,999,999,999"),
+        ({"tokenizer": "words:1"}, "a word-level vocabulary has 2 to"),
+        ({"objective": {"rate": 0.4}}, "objective.rate is for masked, corruption, replaced; objective causal does not"),
+        ({"objective": {"commonest": 4}}, "objective.commonest is for masked; objective causal does not"),
     ],
 )
 def test_parts_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question:\n" * 9)
     tables = changed(**{"data": {"path": str(tmp_path / "text.txt")}, **changes})
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, InputError, TextError), match=message):
         prepare(check_recipe(tables))
+
+
+def test_plain_text_may_be_the_texts_of_records(tmp_path: Path) -> None:
+    path = tmp_path / "speeches.csv"
+    path.write_text("who,speech\n" + "".join(f"Hamlet,To be {i}\n" for i in range(10)))
+    data = {"path": str(path), "columns": {"text": "speech"}, "held_out": 0.1}
+    train, held = texts(check_recipe(changed(data=data)).data)
+    assert (train, held) == ([f"To be {i}" for i in range(9)], ["To be 9"])
+    prepare(check_recipe(changed(data=data)))
+    with pytest.raises(TextError, match=r"speeches\.csv, line 2: there is no field 'text'; it has who, speech"):
+        prepare(check_recipe(changed(data={"path": str(path)})))
+
+
+def test_keys_of_pairs_and_records_are_refused_for_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question:\n" * 9)
+    for keys, message in (({"columns": {"text": "a"}}, "reads no records"), ({"words": 3}, "for seq2seq")):
+        with pytest.raises(ConfigError, match=message):
+            prepare(check_recipe(changed(data={"path": str(tmp_path / "text.txt"), **keys})))
 
 
 def test_held_out_text_is_the_end_and_no_part_of_the_rest(tmp_path: Path) -> None:

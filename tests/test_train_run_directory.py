@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -352,7 +353,7 @@ def test_ctrl_c_on_the_command_line(number: int, code: int, text: Path, tmp_path
     (tmp_path / "tiny.toml").write_text(TOML.format(text=text))
     out = tmp_path / "run"
     command = [sys.executable, "-c", "import sys; from triptych.cli import main; sys.exit(main())"]
-    argv = [*command, "train", str(tmp_path / "tiny.toml"), "--out", str(out)]
+    argv = [*command, "train", str(tmp_path / "tiny.toml"), "--out", str(out), "--data", str(text)]
     argv += ["--set", "run.steps=1000000", "--set", "run.save_every=0.0"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         while not steps(out):  # the first checkpoint is written before step 1
@@ -361,9 +362,13 @@ def test_ctrl_c_on_the_command_line(number: int, code: int, text: Path, tmp_path
         process.send_signal(number)
         _, err = process.communicate()
     assert process.returncode == code, err
-    assert "continue with the same command and --resume" in err
     assert "Traceback" not in err
-    assert Checkpoints(out).newest().path.is_dir()
+    at = Checkpoints(out).newest().step
+    (line,) = [line for line in err.splitlines() if "continue with: " in line]
+    program, *rest = shlex.split(line.partition("continue with: ")[2])
+    assert program == "triptych"
+    assert main([*rest, "--set", f"run.steps={at + 1}", "--set", "run.save_every=1.0"]) == 0
+    assert Checkpoints(out).newest().step == at + 1
 
 
 # ---------------------------------------------------------------- too little text

@@ -176,6 +176,8 @@ class ModelTasks(ModelInside):
 
 def _texts(texts: Sequence[str]) -> Sequence[str]:
     """Raises InputError for anything but a list of texts."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts) or not len(texts):
+    if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise InputError("give a list of texts: [text]")
+    if not texts:
+        raise InputError("there are no texts; give a list of texts: [text]")
     return texts

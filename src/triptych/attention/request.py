@@ -167,6 +167,7 @@ def prepare(
     if k.dim() == 2 and v.dim() == 2:
         k, v = k[None, None], v[None, None]
     _check(q, k, v, sinks, dropout)
+    _check_numbers(scale, softcap)
     if bias is not None:
         bias = _fit_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     adopted = mask_lowering.adopt(mask, q.device)
@@ -216,6 +217,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float
         raise InputError(f"sinks {list(sinks.shape)}: give one logit for each head, [{q.shape[1]}]")
     if not 0.0 <= dropout < 1.0:
         raise InputError(f"dropout {dropout} must be a probability in [0, 1)")
+
+
+def _check_numbers(scale: float | None, softcap: float | None) -> None:
+    if scale is not None and not math.isfinite(scale):
+        raise InputError(f"scale {scale}: what scores are multiplied by must be finite")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0.0):
+        raise InputError(f"softcap {softcap}: the bound of the scores must be finite and above 0")
 
 
 def _fit_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -68,17 +69,28 @@ class Padded:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
-    """Some of the rows, whose tokens are `tokens` of the flat batch."""
+class Parts:
+    """The rows of a flat batch in several groups: `order` [N] is where each token stands, one group after another,
+    `back` [N] its inverse, and `sizes` are the tokens of each group.
 
-    tokens: Tensor
-    inner: Batching
+    All groups are gathered at once, because the gradient of a gather is as large as the whole batch.
+    """
 
-    def batch(self, x: Tensor) -> Tensor:
-        return self.inner.batch(x.index_select(0, self.tokens))
+    order: Tensor
+    back: Tensor
+    sizes: tuple[int, ...]
 
-    def flat(self, x: Tensor) -> Tensor:
-        return self.inner.flat(x)
+    @staticmethod
+    def of(rows: Rows, groups: Sequence[Sequence[int]], device: torch.device) -> Parts:
+        tokens = [rows.tokens(group) for group in groups]
+        order = torch.cat(tokens)
+        return Parts(order.to(device), order.argsort().to(device), tuple(map(len, tokens)))
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        return list(torch.split(x.index_select(0, self.order), list(self.sizes)))
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).index_select(0, self.back)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from triptych.attention import mask_lowering
 from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
 from triptych.attention.placing import ContentBias, Heads, Placing, ScoreBias, consecutive_positions
 from triptych.attention.request import AttentionRequest, Runner, Tensors
-from triptych.attention.row_batching import Batching, Chosen, KeyBatching, KeysIn, KeysOf, batched
+from triptych.attention.row_batching import Batching, KeyBatching, KeysIn, KeysOf, Parts, batched
 from triptych.attention.rows import Rows
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
@@ -125,7 +125,8 @@ class _Nothing:
 
 @dataclass(frozen=True, eq=False)
 class RowPlan:
-    """Attention of `rows` over `keys` under `mask`, decided; `order` puts the pieces' tokens back in their places."""
+    """Attention of `rows` over `keys` under `mask`, decided.  Where there are several pieces, `queries` are the tokens
+    of each, and `flat_keys` those of its keys, unless they lie in slots."""
 
     rows: Rows
     keys: KeyLayout
@@ -134,15 +135,19 @@ class RowPlan:
     bias: ScoreBias | None
     mechanism: Mechanism
     pieces: tuple[Piece | _Nothing, ...]
-    order: Tensor | None = None
+    queries: Parts | None = None
+    flat_keys: Parts | None = None
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, content: ContentBias | None = None
     ) -> Tensor:
         """q [N, H, K] over keys as `self.keys` says -> [N, H, Kv]."""
-        if self.order is None:
+        if self.queries is None:
             return self.pieces[0].run(q, k, v, sinks, content)
-        return torch.cat([piece.run(q, k, v, sinks, content) for piece in self.pieces]).index_select(0, self.order)
+        flat = self.flat_keys
+        keys, values = ([x] * len(self.pieces) if flat is None else flat.split(x) for x in (k, v))
+        parts = zip(self.pieces, self.queries.split(q), keys, values, strict=True)
+        return self.queries.joined([piece.run(qs, ks, vs, sinks, content) for piece, qs, ks, vs in parts])
 
     def run_hooked(
         self, q: Tensor, k: Tensor, v: Tensor, hook: RowHook, sinks: Tensor | None = None,
@@ -204,8 +209,8 @@ def plan_rows(
     if rows.total == 0:
         return RowPlan(rows, keys, mask, heads, bias, mechanism, (_Nothing(),))
     planner = _Planner(rows, keys, heads, bias, mechanism)
-    pieces, order = planner.flat(mask) if isinstance(keys, FlatKeys) else planner.slots(mask, keys)
-    return RowPlan(rows, keys, mask, heads, bias, mechanism, pieces, order)
+    pieces, queries, theirs = planner.flat(mask) if isinstance(keys, FlatKeys) else planner.slots(mask, keys)
+    return RowPlan(rows, keys, mask, heads, bias, mechanism, pieces, queries, theirs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,18 +231,24 @@ class _Planner:
 
     # ---------------------------------------------------------------- keys in a flat batch
 
-    def flat(self, mask: Mask) -> tuple[tuple[Piece, ...], Tensor | None]:
+    def flat(self, mask: Mask) -> tuple[tuple[Piece, ...], Parts | None, Parts | None]:
         rows, keys = self.rows, self.keys
         assert isinstance(keys, FlatKeys)
         if rows.equal and keys.rows.equal:
-            return (self._flat_piece(mask, range(len(rows)), whole=True),), None
-        own = rows.lengths == keys.rows.lengths and not any(rows.past + keys.rows.past)
-        shapes: Iterable[Hashable]
-        shapes = _alike(rows, mask) if own else zip(rows.lengths, keys.rows.lengths, strict=True)
-        groups = _grouped(shapes)
+            return (self._flat_piece(mask, range(len(rows)), whole=True),), None, None
+        groups = _grouped(self._shapes(rows, keys.rows, mask))
         if len(groups) == 1:
-            return (self._flat_piece(mask, groups[0], whole=True),), None
-        return tuple(self._flat_piece(mask, group, whole=False) for group in groups), _back(rows, groups, self.heads)
+            return (self._flat_piece(mask, groups[0], whole=True),), None, None
+        queries, theirs = (Parts.of(each, groups, self.heads.device) for each in (rows, keys.rows))
+        return tuple(self._flat_piece(mask, group, whole=False) for group in groups), queries, theirs
+
+    def _shapes(self, rows: Rows, keys: Rows, mask: Mask) -> Iterable[Hashable]:
+        """Equal values for rows that run as one call."""
+        if rows.lengths == keys.lengths and not any(rows.past + keys.past):
+            return _alike(rows, mask)
+        if mask_lowering.only_keys(mask) and self.bias is None:  # no position matters: both sides may be padded
+            return zip(_alike(rows, mask), _alike(keys, mask), strict=True)
+        return zip(rows.lengths, keys.lengths, strict=True)
 
     def _flat_piece(self, mask: Mask, members: Sequence[int], *, whole: bool) -> Piece:
         assert isinstance(self.keys, FlatKeys)
@@ -246,16 +257,14 @@ class _Planner:
         if not whole:
             rows, theirs, mask = rows.take(members), theirs.take(members), mask_lowering.for_rows(mask, members)
         queries, keys = batched(rows, device), batched(theirs, device)
-        if not whole:
-            q_tokens, k_tokens = (r.tokens(members, device) for r in (self.rows, self.keys.rows))
-            queries, keys = Chosen(q_tokens, queries), Chosen(k_tokens, keys)
         if not theirs.equal and not mask_lowering.implies_causal(mask):
             mask = mask & Keys(theirs.lengths)
         k_pos = None
         if any(theirs.past):
             k_pos = consecutive_positions(theirs.past, theirs.longest, device).expand(len(rows), -1)
         if documents is not None and mask_lowering.needs_documents(mask):
-            documents = queries.batch(documents[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
+            here = documents if whole else documents[self.rows.tokens(members, device)]
+            documents = queries.batch(here[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
         else:
             documents = None
         placing = Placing(rows, rows.longest, theirs.longest, k_pos, documents)
@@ -263,7 +272,7 @@ class _Planner:
 
     # ---------------------------------------------------------------- keys in cache slots
 
-    def slots(self, mask: Mask, keys: SlotKeys) -> tuple[tuple[Piece, ...], Tensor | None]:
+    def slots(self, mask: Mask, keys: SlotKeys) -> tuple[tuple[Piece, ...], Parts | None, Parts | None]:
         rows, longest = self.rows, max(keys.lengths, default=0)
         ragged = len(set(keys.lengths)) > 1
         if keys.positions is None:
@@ -275,32 +284,24 @@ class _Planner:
             if not even and not mask_lowering.only_keys(mask) and len(rows) * rows.longest * longest > PADDED:
                 groups = _grouped(zip(rows.lengths, keys.lengths, rows.past, strict=True))
                 pieces = tuple(self._slot_piece(mask, keys, group) for group in groups)
-                return pieces, _back(rows, groups, self.heads)
-        return (self._slot_piece(mask, keys, None),), None
+                return pieces, Parts.of(rows, groups, self.heads.device), None
+        return (self._slot_piece(mask, keys, None),), None, None
 
     def _slot_piece(self, mask: Mask, keys: SlotKeys, members: Sequence[int] | None) -> Piece:
         device, rows, slots, lengths = self.heads.device, self.rows, keys.slots, keys.lengths
-        tokens = None
         if members is not None:
-            tokens = rows.tokens(members, device)
             rows, mask = rows.take(members), mask_lowering.for_rows(mask, members)
             slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
         queries = batched(rows, device)
         end = max(lengths, default=0) if keys.positions is None else keys.positions.shape[1]
         where = _slot_index(slots, device)
         placing = Placing(rows, rows.longest, end, keys.positions)
-        chosen = queries if tokens is None else Chosen(tokens, queries)
-        return self.piece(mask, placing, chosen, KeysIn(where, end))
+        return self.piece(mask, placing, queries, KeysIn(where, end))
 
 
 def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
     """Nothing to see, or nobody who looks."""
     return q.new_zeros(*q.shape[:3], v.shape[3])
-
-
-def _back(rows: Rows, groups: list[list[int]], heads: Heads) -> Tensor:
-    """Where each token of the flat batch stands in the pieces' outputs, one after another."""
-    return torch.cat([rows.tokens(group) for group in groups]).argsort().to(heads.device)
 
 
 def _slot_index(slots: tuple[int, ...], device: torch.device) -> slice | Tensor:

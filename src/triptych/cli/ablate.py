@@ -72,7 +72,9 @@ Metric = Annotated[
     MetricOption | None,
     typer.Option("--metric", help="What is measured; by default as with patch.", show_default=False),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of --kind resample.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, max=options.LAST_SEED, help="Seed of --kind resample.")
+]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Units listed, largest effect first.")]
 
 

@@ -34,7 +34,9 @@ LinkTarget = Annotated[
         "--target", metavar="TEXT", help="With --link: the first word stands here, in an encoder-decoder's target."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random draws.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, max=options.LAST_SEED, help="Seed of all random draws.")
+]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write all heads to an offline .html page.")]
 
 

@@ -35,7 +35,7 @@ def lab(
         Path | None,
         Option("--report", metavar="FILE", help="Write the results to an offline .html page.", show_default=False),
     ] = None,
-    seed: Annotated[int, Option("--seed", min=0, help="Seed of the random numbers.")] = 0,
+    seed: Annotated[int, Option("--seed", min=0, max=options.LAST_SEED, help="Seed of the random numbers.")] = 0,
     model: Annotated[
         str | None,
         Option("--model", metavar="MODEL", help="Model to use instead of the lab's own.", show_default=False),
@@ -66,6 +66,8 @@ def lab(
             raise BadParameter(f"{alone[0]} needs the NAME of a lab, or {ALL}")
         _list(as_json=as_json)
         return
+    if seeds is not None and seed + seeds - 1 > options.LAST_SEED:
+        raise BadParameter(f"--seeds {seeds} from --seed {seed} on goes beyond {options.LAST_SEED}")
     if report is not None:
         screen.check_suffix(report, PAGE, "--report")
     if data is not None and data != SHAKESPEARE and not Path(data).exists():

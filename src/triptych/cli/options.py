@@ -49,6 +49,9 @@ class CacheForm(StrEnum):
     int8 = "int8"
 
 
+LAST_SEED = 2**31 - 1  # of the commands that compute other seeds from theirs
+
+
 def finite(value: float | None) -> float | None:
     """The callback of every option that takes a number with a fraction: NaN passes the limits that the parser checks,
     and infinity most of them."""

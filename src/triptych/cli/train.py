@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,13 @@ Changes = Annotated[
 Resume = Annotated[bool, Option("--resume", help="Continue from the newest checkpoint in the run directory.")]
 RunDirectory = Annotated[
     Path | None,
-    Option("--out", metavar="DIR", help="Run directory, for checkpoints; by default run.out of the recipe."),
+    Option(
+        "--out",
+        metavar="DIR",
+        parser=options.path,
+        show_default=False,
+        help="Run directory, for checkpoints; by default run.out of the recipe.",
+    ),
 ]
 Force = Annotated[bool, Option("--force", help="Delete the run that the run directory holds, and start over.")]
 ShowBatch = Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")]
@@ -147,6 +154,7 @@ def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
         job = _resumed(recipe, start.changes) if resume else prepare(recipe)
         for line in job.skipped:
             screen.note(f"skipped {line}")
+        bar.say(f"computing in {job.trainer.precision}")
         last: list[Event] = []
 
         def step(event: Event) -> None:
@@ -156,7 +164,8 @@ def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
         try:
             job.run(step, lambda trainer: _sample(job, trainer, bar), on_note=bar.say, force=force)
         except Interrupted as stop:
-            screen.note(f"{stop}; continue with the same command and --resume")
+            command = ["triptych", "train", str(start.path), "--out", str(recipe.run.out), "--resume"]
+            screen.note(f"{stop}; continue with: {shlex.join(command)}")
             raise Exit(128 + stop.number) from None
     _done(job, last, as_json=as_json)
 

@@ -149,7 +149,7 @@ def read_image(path: str | Path, preparation: Preparation) -> NDArray[np.float32
     raw = read_regular(path, MAX_BYTES, InputError)
     with library(lambda problem: InputError(f"{path}: is not a readable image ({problem})")):
         image = _opened(raw, path)
-        upright = ImageOps.exif_transpose(image).convert("RGB")
+        upright = ImageOps.exif_transpose(_eight_bits(image, path)).convert("RGB")
         if preparation.resample is not None:
             size = preparation.resized_size(*upright.size)
             _check_resized(path, upright.size, size)
@@ -192,6 +192,18 @@ def _opened(raw: bytes, path: Path) -> Image:
         raise InputError(f"{path}: {image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
     if image.format == "PNG" and not _has_all_rows(raw):
         raise InputError(f"{path}: is cut short: it has fewer rows of pixels than its header gives")
+    return image
+
+
+def _eight_bits(image: Image, path: Path) -> Image:
+    """The image with 8 bits a channel: Pillow would cut levels of 16 bits off at 255, so that most become white."""
+    from PIL import Image as images
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        levels = np.asarray(image).astype(np.float64) * (255 / 65535)
+        return images.fromarray(np.round(levels).clip(0, 255).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise InputError(f"{path}: has grey levels of 32 bits; save it with 8 or 16 bits a channel")
     return image
 
 

@@ -126,6 +126,8 @@ class ModelInputs:
     def labelled(self, inputs: Texts, second: Sequence[str] | None = None) -> Sequence[Encoded | Tensor]:
         """Rows for a head over classes: texts, pairs of them where there is a `second`, or images."""
         if not self.reads_text:
+            if second is not None:
+                raise InputError(f"second= is for pairs of texts, and this {self.spec.family} model reads images")
             return self._files(inputs)
         if second is None:
             return [Encoded(ids, [0] * len(ids), [], []) for ids in self.ids(inputs)]
@@ -205,6 +207,8 @@ class ModelInputs:
         if isinstance(row, RenderedPrompt):
             return check_ids(self.words.encode(row), vocab, f"row {i}: the tokenizer's ids")
         row = torch.from_numpy(row) if isinstance(row, np.ndarray) else row
+        if isinstance(row, bytes | bytearray):  # whose items are integers, and no ids
+            raise InputError(f"row {i} is bytes; decode them to a text first: row.decode()")
         if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):
             raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
         if not isinstance(row, Iterable):
@@ -310,7 +314,7 @@ def _rectangle(ids: Any, what: str = "ids") -> Tensor:
 
 def _strings(texts: Texts) -> Sequence[str]:
     """Raises InputError for anything but a list of texts: places in a text need the text itself."""
-    if isinstance(texts, str | Tensor | np.ndarray | Mapping):
+    if not isinstance(texts, Sequence) or isinstance(texts, str):
         raise InputError("give a list of texts: [text]")
     strings = [text for text in texts if isinstance(text, str)]
     if len(strings) != len(texts):

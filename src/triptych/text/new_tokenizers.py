@@ -18,6 +18,8 @@ from triptych.text.specials import DECODER, ENCODER, SpecialsLayout
 from triptych.text.token_names import BYTE_OF
 from triptych.text.tokenizer import Tokenizer
 
+MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken before the first token is made
+
 
 def byte_tokenizer(layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The 256 bytes of UTF-8, each its own id, and the special tokens from 256 on.  Decoding restores every text."""
@@ -53,11 +55,9 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout 
 
     The split into words is GPT-2's.  Decoding restores every text.
 
-    Raises TextError if `vocab_size` is too small for the special tokens and the bytes.
+    Raises TextError if `vocab_size` is too small for the special tokens and the bytes, or above `MOST_TOKENS`.
     """
-    least = 256 + len(_texts(layout))
-    if vocab_size < least:
-        raise TextError(f"a byte-level vocabulary needs at least {least} tokens, not {vocab_size}")
+    _check_size("byte-level", vocab_size, 256 + len(_texts(layout)))
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
@@ -75,7 +75,10 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout
     """The most frequent words and punctuation marks of `texts`, up to `vocab_size` tokens with the special ones.
 
     Texts are lowercased and accents removed.  Every other word becomes the unknown token.
+
+    Raises TextError if `vocab_size` leaves no token for a word, or is above `MOST_TOKENS`.
     """
+    _check_size("word-level", vocab_size, 1 + len(_texts(layout)))
     backend = Backend(models.WordLevel(unk_token=layout.specials.unk or "[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -83,6 +86,11 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout
     lines = (line for text in texts for line in text.splitlines())
     backend.train_from_iterator((part for line in lines for part in words_together(line)), trainer)
     return _finish(backend, layout)
+
+
+def _check_size(kind: str, vocab_size: int, least: int) -> None:
+    if not least <= vocab_size <= MOST_TOKENS:
+        raise TextError(f"a {kind} vocabulary has {least} to {MOST_TOKENS:,} tokens, not {vocab_size:,}")
 
 
 def _finish(backend: Backend, layout: SpecialsLayout) -> Tokenizer:

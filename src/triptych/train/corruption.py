@@ -26,6 +26,7 @@ from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, TokenMasking, seq2seq
 from triptych.train.recipe import Recipe
+from triptych.train.records import SUFFIXES
 from triptych.train.task import HeadTask, JudgedRows, ObjectiveTask
 
 SENTINELS = 100  # that a new tokenizer gets, as many as T5's
@@ -274,13 +275,18 @@ def text_stream(texts: Sequence[str], tokenizer: Tokenizer) -> DocumentStream:
 
 
 def refuse_records(recipe: Recipe) -> None:
-    """Raises ConfigError for keys that only objectives with records read."""
-    data = recipe.data
-    if data.columns or data.held_out_path is not None or data.cut_longer:
+    """Raises ConfigError for keys that only objectives with records or pairs read.
+
+    Plain text may come from a file of records too, whose column of texts `data.columns` names.
+    """
+    data, name = recipe.data, recipe.objective.name
+    from_records = name != "seq2seq" and Path(data.path).suffix.lower() in SUFFIXES
+    if (data.columns and not from_records) or data.held_out_path is not None or data.cut_longer:
         raise ConfigError(
-            f"objective {recipe.objective.name} reads no records; remove data.columns, data.held_out_path and "
-            "data.cut_longer"
+            f"objective {name} reads no records; remove data.columns, data.held_out_path and data.cut_longer"
         )
+    if data.words is not None and name != "seq2seq":
+        raise ConfigError(f"data.words cuts pairs of texts, for seq2seq; objective {name} does not read it")
 
 
 def refuse_short(stream: DocumentStream, length: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from triptych import nn
+from triptych import machine, nn
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, nearest
 from triptych.families import read_config
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
@@ -268,7 +268,7 @@ def _job(
     files: Mapping[str, bytes],
 ) -> Job:
     _check_fit(recipe, module, tokenizer, None if task is None else task.head)
-    module = module.to(recipe.run.device)
+    module = module.to(machine.device(recipe.run.device))
     tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
     if task is not None:
         task.files = files

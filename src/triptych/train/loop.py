@@ -23,10 +23,10 @@ from triptych.train.budget import Budget, Part
 from triptych.train.data import Data, Use, micro_batches, random_numbers
 from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
-from triptych.train.nonfinite import DivergedError, first_nonfinite
+from triptych.train.nonfinite import LOWER, DivergedError, first_nonfinite, nonfinite_parameter
 from triptych.train.objectives import Example, TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
-from triptych.train.precision import Precision, autocast
+from triptych.train.precision import Precision, autocast, chosen
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
 from triptych.train.waiting import Waiting
 
@@ -53,7 +53,8 @@ class RunSettings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
     precision: Precision = "auto"
-    """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it.  Weights are fp32."""
+    """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it and the model is at least
+    128 wide; narrower ones gain nothing by it, and lose where rows have many lengths.  Weights are fp32."""
     compile: bool = False
     """Compile the blocks with torch, which takes minutes at first and makes long runs faster."""
     recompute: bool = False
@@ -158,7 +159,9 @@ class Trainer:
         self.on_sample: Callable[[Trainer], None] = _ignore_trainer
         self.on_note: Callable[[str], None] = _ignore_note
         self._stop_requested = False
-        autocast(run.precision, self.device)  # raises before the first step if the device lacks this precision
+        width = max(stack.width for stack in (module.spec.encoder, module.spec.decoder) if stack is not None)
+        self.precision = chosen(run.precision, self.device, width)
+        autocast(self.precision, self.device)  # raises before the first step if the device lacks this precision
         self._has_dropout = has_dropout(module)
         for stack in self._stacks:
             stack.recompute = run.recompute
@@ -202,7 +205,8 @@ class Trainer:
         """Train to the end of the budget, or stop early after step `until`, as if interrupted there.
 
         Raises DivergedError, naming a module, when the loss or a gradient is not finite; the weights are then still
-        those before the step.
+        those before the step.  A step after which a weight or the held-out loss is not finite raises it too, before
+        anything of it is saved.
         """
         try:
             if self.at.step == 0:
@@ -240,6 +244,7 @@ class Trainer:
                 self.at.elapsed = max(self.at.elapsed, self.settings.seconds)
             pace = (self.at.tokens - tokens) / max(now - since, 1e-9)
             score = self._evaluate(before)
+            self._check_finite(score)
             left = self.settings.left(self.at.step, self.at.elapsed)
             self._record(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
             if self._due(before, self.settings.sample_every, "sample") and self._has_time_for_sample(began):
@@ -293,7 +298,7 @@ class Trainer:
 
     def _backward(self, batch: TrainingBatch, total: float, random: torch.Generator | None) -> float:
         """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
-        with autocast(self.settings.precision, self.device):
+        with autocast(self.precision, self.device):
             nats, _ = objectives.loss(self.module, batch, random=random)
         value = float(nats.detach())
         if not math.isfinite(value):
@@ -301,17 +306,26 @@ class Trainer:
         (nats / total).backward()
         return value
 
+    def _check_finite(self, score: Score | None = None) -> None:
+        """Raises DivergedError for a `score`, or a weight, that the last step has made inf or NaN."""
+        what = "the loss on the held-out data" if score is not None and not math.isfinite(score.nats) else None
+        if score is None and (name := nonfinite_parameter(self.module)):
+            what = f"parameter {name}"
+        if what is not None:
+            raise DivergedError(
+                f"step {self.at.step} made {what} inf or NaN, and is not saved; {LOWER}, or look at the data"
+            )
+
     def _diverged(self, what: str, batches: list[TrainingBatch]) -> DivergedError:
         def forward() -> None:
-            with torch.no_grad(), autocast(self.settings.precision, self.device):
+            with torch.no_grad(), autocast(self.precision, self.device):
                 for batch in batches:
                     objectives.loss(self.module, batch)
 
         where = first_nonfinite(self.module, forward)
         self.optimizer.zero()
         return DivergedError(
-            f"step {self.at.step + 1}: {what} is not finite; {where}; "
-            "lower the learning rate, lengthen the warm-up, or look at the data of this step"
+            f"step {self.at.step + 1}: {what} is not finite; {where}; {LOWER}, or look at the data of this step"
         )
 
     def _due(self, before: float, every: float, part: Part) -> bool:
@@ -325,7 +339,7 @@ class Trainer:
             return None
         if self.done >= 1.0:
             return self.last_score()
-        context = autocast(self.settings.precision, self.device)
+        context = autocast(self.precision, self.device)
         with self.budget.timed("evaluation"):
             limit = self.budget.limit(self.settings.evaluate_every)
             return evaluate(self.module, self.held.sample(FEWEST), context, seconds=limit)
@@ -335,7 +349,7 @@ class Trainer:
         if self.held is None:
             raise ValueError("the trainer has no held-out data")
         if self._last_score is None or self._last_score[0] != self.at.step:
-            context = autocast(self.settings.precision, self.device)
+            context = autocast(self.precision, self.device)
             score = evaluate(self.module, self.held, context, seconds=self.budget.limit())
             self._last_score = self.at.step, score
         return self._last_score[1]
@@ -346,6 +360,7 @@ class Trainer:
         self.on_step(event)
 
     def _in_evaluation_mode(self, hook: Callable[[Trainer], None]) -> None:
+        self._check_finite()
         self.module.eval()
         hook(self)
         self.module.train()

@@ -9,18 +9,24 @@ from torch import Tensor, nn
 
 from triptych.errors import TriptychError
 
+LOWER = "lower the learning rate, lengthen the warm-up"  # what to do about it
+
 
 class DivergedError(TriptychError):
     """The loss or a gradient of a training step is not finite: `Trainer.run` (loop.py) raises it, and the weights are
-    those before the step."""
+    those before the step.  Also: what the step made of the weights is not."""
+
+
+def nonfinite_parameter(module: nn.Module) -> str | None:
+    """The name of the first parameter that holds inf or NaN."""
+    return next((name for name, weight in module.named_parameters() if not torch.isfinite(weight).all()), None)
 
 
 def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
     """The first cause, in words: a stored parameter, the first module whose output is not finite, or, when the whole
     `forward` is finite, the last parameter (the first in the backward pass) whose gradient is not."""
-    for name, parameter in module.named_parameters():
-        if not torch.isfinite(parameter).all():
-            return f"parameter {name} holds inf or NaN"
+    if stored := nonfinite_parameter(module):
+        return f"parameter {stored} holds inf or NaN"
     nonfinite: list[str] = []
     handles = [
         part.register_forward_hook(_record_nonfinite(name, nonfinite)) for name, part in module.named_modules() if name

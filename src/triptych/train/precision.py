@@ -10,6 +10,7 @@ import torch
 from triptych.errors import InputError
 
 Precision = Literal["auto", "bf16", "fp32"]
+WIDE = 128  # width from which a model is trained in bf16 on a processor that has it (docs/log.md has the measurement)
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -17,6 +18,17 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+
+
+def chosen(precision: Precision, device: torch.device, width: int) -> Precision:
+    """What `auto` means for a model of this width.
+
+    Products of narrow matrices are no faster in bf16 on a processor, and rows of ever new lengths make them slower:
+    oneDNN generates code for each new shape.
+    """
+    if precision != "auto":
+        return precision
+    return "bf16" if has_bf16(device) and (device.type != "cpu" or width >= WIDE) else "fp32"
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

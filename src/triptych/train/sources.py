@@ -11,6 +11,7 @@ from triptych.errors import TextError
 from triptych.text import corpus, shakespeare
 from triptych.train.data import Use, random_numbers
 from triptych.train.recipe import DataSettings
+from triptych.train.records import SUFFIXES, read_records
 
 SHAKESPEARE = "shakespeare"
 FOLDED = "shakespeare:folded"  # pairs in lower case, without punctuation
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 def texts(data: DataSettings) -> tuple[list[str], list[str]]:
-    """Training and held-out documents.
+    """Training and held-out documents: text files, or the field `text` of the records of a file, each a document.
 
     Of Shakespeare whole plays are held out; of several documents the last ones; of a single document its end, from the
     beginning of a line.
@@ -27,11 +28,18 @@ def texts(data: DataSettings) -> tuple[list[str], list[str]]:
     if data.path == SHAKESPEARE:
         train, held = ([text] for text in shakespeare.split())
     else:
-        documents = corpus.documents(data.path)
+        documents = _documents(data)
         train, held = _last(documents, data) if len(documents) > 1 else _end(documents[0], data)
     if data.held_out_limit is not None:
         held = _cut(held, data.held_out_limit)
     return train, held
+
+
+def _documents(data: DataSettings) -> list[str]:
+    """Those of `data.path`.  Raises TextError for what cannot be read, and for a record without a text."""
+    if Path(data.path).suffix.lower() not in SUFFIXES:
+        return corpus.documents(data.path)
+    return [record.text("text") for record in read_records(data.path, ("text",), columns=data.columns)]
 
 
 def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:

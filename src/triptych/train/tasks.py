@@ -31,6 +31,8 @@ _TASKS: dict[Objective, Callable[[Recipe], ObjectiveTask]] = {
 }
 #: The objectives that read a key of `objective`; for all others it must have its default.
 _READ_BY: dict[str, tuple[Objective, ...]] = {
+    "rate": ("masked", "corruption", "replaced"),
+    "commonest": ("masked",),
     "several": ("labels",),
     "smoothing": ("labels", "tags", "spans", "captions"),
     "class_weights": ("labels", "tags"),
