@@ -1,12 +1,12 @@
 """How well a model finds the modern line of a First Folio line: recall@1 and recall@10 over held-out plays.
 
-    python bench/retrieval.py MODEL [--pairs 500] [--seed 0]
+    python bench/retrieval.py MODEL [--pairs 500] [--words N] [--seed 0]
 
-Queries are lines of the First Folio of plays that nothing is trained on, candidates the modern lines of the same pairs
-(`triptych.text.shakespeare`); a line counts as found where the modern line of its own pair, or one with the same text,
-is among the nearest k by cosine.  Beside it stand two controls: the same vectors with the pairs shuffled, which must be
-at chance (k over the number of candidates), and words in common (the fraction of a Folio line's words that a modern
-line has), which needs no model.
+Queries are lines of the First Folio of plays that nothing is trained on, candidates the modern lines of the same
+pairs (`triptych.text.shakespeare`), or pieces of N words of these lines, which share fewer words; a line counts as
+found where the modern line of its own pair, or one with the same text, is among the nearest k by cosine.  Beside it
+stand two controls: the same vectors with the pairs shuffled, which must be at chance (k over the number of
+candidates), and words in common (the fraction of a Folio line's words that a modern line has), which needs no model.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from numpy.typing import NDArray
 
 import triptych
 from triptych.text import shakespeare
+from triptych.train.sources import pieces
 
 CUTS = (1, 10)
 
 
-def held_out_pairs(count: int, seed: int) -> tuple[list[str], list[str]]:
-    """`count` lines of held-out plays in both spellings, chosen by `seed`; those of fewer than four words left out."""
+def held_out_pairs(count: int, seed: int, words: int | None = None) -> tuple[list[str], list[str]]:
+    """`count` lines of held-out plays in both spellings, chosen by `seed`, without those of fewer than four words; with
+    `words`, different pieces of this many words."""
     _, pairs = shakespeare.parallel_split()
-    lines = [(pair.folio, pair.modern) for pair in pairs if min(len(pair.folio.split()), len(pair.modern.split())) > 3]
+    lines = [(pair.folio, pair.modern) for pair in pairs]
+    if words is not None:
+        lines = list(dict.fromkeys(pieces(lines, words, words)))
+    least = 4 if words is None else words
+    lines = [sides for sides in lines if min(len(side.split()) for side in sides) >= least]
     chosen = np.random.default_rng(seed).permutation(len(lines))[:count]
     return [lines[i][0] for i in chosen], [lines[i][1] for i in chosen]
 
@@ -49,9 +55,9 @@ def words_in_common(queries: Sequence[str], targets: Sequence[str]) -> NDArray[n
     return np.array([[len(a & b) / (len(a) * len(b)) ** 0.5 for b in of_target] for a in of_query])
 
 
-def measured(model: triptych.Model, pairs: int, seed: int) -> dict[str, object]:
+def measured(model: triptych.Model, pairs: int, seed: int, words: int | None = None) -> dict[str, object]:
     """Recall of the model, of both controls, and chance."""
-    queries, targets = held_out_pairs(pairs, seed)
+    queries, targets = held_out_pairs(pairs, seed, words)
     vectors = model.encode([*queries, *targets]).float()
     vectors = torch.nn.functional.normalize(vectors, dim=-1).double().numpy()
     scores = vectors[: len(queries)] @ vectors[len(queries) :].T
@@ -70,10 +76,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a model directory, a .gguf file or hub:org/name")
     parser.add_argument("--pairs", type=int, default=500)
+    parser.add_argument("--words", type=int, help="pieces of this many words in place of whole lines")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     model = triptych.load(chosen.model)
-    print(json.dumps({"model": Path(chosen.model).name} | measured(model, chosen.pairs, chosen.seed), indent=1))
+    print(
+        json.dumps(
+            {"model": Path(chosen.model).name} | measured(model, chosen.pairs, chosen.seed, chosen.words), indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

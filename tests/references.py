@@ -277,6 +277,7 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mt5": ("MT5Config", "MT5ForConditionalGeneration", _FAR),
     "mt5-encoder": ("MT5Config", "MT5EncoderModel", _FAR),
     "t5-encoder": ("T5Config", "T5EncoderModel", _T5),
+    "t5-classes": ("T5Config", "T5ForSequenceClassification", {**_T5, "num_labels": 5}),
 }  # fmt: skip
 
 

@@ -103,3 +103,7 @@ def test_the_recall_of_folio_lines(minilm_dir: Path) -> None:
         assert [float(x) for x in figures] == pytest.approx([found[name][1], found[name][10]], abs=0.0025), row
     assert found["shuffled"][10] < 3 * found["chance"][10]
     assert found["recall"][1] > 0.9
+    pieces = retrieval.measured(triptych.load(minilm_dir), 500, 0, 3)
+    for row, name in {"MiniLM, before": "recall", "words in common, pieces": "words in common"}.items():
+        (figures,) = re.findall(rf"^\| {row} \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.M)
+        assert [float(x) for x in figures] == pytest.approx([pieces[name][1], pieces[name][10]], abs=0.0025), row

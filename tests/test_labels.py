@@ -193,12 +193,12 @@ def _begins_a_word(text: str, at: int) -> bool:
     return text[at] != " " and (at == 0 or text[at - 1] == " ")
 
 
-def test_an_encoder_decoder_reads_the_text_twice() -> None:
-    path = references.saved("bart-classes")[1]
-    model = triptych.load(path)
-    rows = [[7, 3, 11, 2], [5, 19, 3, 40, 8, 2]]
+@pytest.mark.parametrize(("name", "end"), [("bart-classes", 2), ("t5-classes", 1)])
+def test_an_encoder_decoder_reads_the_text_twice(name: str, end: int) -> None:
+    model = triptych.load(references.saved(name)[1])
+    rows = [[7, 3, 11, end], [5, 19, 3, 40, 8, end]]
     with torch.no_grad():
-        expected = [references.saved("bart-classes")[0](input_ids=torch.tensor([row])).logits[0] for row in rows]
+        expected = [references.saved(name)[0](input_ids=torch.tensor([row])).logits[0] for row in rows]
     # The reference shifts the text itself, from `decoder_start_token_id` on.
     for ours, theirs in zip(model.classify(rows), expected, strict=True):
         by_name = dict(ours)

@@ -14,8 +14,17 @@ import tiny
 import triptych
 from triptych.attention import reference
 from triptych.errors import InputError
-from triptych.labs import bank, head_roles, not_explanation, run
-from triptych.labs.lab import LabResult, Setup
+from triptych.labs import (
+    bank,
+    head_roles,
+    not_explanation,
+    other_patterns,
+    patterns_of_classifier,
+    patterns_of_decoder,
+    run,
+)
+from triptych.labs.lab import LabResult, Setup, Size
+from triptych.labs.trained import Shuffled
 from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
@@ -107,24 +116,87 @@ def test_head_roles_fails_on_random_weights(smollm2: Model, monkeypatch: pytest.
     assert all(any(claim.startswith(role) for claim in claims) for role in roles)
 
 
-def test_not_explanation_passes(loaded: None) -> None:
-    result = run("not-explanation")
-    assert result.passed, result.verdict
+# Of the classifier beside the decoder, whose tests are below.
+SMALL: dict[str, Size] = {"searched": 4, "trained": 2, "search_steps": 2, "tested": 4}
+ALTERNATIVE = "decoder: output change under the alternative in all layers"
+
+
+def next_word() -> set[str]:
+    """What fails of the decoder."""
+    result = run("not-explanation", Setup(full=True, sizes=SMALL))
+    return {claim for claim in failed(result) if claim.startswith("decoder")}
+
+
+def test_not_explanation_passes_on_smollm2(loaded: None) -> None:
+    assert next_word() == set()
 
 
 def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(  # a search without edits finds no gradient
-        not_explanation, "_search", lambda last, *rest: (not_explanation.Replacement(last.patterns, 0.7, 0.0), [])
+        patterns_of_decoder,
+        "search",
+        lambda last, *rest, **sizes: (other_patterns.Replacement(last.patterns, 0.7, 0.0), []),
     )
+    monkeypatch.setattr(not_explanation, "of_classifier", lambda *given: classified())
     ignore_edits(monkeypatch)
-    assert "control: output change under the shuffled patterns in all layers" in failed(run("not-explanation"))
+    assert "decoder, control: output change under the shuffled patterns in all layers" in next_word()
 
 
 def test_not_explanation_fails_when_the_alternative_is_a_shuffle(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that are as far away, and were not searched, change the output."""
-    shuffled = not_explanation._shuffled
-    monkeypatch.setattr(not_explanation, "_search", lambda last, sizes, random: (shuffled(last, 0.6, random), []))
-    assert failed(run("not-explanation")) == {"output change under the alternative in all layers (0 to 1)"}
+    monkeypatch.setattr(patterns_of_decoder, "search", unsearched)
+    assert next_word() == {ALTERNATIVE}
+
+
+def unsearched(answers: Any, random: torch.Generator, **sizes: Any) -> Any:
+    return other_patterns.shuffled(answers, 0.6, random), []
+
+
+TASK: dict[str, Size] = {"kinds": 4, "length": 8, "trained": 150, "searched": 12, "tested": 60, "search_steps": 30}
+
+
+def classified() -> patterns_of_classifier.ClassifierResult:
+    if not FOUND:
+        sizes = Setup(sizes=TASK).sized(not_explanation.Sizes()).classifier
+        FOUND.append(patterns_of_classifier.of_classifier(sizes, 0))
+    return FOUND[0]
+
+
+FOUND: list[patterns_of_classifier.ClassifierResult] = []
+
+
+@pytest.mark.heavy
+def test_not_explanation_passes_on_a_classifier() -> None:
+    result = run("not-explanation", Setup(sizes=TASK))
+    assert result.passed, result.verdict
+
+
+@pytest.mark.heavy
+def test_not_explanation_fails_on_a_classifier_whose_edits_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lambda answers, *rest, **sizes: (other_patterns.Replacement(answers.patterns, 0.7, 0.0), [])  # noqa: E731
+    monkeypatch.setattr(patterns_of_classifier, "search", found)
+    ignore_edits(monkeypatch)
+    claims = failed(run("not-explanation", Setup(sizes=TASK)))
+    assert "control: output change under the shuffled patterns in all layers" in claims
+    assert "output change when the deciding token is hidden" in claims
+
+
+@pytest.mark.heavy
+def test_not_explanation_fails_on_a_classifier_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns_of_classifier, "search", unsearched)
+    claims = failed(run("not-explanation", Setup(sizes=TASK)))
+    assert "output change under the alternative in all layers (0 to 1)" in claims
+
+
+@pytest.mark.heavy
+def test_not_explanation_fails_on_shuffled_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classifier that learned nothing does not need the token, and any pattern gives its output."""
+    trained = patterns_of_classifier._trained
+    monkeypatch.setattr(
+        patterns_of_classifier, "_trained", lambda sizes, task, seed: trained(sizes, Shuffled(sizes.task), seed)
+    )
+    claims = failed(run("not-explanation", Setup(sizes=TASK)))
+    assert {"classifier: right on new rows", "output change when the deciding token is hidden"} <= claims
 
 
 @pytest.mark.parametrize("name", ["bank", "head-roles", "not-explanation"])
@@ -132,7 +204,7 @@ def test_an_encoder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     for lab in LABS:
         monkeypatch.setattr(lab, "decoder", lambda setup: Model(tiny.encoder(), byte_tokenizer()))
     with pytest.raises(InputError, match="decoder"):
-        run(name)
+        run(name, Setup(full=True))
 
 
 def test_ideal_patterns_read_what_they_are_named_after() -> None:

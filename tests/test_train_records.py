@@ -124,6 +124,33 @@ def test_labels_are_texts_integers_and_truth_values() -> None:
     assert (record.whole("f"), record.whole("g")) == (-3, None)
 
 
+def test_parquet_as_pyarrow_writes_it(tmp_path: Path) -> None:
+    """Texts, integers, lists, missing values and columns of no interest, in several row groups."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    columns = {
+        "body": ["warm, \n bright", "", "käse \u2028 night"],
+        "stars": [5, 1, 3],
+        "words": [["a", "b"], [], ["c"]],
+        "start": [4, None, 0],
+        "other": [b"x", b"y", None],
+    }
+    parquet.write_table(pa.table(columns), path, row_group_size=2)
+    records = read_records(path, ("text", "label", "words"), ("start",), {"text": "body", "label": "stars"})
+    assert [one.text("text", empty=True) for one in records] == columns["body"]
+    assert [one.label("label") for one in records] == ["5", "1", "3"]
+    assert [one.listed("words", None) for one in records] == columns["words"]
+    assert [one.whole("start") for one in records] == columns["start"]
+    assert [one.where for one in records] == [f"{path}, row {row}" for row in (1, 2, 3)]
+    with pytest.raises(TextError, match=r"a\.parquet, row 1: there is no field 'text'; it has body, stars"):
+        read_records(path, ("text",))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(TextError, match=r"a\.parquet is not Parquet: "):
+        read_records(path, ("text",))
+
+
 def test_parquet_through_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pyarrow is optional, and a stand-in with its interface serves where it is missing."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -15,7 +15,7 @@ from triptych.cli.training_progress import TrainingProgress, held_out
 from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
-    from triptych.train import Event, Job, Recipe, Trainer
+    from triptych.train import Event, Job, Recipe, Score, Trainer
 
 SAMPLE_TOKENS = 120
 
@@ -57,6 +57,9 @@ RunDirectory = Annotated[
 ]
 Force = Annotated[bool, Option("--force", help="Delete the run that the run directory holds, and start over.")]
 ShowBatch = Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")]
+Evaluate = Annotated[
+    bool, Option("--evaluate", help="Evaluate the model as it is before the first step, and stop.")
+]
 VerifyResume = Annotated[
     int | None,
     Option(
@@ -76,15 +79,21 @@ def train(
     out: RunDirectory = None,
     force: Force = False,
     show_batch: ShowBatch = False,
+    evaluate: Evaluate = False,
     verify_resume: VerifyResume = None,
     as_json: options.Json = False,
 ) -> None:
     """Train a model from a recipe, or write one with --new."""
     if new is not None:
+<<<<<<< HEAD
         if resume or force or show_batch or verify_resume:
             raise BadParameter(
                 "--new writes a recipe and stops; leave out --resume, --force, --show-batch and --verify-resume"
             )
+=======
+        if resume or force or show_batch or evaluate or verify_resume:
+            raise BadParameter("--new writes a recipe and stops; give --resume, --force and checks when it is run")
+>>>>>>> uses
         if adapter and (base is None or recipe is not None):
             raise BadParameter("--adapter is for a new recipe of an existing model: --new FILE --from MODEL --adapter")
         _new(new, recipe, base, data, out, changes or (), adapter=adapter, as_json=as_json)
@@ -96,12 +105,14 @@ def train(
     if resume and (base is not None or data is not None):
         raise BadParameter("--resume continues with the model and the data of the run; leave out --from and --data")
     start = _Start(recipe, changes or (), base, {} if data is None else {"data.path": data})
-    if resume and (show_batch or verify_resume):
-        raise BadParameter("--resume continues a run; --show-batch and --verify-resume start one")
+    if resume and (show_batch or evaluate or verify_resume):
+        raise BadParameter("--resume continues a run; --show-batch, --evaluate and --verify-resume start one")
     if resume and force:
         raise BadParameter("--resume continues the run that --force deletes; give one of the two")
     if show_batch:
         _show_batch(start, as_json=as_json)
+    elif evaluate:
+        _evaluate(start, as_json=as_json)
     elif verify_resume is not None:
         _verify_resume(start, verify_resume, as_json=as_json)
     else:
@@ -199,11 +210,6 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
     at, out = job.trainer.at, job.recipe.run.out
     score = last[-1].score if last else None
     if as_json:
-        held_out_score: dict[str, object] | None = None
-        if score is not None:
-            held_out_score = {"nats_per_token": score.nats_per_token, "accuracy": score.accuracy}
-            if score.metrics:
-                held_out_score |= {"metrics": dict(score.metrics), "baselines": dict(score.baselines)}
         loss = last[-1].loss if last else None
         screen.result(
             {
@@ -211,7 +217,7 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
                 "seconds": round(at.elapsed, 1),
                 "tokens": at.tokens,
                 "loss": loss,
-                "held_out": held_out_score,
+                "held_out": None if score is None else _score_values(score),
                 "out": out,
                 "model": None if job.model is None else str(job.model),
             }
@@ -220,6 +226,30 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
     saved = f"; the model is {job.model}" if job.model is not None and job.model.exists() else ""
     screen.note(f"{at.step:,} step{'' if at.step == 1 else 's'}, {at.tokens:,} tokens, {at.elapsed:,.0f} s{saved}")
     if score is not None:
+        screen.console().print(f"held out: {held_out(score)}")
+
+
+def _score_values(score: Score) -> dict[str, object]:
+    values: dict[str, object] = {"nats_per_token": score.nats_per_token, "accuracy": score.accuracy}
+    if score.metrics:
+        values |= {"metrics": dict(score.metrics), "baselines": dict(score.baselines)}
+    return values
+
+
+def _evaluate(start: _Start, *, as_json: bool) -> None:
+    """The held-out score of the model that the recipe begins with.  Raises ConfigError without held-out data."""
+    from triptych import machine
+    from triptych.train import prepare
+
+    machine.use_threads()
+    with screen.waiting("evaluating on the held-out data"):
+        trainer = prepare(start.recipe()).trainer
+        if trainer.held is None:
+            raise ConfigError("the recipe holds no data out, so there is nothing to evaluate on")
+        score = trainer.last_score()
+    if as_json:
+        screen.result({"held_out": _score_values(score)})
+    else:
         screen.console().print(f"held out: {held_out(score)}")
 
 

@@ -40,7 +40,7 @@ LABS = {
     "image-labels": "a ViT names shapes that a linear model of the pixels does not find",
     "bank": "river bank and money bank: the heads that read the context, and the two vectors",
     "head-roles": "heads of a pretrained model: token before, punctuation, first token, none",
-    "not-explanation": "different attention patterns that give the same output; ablation beside them",
+    "not-explanation": "other attention patterns that give the same output; gradients and ablation beside them",
     "parameters": "a real config's shapes, predicted from the arithmetic and loaded",
     "gradients": "a backward written by hand beside autograd's",
     "corrections": "statements of the lectures that do not hold, beside what is computed",

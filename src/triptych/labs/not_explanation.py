@@ -1,219 +1,227 @@
 """Does a pattern of attention explain the output?  (Lectures L0 1.3 and L4 12.8; Jain and Wallace 2019, "Attention is
 not Explanation"; Wiegreffe and Pinter 2019, "Attention is not not Explanation")
+
+A classifier is trained on a task whose deciding token is known.  A full run, or one with a model, also looks at the
+next word of a pretrained decoder.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
+from triptych.labs.other_patterns import Path, Replacement
+from triptych.labs.patterns_of_classifier import AskedKind, ClassifierResult, ClassifierSizes, of_classifier
+from triptych.labs.patterns_of_decoder import DecoderResult, DecoderSizes, of_decoder
 from triptych.labs.pretrained import decoder
-from triptych.model import Model
-from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
-from triptych.probe import Edit, Read, Where, put
+from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 FALSIFIED_BY = (
     "The claim is false if no other pattern, set in all layers at once, leaves the output as it was, or if any pattern"
-    " does: a shuffled pattern that is as far from the original must change it. The second claim, that weights do not"
-    " rank importance, is false if hiding the token with the most attention changes the output most."
+    " does: a shuffled pattern that is no farther from the original must change it. The second claim, of"
+    " the decoder, is that weights do not rank importance. It is false if hiding the token with the most attention"
+    " changes the output most."
 )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    text: str = size(TEXT, "text whose next word is predicted")
-    steps: int = size(12, "steps of the search for other patterns")
-    rate: float = size(0.6, "learning rate of the search")
-    faithful: float = size(5.0, "weight of the output in the loss of the search")
-    sensitive: int = size(5, "layers where a shuffle alone moves the output most, compared one by one")
+    """Of the classifier and its training, of the search, and of the decoder of a full run."""
+
+    kinds: int = size(8, "kinds of which the classifier is asked for one")
+    values: int = size(4, "values that a kind may have, which are the labels")
+    length: int = size(16, "tokens of a row beside the first, at least as many as kinds")
+    width: int = size(32, "width of the classifier's residual stream")
+    heads: int = size(4, "heads of each layer, which divide the width")
+    layers: int = size(2, "blocks of the classifier")
+    trained: int = size(250, "training steps of the classifier")
+    rows: int = size(32, "rows of a training step")
+    learning_rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
+    tested: int = size(200, "rows that the share of right answers is taken from")
+    searched: int = size(24, "rows whose patterns are searched")
+    search_steps: int = size(50, "steps of the search in the classifier")
+    search_rate: float = size(0.5, "learning rate of that search")
+    search_faithful: float = size(1.0, "weight of the output in the loss of that search")
+    text: str = size(TEXT, "text whose next word the decoder predicts")
+    steps: int = size(30, "steps of the search in the decoder")
+    rate: float = size(0.3, "learning rate of that search")
+    faithful: float = size(5.0, "weight of the output in the loss of that search")
+    sensitive: int = size(5, "layers where a shuffle alone moves the decoder's output most, compared one by one")
+
+    @property
+    def classifier(self) -> ClassifierSizes:
+        return ClassifierSizes(
+            AskedKind(self.kinds, self.values, self.length), self.width, self.heads, self.layers, self.trained,
+            self.rows, self.learning_rate, self.tested, self.searched, self.search_steps, self.search_rate,
+            self.search_faithful,
+        )  # fmt: skip
+
+    @property
+    def decoder(self) -> DecoderSizes:
+        return DecoderSizes(self.text, self.steps, self.rate, self.faithful, self.sensitive)
 
 
-FULL = Sizes(steps=30, rate=0.3)
-
-Path = list[tuple[float, float]]  # (distance of the patterns, distance of the output) after each step of the search
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """Other patterns `[L, H, T]` for the last token, and the total variation, 0 to 1, of patterns and output from the
-    original ones."""
-
-    patterns: Tensor
-    attention: float
-    output: float
+FULL = Sizes(layers=3, heads=8, searched=48, search_steps=80)
 
 
 def run(setup: Setup) -> LabResult:
-    """The last token's attention in all layers: replaced by an optimized alternative, shuffled, cut token by token."""
+    """The attention of all layers: replaced by an optimized alternative, shuffled, cut token by token."""
     sizes = setup.sized(Sizes(), FULL)
-    last = LastToken(decoder(setup), sizes.text)
-    random = torch.Generator().manual_seed(setup.seed)
-    setup.progress(f"searching for other patterns in all {len(last.patterns)} layers, {sizes.steps} steps")
-    other, path = _search(last, sizes, random)
-    setup.progress("shuffling the patterns")
-    shuffled = _shuffled(last, other.attention, random)
-    alone = [last.moved([last.put(layer, shuffled.patterns[layer])]) for layer in range(len(last.patterns))]
-    sensitive = sorted(range(len(alone)), key=lambda layer: -alone[layer])[: sizes.sensitive]
-    apart = [distance(other.patterns[layer], last.patterns[layer]) for layer in sensitive]
-    setup.progress("hiding one token after the other")
-    hidden = [last.moved([last.edit("blocks.*.attn.scores", _without(key))]) for key in range(len(last.ids))]
-    weights = last.patterns.mean((0, 1)).tolist()
-    most_read, most_needed = weights.index(max(weights)), hidden.index(max(hidden))
-    drop = hidden[most_needed]
-    checks = (
-        Check(
-            "distance of the alternative patterns, mean over all layers and heads (0 to 1)", other.attention, least=0.4
-        ),
-        Check(
-            f"the same in the {len(sensitive)} layers where a shuffle alone moves the output most",
-            sum(apart) / len(sensitive),
-            least=0.3,
-        ),
-        Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
-        Check(
-            "control: distance of the shuffled patterns over that of the alternative",
-            shuffled.attention / other.attention,
-            0.95,
-            1.05,
-        ),
-        Check("control: output change under the shuffled patterns in all layers", shuffled.output, least=0.5),
-        Check("output change when the token that matters most is hidden", drop, least=0.3),
-        Check("that over the change when the most attended one is", drop / (hidden[most_read] or math.nan), least=3.0),
-    )
-    meaning = (
-        "In all layers and heads at once the last token's attention can be exchanged for weights that look elsewhere,"
-        " and the next word keeps its probability: the picture of the weights is one of many that give this output."
-        f" Not every one does. A shuffle of the same distance changes the output by {shuffled.output:.2f} of 1."
-        f" Weights do not rank importance either: {last.tokens[most_read]} gets {weights[most_read]:.0%} of all"
-        f" attention, and hiding it changes the output by {hidden[most_read]:.2f}; {last.tokens[most_needed]} gets"
-        f" {weights[most_needed]:.0%}, and hiding it changes the output by {drop:.2f}. The alternative was searched"
-        " for one sentence with the model's weights held fixed. That a model could be trained to use such patterns is"
-        " not shown (Wiegreffe and Pinter)."
-    )
-    sections = (
-        _replacements(other, shuffled),
-        _by_layer(last, other, alone, sensitive),
-        _by_token(last, weights, hidden),
-        _curve(path),
-        _maps(last, other, sensitive),
-    )
+    last = None
+    if setup.full or setup.model is not None:
+        last = of_decoder(decoder(setup), sizes.decoder, setup.seed, setup.progress)
+    setup.progress(f"a classifier: {sizes.trained} steps, and as many with shuffled labels")
+    small = of_classifier(sizes.classifier, setup.seed)
+    checks, meaning, sections = _classifier_checks(small), _meaning(sizes, small), _classifier_sections(small)
+    if last is not None:
+        checks, meaning = (*checks, *_decoder_checks(last)), f"{meaning} {_decoder_meaning(last)}"
+        sections = (*sections, *_decoder_sections(last))
     return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
 
 
-class LastToken:
-    """The last token of a text in one model: its attention in every layer, and the next word's distribution."""
-
-    def __init__(self, model: Model, text: str) -> None:
-        if model.spec.layout != "decoder":
-            raise InputError(f"this lab predicts the next word; it needs a decoder, not an {model.spec.layout}")
-        self.model, (self.ids,) = model, model.ids([text])
-        self.tokens = [str(i) for i in self.ids] if model.tokenizer is None else model.tokenizer.tokens(self.ids)
-        trace = model.trace([self.ids], read=[Read("blocks.*.attn.pattern", at=self.at)])
-        self.patterns = torch.stack([trace[site][0][:, 0] for site in trace])  # [L, H, T]
-        self.output = trace.logits[0][-1].softmax(-1)
-
-    @property
-    def at(self) -> int:
-        return len(self.ids) - 1
-
-    def edit(self, site: str, fn: Callable[[Tensor, Where], Tensor]) -> Edit:
-        return Edit(site, fn, at=self.at)
-
-    def put(self, layer: int, pattern: Tensor) -> Edit:
-        """Use `pattern` [H, T] as the last token's attention in this layer."""
-        return put(f"blocks.{layer}.attn.pattern", pattern[:, None], at=self.at)
-
-    def put_all(self, patterns: Tensor) -> list[Edit]:
-        return [self.put(layer, pattern) for layer, pattern in enumerate(patterns)]
-
-    def logits(self, edits: Sequence[Edit], grad: bool = False) -> Tensor:
-        """`[V]`, of the next word."""
-        return self.model.trace([self.ids], read=[Read("logits", at=self.at, grad=grad)], edit=edits)["logits"][0][0]
-
-    def moved(self, edits: Sequence[Edit]) -> float:
-        """Total variation between the next word's distributions with and without the edits, 0 to 1."""
-        return distance(self.logits(edits).softmax(-1), self.output)
-
-    def replaced(self, patterns: Tensor) -> Replacement:
-        return Replacement(patterns, distance(patterns, self.patterns), self.moved(self.put_all(patterns)))
+def _classifier_checks(found: ClassifierResult) -> tuple[Check, ...]:
+    """As of the decoder: 0.4 and 0.3 of 1 are far, 0.05 is unchanged, and 0.5, or half of the rows, is most."""
+    named = found.named
+    return (
+        Check("classifier: right on new rows", found.right, least=0.9),
+        Check("distance of the alternative patterns, mean over all layers (0 to 1)", found.other.attention, least=0.4),
+        Check(
+            "the same where a shuffle alone moves the output most, first token", found.apart[found.sensitive], least=0.3
+        ),
+        Check("output change under the alternative in all layers (0 to 1)", found.other.output, most=0.05),
+        Check("control: distance of the shuffled patterns over that of the alternative",
+              found.mixed.attention / found.other.attention, most=1.05),
+        Check("control: output change under the shuffled patterns in all layers", found.mixed.output, least=0.5),
+        Check("output change when the deciding token is hidden", found.needed, least=0.5),
+        Check("rows in which that token is named by hiding tokens one by one", named.ablation, least=0.5),
+        Check("by the gradient", named.gradient),
+        Check("by the most attention", named.attention),
+        Check("by the most attention of the alternative", named.alternative),
+        Check("control: learned from shuffled labels", found.shuffled_labels.learned, most=0.1),
+    )  # fmt: skip
 
 
-def distance(a: Tensor, b: Tensor) -> float:
-    """Total variation of distributions in the last axis, 0 to 1; the mean over the other axes."""
-    return float((a - b).detach().abs().sum(-1).mean() / 2)
-
-
-def _search(last: LastToken, sizes: Sizes, random: torch.Generator) -> tuple[Replacement, Path]:
-    """Gradient descent on the logits of all patterns: far from the original patterns, near the original output."""
-    old = last.patterns
-    logits = (old.clamp_min(1e-4).log() + 0.1 * torch.randn(old.shape, generator=random)).requires_grad_()
-    optimizer, path = torch.optim.Adam([logits], sizes.rate), []
-    for _ in range(sizes.steps):
-        pattern = logits.softmax(-1)
-        log_p = last.logits(last.put_all(pattern), grad=True).log_softmax(-1)
-        divergence = torch.nn.functional.kl_div(log_p, last.output, reduction="sum")
-        apart = ((pattern - old).square() + 1e-6).sqrt().sum(-1).mean() / 2  # total variation, smooth at 0
-        path.append((distance(pattern, old), distance(log_p.exp(), last.output)))
-        (logits.grad,) = torch.autograd.grad(sizes.faithful * divergence - apart, [logits])
-        optimizer.step()
-    return last.replaced(logits.detach().softmax(-1)), path
-
-
-def _shuffled(last: LastToken, attention: float, random: torch.Generator) -> Replacement:
-    """Every head's weights in another order, mixed with the original ones so that the distance is `attention`."""
-    old = last.patterns
-    order = torch.rand(old.shape, generator=random).argsort(-1)
-    shuffled = old.gather(-1, order)
-    share = min(1.0, attention / distance(shuffled, old))  # the total variation of a mixture is linear in its share
-    return last.replaced((1 - share) * old + share * shuffled)
-
-
-def _without(key: int) -> Callable[[Tensor, Where], Tensor]:
-    return lambda scores, where: scores.index_fill(-1, torch.tensor([key]), -torch.inf)
-
-
-def _replacements(other: Replacement, shuffled: Replacement) -> TableSection:
-    rows = [
-        [name, f"{one.attention:.2f}", f"{one.output:.4f}"]
-        for name, one in (("optimized", other), ("shuffled", shuffled))
-    ]
-    return TableSection(
-        "All layers replaced at once: total variation, 0 to 1", ("patterns", "attention", "output"), rows
+def _meaning(sizes: Sizes, found: ClassifierResult) -> str:
+    named = found.named
+    return (
+        f"A classifier of {sizes.layers} layers answers which value the kind that is asked for has. All its attention"
+        f" can be exchanged at once for weights {found.other.attention:.2f} of 1 away, and its answers stay: the"
+        f" largest change is {found.changed:.4f}. Weights shuffled by {found.mixed.attention:.2f} change them by"
+        f" {found.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one names it in"
+        f" {named.ablation:.0%} of the rows (without it a guess is still right in 1 of {sizes.values}), the gradient in"
+        f" {named.gradient:.0%}, the most attention in {named.attention:.0%}, and the most attention of the"
+        f" alternative, which gives the same answers, in {named.alternative:.0%}."
     )
 
 
-def _by_layer(last: LastToken, other: Replacement, alone: list[float], layers: list[int]) -> TableSection:
+def _classifier_sections(found: ClassifierResult) -> tuple[Section, ...]:
+    named = found.named
+    by = (("hiding it", named.ablation), ("gradient", named.gradient), ("attention", named.attention),
+          ("attention of the alternative", named.alternative))  # fmt: skip
+    layers = [
+        [str(layer), f"{moved:.3f}", f"{apart:.2f}"]
+        for layer, (moved, apart) in enumerate(zip(found.alone, found.apart, strict=True))
+    ]
+    return (
+        _replacements("Classifier", found.other, found.mixed),
+        TableSection(
+            "Classifier, by layer",
+            ("layer", "output change, this layer shuffled", "distance of the alternative"),
+            layers,
+        ),
+        TableSection("Rows in which the deciding token is named", ("by", "share"), [[n, f"{x:.0%}"] for n, x in by]),
+        _curve("The search for other patterns, classifier", found.path),
+    )
+
+
+def _decoder_checks(found: DecoderResult) -> tuple[Check, ...]:
+    other, mixed, layers = found.other, found.mixed, found.sensitive
+    return (
+        Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, least=0.4),
+        Check(
+            f"decoder: the same in the {len(layers)} layers where a shuffle alone moves the output most",
+            sum(found.apart) / len(layers),
+            least=0.3,
+        ),
+        Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
+        Check(
+            "decoder, control: distance of the shuffled patterns over that of the alternative",
+            mixed.attention / other.attention,
+            0.95,
+            1.05,
+        ),
+        Check("decoder, control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
+        Check("decoder: output change when the token that matters most is hidden", found.drop, least=0.3),
+        Check(
+            "decoder: that over the change when the most attended one is",
+            found.drop / (found.hidden[found.most_read] or math.nan),
+            least=3.0,
+        ),
+    )
+
+
+def _decoder_meaning(found: DecoderResult) -> str:
+    tokens, weights, read, needed = found.last.tokens, found.weights, found.most_read, found.most_needed
+    return (
+        "In all layers and heads of the decoder at once the last token's attention can be exchanged for weights that"
+        " look elsewhere, and the next word keeps its probability: the picture of the weights is one of many that give"
+        f" this output. A shuffle of the same distance changes it by {found.mixed.output:.2f} of 1. Weights do not rank"
+        f" importance either: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding it changes the"
+        f" output by {found.hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding it changes the"
+        f" output by {found.drop:.2f}. The alternative was searched for one sentence with the model's weights held"
+        " fixed. That a model could be trained to use such patterns is not shown (Wiegreffe and Pinter)."
+    )
+
+
+def _decoder_sections(found: DecoderResult) -> tuple[Section, ...]:
+    return (
+        _replacements("Decoder", found.other, found.mixed),
+        _by_layer(found),
+        _by_token(found),
+        _curve("The search for other patterns, decoder", found.path),
+        _maps(found),
+    )
+
+
+def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSection:
     rows = [
-        [str(layer), f"{alone[layer]:.3f}", f"{distance(other.patterns[layer], last.patterns[layer]):.2f}"]
-        for layer in layers
+        [name, f"{one.attention:.2f}", f"{one.output:.4f}"] for name, one in (("optimized", other), ("shuffled", mixed))
+    ]
+    title = f"{model}, all layers replaced at once: total variation, 0 to 1"
+    return TableSection(title, ("patterns", "attention", "output"), rows)
+
+
+def _by_layer(found: DecoderResult) -> TableSection:
+    rows = [
+        [str(layer), f"{found.alone[layer]:.3f}", f"{apart:.2f}"]
+        for layer, apart in zip(found.sensitive, found.apart, strict=True)
     ]
     header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
-    return TableSection("Layers where a shuffle moves the output most", header, rows)
+    return TableSection("Decoder, layers where a shuffle moves the output most", header, rows)
 
 
-def _by_token(last: LastToken, weights: list[float], hidden: list[float]) -> TableSection:
-    rows = [[token, f"{w:.1%}", f"{change:.3f}"] for token, w, change in zip(last.tokens, weights, hidden, strict=True)]
+def _by_token(found: DecoderResult) -> TableSection:
+    each = zip(found.last.tokens, found.weights, found.hidden, strict=True)
+    rows = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in each]
     return TableSection(
         "From the last token, all layers", ("token", "share of attention", "output change if hidden"), rows
     )
 
 
-def _curve(path: Path) -> Curve:
+def _curve(title: str, path: Path) -> Curve:
     series = {
         name: [(float(i), step[which]) for i, step in enumerate(path)]
         for which, name in enumerate(("attention", "output"))
     }
-    return Curve("The search for other patterns", "step", "distance from the original, 0 to 1", series, {})
+    return Curve(title, "step", "distance from the original, 0 to 1", series, {})
 
 
-def _maps(last: LastToken, other: Replacement, layers: list[int]) -> AttentionSection:
+def _maps(found: DecoderResult) -> AttentionSection:
+    last, other = found.last, found.other
     maps = [
         AttentionMap(
             "decoder",
@@ -222,6 +230,6 @@ def _maps(last: LastToken, other: Replacement, layers: list[int]) -> AttentionSe
             last.tokens,
             torch.stack([last.patterns[layer], other.patterns[layer]], 1).clamp(0, 1).float().numpy(),
         )
-        for layer in sorted(layers)
+        for layer in sorted(found.sensitive)
     ]
     return AttentionSection("Two patterns, one output", "The last token's attention, original and alternative.", maps)

@@ -137,6 +137,23 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         """What the head gives for every position of the batch."""
         return self.unembed(self(batch), batch.rows, batch.taps, batch.random)
 
+    def labelled_batch(
+        self, inputs: Tensor, rows: Rows, *, token_types: Tensor | None = None, random: torch.Generator | None = None
+    ) -> Batch:
+        """The batch in which a model with a head over labels reads rows of its source.
+
+        The decoder beside an encoder reads the source too, shifted one position to the right: each row begins with the
+        start token there, or with the row's own last token (mBART's language) where the config names none.
+        """
+        if self.decoder is None or self.encoder is None:
+            return Batch(inputs=inputs, rows=rows, token_types=token_types, random=random)
+        ends = torch.tensor(rows.lengths, device=inputs.device).cumsum(0)
+        shifted, start = inputs.roll(1), self.spec.ids.start
+        shifted[ends - torch.tensor(rows.lengths, device=inputs.device)] = (
+            inputs[ends - 1] if start is None else torch.full_like(ends, start)
+        )
+        return Batch(inputs=shifted, rows=rows, source=(inputs, rows), random=random)
+
     def _encoded(self, inputs: Tensor, rows: Rows, batch: Batch) -> Tensor:
         """[M] source ids, or what else the input slot reads -> [M, D] of the encoder."""
         assert self.encoder is not None

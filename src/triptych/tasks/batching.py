@@ -52,16 +52,9 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
     rows = [row for row in either if isinstance(row, Encoded)]
     device, ids = module.device, module.spec.ids
     tokens, where = flat([row.ids for row in rows], device)
-    if module.decoder is None:
-        types = torch.tensor([kind for row in rows for kind in row.token_types], device=device)
-        output = module.logits(Batch(inputs=tokens, rows=where, token_types=types))
-    else:
-        for i, row in enumerate(rows):
-            if isinstance(module.spec.head, ClassHeadSpec) and row.ids[-1] not in ids.eos:
-                raise InputError(
-                    f"text {i} does not end with an end-of-text token, where this model looks for the label"
-                )
-        first = [row.ids[-1] if ids.start is None else ids.start for row in rows]
-        shifted, into = flat([[start, *row.ids[:-1]] for start, row in zip(first, rows, strict=True)], device)
-        output = module.logits(Batch(inputs=shifted, rows=into, source=(tokens, where)))
+    types = torch.tensor([kind for row in rows for kind in row.token_types], device=device)
+    for i, row in enumerate(rows):
+        if module.decoder is not None and isinstance(module.spec.head, ClassHeadSpec) and row.ids[-1] not in ids.eos:
+            raise InputError(f"text {i} does not end with an end-of-text token, where this model looks for the label")
+    output = module.logits(module.labelled_batch(tokens, where, token_types=types))
     return list(output) if isinstance(module.spec.head, ClassHeadSpec) else where.split(output)

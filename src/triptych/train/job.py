@@ -33,6 +33,7 @@ from triptych.train.base_model import Base, BaseSettings, read_base
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.disk_space import DiskSpace
 from triptych.train.loop import Event, Progress, Trainer
+from triptych.train.new_head import ENCODER_DECODERS
 from triptych.train.optim import Optimizer
 from triptych.train.recipe import Objective, Recipe, check_recipe
 from triptych.train.run_lock import RunLock
@@ -169,7 +170,7 @@ def prepare(recipe: Recipe) -> Job:
     tokenizer = None if recipe.tokenizer is None else _tokenizer(recipe, train)
     if tokenizer is not None and task is not None:
         tokenizer = task.completed(tokenizer)
-    hf = recipe.model if tokenizer is None else _completed(recipe.model, tokenizer, recipe.objective.name)
+    hf = recipe.model if tokenizer is None else _completed(recipe.model, tokenizer, _layout(recipe))
     if task is None:
         module = nn.new(read_config(hf, where="model"), recipe.run.seed)
     else:
@@ -283,7 +284,7 @@ def _job(
 def _tokenizer(recipe: Recipe, train: Sequence[text_rows.Text]) -> Tokenizer:
     """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
-    layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_LAYOUT[recipe.objective.name]]
+    layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_layout(recipe)]
     texts = [*text_rows.documents(train), *(side for pair in text_rows.pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)
@@ -299,13 +300,19 @@ def _tokenizer(recipe: Recipe, train: Sequence[text_rows.Text]) -> Tokenizer:
     )
 
 
-def _completed(model: dict[str, Any], tokenizer: Tokenizer, objective: Objective) -> dict[str, Any]:
+def _layout(recipe: Recipe) -> str:
+    """The layout of a new model: that of its objective, but of labels also that of an encoder-decoder."""
+    both = recipe.objective.name == "labels" and recipe.model.get("model_type") in ENCODER_DECODERS
+    return "encoder-decoder" if both else _LAYOUT[recipe.objective.name]
+
+
+def _completed(model: dict[str, Any], tokenizer: Tokenizer, layout: str) -> dict[str, Any]:
     """The config, with the vocabulary and the special tokens of the tokenizer where it does not set them."""
     ids = {
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
-        "decoder_start_token_id": tokenizer.pad_id if _LAYOUT[objective] == "encoder-decoder" else None,
+        "decoder_start_token_id": tokenizer.pad_id if layout == "encoder-decoder" else None,
     }
     defaults = {"vocab_size": tokenizer.vocab_size} | {key: value for key, value in ids.items() if value is not None}
     return defaults | model
@@ -315,7 +322,8 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | No
     """Raises ConfigError unless the model has the layout and the head of the objective (`own`, where a task names it),
     and enough positions and tokens."""
     spec, objective = module.spec, recipe.objective.name
-    if spec.layout != _LAYOUT[objective]:
+    both = objective == "labels" and spec.family in ENCODER_DECODERS
+    if spec.layout != _LAYOUT[objective] and not both:
         fitting = next(name for name, layout in _LAYOUT.items() if layout == spec.layout)
         raise ConfigError(
             f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}, "
@@ -341,5 +349,5 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | No
         raise ConfigError(f"run.length = {recipe.run.length} is more than the {spec.context} positions of the model")
     if objective == "masked" and tokenizer.mask_id is None:
         raise ConfigError("objective masked needs a tokenizer with a mask token")
-    if spec.layout == "encoder-decoder" and spec.ids.start is None:
+    if spec.layout == "encoder-decoder" and spec.ids.start is None and not both:
         raise ConfigError(f"objective {objective} needs model.decoder_start_token_id")

@@ -78,12 +78,15 @@ class LabelTask(HeadTask):
     def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
         assert self.labels is not None
         fit, (goals, right, loss) = Fitter(self.recipe, tokenizer), self.goals()
+        at_end = module.decoder is not None  # of an encoder-decoder, whose head reads the last token
 
         def rows(records: Sequence[DataRecord], goals: NDArray[np.int64]) -> list[LabelledExample | None]:
             every: list[LabelledExample | None] = []
             for number, (record, goal) in enumerate(zip(records, goals, strict=True)):
                 row = fit(record, *_both(record))
-                mask = None if row is None else trained_at(len(row.ids), 0)
+                if row is not None and at_end and row.ids[-1] not in module.spec.ids.eos:
+                    raise record.error("the row does not end with an end-of-text token, where this model has its label")
+                mask = None if row is None else trained_at(len(row.ids), len(row.ids) - 1 if at_end else 0)
                 every.append(None if row is None or mask is None else labelled(row, goal, loss, number, mask))
             return every
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from triptych import nn
 from triptych.attention import Rows
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
@@ -112,7 +111,7 @@ class LabelledBatch(TrainingBatch):
 
     def outputs(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
         """What the head gives: [B, C] for whole rows, [N, C] for tokens."""
-        batch = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
+        batch = module.labelled_batch(self.ids, self.rows, token_types=self.types, random=random)
         return module.unembed(module(batch), self.rows, random=random)
 
     def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:

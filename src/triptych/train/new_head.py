@@ -22,8 +22,10 @@ HeadKind = Literal["labels", "tags", "spans", "contrastive", "replaced"]
 _NAMES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
     "distilbert": "DistilBert", "electra": "Electra", "modernbert": "ModernBert", "deberta": "Deberta",
-    "deberta-v2": "DebertaV2", "vit": "ViT",
+    "deberta-v2": "DebertaV2", "vit": "ViT", "bart": "Bart", "mbart": "MBart", "t5": "T5", "mt5": "MT5",
 }  # fmt: skip
+ENCODER_DECODERS = ("bart", "mbart", "t5", "mt5")  # whose decoder gives the label of a row at its last token
+_LABELS_ALONE = ("vit", *ENCODER_DECODERS)
 _CLASSES: dict[HeadKind, str] = {
     "labels": "ForSequenceClassification",
     "tags": "ForTokenClassification",
@@ -48,11 +50,11 @@ def head_config(
 
     Raises ConfigError for a model that has no such class.
     """
-    name = _NAMES.get(str(hf.get("model_type")))
-    if name is None or (kind == "replaced" and name != "Electra") or (kind != "labels" and name == "ViT"):
-        known = (
-            "electra" if kind == "replaced" else ", ".join(one for one in _NAMES if kind == "labels" or one != "vit")
-        )
+    model_type = str(hf.get("model_type"))
+    name = _NAMES.get(model_type)
+    if name is None or (kind == "replaced" and name != "Electra") or (kind != "labels" and model_type in _LABELS_ALONE):
+        fitting = [one for one in _NAMES if kind == "labels" or one not in _LABELS_ALONE]
+        known = "electra" if kind == "replaced" else ", ".join(fitting)
         raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {hf.get('model_type')}")
     config = {key: value for key, value in hf.items() if key not in ("num_labels", "id2label", "label2id")}
     config["architectures"] = [name + ("ForImageClassification" if name == "ViT" else _CLASSES[kind])]

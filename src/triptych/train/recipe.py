@@ -45,8 +45,9 @@ class DataSettings(Section):
     """The texts to train on, and those held out for evaluation.
 
     Objectives with records (docs/concepts/objectives.md) read `.jsonl`, `.csv`, `.tsv` or `.parquet`;
-    `shakespeare:genres` and `shakespeare:speakers` are texts of the plays with labels; `shakespeare:folded` has the
-    pairs of `shakespeare` in lower case, without punctuation.
+    `shakespeare:genres` and `shakespeare:speakers` are texts of the plays with labels; `shakespeare:turns:hamlet` (or
+    iago, rosalind, lear, coriolanus) are conversations with one person; `shakespeare:folded` has the pairs of
+    `shakespeare` in lower case, without punctuation.  seq2seq and contrastive read such pairs.
     """
 
     path: str

@@ -14,7 +14,8 @@ from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
-from triptych.text import Encoded, Tokenizer, shakespeare_labels
+from triptych.text import Encoded, Tokenizer, shakespeare_labels, shakespeare_turns
+from triptych.train import sources
 from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledBatch, LabelledExample, exact
@@ -27,6 +28,7 @@ SHAKESPEARE: dict[str, shakespeare_labels.Kind] = {
     "shakespeare:genres": "genres",
     "shakespeare:speakers": "speakers",
 }
+TURNS = "shakespeare:turns:"  # and the name of a person: conversations
 HEADS: dict[HeadKind, type] = {
     "labels": ClassHeadSpec,
     "tags": TokenHeadSpec,
@@ -120,6 +122,11 @@ def read_split(
     data: DataSettings, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> tuple[list[DataRecord], list[DataRecord]]:
     """The records to train on and those held out: of `held_out_path`, or drawn at random."""
+    if data.path in (sources.SHAKESPEARE, sources.FOLDED) and set(needed) == {"text", "text_b"}:
+        return _editions(data)
+    if data.path.startswith(TURNS):
+        train, held = _turns(data, needed)
+        return train, _limited(held, data)
     if data.path in SHAKESPEARE:
         train, held = _shakespeare(data, needed)
         return train, _limited(held, data)
@@ -140,11 +147,49 @@ def _limited(held: list[DataRecord], data: DataSettings) -> list[DataRecord]:
 def _shakespeare(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:
     if set(needed) != {"text", "label"}:
         raise ConfigError(f"data.path = {data.path!r} has texts with a label each; use objective labels")
-    if data.columns or data.held_out_path is not None:
-        raise ConfigError(f"data.path = {data.path!r} has its own fields and held-out texts; remove the other keys")
+    _refuse_own_fields(data)
     train, held = shakespeare_labels.labelled(SHAKESPEARE[data.path])
     sides = ([DataRecord({"text": one.text, "label": one.label}, one.where) for one in side] for side in (train, held))
     return next(sides), next(sides)
+
+
+def _editions(data: DataSettings) -> tuple[list[DataRecord], list[DataRecord]]:
+    """Lines of the First Folio beside those of the modern edition, or pieces of `data.words` words, each pair once."""
+    _refuse_own_fields(data)
+    train, held = (
+        [
+            DataRecord({"text": folio, "text_b": modern}, f"{data.path}, pair {number}")
+            for number, (folio, modern) in enumerate(dict.fromkeys(side), 1)
+        ]
+        for side in sources.pairs(data)
+    )
+    return train, held
+
+
+def _turns(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:
+    """Conversations of one answer, of the person that `data.path` names."""
+    name = data.path.removeprefix(TURNS)
+    if name not in shakespeare_turns.SPEAKERS:
+        raise ConfigError(
+            f"data.path = {data.path!r} names no person whose turns are known; they are "
+            f"{', '.join(shakespeare_turns.SPEAKERS)}"
+        )
+    if set(needed) != {"messages"}:
+        raise ConfigError(f"data.path = {data.path!r} has conversations; use objective chat")
+    _refuse_own_fields(data)
+    sides = ([_conversation(name, turn) for turn in side] for side in shakespeare_turns.turns(name))
+    return next(sides), next(sides)
+
+
+def _conversation(name: str, turn: shakespeare_turns.Turn) -> DataRecord:
+    said = {"system": shakespeare_turns.system_message(name), "user": turn.asked, "assistant": turn.answer}
+    messages = [{"role": role, "content": content} for role, content in said.items()]
+    return DataRecord({"messages": messages}, turn.where)
+
+
+def _refuse_own_fields(data: DataSettings) -> None:
+    if data.columns or data.held_out_path is not None:
+        raise ConfigError(f"data.path = {data.path!r} has its own fields and held-out texts; remove the other keys")
 
 
 def ordered_labels(labels: Iterable[str]) -> list[str]:
