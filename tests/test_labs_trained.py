@@ -35,14 +35,14 @@ def every_mask(patch: pytest.MonkeyPatch, mask: Mask) -> None:
 
 
 def shallow(seed: int = 0) -> LabResult:
-    sizes: dict[str, Size] = {"depths": (2, 8, 32), "draws": 1, "layers": 6, "steps": 90}
+    sizes: dict[str, Size] = {"depths": (2, 8, 32), "draws": 1}
     return labs.run("depth", Setup(seed=seed, sizes=sizes, full=True))
 
 
 def test_depth_passes() -> None:
     result = shallow(3)
     assert result.passed, result.verdict
-    assert [len(section.rows) for section in result.sections if section.kind == "table"] == [3, 2]
+    assert [len(section.rows) for section in result.sections if section.kind == "table"] == [3]
 
 
 def test_depth_fails_without_the_addition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,21 +58,6 @@ def test_depth_fails_when_pre_norm_norms_the_stream(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(nn.Block, "forward", normed)
     assert "pre-norm: the last block's gradient goes as depth to the power" in failed(shallow())
-
-
-@pytest.mark.parametrize(
-    ("ends", "claim"),
-    [
-        ({"pre-norm": (0.7, 0.7), "post-norm": (0.8, 0.7)}, "post-norm, 6 layers trained: nats lost without a warm-up"),
-        ({"pre-norm": (3.1, 0.7), "post-norm": (3.1, 0.7)}, "control: nats that pre-norm loses without a warm-up"),
-    ],
-    ids=["both learn", "both fail"],
-)
-def test_depth_fails_when_the_norms_do_not_differ(
-    monkeypatch: pytest.MonkeyPatch, ends: dict[str, tuple[float, float]], claim: str
-) -> None:
-    monkeypatch.setattr(depth, "_train", lambda name, warmup, *rest: [(0.0, ends[name][warmup > 0])])
-    assert failed(shallow(3)) == [claim]
 
 
 # ---------------------------------------------------------------- mask-leak

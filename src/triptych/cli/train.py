@@ -57,9 +57,7 @@ RunDirectory = Annotated[
 ]
 Force = Annotated[bool, Option("--force", help="Delete the run that the run directory holds, and start over.")]
 ShowBatch = Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")]
-Evaluate = Annotated[
-    bool, Option("--evaluate", help="Evaluate the model as it is before the first step, and stop.")
-]
+Evaluate = Annotated[bool, Option("--evaluate", help="Evaluate the model as it is before the first step, and stop.")]
 VerifyResume = Annotated[
     int | None,
     Option(
@@ -85,15 +83,11 @@ def train(
 ) -> None:
     """Train a model from a recipe, or write one with --new."""
     if new is not None:
-<<<<<<< HEAD
-        if resume or force or show_batch or verify_resume:
-            raise BadParameter(
-                "--new writes a recipe and stops; leave out --resume, --force, --show-batch and --verify-resume"
-            )
-=======
         if resume or force or show_batch or evaluate or verify_resume:
-            raise BadParameter("--new writes a recipe and stops; give --resume, --force and checks when it is run")
->>>>>>> uses
+            raise BadParameter(
+                "--new writes a recipe and stops;"
+                " leave out --resume, --force, --show-batch, --evaluate and --verify-resume"
+            )
         if adapter and (base is None or recipe is not None):
             raise BadParameter("--adapter is for a new recipe of an existing model: --new FILE --from MODEL --adapter")
         _new(new, recipe, base, data, out, changes or (), adapter=adapter, as_json=as_json)

@@ -13,20 +13,16 @@ from torch import Tensor
 from triptych import nn
 from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
-from triptych.labs.small import Points, block, decoder, fit, growth, power
+from triptych.labs.small import Points, block, decoder, growth, power
 from triptych.page import Curve, Section, TableSection
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
-from triptych.train import Example, OptimizerSettings, Pairs, Schedule, collate, loss
+from triptych.train import Example, collate, loss
 
 VOCAB = 97
-LAST = 10  # training steps whose mean loss counts
 FALSIFIED_BY = (
-    "Before training, the claim is false if the first block of the deepest stack gets no gradient with a residual"
-    " stream or"
-    " gets one without, or if the last block's gradient falls with depth alike for both placements of the norm. That"
-    " post-norm needs a warm-up is false if it learns as well without one, or if pre-norm, the control, fails without"
-    " one"
-    " too."
+    "The claim is false if the first block of the deepest stack gets no gradient with a residual stream, or gets one"
+    " without. That the placement of the norm decides what the last block gets is false if its gradient falls with"
+    " depth alike for both."
 )
 SEEDS = 5
 
@@ -40,26 +36,12 @@ class Sizes:
     heads: int = size(4, "heads of each block")
     rows: int = size(4, "rows of an untrained stack's batch")
     tokens: int = size(32, "tokens of each of these rows")
-    layers: int = size(8, "blocks of the stacks that are trained")
-    narrow: int = size(32, "their model width, a multiple of the heads")
-    symbols: int = size(24, "symbols of the chains they learn")
-    length: int = size(24, "symbols of a chain")
-    steps: int = size(120, "training steps")
-    batch: int = size(16, "rows of a training step")
-    rate: float = size(3e-3, "learning rate")
-    warmup: float = size(0.5, "warm-up, as a share of the steps")
 
     def __post_init__(self) -> None:
         if len(set(self.depths)) < 2:
             raise InputError("size depths: an exponent is fitted to them; give two or more")
-        if self.width % self.heads or self.narrow % self.heads:
-            raise InputError(f"sizes width and narrow: must be multiples of the {self.heads} heads")
-        if self.warmup > 1:
-            raise InputError(f"size warmup: {self.warmup} is a share of the steps; give at most 1")
-
-    @property
-    def warmups(self) -> dict[str, float]:
-        return {"no warm-up": 0.0, "warm-up": self.warmup}
+        if self.width % self.heads:
+            raise InputError(f"size width: must be a multiple of the {self.heads} heads")
 
 
 FULL = Sizes(draws=4)
@@ -93,9 +75,9 @@ def _kind(name: str, width: int) -> tuple[type[parts.BlockSpec], NormsSpec]:
 
 
 def run(setup: Setup) -> LabResult:
-    """Untrained stacks of 2 to 64 blocks: the gradient at the first and the last; then 8 blocks trained."""
+    """Untrained stacks of 2 to 64 blocks: the gradient at the first and the last."""
     sizes = setup.sized(Sizes(), FULL)
-    depths, layers = sizes.depths, sizes.layers
+    depths = sizes.depths
     gradients: dict[str, list[tuple[float, float]]] = {}
     for name in STACKS:
         setup.progress(f"{name}: {depths[0]} to {depths[-1]} layers")
@@ -103,13 +85,6 @@ def run(setup: Setup) -> LabResult:
     arrives, last = ({name: [pair[i] for pair in pairs] for name, pairs in gradients.items()} for i in (0, 1))
     fall = math.exp(growth(depths, arrives["no residual"]))
     goes = {name: power(depths, last[name]) for name in STACKS}
-    losses: dict[tuple[str, str], Points] = {}
-    for name in ("pre-norm", "post-norm"):
-        for how, warmup in sizes.warmups.items():
-            setup.progress(f"{name}, {how}: training {layers} layers for {sizes.steps} steps")
-            losses[name, how] = _train(name, warmup, sizes, setup.seed)
-    end = {key: fmean(nats for _, nats in points[-LAST:]) for key, points in losses.items()}
-    gain = {name: end[name, "no warm-up"] - end[name, "warm-up"] for name in ("pre-norm", "post-norm")}
     checks = (
         Check(
             f"pre-norm, {depths[-1]} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5
@@ -117,29 +92,17 @@ def run(setup: Setup) -> LabResult:
         Check("no residual: what is left of it after each further layer", fall, most=0.8),
         Check("pre-norm: the last block's gradient goes as depth to the power", goes["pre-norm"], -0.7, -0.25),
         Check("post-norm: the last block's gradient goes as depth to the power", goes["post-norm"], -0.15, 0.35),
-        Check(f"post-norm, {layers} layers trained: nats lost without a warm-up", gain["post-norm"], least=0.5),
-        Check("control: nats that pre-norm loses without a warm-up", gain["pre-norm"], most=0.2),
     )
     meaning = (
         "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of"
         f" {depths[-1]} blocks. Without one every layer multiplies what passes: {fall:.2f} of it is left after each,"
-        " and"
-        f" {depths[-1]} layers leave {arrives['no residual'][-1]:.0e}. Norms alone, without the addition, keep the"
-        " scale from collapsing so fast but do not carry"
-        " the gradient. Before training both placements of the norm carry it; what differs is the top. Under post-norm"
-        " the last block's gradient does not shrink with depth, under pre-norm it does as 1/√depth (theorem 1 of Xiong"
-        f" et al.). Training shows what that means: {layers} post-norm layers at a learning rate of {sizes.rate:g} end"
-        " at"
-        f" {end['post-norm', 'no warm-up']:.2f} nats without a warm-up and at {end['post-norm', 'warm-up']:.2f} with"
-        f" one, where guessing is {math.log(sizes.symbols):.2f}; pre-norm ends at {end['pre-norm', 'no warm-up']:.2f}"
-        " and"
-        f" {end['pre-norm', 'warm-up']:.2f}. The rates are those of Xavier's weights, one size and one learning rate."
+        f" and {depths[-1]} layers leave {arrives['no residual'][-1]:.0e}. Norms alone, without the addition, keep the"
+        " scale from collapsing so fast but do not carry the gradient. Before training both placements of the norm"
+        " carry it; what differs is the top. Under post-norm the last block's gradient does not shrink with depth,"
+        " under pre-norm it does as 1/√depth (theorem 1 of Xiong et al.). Lab `norm-placement` shows what that means"
+        " in training. The rates are those of Xavier's weights at one width."
     )
-    sections: tuple[Section, ...] = (
-        _gradient_table(arrives, sizes),
-        _trained_table(end, sizes),
-        *_curves(arrives, last, losses, sizes),
-    )
+    sections: tuple[Section, ...] = (_gradient_table(arrives, sizes), *_curves(arrives, last, sizes))
     return LabResult("What carries the gradient through a deep stack?", meaning, checks, sections)
 
 
@@ -184,38 +147,6 @@ def _gradients(spec: ModelSpec, sizes: Sizes, seed: int) -> tuple[float, float]:
     return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))
 
 
-def _train(name: str, warmup: float, sizes: Sizes, seed: int) -> Points:
-    """The loss of a stack of `layers` blocks over training, without gradient clipping."""
-    width, symbols = sizes.narrow, sizes.symbols
-    _, norms = _kind(name, width)
-    blocks = [block(width, sizes.heads, 4 * width, norms=norms)] * sizes.layers
-    module = nn.new(decoder(symbols, blocks, embedded=SinusoidalSpec(width=width), final_norm=norms.pre), seed)
-    _xavier(module, seed)
-    noise = np.random.default_rng(seed)
-    follows = noise.permutation(symbols)
-    data = Pairs(tuple(_chain(noise, follows, sizes.length) for _ in range(sizes.steps * sizes.batch)))
-    settings = OptimizerSettings(name="adamw", lr=sizes.rate, weight_decay=0.0, clip=0.0)
-    schedule = Schedule(shape="constant", warmup=warmup)
-    return fit(
-        module,
-        data,
-        rows=sizes.batch,
-        length=sizes.length,
-        steps=sizes.steps,
-        seed=seed,
-        optimizer=settings,
-        schedule=schedule,
-    )
-
-
-def _chain(noise: np.random.Generator, follows: np.ndarray, length: int) -> Example:
-    """Symbols of which each is the one that follows the last, or one in ten a random one."""
-    ids = noise.integers(len(follows), size=length + 1).astype(np.int32)
-    for i in np.flatnonzero(noise.random(length) < 0.9) + 1:
-        ids[i] = follows[ids[i - 1]]
-    return Example(ids[:-1], ids[1:], np.ones(length, bool))
-
-
 def _gradient_table(arrives: dict[str, list[float]], sizes: Sizes) -> TableSection:
     return TableSection(
         "Gradient at the first block over that at the last, before training",
@@ -224,32 +155,13 @@ def _gradient_table(arrives: dict[str, list[float]], sizes: Sizes) -> TableSecti
     )
 
 
-def _trained_table(end: dict[tuple[str, str], float], sizes: Sizes) -> TableSection:
-    rows = [[name, *(f"{end[name, how]:.2f}" for how in sizes.warmups)] for name in ("pre-norm", "post-norm")]
-    return TableSection(
-        f"{sizes.layers} layers after {sizes.steps} steps, nats a symbol", ("stack", *sizes.warmups), rows
-    )
-
-
-def _curves(
-    arrives: dict[str, list[float]],
-    last: dict[str, list[float]],
-    losses: dict[tuple[str, str], Points],
-    sizes: Sizes,
-) -> tuple[Curve, ...]:
-    trained = {f"{name}, {how}": points for (name, how), points in losses.items()}
-    return (
-        Curve(
-            "Arriving at the first block, over the last", "layers", "gradient norm", _lines(arrives, sizes), {}, "xy"
-        ),
-        Curve("Weights of the last block", "layers", "gradient norm", _lines(last, sizes), {}, "xy"),
-        Curve(
-            f"{sizes.layers} layers in training",
-            "step",
-            "nats a symbol",
-            trained,
-            {"guessing": math.log(sizes.symbols)},
-        ),
+def _curves(arrives: dict[str, list[float]], last: dict[str, list[float]], sizes: Sizes) -> tuple[Curve, ...]:
+    return tuple(
+        Curve(title, "layers", "gradient norm", _lines(series, sizes), {}, "xy")
+        for title, series in (
+            ("Arriving at the first block, over the last", arrives),
+            ("Weights of the last block", last),
+        )
     )
 
 
