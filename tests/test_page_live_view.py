@@ -274,10 +274,18 @@ def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(browser: Browser, p
         'document.querySelector("[role=status]").textContent'
     )
     typed(tab, "")
-    assert tab.evaluate(f"[{VIEW}.warning.textContent, {VIEW}.speed.textContent]") == [
-        "There are no tokens yet; type something.", ""
-    ]  # fmt: skip
     assert tab.console() == []
+
+
+def test_an_empty_text_has_one_message(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "empty.html"
+    write(path, live_page(quickstart("decoder"), "t", ""))
+    tab = opened(browser, path)
+    assert tab.evaluate(f"{VIEW}.warning.textContent") == "There are no tokens yet; type something."
+    assert tab.evaluate(f"{VIEW}.speed.textContent") == ""
+    typed(tab, "I")
+    assert tab.evaluate(f"{VIEW}.warning.textContent") == ""
+    assert "1 token in" in tab.evaluate(f"{VIEW}.speed.textContent")
 
 
 OTHERS = ("gpt2-base", "bert-classes", "bert-tokens", "bert-spans", "bart-classes", "electra", "mixtral", "t5-encoder")

@@ -14,7 +14,7 @@ const CHAPTERS = [
       const ids = about.ids(reading);
       const { id, rows, columns, first, closest, cosine } = view.now.token;
       return ["A model computes with numbers. Your text is ", about.count("tokens", ids.length),
-        " tokens, each one of ", about.count("vocabulary", rows),
+        ids.length === 1 ? " token, one of " : " tokens, each one of ", about.count("vocabulary", rows),
         " that it knows; ", about.piece(reading), " is number ", about.count("id", id),
           ". For each token it looks up one row of a table: ",
         about.count("width", columns), " numbers, the first of them ", about.number("first", first),

@@ -242,7 +242,8 @@ class LiveView {
     this.cost = performance.now() - began;
     const count = tokens.ids.length + (tokens.source?.length ?? 0);
     const { kernel, note } = this.engine;
-    this.speed.textContent = `${count} tokens in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
+    const tokenCount = `${count} ${count === 1 ? "token" : "tokens"}`;
+    this.speed.textContent = `${tokenCount} in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
   }
 
   showTokens({ source, ids }) {
