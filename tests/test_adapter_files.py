@@ -197,7 +197,7 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
         ({"r": 4}, {}, "has rank 3 in adapter_model.safetensors, and the config says 4"),
         ({}, {KEY.format("A"): torch.zeros(3, 25)}, r"lora_A is \[3, 25\], and this llama model takes \[rank, 24\]"),
         ({}, {KEY.format("B"): torch.zeros(7, 3)}, r"lora_B is \[7, 3\], and this llama model takes \[60, rank\]"),
-        ({}, {KEY.format("B"): None}, "q_proj has lora_A alone"),
+        ({}, {KEY.format("B"): None}, "q_proj has lora_A and not the other factor"),
         ({}, {"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": torch.zeros(3, 24)},
          "layers.9.self_attn.q_proj is no linear map of this llama model"),
         ({}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": torch.zeros(3)}, "DoRA"),

@@ -425,7 +425,7 @@ def test_refusals_name_what_is_wrong(unchecked):
         ({"path": "window"}, "no window in the mask"),
         ({"path": "block", "mask": window(3), "bias": torch.zeros(5, 7)}, "bias: .*; no block pattern"),
         ({"bias": torch.zeros(5, 6)}, r"bias .*\[5, 6\]"),
-        ({"sinks": torch.zeros(4)}, r"one logit a head, \[6\]"),
+        ({"sinks": torch.zeros(4)}, r"one logit for each head, \[6\]"),
         ({"dropout": 1.0}, "dropout 1.0"),
         ({"scale": math.nan}, "scale nan"),
         ({"scale": math.inf}, "scale inf"),
@@ -447,7 +447,7 @@ def test_refusals_name_what_is_wrong(unchecked):
                 function(**{"q": q, "k": k, "v": v, **options})
     with pytest.raises(InputError, match="multiple of G"):
         attend(q[:, :4], k, v)
-    with pytest.raises(InputError, match="share B and K"):
+    with pytest.raises(InputError, match="must agree in B, G and S"):
         attend(q[..., :4], k, v)
     with pytest.raises(InputError, match="one floating dtype"):
         attend(q, k.double(), v)

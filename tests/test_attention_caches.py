@@ -150,7 +150,7 @@ def test_a_window_layer_refuses_to_go_back_too_far_but_may_start_again():
     parts = [make(lengths, layer) for layer in range(2)]
     cache = Cache(LAYERS, 2)
     step(cache, parts, [9, 9], [[[], []], [[], []]])
-    with pytest.raises(InputError, match="slot 0 cannot go back from 9 to 7, a layer with a window of 4"):
+    with pytest.raises(InputError, match="cannot trim slot 0 from 9 to 7 tokens: a layer with a window of 4"):
         cache.trim(0, 7)
     assert cache.lengths == [9, 9]
     cache.trim(0, 0)
@@ -159,7 +159,7 @@ def test_a_window_layer_refuses_to_go_back_too_far_but_may_start_again():
     step(cache, parts, [7, 5], given)
     step(cache, parts, [4, 4], given)
     compare(given, uncached(lengths))
-    with pytest.raises(InputError, match="trim slot 0 to 12: it holds 11 tokens"):
+    with pytest.raises(InputError, match="cannot trim slot 0 to 12 tokens: it holds 11"):
         cache.trim(0, 12)
 
 

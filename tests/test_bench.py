@@ -25,7 +25,7 @@ from triptych.errors import InputError
 from triptych.measure import BenchReport, Rates, Settings, bench, limits, neighbours, peers
 from triptych.measure.jobs import BenchJob, Ids, jobs, sound, texts
 from triptych.measure.ours import Ours
-from triptych.measure.process import Apart
+from triptych.measure.process import SeparateProcess
 from triptych.measure.report import Figure, Limit, MeasuredSide, PeerFigure
 from triptych.measure.sides import Options, Side, perform
 from triptych.spec import MoESpec
@@ -438,7 +438,7 @@ def test_a_process_of_its_own_gives_the_same(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.heavy
 def test_what_fails_in_a_process_is_said_in_one_line(tmp_path: Path) -> None:
-    side = Apart("triptych", Options(model=str(tmp_path), threads=1, layout="decoder"))
+    side = SeparateProcess("triptych", Options(model=str(tmp_path), threads=1, layout="decoder"))
     with pytest.raises(InputError, match=r"config\.json"):
         side.ask("facts")
     assert side.ask("versions")["versions"]["torch"] == torch.__version__  # it goes on

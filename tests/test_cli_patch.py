@@ -136,9 +136,9 @@ def test_a_page_shows_the_numbers_of_the_result(decoder: str) -> None:
         (["lens", "ab", "--position", "9"], 1, "positions 0 to 1"),
         (["lens", "ab", "--top", "0"], 2, "--top"),
         (["lens", "ab", "--stack", "encoder"], 1, "this decoder model has decoder"),
-        (["lens", "ab", "--answer", "x"], 2, "are of --attribution"),
+        (["lens", "ab", "--answer", "x"], 2, "are for --attribution"),
         (["lens", "ab", "--attribution", "--other", "x"], 2, "--other needs an --answer"),
-        (["lens", "ab", "--attribution", "--stack", "decoder"], 2, "omit --stack"),
+        (["lens", "ab", "--attribution", "--stack", "decoder"], 2, "leave out --stack"),
         (["lens", ""], 1, "token"),
     ],
 )

@@ -17,7 +17,7 @@ from triptych import families, nn
 from triptych.attention import Rows
 from triptych.attention.cache_types import StoredForm
 from triptych.cli import main
-from triptych.count import count, kept_numbers, predict
+from triptych.count import activation_numbers, count, predict
 from triptych.families.named import NAMED
 from triptych.model import Model
 from triptych.train.optim import Optimizer, OptimizerSettings
@@ -89,14 +89,14 @@ def kept_by_torch(model: Model, tokens: int, *, recompute: bool = False) -> floa
 def test_activations_are_those_that_autograd_keeps(name: str) -> None:
     model, tokens = triptych.create(CONFIGS[name]), 256
     source = tokens if model.spec.layout == "encoder-decoder" else 0
-    counted = sum(kept_numbers(model.spec, tokens, source).values())
+    counted = sum(activation_numbers(model.spec, tokens, source).values())
     assert counted == pytest.approx(kept_by_torch(model, tokens), rel=0.05)
 
 
 def test_recomputed_activations_are_the_inputs_of_blocks() -> None:
     model, tokens = triptych.create(LLAMA), 256
-    again = kept_numbers(model.spec, tokens, recompute=True)
-    whole = kept_numbers(model.spec, tokens)
+    again = activation_numbers(model.spec, tokens, recompute=True)
+    whole = activation_numbers(model.spec, tokens)
     one_block = (sum(whole.values()) - whole["head"] - whole["embedding"] - tokens * (2 * 48 + 1)) / 3
     assert sum(again.values()) == pytest.approx(
         one_block + 3 * tokens * 48 + again["head"] + tokens * (2 * 48 + 1), rel=1e-3

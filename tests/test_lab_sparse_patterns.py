@@ -57,7 +57,7 @@ def test_fails_when_the_kernel_reads_all_blocks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_fails_when_the_kernel_forgets_the_blocks_that_all_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockSparse, "seen_by_all", lambda self, blocks: [])
+    monkeypatch.setattr(BlockSparse, "visible_to_all", lambda self, blocks: [])
     assert "largest difference from the definition" in failed()
 
 

@@ -143,7 +143,7 @@ def test_beams_find_what_the_library_s_find(beams: int, penalty: float) -> None:
 
 
 def test_a_cache_that_does_not_follow_the_beams_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken: Any = mutant(monkeypatch, "kept[rows] for name", "kept[sorted(rows, reverse=True)] for name")
+    broken: Any = mutant(monkeypatch, "array[rows] for name", "array[sorted(rows, reverse=True)] for name")
     _, w = library(MARIAN)
     both = [
         mine.beam_search(SOURCE[0], 0, 1, w, mine.PanelConfig(**vars(HOW["marian"])), beams=4, new=9)[0].logprob

@@ -92,10 +92,10 @@ def test_frames_are_those_that_transcribing_reads(files: tuple[Path, Path]) -> N
 
 def test_frames_that_are_not_kept_are_computed_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [one.frames for one in job(*files).trainer.data.draw(0, 0, 8)]  # type: ignore[attr-defined]
-    monkeypatch.setattr("triptych.train.audio_records.KEPT", 4 * 90 * MELS * 4)  # of four sounds
+    monkeypatch.setattr("triptych.train.audio_records.MEMORY", 4 * 90 * MELS * 4)  # of four sounds
     data = job(*files).trainer.data
     assert isinstance(data, SpokenRows)
-    assert sum(record.kept is not None for record in data.records) == 4
+    assert sum(record.in_memory is not None for record in data.records) == 4
     assert all(torch.equal(a, b.frames) for a, b in zip(kept, data.draw(0, 0, 8), strict=True))  # type: ignore[attr-defined]
 
 

@@ -191,7 +191,7 @@ def test_a_folder_model_of_something_else_is_kept(text: Path, tmp_path: Path) ->
     out = tmp_path / "run"
     (out / "model").mkdir(parents=True)
     (out / "model/mine").write_text("mine")
-    with pytest.raises(ConfigError, match="is not of a run, which would replace it"):
+    with pytest.raises(ConfigError, match="was written by no run, and this run would replace it"):
         prepare(recipe(text, checkpoint("decoder"), out)).run(force=True)
     assert (out / "model/mine").read_text() == "mine"
 

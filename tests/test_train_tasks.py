@@ -325,7 +325,9 @@ def test_chat_trains_the_assistant_alone_wherever_its_words_stand() -> None:
     assert answers(ENDING, TURNS) == [[f"hi assistant{end}", f"hi{end}"]]  # the same words of the user are not
     assert answers(LAST_ONLY, TURNS) == [[f"(so) hi assistant{end}"], [f"(so) hi{end}"]]  # a row for each turn
     late = CHAT.replace("<assistant>", "<answer>")
-    with pytest.raises(InputError, match="the chat template does not begin the assistant's turn 2 as it asks for one"):
+    with pytest.raises(
+        InputError, match="the chat template begins the assistant's turn 2 with other text than a prompt"
+    ):
         answers(late, TURNS)
 
 

@@ -62,7 +62,7 @@ def shown(value: object) -> str:
     return _SHORT.repr(value).replace("\n", " ")
 
 
-def said(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what another library says, kept short and free of anything a terminal would obey."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     plain = "".join(char if char.isprintable() else "?" for char in line[:240])
@@ -82,4 +82,4 @@ def library(into: Callable[[str], TriptychError]) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise into(said(error)) from error
+        raise into(first_line(error)) from error

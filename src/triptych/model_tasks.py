@@ -155,14 +155,14 @@ class ModelTasks(ModelInside):
         """
         return self._written([tasks.written_answer(self.inputs, self.hf or {}, question, context)], options)[0]
 
-    def _written(self, asked: Sequence[tasks.WritingTask], options: Mapping[str, Any]) -> list[Generation]:
-        settings = {**asked[0].options, **options}
+    def _written(self, writing_tasks: Sequence[tasks.WritingTask], options: Mapping[str, Any]) -> list[Generation]:
+        settings = {**writing_tasks[0].options, **options}
         if not settings.get("beams"):
             for name in ("length_penalty", "early_stopping"):
                 if name not in options:
                     settings.pop(name, None)
-        prompts = [one.prompt for one in asked]
-        return self.generate(prompts, **{"decoder_prefix": asked[0].decoder_prefix, **settings})
+        prompts = [one.prompt for one in writing_tasks]
+        return self.generate(prompts, **{"decoder_prefix": writing_tasks[0].decoder_prefix, **settings})
 
     def note_on_vectors(self) -> str | None:
         """A line for the user where the checkpoint was not made for comparing texts by their vectors."""

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from triptych.errors import FetchError, said
+from triptych.errors import FetchError, first_line
 
 _CHUNK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
@@ -43,7 +43,9 @@ def fetch_package(name: str, version: str, sha256: str, cache: Path | None = Non
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         archive = _download(name, version, sha256, Path(scratch))
         if digest(archive) != sha256:
-            raise FetchError(f"{archive.name} has SHA-256 {digest(archive)}, pinned is {sha256}")
+            raise FetchError(
+                f"{archive.name} has SHA-256 {digest(archive)} instead of {sha256}; the package index gave another file"
+            )
         return archive.replace(folder / archive.name)
 
 
@@ -106,7 +108,9 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
                     fresh[target] = _inside(Path(scratch), name, archive)
                     written += _copy(read, fresh[target], limit - written, archive)
         except _DAMAGE as error:
-            raise FetchError(f"{archive} is damaged or truncated ({said(error)}); delete it, then run again") from None
+            raise FetchError(
+                f"{archive} is damaged or truncated ({first_line(error)}); delete it, then run again"
+            ) from None
         if not wanted:
             raise FetchError(f"{archive} holds none of the expected files")
         for target, file in fresh.items():

@@ -249,17 +249,17 @@ class Cache:
         """Raise InputError when a slot is shorter already, when a ring no longer holds what a window would see, and for
         sums, from which no token can be taken, unless all are forgotten."""
         if not 0 <= length <= self.lengths[slot]:
-            raise InputError(f"trim slot {slot} to {length}: it holds {self.lengths[slot]} tokens")
+            raise InputError(f"cannot trim slot {slot} to {length} tokens: it holds {self.lengths[slot]}")
         if self.sums and 0 < length < self.lengths[slot]:
             raise InputError(
-                f"trim: slot {slot} cannot go back from {self.lengths[slot]} to {length}, a layer of linear attention "
+                f"cannot trim slot {slot} from {self.lengths[slot]} to {length} tokens: a layer of linear attention "
                 "keeps only sums over all tokens; free the slot and start again"
             )
         windows = [store.window for store in self.stores if store.window is not None]
         for window in windows:
             if length and max(self.reached[slot] - window, 0) > max(length - window + 1, 0):
                 raise InputError(
-                    f"trim: slot {slot} cannot go back from {self.reached[slot]} to {length}, a layer with a window "
+                    f"cannot trim slot {slot} from {self.reached[slot]} to {length} tokens: a layer with a window "
                     f"of {window} keeps only {window} tokens; free the slot and start again"
                 )
 
@@ -295,7 +295,9 @@ class Cache:
         """
         self.check_trim(source, length)
         if self.lengths[target]:
-            raise InputError(f"copy slot {source} to slot {target}: it holds {self.lengths[target]} tokens; free it")
+            raise InputError(
+                f"cannot copy slot {source} to slot {target}, which holds {self.lengths[target]} tokens; free it first"
+            )
         self.last = None
         for store in self.stores:
             store.copy([source], [target], store.places or length)
@@ -319,7 +321,7 @@ class Cache:
         Raises InputError for more tokens than the smallest ring has places.
         """
         if count > (self.smallest_window or count):
-            raise InputError(f"hold {count} tokens: a layer has a window of {self.smallest_window}")
+            raise InputError(f"cannot take back {count} tokens: a layer has a window of {self.smallest_window}")
         rings = []
         for store in self.stores:
             if store.window is not None:

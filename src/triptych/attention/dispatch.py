@@ -91,7 +91,7 @@ def run(request: AttentionRequest, tensors: Tensors, path: str = "auto") -> Tens
     if path == "auto":
         return choose(request).plan(request)(*tensors)
     if path not in KERNELS:
-        raise InputError(f"path {path!r}: know auto, {', '.join(KERNELS)}{nearest(path, KERNELS)}")
+        raise InputError(f"path {path!r} is not one of auto, {', '.join(KERNELS)}{nearest(path, KERNELS)}")
     reasons = KERNELS[path].cannot(request)
     if reasons:
         raise InputError(f"path {path!r} cannot serve this request: {'; '.join(reasons)}")

@@ -72,7 +72,7 @@ def _candidates(request: AttentionRequest, pattern: BlockSparse) -> Tensor:
     total = -(-request.keys // size)
     q = torch.arange(first // size, total)[:, None]
     near = torch.tensor(pattern.distances(total))
-    k = torch.cat((q - near, torch.tensor(pattern.seen_by_all(total), dtype=torch.long).expand(len(q), -1)), 1)
+    k = torch.cat((q - near, torch.tensor(pattern.visible_to_all(total), dtype=torch.long).expand(len(q), -1)), 1)
     visible = (k >= 0) & (k < total)
     if mask_lowering.implies_causal(request.mask):
         visible &= k <= q

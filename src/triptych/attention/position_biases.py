@@ -45,7 +45,7 @@ def t5_bucket(
         distance = (-relative).clamp(min=0)
     exact = buckets // 2
     if exact < 1:
-        raise InputError(f"t5 buckets: {most} are too few to have one for a distance of its own")
+        raise InputError(f"t5 buckets: {most} are too few; the nearest distance needs a bucket of its own")
     if max_distance <= exact:
         return _few_distances(ahead, distance, exact, buckets, max_distance)
     growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)

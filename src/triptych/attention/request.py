@@ -206,7 +206,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float
     if not q.dim() == k.dim() == v.dim() == 4:
         raise InputError(f"{shapes}: give q [B,H,T,K], k [B,G,S,K], v [B,G,S,Kv], or [T,K] with [S,K], [S,Kv]")
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise InputError(f"{shapes}: k and v share B, G, S; q and k share B and K")
+        raise InputError(f"{shapes}: k and v must agree in B, G and S, and q and k in B and K")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise InputError(f"{q.shape[1]} heads cannot share {k.shape[1]} key/value groups: H must be a multiple of G")
     if not (q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point):
@@ -214,9 +214,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float
     if not q.device == k.device == v.device:
         raise InputError(f"q, k, v are on {q.device}, {k.device}, {v.device}: give one device")
     if sinks is not None and sinks.shape != (q.shape[1],):
-        raise InputError(f"sinks {list(sinks.shape)}: one logit a head, [{q.shape[1]}]")
+        raise InputError(f"sinks {list(sinks.shape)}: give one logit for each head, [{q.shape[1]}]")
     if not 0.0 <= dropout < 1.0:
-        raise InputError(f"dropout {dropout}: a probability in [0, 1)")
+        raise InputError(f"dropout {dropout} must be a probability in [0, 1)")
 
 
 def _check_numbers(scale: float | None, softcap: float | None) -> None:

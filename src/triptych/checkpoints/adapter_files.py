@@ -103,7 +103,9 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
                 f"{path / WEIGHTS}: {module} is there twice, with and without the prefix of its model"
             )
         if len(pair) < 2:
-            raise CheckpointError(f"{path / WEIGHTS}: {module} has lora_{min(pair)} alone")
+            raise CheckpointError(
+                f"{path / WEIGHTS}: {module} has lora_{min(pair)} and not the other factor; the file is incomplete"
+            )
         down, up = (source.read(pair[side], torch.float32) for side in "AB")
         _check_shapes(path / WEIGHTS, module, load, down, up, spec)
         alpha = _alpha(config, module, down.shape[0], path / ADAPTER_CONFIG)
@@ -258,11 +260,11 @@ def _name_on_hub(base: str) -> str:
 
 def _patterns(values: Mapping[str, float], usual: float) -> dict[str, float]:
     """The values of modules that are not `usual`, by ends of names that no module with another value has."""
-    found: dict[str, float] = {}
+    by_end: dict[str, float] = {}
     for value in dict.fromkeys(value for value in values.values() if value != usual):
         chosen = [module for module, one in values.items() if one == value]
-        found |= dict.fromkeys(_shortest_ends(chosen, list(values)), value)
-    return found
+        by_end |= dict.fromkeys(_shortest_ends(chosen, list(values)), value)
+    return by_end
 
 
 def _shortest_ends(chosen: Sequence[str], every: Sequence[str]) -> list[str]:
@@ -287,7 +289,9 @@ def _whole(number: float) -> float | int:
 def _check_config(config: Mapping[str, Any], file: Path) -> None:
     """Raises CheckpointError for what is not LoRA as it is here, by the name of the key."""
     if config.get("peft_type") != "LORA":
-        raise CheckpointError(f"{file}: peft_type {shown(config.get('peft_type'))} is not LORA, which alone is read")
+        raise CheckpointError(
+            f"{file}: peft_type {shown(config.get('peft_type'))} is not LORA; only LoRA adapters can be read"
+        )
     if config.get("bias", "none") != "none":
         raise CheckpointError(f"{file}: bias = {shown(config['bias'])} trained biases too; only bias = 'none' is read")
     if config.get("init_lora_weights", True) not in _BEFORE_TRAINING:
@@ -305,10 +309,12 @@ def _check_config(config: Mapping[str, Any], file: Path) -> None:
 def _alpha(config: Mapping[str, Any], module: str, rank: int, file: Path) -> float:
     """The numerator of the scale `alpha / rank`; with `use_rslora` the scale is that of Kalajdzievski 2023, the file's
     alpha over the root of the rank."""
-    said = _by_pattern(config.get("rank_pattern"), module, config.get("r"), file)
+    config_rank = _by_pattern(config.get("rank_pattern"), module, config.get("r"), file)
     alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"), file)
-    if said != rank:
-        raise CheckpointError(f"{file}: {module} has rank {rank} in {WEIGHTS}, and the config says {shown(said)}")
+    if config_rank != rank:
+        raise CheckpointError(
+            f"{file}: {module} has rank {rank} in {WEIGHTS}, and the config says {shown(config_rank)}"
+        )
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise CheckpointError(f"{file}: lora_alpha {shown(alpha)} is not a finite number")
     return float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0)

@@ -119,12 +119,12 @@ def _ordered(spec: ModelSpec, groups: Sequence[tuple[str, ...]]) -> list[tuple[s
     """The groups in the order of the model, each slot in the first group that has it."""
     place = {slot: i for i, slot in enumerate(_slots(spec))}
     taken: set[str] = set()
-    kept = []
+    disjoint = []
     for group in groups:
         left = tuple(slot for slot in group if slot not in taken)
         taken.update(left)
-        kept += [left] if left else []
-    return sorted(kept, key=lambda group: place[group[0]])
+        disjoint += [left] if left else []
+    return sorted(disjoint, key=lambda group: place[group[0]])
 
 
 def _loads(spec: ModelSpec) -> Sequence[TensorLoad]:

@@ -14,7 +14,7 @@ from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.checkpoints.source import check_text_size, file_size
-from triptych.errors import CheckpointError, TextError, said, shown
+from triptych.errors import CheckpointError, TextError, first_line, shown
 from triptych.spec import ModelSpec, PoolingSpec
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def read_header(
     except FileNotFoundError:
         pass  # `open_source` says what was expected there
     except (OSError, ValueError) as error:  # a name too long or with a zero byte, a loop of links, no permission
-        raise CheckpointError(f"{shown(str(where))} cannot be opened ({said(error)})") from None
+        raise CheckpointError(f"{shown(str(where))} cannot be opened ({first_line(error)})") from None
     if where.is_dir() or (where.suffix == ".json" and where.is_file()):
         return _with_config(where, ignore)
     source = open_source(where)

@@ -19,7 +19,7 @@ from triptych.checkpoints.gguf_blocks import PackedBlocks
 from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.checkpoints.packed_safetensors import PackedSource
-from triptych.errors import CheckpointError, InputError, nearest, said, shown
+from triptych.errors import CheckpointError, InputError, first_line, nearest, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import Transformer, assign, empty, finish_loading
 from triptych.nn.part import Module
@@ -61,7 +61,9 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"device {shown(str(device))} cannot be used here ({said(error)}); use device='cpu'") from None
+        raise InputError(
+            f"device {shown(str(device))} cannot be used here ({first_line(error)}); use device='cpu'"
+        ) from None
     return where
 
 

@@ -23,8 +23,8 @@ def model_in_run(path: Path) -> Path:
         return path
     if _has_config(path / "model"):
         return path / "model"
-    found = [*path.glob("step-*"), *path.glob("checkpoints/step-*")]
-    steps = [step for step in found if _STEP.fullmatch(step.name) and _has_config(step)]
+    candidates = [*path.glob("step-*"), *path.glob("checkpoints/step-*")]
+    steps = [step for step in candidates if _STEP.fullmatch(step.name) and _has_config(step)]
     return max(steps, key=lambda step: step.name, default=path)
 
 

@@ -53,7 +53,7 @@ def write_directory(
         if path.exists():
             _link_other_files(path, temporary, names[0].removesuffix(".safetensors"))
         for directory, _, _ in os.walk(temporary):
-            _sync_directory(Path(directory))
+            sync_directory(Path(directory))
         _put_in_place(temporary, path)
 
 
@@ -71,7 +71,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         with _synced(temporary / "content") as file:
             yield file
         os.replace(temporary / "content", path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def is_complete(path: str | Path) -> bool:
@@ -215,7 +215,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         path.rename(aside)
         temporary.rename(path)
         shutil.rmtree(aside)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _swap(a: Path, b: Path) -> bool:
@@ -228,7 +228,8 @@ def _swap(a: Path, b: Path) -> bool:
     return bool(renameat2(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Sync the renames inside `path` to disk."""
     if os.name == "nt":  # directories cannot be opened there, and renames are journalled
         return
     handle = os.open(path, os.O_RDONLY)

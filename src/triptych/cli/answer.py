@@ -23,8 +23,10 @@ def answer(
         str,
         typer.Option("--context", metavar="FILE|TEXT", help="Where the answer is: a file, a text, or - for stdin."),
     ],
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Answers shown, of a span head.")] = 1,
-    longest: Annotated[int, typer.Option("--longest", metavar="N", min=1, help="Most tokens of a piece.")] = 15,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many pieces of the text to show.")] = 1,
+    longest: Annotated[
+        int, typer.Option("--longest", metavar="N", min=1, help="Most tokens of a piece of the text.")
+    ] = 15,
     no_answer: Annotated[
         bool, typer.Option("--no-answer", help="Let 'no answer' win, for models of SQuAD 2.0.")
     ] = False,
@@ -44,19 +46,19 @@ def answer(
         _answer_in_words(model, question, text, max_new_tokens, as_json)
         return
     with screen.waiting("reading the context"):
-        found = model.answer(
+        answers = model.answer(
             question, text, longest=longest, top=top, no_answer=no_answer, window=window, overlap=overlap
         )
-    empty = found[0].no_answer
+    empty = answers[0].no_answer
     if as_json:
         rows = [
             {"text": one.text, "score": one.score, "probability": one.probability, "start": one.begin, "end": one.end}
-            for one in found
+            for one in answers
         ]
         screen.result({"question": question, "results": rows, "no_answer": empty})
         return
     table = screen.table("answer", "score", "characters", right=["score", "characters"])
-    for one in found:
+    for one in answers:
         table.add_row(screen.plain(one.text) or "(no answer)", f"{one.score:.4f}", f"{one.begin:,}-{one.end:,}")
     screen.show(table, screen.plain(question))
     if empty is not None and not no_answer:
@@ -77,13 +79,12 @@ def _context(argument: str) -> str:
 def _answer_in_words(model: Model, question: str, text: str, max_new_tokens: int | None, as_json: bool) -> None:
     from triptych.tasks import written_answer
 
-    asked = written_answer(model.inputs, model.hf or {}, question, text)
-    screen.note_on_prompt(asked.text)
+    task = written_answer(model.inputs, model.hf or {}, question, text)
+    screen.note_on_prompt(task.text)
     with screen.waiting("writing"):
-        limit = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
-        generation = model.answer_in_words(question, text, **limit)
+        generation = model.answer_in_words(question, text, **options.chosen(max_new_tokens=max_new_tokens))
     if as_json:
         results = [{"text": generation.text.strip(), "reason": generation.reason}]
-        screen.result({"question": question, "prompt": asked.text, "results": results})
+        screen.result({"question": question, "prompt": task.text, "results": results})
     else:
         screen.write(generation.text.strip() + "\n")

@@ -42,53 +42,72 @@ class ExecutorChoice(StrEnum):
     compiled = "compiled"
 
 
+Against = Annotated[
+    list[BenchPeer] | None,
+    typer.Option("--against", help="Library to measure on the same file, in turn. Repeatable.", show_default=False),
+]
+PeerWeights = Annotated[
+    PeerDType | None,
+    typer.Option("--peer-dtype", help="Dtype of the peers' weights; by default ours.", show_default=False),
+]
+OurExecutor = Annotated[
+    ExecutorChoice,
+    typer.Option(
+        "--executor",
+        help="What computes our steps: native code where possible (auto), the modules, steps of fixed shapes (CUDA "
+        "graphs on a GPU), or those compiled by torch.",
+    ),
+]
+PromptTokens = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--prompt-tokens", metavar="N", help="Length of a prompt to read; by default 128 and 512. Repeatable."
+    ),
+]
+Contexts = Annotated[
+    list[int] | None,
+    typer.Option("--context", metavar="N", help="Tokens before decoding is timed; by default 8 and 512. Repeatable."),
+]
+NewTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--new-tokens",
+        metavar="N",
+        help="Tokens to decode; by default 64, of an encoder-decoder 48 from texts and 128 from sound.",
+    ),
+]
+Requests = Annotated[
+    int | None, typer.Option("--requests", metavar="N", help="Requests that run at once; by default 8.")
+]
+TextCount = Annotated[int | None, typer.Option("--texts", metavar="N", help="Texts to encode; by default 512.")]
+SearchWidth = Annotated[
+    int | None, typer.Option("--beams", metavar="N", help="Width of an encoder-decoder's beam search; by default 4.")
+]
+Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Runs, of which the median is shown.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", metavar="N", min=1, help="Threads; by default one for each usable core.", show_default=False
+    ),
+]
+
+
 @options.opens
 def bench(
     checkpoint: options.Checkpoint,
-    against: Annotated[
-        list[BenchPeer] | None,
-        typer.Option("--against", help="Library to measure on the same file, in turn. Repeatable.", show_default=False),
-    ] = None,
-    peer_dtype: Annotated[
-        PeerDType | None,
-        typer.Option("--peer-dtype", help="Dtype of the peers' weights; by default ours.", show_default=False),
-    ] = None,
-    executor: Annotated[
-        ExecutorChoice,
-        typer.Option(
-            "--executor",
-            help="What computes our steps: natively where possible, always the modules, or fixed shapes: CUDA graphs "
-            "on a GPU, torch.compile in addition.",
-        ),
-    ] = ExecutorChoice.auto,
+    against: Against = None,
+    peer_dtype: PeerWeights = None,
+    executor: OurExecutor = ExecutorChoice.auto,
     matmul: options.Matmul = options.Products.AUTO,
     cache: options.Cache = options.CacheForm.auto,
-    prompt_tokens: Annotated[
-        list[int] | None,
-        typer.Option("--prompt-tokens", metavar="N", help="Length of a prompt to read; 128 and 512. Repeatable."),
-    ] = None,
-    context: Annotated[
-        list[int] | None,
-        typer.Option("--context", metavar="N", help="Tokens before the decoding is timed; 8 and 512. Repeatable."),
-    ] = None,
-    new_tokens: Annotated[
-        int | None,
-        typer.Option("--new-tokens", metavar="N", help="Tokens to decode; 64, 48 from texts, 128 from sound."),
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option("--requests", metavar="N", help="Requests that run at once; 8.")
-    ] = None,
-    texts: Annotated[int | None, typer.Option("--texts", metavar="N", help="Texts to encode; 512.")] = None,
-    beams: Annotated[
-        int | None, typer.Option("--beams", metavar="N", help="Width of the search of an encoder-decoder; 4.")
-    ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Runs, of which the median is shown.")] = 5,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", metavar="N", min=1, help="Threads; by default one a usable core.", show_default=False
-        ),
-    ] = None,
+    prompt_tokens: PromptTokens = None,
+    context: Contexts = None,
+    new_tokens: NewTokens = None,
+    requests: Requests = None,
+    texts: TextCount = None,
+    beams: SearchWidth = None,
+    repeat: Repeat = 5,
+    threads: Threads = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure the speed and memory of a model, the limit of this machine beside it, and other libraries."""

@@ -55,16 +55,11 @@ def chat(
     """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
-    settings: options.SamplingSettings = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": random.randrange(1 << 31) if seed is None else seed,
-        "stop": tuple(stop or ()),
-    }
+    settings = options.SamplingSettings(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=random.randrange(1 << 31) if seed is None else seed,
+        stop=tuple(stop or ()),
+    )  # fmt: skip
     engine = model.engine(draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, cache=cache.value)
     _converse(model, engine, settings, system=system, show_prompt=show_prompt, as_json=as_json)
 

@@ -20,59 +20,66 @@ if TYPE_CHECKING:
 DEFAULT_POSITIONS = 4096  # for models without a context limit
 Row = tuple[str, str, str]
 
+ModelOrName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model directory, a config.json, a .gguf file, hub:org/name, or a known model: "
+        + ", ".join(NAMED)
+        + ".",
+        show_default=False,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option("--context", metavar="N", min=1, help="Positions in the cache; by default the model's context."),
+]
+BatchSize = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of sequences that run together.")]
+DTypeName = Annotated[
+    str,
+    typer.Option("--dtype", help="Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types."),
+]
+CacheDTypeName = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dtype",
+        help="Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.",
+    ),
+]
+Speed = Annotated[
+    bool, typer.Option("--speed", help="Measure this machine for a few seconds and print the speed it allows.")
+]
+ReadRate = Annotated[
+    float | None,
+    typer.Option(
+        "--read",
+        metavar="GB/S",
+        min=1e-3,
+        callback=options.finite,
+        help="Memory bandwidth of another machine, with --matmul.",
+    ),
+]
+MatmulRate = Annotated[
+    float | None,
+    typer.Option(
+        "--matmul",
+        metavar="GFLOP/S",
+        min=1e-3,
+        callback=options.finite,
+        help="Matmul rate of another machine, with --read.",
+    ),
+]
+
 
 def count(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model directory, a config.json, a .gguf file, hub:org/name, or a known model: "
-            + ", ".join(NAMED)
-            + ".",
-            show_default=False,
-        ),
-    ],
-    context: Annotated[
-        int | None,
-        typer.Option("--context", metavar="N", min=1, help="Positions in the cache; by default the model's context."),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, help="Number of sequences that run together.")
-    ] = 1,
-    dtype: Annotated[
-        str,
-        typer.Option("--dtype", help="Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types."),
-    ] = "fp16",
-    cache_dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--cache-dtype",
-            help="Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.",
-        ),
-    ] = None,
-    speed: Annotated[
-        bool, typer.Option("--speed", help="Measure this machine for a few seconds and print the speed it allows.")
-    ] = False,
-    read: Annotated[
-        float | None,
-        typer.Option(
-            "--read",
-            metavar="GB/S",
-            min=1e-3,
-            callback=options.finite,
-            help="Memory bandwidth of another machine, with --matmul.",
-        ),
-    ] = None,
-    matmul: Annotated[
-        float | None,
-        typer.Option(
-            "--matmul",
-            metavar="GFLOP/S",
-            min=1e-3,
-            callback=options.finite,
-            help="Matmul rate of another machine, with --read.",
-        ),
-    ] = None,
+    model: ModelOrName,
+    context: Context = None,
+    batch: BatchSize = 1,
+    dtype: DTypeName = "fp16",
+    cache_dtype: CacheDTypeName = None,
+    speed: Speed = False,
+    read: ReadRate = None,
+    matmul: MatmulRate = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,

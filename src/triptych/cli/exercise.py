@@ -18,9 +18,11 @@ ALL = "all"
 def exercise(
     names: Annotated[
         list[str] | None,
-        Argument(metavar="[NAME]...", help="L4.7 and others, or all; without one, list them.", show_default=False),
+        Argument(
+            metavar="[NAME]...", help="Exercises, as in L4.7 L5.1, or all; without one, list them.", show_default=False
+        ),
     ] = None,
-    seed: Annotated[int, Option("--seed", metavar="N", min=0, help="Other numbers for each seed.")] = 0,
+    seed: Annotated[int, Option("--seed", metavar="N", min=0, help="Seed of the numbers in the exercises.")] = 0,
     answer: Annotated[
         list[str] | None,
         Option("--answer", metavar="TEXT", help="Check an answer; once for each question, in order."),
@@ -103,12 +105,12 @@ def _check(one: Exercise, answers: list[str], as_json: bool) -> None:
 
     right = check(one, answers)
     if as_json:
-        rows = [{"answer": given, "right": good} for given, good in zip(answers, right, strict=True)]
+        rows = [{"answer": answer, "right": good} for answer, good in zip(answers, right, strict=True)]
         screen.result({"name": one.name, "seed": one.seed, "answers": rows})
     else:
         table = screen.table("", "answer", "question")
-        for given, good, question in zip(answers, right, one.questions, strict=False):
-            table.add_row("right" if good else "wrong", screen.plain(given), question.text)
+        for answer, good, question in zip(answers, right, one.questions, strict=False):
+            table.add_row("right" if good else "wrong", screen.plain(answer), question.text)
         screen.show(table)
         if not all(right):
             screen.note(f"how to work it out: triptych exercise {one.name} --seed {one.seed} --solutions")

@@ -19,42 +19,48 @@ INDENT, CELL, LABEL = 4, 10, 14  # columns on the screen
 PAGE = (".html", ".htm")
 BRIEF = 4  # numbers shown of a parameter
 
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A model directory, a run directory, a .gguf file, or hub:org/name.",
+        show_default=False,
+    ),
+]
+ExplainedText = Annotated[
+    str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)
+]
+Layer = Annotated[int, typer.Option("--layer", metavar="I", help="The block to explain.")]
+Head = Annotated[int, typer.Option("--head", metavar="I", help="The head to show.")]
+Row = Annotated[
+    int | None,
+    typer.Option("--row", metavar="I", help="The token to follow; by default the one that determines the output."),
+]
+WithCache = Annotated[
+    bool,
+    typer.Option("--cache", help="Explain one decoding step with the KV cache: what is computed and what is reused."),
+]
+Example = Annotated[
+    str | None,
+    typer.Option("--example", metavar="NAME", help="A worked example of the lectures, for example L2.1."),
+]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the steps to an offline .html page.")]
+Playground = Annotated[
+    Path | None,
+    typer.Option("--playground", metavar="FILE", help="Write an .html page where Q, K and V are edited by hand."),
+]
+
 
 def explain(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A model directory, a run directory, a .gguf file, or hub:org/name.",
-            show_default=False,
-        ),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)
-    ] = None,
-    layer: Annotated[int, typer.Option("--layer", metavar="I", help="The block to explain.")] = 0,
-    head: Annotated[int, typer.Option("--head", metavar="I", help="The head to show.")] = 0,
-    row: Annotated[
-        int | None,
-        typer.Option("--row", metavar="I", help="The token to follow; by default the one that determines the output."),
-    ] = None,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache", help="Explain one decoding step with the KV cache: what is computed and what is reused."
-        ),
-    ] = False,
-    example: Annotated[
-        str | None,
-        typer.Option("--example", metavar="NAME", help="A worked example of the lectures, for example L2.1."),
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write the steps to an offline .html page.")
-    ] = None,
-    playground: Annotated[
-        Path | None,
-        typer.Option("--playground", metavar="FILE", help="Write an .html page where Q, K and V are edited by hand."),
-    ] = None,
+    model: OptionalModel = None,
+    text: ExplainedText = None,
+    layer: Layer = 0,
+    head: Head = 0,
+    row: Row = None,
+    cache: WithCache = False,
+    example: Example = None,
+    save: Save = None,
+    playground: Playground = None,
     device: options.Device = "cpu",
     offline: options.Offline = False,
     ignore: options.Ignore = None,

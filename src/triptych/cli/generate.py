@@ -36,30 +36,34 @@ class DraftSettings(TypedDict):
     cache: CacheType
 
 
+Prompts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PROMPT]...", help="Prompts, or - to read one from stdin."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="The same seed gives the same text; 0 if omitted.", show_default=False),
+]
+Beams = Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 samples.")]
+DecoderPrefix = Annotated[
+    str, typer.Option("--decoder-prefix", metavar="TEXT", help="Start of an encoder-decoder's output.")
+]
+
+
 @options.opens
 def generate(
     checkpoint: options.Checkpoint,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", help="Prompts, or - to read one from stdin."),
-    ] = None,
+    prompts: Prompts = None,
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", metavar="N", help="The same seed gives the same text; 0 if omitted.", show_default=False
-        ),
-    ] = None,
+    seed: Seed = None,
     stop: options.Stop = None,
-    beams: Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 samples.")] = 0,
-    decoder_prefix: Annotated[
-        str, typer.Option("--decoder-prefix", metavar="TEXT", help="Start of an encoder-decoder's output.")
-    ] = "",
+    beams: Beams = 0,
+    decoder_prefix: DecoderPrefix = "",
     chunk: options.Chunk = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
@@ -75,27 +79,17 @@ def generate(
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
-    settings: GenerateSettings = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": tuple(stop or ()),
-        "decoder_prefix": decoder_prefix,
-        "edit": () if steered is None else (steering_edit(model, steered, toward, away),),
-    }
+    settings = GenerateSettings(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed, stop=tuple(stop or ()), decoder_prefix=decoder_prefix,
+        edit=() if steered is None else (steering_edit(model, steered, toward, away),),
+    )  # fmt: skip
+    drafts = DraftSettings(
+        chunk=chunk, draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, matmul=matmul.value,
+        cache=cache.value,
+    )  # fmt: skip
     from triptych.tasks import note_on_prompts
 
-    drafts: DraftSettings = {
-        "chunk": chunk,
-        "draft": load_draft(checkpoint, draft),
-        "draft_tokens": draft_tokens,
-        "matmul": matmul.value,
-        "cache": cache.value,
-    }
     if model.executor == "auto" and (note := note_on_prompts(model.module, matmul.value)):
         screen.note(note)
     if len(texts) == 1 and not beams and not as_json:

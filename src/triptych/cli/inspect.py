@@ -90,7 +90,7 @@ def inspect(
         _draw(checkpoint, save=save, as_json=as_json)
     elif program:
         if named or save is not None:
-            raise typer.BadParameter("--program shows the forward of any text; leave out TEXT and what selects of it")
+            raise typer.BadParameter(f"--program shows the forward of any text; leave out {(named or ['--save'])[0]}")
         _show_program(checkpoint, as_json=as_json)
     elif text is None:
         if alone := named or ["--save"] * (save is not None):
@@ -321,8 +321,8 @@ def _as_json(inspection: Inspection) -> dict[str, object]:
         for one in inspection.largest
     ]
     values = [asdict(one) for one in inspection.values]
-    found: dict[str, object] = {"text": inspection.text, "target": inspection.target, "maps": maps, "values": values}
-    return found | ({"largest": largest} if largest else {})
+    document: dict[str, object] = {"text": inspection.text, "target": inspection.target, "maps": maps, "values": values}
+    return document | ({"largest": largest} if largest else {})
 
 
 def _show_inspection(inspection: Inspection) -> None:

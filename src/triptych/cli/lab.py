@@ -218,8 +218,8 @@ def _outcomes(
     setup = Setup(seed=settings.seed, progress=say, model=settings.model, data=settings.data, full=settings.full)
     run_one: Callable[[str, Setup], LabRun] = reporting.timed
     if settings.seeds is not None:
-        kept = KeptResults(settings.out, package_digest(), screen.note)
-        run_one = partial(over_seeds, count=settings.seeds, kept=kept)
+        results = KeptResults(settings.out, package_digest(), screen.note)
+        run_one = partial(over_seeds, count=settings.seeds, kept=results)
     try:
         if alone:
             yield run_one(names[0], replace(setup, sizes=sizes[names[0]]))

@@ -99,11 +99,11 @@ def lens(
 def _check_options(attribution: bool, answer: str | None, position: list[int] | None, stack: StackOf | None) -> None:
     """Raise BadParameter for options that do not go together."""
     if not attribution and answer is not None:
-        raise typer.BadParameter("--answer and --other are of --attribution")
+        raise typer.BadParameter("--answer and --other are for --attribution; add that option")
     if attribution and len(position or ()) > 1:
-        raise typer.BadParameter("--attribution is of one --position")
+        raise typer.BadParameter("--attribution takes one --position; run it once for each")
     if attribution and stack is not None:
-        raise typer.BadParameter("--attribution is of the stack under the head; omit --stack")
+        raise typer.BadParameter("--attribution reads the stack under the head; leave out --stack")
 
 
 def _show_lens(predictions: Lens) -> None:

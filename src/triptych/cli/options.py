@@ -96,15 +96,15 @@ Quantize = Annotated[
     typer.Option(
         "--quantize",
         metavar="FORM",
-        help="Packed matrices: int8 or int4 rounds anew, file keeps those of the file or fails, none dequantizes; "
-        "by default as the file has them, where that can be.",
+        help="Packed matrices: int8 or int4 packs them anew, file keeps those of the file or fails, none unpacks "
+        "them; by default those of the file, where this machine can run them.",
         show_default=False,
     ),
 ]
 Adapter = Annotated[
     Path | None,
     typer.Option(
-        "--adapter", metavar="DIR", parser=path, help="An adapter for MODEL, of triptych train or of PEFT.",
+        "--adapter", metavar="DIR", parser=path, help="Directory of an adapter for MODEL, of triptych train or PEFT.",
         show_default=False,
     ),
 ]  # fmt: skip
@@ -172,7 +172,7 @@ Matmul = Annotated[
     typer.Option(
         "--matmul",
         metavar="HOW",
-        help="Multiply in bf16, as weights are stored (stored), or in the better here (auto).",
+        help="Products with weights: in bf16, as they are stored (stored), or the faster that is as exact (auto).",
     ),
 ]
 Draft = Annotated[
@@ -219,6 +219,11 @@ TaskBeams = Annotated[
         show_default=False,
     ),
 ]  # fmt: skip
+
+
+def chosen(**settings: int | None) -> dict[str, int]:
+    """The settings that have a value; the checkpoint's own stand in for the others."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 class SamplingSettings(TypedDict):

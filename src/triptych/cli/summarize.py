@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,13 +23,12 @@ def summarize(
 
     text = read_document(file)
     model = load_model(checkpoint)
-    asked = summary(model.inputs, model.hf or {}, text)
-    screen.note_on_prompt(asked.text)
-    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "beams": beams}
+    task = summary(model.inputs, model.hf or {}, text)
+    screen.note_on_prompt(task.text)
     with screen.waiting("summarizing"):
-        (generation,) = model.summarize([text], **{name: n for name, n in given.items() if n is not None})
+        (generation,) = model.summarize([text], **options.chosen(max_new_tokens=max_new_tokens, beams=beams))
     if as_json:
         result = {"text": generation.text.strip(), "reason": generation.reason}
-        screen.result({"file": file, "prompt": asked.text, **result, "tokens": len(generation.ids)})
+        screen.result({"file": file, "prompt": task.text, **result, "tokens": len(generation.ids)})
     else:
         screen.write(generation.text.strip() + "\n")

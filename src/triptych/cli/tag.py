@@ -39,15 +39,15 @@ def tag(
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
     with screen.waiting(f"tagging {len(inputs):,} texts"):
-        found = model.entities(inputs, strategy=strategy.value, window=window, overlap=overlap)
+        entities = model.entities(inputs, strategy=strategy.value, window=window, overlap=overlap)
     if as_json:
         rows = [
             {"text": text, "entities": [asdict(one) for one in named]}
-            for text, named in zip(inputs, found, strict=True)
+            for text, named in zip(inputs, entities, strict=True)
         ]
         screen.result({"strategy": strategy.value, "results": rows})
         return
-    for text, named in zip(inputs, found, strict=True):
+    for text, named in zip(inputs, entities, strict=True):
         table = screen.table("entity", "label", "probability", "characters", right=["probability", "characters"])
         for one in named:
             place = f"{one.begin:,}-{one.end:,}"

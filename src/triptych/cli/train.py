@@ -19,62 +19,72 @@ if TYPE_CHECKING:
 
 SAMPLE_TOKENS = 120
 
+RecipeFile = Annotated[
+    Path | None,
+    Argument(
+        metavar="RECIPE",
+        help="A .toml file, or the quickstart's recipe decoder, encoder or encoder-decoder.",
+        show_default=False,
+    ),
+]
+NewRecipe = Annotated[
+    Path | None,
+    Option("--new", metavar="FILE", help="Write a recipe with every key explained, and stop."),
+]
+ModelToTrain = Annotated[
+    str | None,
+    Option("--from", metavar="MODEL", help="Train this existing model further, in place of the recipe's."),
+]
+DataPath = Annotated[
+    str | None, Option("--data", metavar="PATH", help="A text file or a folder of them, in place of the recipe's.")
+]
+WithAdapter = Annotated[
+    bool, Option("--adapter", help="With --new and --from: train an adapter (LoRA); the model stays as it is.")
+]
+Changes = Annotated[
+    list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
+]
+Resume = Annotated[bool, Option("--resume", help="Continue from the newest checkpoint in the run directory.")]
+RunDirectory = Annotated[
+    Path | None,
+    Option(
+        "--out",
+        metavar="DIR",
+        parser=options.path,
+        show_default=False,
+        help="Run directory, for checkpoints; by default run.out of the recipe.",
+    ),
+]
+Force = Annotated[bool, Option("--force", help="Delete the run that the run directory holds, and start over.")]
+ShowBatch = Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")]
+VerifyResume = Annotated[
+    int | None,
+    Option(
+        "--verify-resume", metavar="N", min=2, help="Check that N steps with an interruption give the same weights."
+    ),
+]
+
 
 def train(
-    recipe: Annotated[
-        Path | None,
-        Argument(
-            metavar="RECIPE",
-            help="A .toml file, or the quickstart's recipe decoder, encoder or encoder-decoder.",
-            show_default=False,
-        ),
-    ] = None,
-    new: Annotated[
-        Path | None,
-        Option("--new", metavar="FILE", help="Write a recipe with every key explained, and stop."),
-    ] = None,
-    base: Annotated[
-        str | None,
-        Option("--from", metavar="MODEL", help="Train this existing model further, in place of the recipe's."),
-    ] = None,
-    data: Annotated[
-        str | None, Option("--data", metavar="PATH", help="A text file or a folder of them, in place of the recipe's.")
-    ] = None,
-    adapter: Annotated[
-        bool, Option("--adapter", help="With --new and --from: train an adapter (LoRA); the model stays as it is.")
-    ] = False,
-    changes: Annotated[
-        list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
-    ] = None,
-    resume: Annotated[
-        bool, Option("--resume", help="Continue from the newest checkpoint in the run directory.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        Option(
-            "--out",
-            metavar="DIR",
-            parser=options.path,
-            show_default=False,
-            help="Run directory, for checkpoints; by default run.out of the recipe.",
-        ),
-    ] = None,
-    force: Annotated[
-        bool, Option("--force", help="Delete the run that the run directory holds, and start over.")
-    ] = False,
-    show_batch: Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")] = False,
-    verify_resume: Annotated[
-        int | None,
-        Option(
-            "--verify-resume", metavar="N", min=2, help="Check that N steps with an interruption give the same weights."
-        ),
-    ] = None,
+    recipe: RecipeFile = None,
+    new: NewRecipe = None,
+    base: ModelToTrain = None,
+    data: DataPath = None,
+    adapter: WithAdapter = False,
+    changes: Changes = None,
+    resume: Resume = False,
+    out: RunDirectory = None,
+    force: Force = False,
+    show_batch: ShowBatch = False,
+    verify_resume: VerifyResume = None,
     as_json: options.Json = False,
 ) -> None:
     """Train a model from a recipe, or write one with --new."""
     if new is not None:
         if resume or force or show_batch or verify_resume:
-            raise BadParameter("--new writes a recipe and stops; give --resume, --force and checks when it is run")
+            raise BadParameter(
+                "--new writes a recipe and stops; leave out --resume, --force, --show-batch and --verify-resume"
+            )
         if adapter and (base is None or recipe is not None):
             raise BadParameter("--adapter is for a new recipe of an existing model: --new FILE --from MODEL --adapter")
         _new(new, recipe, base, data, out, changes or (), adapter=adapter, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,23 +28,22 @@ def translate(
     beams: options.TaskBeams = None,
     as_json: options.Json = False,
 ) -> None:
-    """Translate texts with a model of languages; an unknown language is answered with those that it knows."""
+    """Translate texts; for an unknown language, the error lists those that the model knows."""
     from triptych.tasks import translation
 
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
-    asked = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
-    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "beams": beams}
-    chosen = {name: n for name, n in given.items() if n is not None}
+    writing_tasks = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
+    settings = options.chosen(max_new_tokens=max_new_tokens, beams=beams)
     with screen.waiting(f"translating {len(inputs):,} texts"):
-        generations = model.translate(inputs, source, target, **chosen)
+        generations = model.translate(inputs, source, target, **settings)
     if as_json:
         rows = [
             {"text": text, "translation": one.text.strip(), "prompt": of.text, "reason": one.reason}
-            for text, one, of in zip(inputs, generations, asked, strict=True)
+            for text, one, of in zip(inputs, generations, writing_tasks, strict=True)
         ]
         screen.result({"from": source, "to": target, "results": rows})
         return
-    screen.note_on_prompt(asked[0].text)
+    screen.note_on_prompt(writing_tasks[0].text)
     for one in generations:
         screen.write(one.text.strip() + "\n")

@@ -33,7 +33,7 @@ Block = BlockSpec | ParallelBlockSpec
 PER_EXPERT_TOKEN = 2  # of the model's width: the output of an expert, and the same weighted
 
 
-def kept_numbers(spec: ModelSpec, tokens: int, source: int = 0, *, recompute: bool = False) -> dict[str, int]:
+def activation_numbers(spec: ModelSpec, tokens: int, source: int = 0, *, recompute: bool = False) -> dict[str, int]:
     """Of one row of `tokens`, all of them trained on, with `source` tokens for the encoder of an encoder-decoder.
 
     `recompute` keeps the input of each block alone, and while the backward passes a block what this block keeps.

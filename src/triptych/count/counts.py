@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from triptych.count.activations import kept_numbers
+from triptych.count.activations import activation_numbers
 from triptych.count.flops import head_flops, kv_width, span_of, stack_flops
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
@@ -71,9 +71,9 @@ class Count:
         decoder = self.spec.decoder
         for block in () if decoder is None else decoder.blocks:
             assert decoder is not None
-            kept = 0 if decoder.keeps_sums(block.attn) else span_of(decoder, block.attn.kind, positions)
-            own += _kept_width(block.attn, dtype) * kept
-            cross += _kept_width(block.cross, dtype) * source if block.cross is not None else 0
+            stored = 0 if decoder.keeps_sums(block.attn) else span_of(decoder, block.attn.kind, positions)
+            own += _cache_width(block.attn, dtype) * stored
+            cross += _cache_width(block.cross, dtype) * source if block.cross is not None else 0
         sums = batch * self.sums_bytes
         return {"self": _bytes(own * batch, dtype) + sums, "cross": _bytes(cross * batch, dtype)}
 
@@ -96,16 +96,17 @@ class Count:
         """Bytes in memory at the end of a forward in training, in fp32, before gradients are freed.
 
         Weights and gradients are four bytes a parameter.  AdamW keeps two moments of each; Muon one of the matrices in
-        blocks, which it trains, and AdamW's two of the rest.  `activations` is what the backward needs (`kept_numbers`)
-        of `batch` rows of `tokens`, with the logits of all of them; `recompute` keeps the input of each block alone.
+        blocks, which it trains, and AdamW's two of the rest.  `activations` is what the backward needs
+        (`activation_numbers`) of `batch` rows of `tokens`, with the logits of all of them; `recompute` keeps the input
+        of each block alone.
         """
         momenta = self.parameters["attention"] + self.parameters["mlp"] if optimizer == "muon" else 0
-        kept = sum(kept_numbers(self.spec, tokens, source, recompute=recompute).values())
+        activations = sum(activation_numbers(self.spec, tokens, source, recompute=recompute).values())
         return {
             "weights": 4 * self.total,
             "gradients": 4 * self.total,
             "optimizer_state": 4 * (2 * self.total - momenta),
-            "activations": 4 * batch * kept,
+            "activations": 4 * batch * activations,
         }
 
     def flops(self, tokens: int, *, cached: int = 0, logits: int | None = None, source: int = 0) -> dict[str, int]:
@@ -192,8 +193,8 @@ def read_in_a_step(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], Frac
     }
     stack = "encoder." if spec.decoder is None else "decoder."
     for name, part in spec.walk():
-        kept_apart = isinstance(part, TableSpec | LearnedSpec) or name.endswith((".cross.k", ".cross.v"))
-        if kept_apart or not name.startswith((stack, "head.")):
+        not_read = isinstance(part, TableSpec | LearnedSpec) or name.endswith((".cross.k", ".cross.v"))
+        if not_read or not name.startswith((stack, "head.")):
             continue
         share = next((share for prefix, share in used.items() if name.startswith(prefix)), Fraction(1))
         for leaf, shape in part.tensors().items():
@@ -210,7 +211,7 @@ def _part_of(name: str, part: object) -> str:
     return next(places[word] for word in name.split(".") if word in places)
 
 
-def _kept_width(attn: AttentionSpec, dtype: str) -> int:
+def _cache_width(attn: AttentionSpec, dtype: str) -> int:
     """Numbers that a cache keeps of one position; in int8 the bytes of the scales are counted among them."""
     scales = 2 * (-(-attn.head_width // 32) - (-attn.value_width // 32)) if dtype == "int8" else 0
     return kv_width(attn) + attn.kv_heads * scales

@@ -49,11 +49,11 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         if not writing.bool(name, default=False) and (name, naming) != ("is_decoder", "gpt2"):
             raise writing.error(f"{name} must be true for a {naming} that writes about an image")
     model = _bert(writing) if naming == "bert" else _gpt2(writing)
-    width, asked = model.reads.width, writing.optional_int("cross_attention_hidden_size")
-    if asked is not None and not asked == encoder.width == width:
+    width, cross_width = model.reads.width, writing.optional_int("cross_attention_hidden_size")
+    if cross_width is not None and not cross_width == encoder.width == width:
         raise writing.error(
-            f"cross_attention_hidden_size is {asked}, the encoder's width {encoder.width} and the decoder's {width}; "
-            f"the cross-attention of {naming} needs all three to be equal, or none given"
+            f"cross_attention_hidden_size is {cross_width}, the encoder's width {encoder.width} and the decoder's "
+            f"{width}; the cross-attention of {naming} needs all three to be equal, or no cross_attention_hidden_size"
         )
     if encoder.width != width:
         encoder = replace(encoder, project=spec.LinearSpec(inputs=encoder.width, outputs=width, bias=True))

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from numbers import Real
+from typing import SupportsIndex
 
 import numpy as np
 from torch import Tensor
@@ -50,6 +51,6 @@ def check_ids(ids: Iterable[object], vocab: int, what: str) -> list[int]:
 
 def _index(value: object) -> int:
     """`value` as an int.  Raises TypeError for anything else, a bool too."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError
-    return operator.index(value)  # type: ignore[arg-type]  # what has no __index__ raises here
+    return operator.index(value)

@@ -160,10 +160,10 @@ class Engine:
         leaving = [row for row in rows if row.holds_slot and row.slot >= 0]
         for row in leaving:
             row.holds_slot, row.draft = False, ()
-        kept: set[LiveRow] = set()
+        for_reuse: set[LiveRow] = set()
         if self.prefixes is not None:
-            kept = {row for row in leaving if row not in self.forward.running and self.prefixes.keep(row)}
-        slots = [row.slot for row in leaving if row not in kept]
+            for_reuse = {row for row in leaving if row not in self.forward.running and self.prefixes.keep(row)}
+        slots = [row.slot for row in leaving if row not in for_reuse]
         self.cache.free(slots)
         if self.cross is not None:
             self.cross.free(slots)

@@ -62,6 +62,24 @@ class ForwardResult:
     best: Best | None
 
 
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """What rows run in one forward.
+
+    ids       [N]: the piece of each row, one after the other.
+    rows      where each piece lies in its row and in the cache.
+    prompts   how many ids of each piece are of its prompt.
+    due       the rows that are read to their end.
+    wanted    the places in `ids` of the last id of each of these and of each id of its draft.
+    """
+
+    ids: list[int]
+    rows: Rows
+    prompts: list[int]
+    due: list[LiveRow]
+    wanted: list[int]
+
+
 class Forward:
     """A model with the caches of an engine's rows.
 
@@ -84,7 +102,7 @@ class Forward:
         assert module.decoder is not None
         assert module.spec.decoder is not None
         self.module = module
-        self.made_for = module.dtype, module.device
+        self.dtype_and_device = module.dtype, module.device
         self.cache: Cache = module.decoder.cache(cache_type=cache_type)
         self.cross: CrossCache | None = None
         if module.encoder is not None:
@@ -110,7 +128,7 @@ class Forward:
 
     def serves(self) -> bool:
         """Whether the model still has the dtype and the device that the caches were made for."""
-        return self.made_for == (self.module.dtype, self.module.device)
+        return self.dtype_and_device == (self.module.dtype, self.module.device)
 
     @property
     def pads(self) -> bool:
@@ -130,11 +148,8 @@ class Forward:
             next_tokens = self._next_tokens(self.executor, session, rows)
             if next_tokens is not None:
                 return next_tokens
-        ids: list[int] = []
+        ids, wanted, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
         lengths, past, slots, prompts = [], [], [], []
-        wanted: list[int] = []
-        due: list[LiveRow] = []
-        places: list[int] = []
         for row in rows:
             done, end, most = row.cached, len(row.ids), self.chunk if share is None else share[row]
             if done <= self.switch < end:  # LongRoPE's other factors hold for the whole row, from its first token on
@@ -151,26 +166,25 @@ class Forward:
             lengths.append(len(piece))
             slots.append(row.slot)
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
-        own = Rows(tuple(lengths), tuple(past), tuple(slots))
+        pieces = _Pieces(ids, Rows(tuple(lengths), tuple(past), tuple(slots)), prompts, due, wanted)
         chosen: Sequence[int] = range(len(ids)) if all_logits else wanted
         self.running = rows
         if session is not None:
             session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
-        executed: tuple[Tensor, Rows] | None = None
-        encoded = False  # whether the sources are read
+        executed, encoded = None, False  # encoded: the sources are read
         if self.executor is not None:
-            encoded, executed = self._execute(self.executor, session, rows, ids, own, chosen, prompts, due)
+            executed, encoded = self._execute(self.executor, session, rows, pieces, chosen)
         if executed is None:
-            taps, where = NO_TAPS if session is None else session.taps, own
+            taps, where = NO_TAPS if session is None else session.taps, pieces.rows
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
-            batch = Batch(inputs=inputs, rows=own, source=source, cache=self.cache, cross=self.cross, taps=taps)
+            batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
             hidden = self.module(batch)
             if len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
                 hidden, where = _last(session, due, hidden[wanted])
             executed = self.module.unembed(hidden, where, taps) if len(hidden) else hidden, where
         logits, where = executed
-        for row, end in zip(rows, own.ends, strict=True):
+        for row, end in zip(rows, pieces.rows.ends, strict=True):
             row.cached, row.source = end, None
         self.running = ()
         every: dict[LiveRow, Tensor] = {}
@@ -186,33 +200,33 @@ class Forward:
         return ForwardResult(due, logits, places, every, best)
 
     def _execute(
-        self, executor: StepExecutor, session: Session | None, rows: Sequence[LiveRow], ids: Sequence[int],
-        own: Rows, chosen: Sequence[int], prompts: Sequence[int], due: Sequence[LiveRow],
-    ) -> tuple[bool, tuple[Tensor, Rows] | None]:  # fmt: skip
-        """Whether the executor read the sources, and the logits of the tokens `chosen` and their rows, or None where
-        the modules must run, and why in `why_modules`."""
+        self, executor: StepExecutor, session: Session | None, rows: Sequence[LiveRow], pieces: _Pieces,
+        chosen: Sequence[int],
+    ) -> tuple[tuple[Tensor, Rows] | None, bool]:  # fmt: skip
+        """The logits of the tokens `chosen` and their rows, or None where the modules must run, and why in
+        `why_modules`; and whether the executor read the sources."""
         self.why_modules = refusal = None if session is None else self._refusal(session, rows)
         if refusal is not None or not (rows[0].source is None or self._read_sources(rows)):
-            return False, None
+            return None, False
         executor.unchanged = self.unchanged
-        reads = None if session is None else session.native_reads(own.slots)
-        logits, where = executor.logits(ids, own, chosen, prompts, reads), own
+        reads = None if session is None else session.native_reads(pieces.rows.slots)
+        logits, where = executor.logits(pieces.ids, pieces.rows, chosen, pieces.prompts, reads), pieces.rows
         self.why_modules = executor.why_modules
         if logits is None:
-            return True, None
+            return None, True
         if session is not None and len(logits):
-            if len(chosen) < len(ids):
-                logits, where = _last(session, due, logits)
+            if len(chosen) < len(pieces.ids):
+                logits, where = _last(session, pieces.due, logits)
             logits = session.taps_under("")("logits", logits, where)
-        return True, (logits, where)
+        return (logits, where), True
 
     def _best_on_gpu(self, logits: Tensor) -> Best:
         """The token with the largest of each row of logits [W, V], and that logit."""
         best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
         if best is not None:
             return best
-        found, tops = best_of(logits).tolist()
-        return [int(token) for token in found], tops
+        tokens, largest = best_of(logits).tolist()
+        return [int(token) for token in tokens], largest
 
     def _next_tokens(
         self, executor: NativeStep, session: Session | None, rows: Sequence[LiveRow]

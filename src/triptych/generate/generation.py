@@ -95,20 +95,22 @@ def search(
     _check_callbacks(on_token, on_progress)
     sizes = [check_fits(engine, engine.prepare(request), free_cache_bytes(engine), beams) for request in requests]
     together = max(1, min(max_rows // beams, free_cache_bytes(engine) // max(sizes, default=1)))
-    found: list[Generation] = []
+    generations: list[Generation] = []
     for first in range(0, len(requests), together):
         some = requests[first : first + together]
         searched = beam_search(engine, some, beams=beams, length_penalty=length_penalty, early_stopping=early_stopping)
         for request, best in zip(some, searched, strict=True):
-            found.append(_generation(LiveRow(request, [*request.prompt, *best[0].tokens]), tokenizer))
+            generations.append(_generation(LiveRow(request, [*request.prompt, *best[0].tokens]), tokenizer))
         if on_token is not None:
             for request, best in zip(some, searched, strict=True):
                 for token in best[0].tokens:
                     on_token(request.number, token)
         if on_progress is not None:
-            on_progress(QueueProgress(len(found), 0, len(requests), sum(len(one.ids) for one in found), 0))
+            on_progress(QueueProgress(len(generations), 0, len(requests), sum(len(one.ids) for one in generations), 0))
     traces = _traces(requests)
-    return [replace(one, trace=traces.get(id(request.probe))) for one, request in zip(found, requests, strict=True)]
+    return [
+        replace(one, trace=traces.get(id(request.probe))) for one, request in zip(generations, requests, strict=True)
+    ]
 
 
 def _traces(requests: Sequence[Request]) -> dict[int, Trace]:

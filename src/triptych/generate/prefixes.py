@@ -60,15 +60,15 @@ class ModelState:
 class Prefixes:
     """What the slots of an engine's cache hold, of rows that run and of rows that have left.
 
-    kept     the ids that each slot of a row that has left still holds for others, least recently used first.  These
-             slots are given up as soon as rows need them, so that keeping them takes no memory of its own.
-    reused   ids that were taken over instead of computed, since the engine was made.
+    idle_slots  the ids that each slot of a row that has left still holds for others, least recently used first.  These
+                slots are given up as soon as rows need them, so that keeping them takes no memory of its own.
+    reused      ids that were taken over instead of computed, since the engine was made.
     """
 
     def __init__(self, forward: Forward, reused: int = 0) -> None:
         self.forward, self.cache = forward, forward.cache
         self.state = ModelState(forward.module)
-        self.kept: dict[int, list[int]] = {}
+        self.idle_slots: dict[int, list[int]] = {}
         self.reused = reused
         self.outdated: WeakSet[LiveRow] = WeakSet()  # rows that were computed before a change
 
@@ -77,7 +77,7 @@ class Prefixes:
         held = self._held(row)
         usable = self._serves(row) and row.cached == self.cache.lengths[row.slot] and len(held) >= LEAST
         if usable:
-            self.kept[row.slot] = held
+            self.idle_slots[row.slot] = held
         return usable
 
     def _held(self, row: LiveRow, upto: int | None = None) -> list[int]:
@@ -91,21 +91,21 @@ class Prefixes:
         A kept slot is taken over where the row uses at least half of what it holds, or where no other is free.
         """
         self.check(running)
-        slot, length = self._best(row, self.kept.items()) if self._takes(row) else (-1, 0)
-        if length >= LEAST and (2 * length >= len(self.kept[slot]) or not self.cache.free_slots):
-            del self.kept[slot]
+        slot, length = self._best(row, self.idle_slots.items()) if self._takes(row) else (-1, 0)
+        if length >= LEAST and (2 * length >= len(self.idle_slots[slot]) or not self.cache.free_slots):
+            del self.idle_slots[slot]
             self.cache.trim(slot, length)
             self._take(row, length)
             return slot
-        if not self.cache.free_slots and self.kept:
+        if not self.cache.free_slots and self.idle_slots:
             self.give_up(1)
         return self.cache.add(1)[0]
 
     def give_up(self, count: int) -> None:
         """Free up to `count` kept slots, least recently used first."""
-        oldest = list(self.kept)[:count]
+        oldest = list(self.idle_slots)[:count]
         for slot in oldest:
-            del self.kept[slot]
+            del self.idle_slots[slot]
         self.cache.free(oldest)
 
     def fill(self, row: LiveRow, running: Sequence[LiveRow]) -> bool:
@@ -115,7 +115,7 @@ class Prefixes:
             return True
         others = [one for one in running if one is not row and self._serves(one)]
         live = {one.slot: self._held(one) for one in others if one.cached >= LEAST}
-        slot, length = self._best(row, [*live.items(), *self.kept.items()])
+        slot, length = self._best(row, [*live.items(), *self.idle_slots.items()])
         ahead = [one for one in running[: running.index(row)] if one in others and one.cached < len(one.ids) - 1]
         if any(common(self._held(one, len(one.ids)), row.ids) >= max(length, one.cached) + LEAST for one in ahead):
             return False
@@ -123,15 +123,15 @@ class Prefixes:
             self.check(running)
         if length >= LEAST and self._takes(row):  # not where that forgot all that was held
             self.cache.copy_prefix(slot, row.slot, length)
-            if slot in self.kept:
-                self.kept[slot] = self.kept.pop(slot)  # now the most recently used
+            if slot in self.idle_slots:
+                self.idle_slots[slot] = self.idle_slots.pop(slot)  # now the most recently used
             self._take(row, length)
         return True
 
     def check(self, running: Iterable[LiveRow]) -> None:
         """Forget all that was computed before a change of the model."""
         if not self.state.same():
-            self.give_up(len(self.kept))
+            self.give_up(len(self.idle_slots))
             self.outdated.update(running)
             self.state = ModelState(self.forward.module)
 

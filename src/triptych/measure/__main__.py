@@ -1,4 +1,4 @@
-"""The process of one side: `python -m triptych.measure NAME OPTIONS`, as `process.Apart` starts it."""
+"""The process of one side: `python -m triptych.measure NAME OPTIONS`, as `process.SeparateProcess` starts it."""
 
 from __future__ import annotations
 

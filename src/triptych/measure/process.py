@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from triptych.errors import InputError, TriptychError, said
+from triptych.errors import InputError, TriptychError, first_line
 from triptych.measure.jobs import BenchJob
 from triptych.measure.sides import Options, Side, perform
 
@@ -26,7 +26,7 @@ Make = Callable[[Options], Side]
 
 
 @runtime_checkable
-class Asked(Protocol):
+class Runner(Protocol):
     """A side that is asked to do jobs, here or in another process."""
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Asked(Protocol):
     def close(self) -> None: ...
 
 
-class Here:
+class SameProcess:
     """A side in this process."""
 
     def __init__(self, side: Side) -> None:
@@ -65,7 +65,7 @@ class Here:
         """Nothing is to be ended."""
 
 
-class Apart:
+class SeparateProcess:
     """A side in a process of its own.
 
     Raises InputError where it does not start, with its last words.
@@ -96,7 +96,9 @@ class Apart:
             pass  # it has ended; what it said last is read below
         line = self.process.stdout.readline()
         if not line:
-            raise InputError(f"the process of {self.name} ended ({self.process.wait()})")
+            raise InputError(
+                f"the process of {self.name} ended with code {self.process.wait()}; {DEBUG}=1 shows what it prints"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise InputError(answer["error"])
@@ -126,18 +128,18 @@ def serve(make: Make, options: Options) -> None:
     """Answer the lines of standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print on standard output
-    side: Here | None = None
+    side: SameProcess | None = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            side = side or Here(make(options))
+            side = side or SameProcess(make(options))
             answer = side.ask(request.pop("what"), **request)
         except TriptychError as error:
             answer = {"error": str(error)}
         except Exception as error:  # a peer raises whatever it likes
             if os.environ.get(DEBUG):
                 traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {said(error)}"}
+            answer = {"error": f"{type(error).__name__}: {first_line(error)}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

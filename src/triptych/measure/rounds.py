@@ -22,7 +22,7 @@ from triptych.generate import Executor
 from triptych.measure import limits, peers
 from triptych.measure.jobs import BenchJob, Kind, Settings, jobs
 from triptych.measure.neighbours import Neighbours, verdict
-from triptych.measure.process import Apart, Asked, Here
+from triptych.measure.process import Runner, SameProcess, SeparateProcess
 from triptych.measure.report import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
 from triptych.measure.sides import Options
 from triptych.program.native_encoder import Matmul
@@ -36,7 +36,7 @@ PAUSE = 0.05  # seconds before a side's turn, in which the idle threads of the o
 class _Runs:
     """What one side gave: values of each job and figure, and what it could not do."""
 
-    asked: Asked
+    runner: Runner
     values: dict[str, list[list[float]]] = field(default_factory=dict)
     counts: dict[str, list[int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -109,11 +109,11 @@ def bench(
             progress(f"{name}: first runs")
             library, form = _named(name, peer_dtype)
             mine = options if name == peers.OURS else _peer_options(options, facts[peers.OURS], form)
-            asked: Asked = Apart(library, mine, spin=name != peers.OURS) if apart else Here(peers.maker(library)(mine))
-            stack.callback(asked.close)
-            sides[name] = _Runs(asked)
+            runner = _runner(library, mine, apart=apart)
+            stack.callback(runner.close)
+            sides[name] = _Runs(runner)
             facts[name] = _first_runs(sides[name], wanted, name, folder)
-        watch = Neighbours(lambda: sum(runs.asked.cpu_seconds() for runs in sides.values()))
+        watch = Neighbours(lambda: sum(runs.runner.cpu_seconds() for runs in sides.values()))
         for job in measured:
             progress(job.name)
             _take_turns(sides, job, settings.repeat)
@@ -161,6 +161,13 @@ def _peer_options(options: Options, ours: dict[str, Any], dtype: str | None) -> 
     return Options(**{**asdict(options), "ignore": options.ignore, "dtype": dtype or same, "quantize": None})
 
 
+def _runner(library: str, options: Options, *, apart: bool) -> Runner:
+    """A side in a process of its own or in this one; idle threads of peers spin as they do by themselves."""
+    if apart:
+        return SeparateProcess(library, options, spin=library != peers.OURS)
+    return SameProcess(peers.maker(library)(options))
+
+
 def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
     """Every job once, which is not counted -> what the side says of itself.
 
@@ -177,18 +184,18 @@ def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) 
 
 
 def _warm_up(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
-    known: dict[str, Any] = {"notes": []} | runs.asked.ask("versions")
+    known: dict[str, Any] = {"notes": []} | runs.runner.ask("versions")
     for job in work:
         begin = time.perf_counter()
         keep = str(folder / f"{name}.npy") if job.kind == "encode" else None
         try:
-            runs.counts[job.name] = runs.asked.ask("perform", job=asdict(job), keep=keep)["counts"]
+            runs.counts[job.name] = runs.runner.ask("perform", job=asdict(job), keep=keep)["counts"]
         except InputError as error:
             if name == peers.OURS or job.kind == "first":
                 raise
             runs.refused[job.name] = str(error)
         runs.seconds[job.name] = time.perf_counter() - begin
-    return known | runs.asked.ask("memory") | runs.asked.ask("facts")
+    return known | runs.runner.ask("memory") | runs.runner.ask("facts")
 
 
 def _take_turns(sides: dict[str, _Runs], job: BenchJob, repeat: int) -> None:
@@ -199,7 +206,7 @@ def _take_turns(sides: dict[str, _Runs], job: BenchJob, repeat: int) -> None:
             if job.name in runs.refused or (turn and runs.seconds[job.name] * (turn + 1) > ENOUGH):
                 continue
             time.sleep(PAUSE)
-            answer = runs.asked.ask("perform", job=asdict(job))
+            answer = runs.runner.ask("perform", job=asdict(job))
             runs.values.setdefault(job.name, []).append(answer["values"])
 
 

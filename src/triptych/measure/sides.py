@@ -82,27 +82,27 @@ class Side:
 
     def start(self, rows: Sequence[Ids], new: int) -> None:
         """Read prompts and choose the first token of each; `new` tokens will follow."""
-        raise InputError(f"{self.name} decodes nothing here")
+        raise InputError(f"{self.name} is not measured on decoding")
 
     def step(self) -> int:
         """One more token of each row -> how many tokens were made."""
-        raise InputError(f"{self.name} decodes nothing here")
+        raise InputError(f"{self.name} is not measured on decoding")
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """A vector for each text, `[B, D]`."""
-        raise InputError(f"{self.name} encodes nothing here")
+        raise InputError(f"{self.name} is not measured on encoding")
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """How many tokens of each text `encode` reads."""
-        raise InputError(f"{self.name} encodes nothing here")
+        raise InputError(f"{self.name} is not measured on encoding")
 
     def read(self, sources: Sources) -> None:
         """The encoder of an encoder-decoder alone, on ids or on sound."""
-        raise InputError(f"{self.name} runs no encoder by itself here")
+        raise InputError(f"{self.name} is not measured on the encoder alone")
 
     def write(self, sources: Sources, new: int, beams: int) -> list[int]:
         """Exactly `new` tokens for each source, ends ignored -> how many were made for each."""
-        raise InputError(f"{self.name} runs no encoder-decoder here")
+        raise InputError(f"{self.name} is not measured on encoder-decoders")
 
     def wait(self) -> None:
         """Return when everything that was asked is done, where a device works by itself."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from triptych.errors import InputError, said
+from triptych.errors import InputError, first_line
 from triptych.files import read_regular
 
 Samples = NDArray[np.float32]
@@ -69,7 +69,7 @@ def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
     try:
         Path(path).write_bytes(b"RIFF" + struct.pack("<I", len(chunks)) + chunks)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {said(error)}") from None
+        raise InputError(f"cannot write {path}: {first_line(error)}") from None
 
 
 def _chunks(raw: bytes, path: Path) -> tuple[bytes, bytes]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.errors import ConfigError, InputError, library, said, shown
+from triptych.errors import ConfigError, InputError, first_line, library, shown
 from triptych.files import read_regular
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Preparation:
                 std=(1.0,) * 3 if raw else _channels(config.get("image_std", 0.5)),
             )
         except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"{_FILE}: is not understood ({said(error)})") from None
+            raise ConfigError(f"{_FILE}: is not understood ({first_line(error)})") from None
 
     def __post_init__(self) -> None:
         tall, wide = (self.resized,) * 2 if isinstance(self.resized, int) else self.resized or (self.height, self.width)

@@ -29,7 +29,7 @@ RELATIONS = ("left of", "above")
 Pair = tuple[str, str]  # a colour and a shape
 PAIRS: tuple[Pair, ...] = tuple((colour, shape) for colour in COLOURS for shape in SHAPES)
 HELD_OUT: tuple[Pair, ...] = tuple(zip(COLOURS, SHAPES, strict=True))[:4]
-SEEN: tuple[Pair, ...] = tuple(pair for pair in PAIRS if pair not in HELD_OUT)
+TRAINED_PAIRS: tuple[Pair, ...] = tuple(pair for pair in PAIRS if pair not in HELD_OUT)
 SIDE = 36  # pixels of an image in height and width
 CELLS = 3  # rows and columns of places for an object
 RADII = (4.0, 5.5)  # half the side of an object, in pixels
@@ -155,7 +155,7 @@ def _write_records(folder: Path, name: str, field: str, pictures: Sequence[tuple
 
 
 def _scene(random: np.random.Generator, *, held_out: bool) -> Scene:
-    pairs = [_any(random, PAIRS if held_out else SEEN) for _ in range(2)]
+    pairs = [_any(random, PAIRS if held_out else TRAINED_PAIRS) for _ in range(2)]
     if held_out:
         pairs[int(random.integers(2))] = _any(random, HELD_OUT)
     relation = RELATIONS[int(random.integers(len(RELATIONS)))]

@@ -211,6 +211,9 @@ class _Product(torch.autograd.Function):
         return (gradient.float() @ ctx.weight.dense().float()).to(ctx.dtype), None, None
 
 
+_product: Callable[[Tensor, PackedWeight, Tensor], Tensor] = _Product.apply  # torch's has no annotation
+
+
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """`F.linear` by the kernel of the weight's format; None where it has none for these arguments."""
     if not isinstance(weight, PackedWeight) or input.device.type != "cpu" or weight.blocks.device.type != "cpu":
@@ -224,7 +227,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
     out = product.view(*input.shape[:-1], weight.shape[0])
     if input.requires_grad and torch.is_grad_enabled():
-        out = _Product.apply(input, weight, out)  # type: ignore[no-untyped-call]  # torch's has no annotation
+        out = _product(input, weight, out)
     out = out.to(dtype)
     return out if bias is None else out + bias.to(dtype)
 

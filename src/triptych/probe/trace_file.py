@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych.checkpoints.safetensors import open_file
 from triptych.checkpoints.save import replacing, write_safetensors
 from triptych.checkpoints.source import fault
-from triptych.errors import said
+from triptych.errors import first_line
 from triptych.probe.records import Record
 from triptych.probe.trace import Trace
 
@@ -86,7 +86,7 @@ def load(path: str | Path) -> Trace:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise fault(
-            path, f"its trace is damaged: {said(ValueError(first['msg']))} at {where or 'its beginning'}"
+            path, f"its trace is damaged: {first_line(ValueError(first['msg']))} at {where or 'its beginning'}"
         ) from None
     except RecursionError:
         raise fault(path, "its trace is damaged: nested too deeply") from None

@@ -111,16 +111,14 @@ class StepMaker:
             groups, width = (int(n) for n in entry.values[k].shape[1:])
             numbers = {"groups": groups, "width": width, "value_width": int(entry.values[v].shape[-1]), "store": layer}
             self.add(Op.EXTEND, None, {"second": values[k], "third": values[v]}, {}, **numbers)
-        self.out.result = memory
         return self.out
 
     def _convolved(self, entry: Entry, values: dict[str, Any]) -> Entry:
         """The entry behind the convolutions of frames, whose result the caller computes and gives."""
         last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
         step = entry.instructions[last]
-        out = values[step.out[0]] = Vector(int(self.program.weights[step.weights["weight"]][0]))
-        tables = {"weight": PlanTable("rows of the call")}
-        self.add(Op.EMBED, out, {}, tables, kind=Index.TOKENS, number=0, width=out.width)
+        out = Vector(int(self.program.weights[step.weights["weight"]][0]))
+        values[step.out[0]] = self.look_up(out, PlanTable("rows of the call"), Index.TOKENS)
         return replace(entry, instructions=entry.instructions[last + 1 :])
 
     def _check_lowered(self) -> None:
@@ -152,6 +150,11 @@ class StepMaker:
         self.out.steps.append(step)
         return step
 
+    def look_up(self, out: Vector, table: PlanTable, index: Index, shift: int = 0) -> Vector:
+        """`out`, filled with the rows of a table at an index, which is first moved by `shift`."""
+        self.add(Op.EMBED, out, {}, {"weight": table}, kind=index, number=shift, width=out.width)
+        return out
+
     def round_input(self, x: Vector, bf16: bool) -> Vector:
         """x rounded for packed weights, or for products in bf16; once for all of either."""
         if (x, bf16) not in self.rounded:
@@ -170,7 +173,7 @@ class _Walk:
     over: Over
     names: dict[str, str]
     uses: Mapping[str, int]
-    made_by: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
+    activations: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
 
     def result(self, step: Instruction) -> Any:
         method = getattr(self, f"_{step.op}", None)
@@ -209,24 +212,18 @@ class _Walk:
         weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
         out = self._new(int(self.maker.program.weights[weight][1]))
         if isinstance(ids, Positions):
-            table, index, shift = PlanTable("plain", weight), Index.POSITIONS, ids.shift
-        elif ids == "types":  # no call has any, so all are type 0
-            table, index, shift = PlanTable("plain", weight), Index.NONE, 0
-        elif ids == "ids":
-            table, index, shift = PlanTable("matrix", weight), Index.IDS, 0
-        else:
-            raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
-        self.maker.add(Op.EMBED, out, {}, {"weight": table}, kind=index, number=shift, width=out.width)
-        return out
+            return self.maker.look_up(out, PlanTable("plain", weight), Index.POSITIONS, ids.shift)
+        if ids == "types":  # no call has any, so all are type 0
+            return self.maker.look_up(out, PlanTable("plain", weight), Index.NONE)
+        if ids == "ids":
+            return self.maker.look_up(out, PlanTable("matrix", weight), Index.IDS)
+        raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
 
     def _sinusoids(self, step: Instruction) -> Vector:
         how = tuple(step.attributes[key] for key in ("width", "theta", "layout"))
         if self.values[step.inputs["positions"]] != Positions():
             raise NotNative(f"sinusoids of {step.inputs['positions']}")
-        out = self._new(how[0])
-        table = {"weight": PlanTable("sinusoids", how=how)}
-        self.maker.add(Op.EMBED, out, {}, table, kind=Index.POSITIONS, number=0, width=out.width)
-        return out
+        return self.maker.look_up(self._new(how[0]), PlanTable("sinusoids", how=how), Index.POSITIONS)
 
     def _linear(self, step: Instruction) -> Vector:
         x, weight = self._vector(step.inputs["x"]), self._name(step.weights["weight"])
@@ -285,8 +282,8 @@ class _Walk:
     def _map(self, step: Instruction, function: Function, factor: float = 0.0) -> Vector:
         x = self._vector(step.inputs["x"])
         out = self._new(x.width)
-        made = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, kind=function, first=factor)
-        self.made_by[out] = made, step.out[0]
+        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, kind=function, first=factor)
+        self.activations[out] = activation, step.out[0]
         return out
 
     def _gelu(self, step: Instruction) -> Vector:
@@ -316,10 +313,11 @@ class _Walk:
         """An activation that only this product reads is computed in it."""
         x, y = self._both(step)
         out, kind, factor = self._new(x.width), Function.NONE, 0.0
-        if x in self.made_by and self.uses[self.made_by[x][1]] == 1 and x not in self.maker.out.kept:
-            made = self.made_by[x][0]
-            self.maker.out.steps.remove(made)
-            x, kind, factor = made.reads["input"], Function(int(made.numbers["kind"])), made.numbers["first"]
+        if x in self.activations and self.uses[self.activations[x][1]] == 1 and x not in self.maker.out.kept:
+            activation = self.activations[x][0]
+            self.maker.out.steps.remove(activation)
+            x, factor = activation.reads["input"], activation.numbers["first"]
+            kind = Function(int(activation.numbers["kind"]))
         self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "second": y}, width=out.width, kind=kind, first=factor)
         return out
 

@@ -143,7 +143,7 @@ def _check_halves(numbers: Codes, kind: str) -> None:
 
 def _too_large(kind: str) -> CheckpointError:
     problem = "a scale or a minimum in it is not finite or too large for fp16"
-    return CheckpointError(f"use the {kind} matrix as dense numbers: {problem}")
+    return CheckpointError(f"the {kind} matrix can be used as dense numbers only: {problem}")
 
 
 def _half_bytes(numbers: Tensor) -> Tensor:

@@ -192,8 +192,8 @@ def packer_for(form: str | None, device: torch.device | str = "cpu") -> Packer:
 def packing_arguments(form: str | None) -> tuple[str | None, bool | None]:
     """`quantize` and `dequantize` of `triptych.load` for a value of `--quantize`: "file" keeps the packed matrices of
     the file or fails, "none" dequantizes them, and any other form rounds anew; None is the default of `load`."""
-    kept = {None: None, "file": False, "none": True}
-    return (None, kept[form]) if form in kept else (form, None)
+    dequantize_by_form = {None: None, "file": False, "none": True}
+    return (None, dequantize_by_form[form]) if form in dequantize_by_form else (form, None)
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ class Tracked(NDArrayOperatorsMixin):
         """`np.where(condition, a, b)` and `np.concatenate([a, b], axis)`."""
         if function is np.where:
             condition, *pair = inputs
-            kept = (lambda d: np.where(condition, d, 0.0)), (lambda d: np.where(condition, 0.0, d))
+            gradients = (lambda d: np.where(condition, d, 0.0)), (lambda d: np.where(condition, 0.0, d))
             y = np.where(condition, *[data_of(x) for x in pair])
-            return Tracked(y, [(x, g) for x, g in zip(pair, kept, strict=True) if isinstance(x, Tracked)])
+            return Tracked(y, [(x, g) for x, g in zip(pair, gradients, strict=True) if isinstance(x, Tracked)])
         if function is np.concatenate:
             pieces, axis = inputs
             y = np.concatenate([piece.data for piece in pieces], axis)
@@ -70,9 +70,9 @@ class Tracked(NDArrayOperatorsMixin):
         share = largest / largest.sum(axis, keepdims=True)
         return Tracked(y if keepdims else self.data.max(axis), [(self, lambda d: self._spread(d, y) * share)])
 
-    def _spread(self, d: Array, kept: Array) -> Array:
-        """The gradient of a number that axes were reduced to, for each number of them; `kept` has these axes."""
-        return np.broadcast_to(d.reshape(kept.shape), self.shape)
+    def _spread(self, d: Array, reduced: Array) -> Array:
+        """The gradient of a number that axes were reduced to, for each number of them; `reduced` has these axes."""
+        return np.broadcast_to(d.reshape(reduced.shape), self.shape)
 
     def reshape(self, *shape: int) -> Tracked:
         return Tracked(self.data.reshape(*shape), [(self, lambda d: d.reshape(self.shape))])
@@ -94,13 +94,13 @@ class Tracked(NDArrayOperatorsMixin):
 
     def backward(self) -> None:
         """Set `grad` of every value that this one, a single number, was made from."""
-        order, seen, waiting = list[Tracked](), set[int](), [(self, False)]
+        order, visited, waiting = list[Tracked](), set[int](), [(self, False)]
         while waiting:  # depth first: a value comes after all that it was made from
             value, ready = waiting.pop()
             if ready:
                 order.append(value)
-            elif id(value) not in seen:
-                seen.add(id(value))
+            elif id(value) not in visited:
+                visited.add(id(value))
                 waiting += [(value, True), *[(parent, False) for parent, _ in value.parents]]
         for value in order:
             value.grad = np.zeros_like(value.data)

@@ -53,10 +53,10 @@ def cut(length: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def scores(q: Array, k: Array, seen: int, causal: bool) -> Array:
-    """[r, c] of queries [r, K] and keys [c, K]; where causal, the first query sees `seen` keys, each later one more."""
+def scores(q: Array, k: Array, visible: int, causal: bool) -> Array:
+    """[r, c] of queries [r, K] and keys [c, K]; where causal, query i sees `visible + i` keys."""
     s = np.asarray(q @ k.T / math.sqrt(q.shape[1]))
-    return np.where(np.arange(len(k)) < seen + np.arange(len(q))[:, None], s, -np.inf) if causal else s
+    return np.where(np.arange(len(k)) < visible + np.arange(len(q))[:, None], s, -np.inf) if causal else s
 
 
 def forward(q: Array, k: Array, v: Array, tiles: tuple[int, int], causal: bool, memory: Memory) -> tuple[Array, Array]:

@@ -123,11 +123,11 @@ def cross_attention(x: Array, source: Array, w: Weights, name: str, c: PanelConf
     """Each token of x [B, T, D] looks at every token of the encoder's output [B, S, D], whose keys and values do not
     change while the decoder writes: with a cache they are computed once."""
     q = split(linear(x, w, f"{name}.q"), c.heads)
-    kept = {} if cache is None else cache
+    stored = {} if cache is None else cache
     for part in "kv":
-        if f"{name}.{part}" not in kept:
-            kept[f"{name}.{part}"] = split(linear(source, w, f"{name}.{part}"), c.heads)
-    return linear(merge(attend(q, kept[f"{name}.k"], kept[f"{name}.v"])), w, f"{name}.out")
+        if f"{name}.{part}" not in stored:
+            stored[f"{name}.{part}"] = split(linear(source, w, f"{name}.{part}"), c.heads)
+    return linear(merge(attend(q, stored[f"{name}.k"], stored[f"{name}.v"])), w, f"{name}.out")
 
 
 # ---------------------------------------------------------------- a block, and a stack of them
@@ -267,7 +267,7 @@ def beam_search(
         if length == new:
             done = sorted(done + grown, key=lambda text: -text.score(penalty))[:beams]
             break
-        live, cache = grown, {name: kept[rows] for name, kept in cache.items()}
+        live, cache = grown, {name: array[rows] for name, array in cache.items()}
     return done
 
 
@@ -313,8 +313,8 @@ def main() -> None:
     cache: Cache = {}
     steps = [decoder_logits(ids[:, t : t + 1], w, c, cache) for t in range(ids.shape[1])]
     apart = np.abs(np.concatenate(steps, 1) - decoder_logits(ids, w, c)).max()
-    kept = sum(array.size for array in cache.values())
-    print(f"cache: token by token, the logits differ by {apart:.0e}; 12 tokens keep {kept:,} numbers")
+    numbers = sum(array.size for array in cache.values())
+    print(f"cache: token by token, the logits differ by {apart:.0e}; 12 tokens keep {numbers:,} numbers")
     w = initial("both", random)
     first, second = (both_logits(source, ids, w, c)[0, 0] for source in (ids, other))
     print(f"both: another last token of the source moves the first logits of the target by "

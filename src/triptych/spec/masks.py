@@ -134,7 +134,7 @@ class BlockSparse(Mask):
             near |= {1 << n for n in range(blocks.bit_length()) if 1 << n < blocks}
         return sorted(near | {-distance for distance in near})
 
-    def seen_by_all(self, blocks: int) -> list[int]:
+    def visible_to_all(self, blocks: int) -> list[int]:
         """The key blocks that every query block sees, of so many."""
         every = range(self.every - 1, blocks, self.every) if self.every else ()
         return sorted({*range(min(self.first, blocks)), *every})

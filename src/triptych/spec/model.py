@@ -134,7 +134,9 @@ class ModelSpec(Part):
         known = super().shapes()
         for alias, source in self.ties.items():
             if known.get(alias) is None or known.get(alias) != known.get(source):
-                raise ConfigError(f"tie {alias} = {source}: {known.get(alias)} against {known.get(source)}")
+                raise ConfigError(
+                    f"tie {alias} = {source}: shapes {known.get(alias)} and {known.get(source)} must be equal"
+                )
 
     def _check_source_width(self, width: int, decoder: StackSpec) -> None:
         """Raise ConfigError for a cross-attention that reads other vectors than the encoder gives."""

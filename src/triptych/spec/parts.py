@@ -156,15 +156,9 @@ def attention(
         k=LinearSpec(inputs=source, outputs=groups * inner, bias=bias),
         v=LinearSpec(inputs=source, outputs=groups * values, bias=bias),
         out=LinearSpec(inputs=heads * values, outputs=width, bias=bias if out_bias is None else out_bias),
-        q_norm=q_norm,
-        k_norm=k_norm,
-        mechanism=mechanism,
-        kind=kind,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
+        q_norm=q_norm, k_norm=k_norm, mechanism=mechanism, kind=kind, scale=scale, softcap=softcap, sinks=sinks,
         dropout=dropout,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,10 +86,10 @@ def answer(
 
 def _probabilities(logits: Tensor, inside: Sequence[int], special: bool) -> list[float]:
     """[T]: softmax over the tokens of the context and, where the row begins with one, the first special token."""
-    kept = torch.full_like(logits, -torch.inf)
+    masked = torch.full_like(logits, -torch.inf)
     places = [*([0] if special else []), *inside]
-    kept[places] = logits[places]
-    probabilities: list[float] = kept.softmax(-1).tolist()
+    masked[places] = logits[places]
+    probabilities: list[float] = masked.softmax(-1).tolist()
     return probabilities
 
 

@@ -56,7 +56,7 @@ def read_folder(folder: str | Path, *, follow_links: bool = False) -> Folder:
     root = Path(folder)
     if not str(folder) or "\0" in str(folder) or not root.is_dir():
         raise InputError(f"{str(folder)!r} is not a folder; give the folder whose files are to be searched")
-    found = Folder()
+    contents = Folder()
     visited: set[tuple[int, int]] = set()
     waiting: list[tuple[Path, str]] = [(root, "")]
     while waiting:
@@ -67,25 +67,25 @@ def read_folder(folder: str | Path, *, follow_links: bool = False) -> Folder:
         except OSError as error:
             if not name:
                 raise InputError(f"{directory}: the folder cannot be read ({error.strerror})") from None
-            found.skip("unreadable")
+            contents.skip("unreadable")
             continue
         if (status.st_dev, status.st_ino) in visited:
-            found.skip("links to a folder that is read already")
+            contents.skip("links to a folder that is read already")
             continue
         visited.add((status.st_dev, status.st_ino))
         folders = []
         for entry in entries:
             if entry.name.startswith("."):
-                found.skip("hidden")
+                contents.skip("hidden")
             elif entry.is_symlink() and not follow_links:
-                found.skip("symbolic links")
+                contents.skip("symbolic links")
             elif _is_folder(entry):
                 folders.append((Path(entry.path), f"{name}{entry.name}/"))
             else:
-                _read(Path(entry.path), name + entry.name, found)
+                _read(Path(entry.path), name + entry.name, contents)
         waiting += reversed(folders)  # the last one is read first
-    found.files.sort(key=lambda file: file.name)
-    return found
+    contents.files.sort(key=lambda file: file.name)
+    return contents
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -95,27 +95,27 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _read(path: Path, name: str, found: Folder) -> None:
-    """Add the file to `found`, or count why it is skipped."""
+def _read(path: Path, name: str, contents: Folder) -> None:
+    """Add the file to `contents`, or count why it is skipped."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            return found.skip(f"larger than {MOST_BYTES >> 20} MiB")
+            return contents.skip(f"larger than {MOST_BYTES >> 20} MiB")
         data = read_regular(path, MOST_BYTES, TextError)
     except (OSError, TextError):
-        return found.skip("unreadable")
+        return contents.skip("unreadable")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return found.skip("binary or not UTF-8")
+        return contents.skip("binary or not UTF-8")
     if "\0" in text:
-        return found.skip("binary or not UTF-8")
+        return contents.skip("binary or not UTF-8")
     if not text.strip():
-        return found.skip("without text")
-    found.total += len(data)
-    if found.total > MOST_TOTAL:
+        return contents.skip("without text")
+    contents.total += len(data)
+    if contents.total > MOST_TOTAL:
         raise InputError(f"the folder holds more than {MOST_TOTAL >> 30} GiB of text; search a folder inside it")
     readable = os.fsencode(name).decode("utf-8", "backslashreplace")
-    found.files.append(TextFile(readable, text, hashlib.sha256(data).hexdigest()))
+    contents.files.append(TextFile(readable, text, hashlib.sha256(data).hexdigest()))
     return None
 
 

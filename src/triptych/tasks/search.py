@@ -140,9 +140,9 @@ def search(
         raise InputError(f"the query is {shown(query)}; give the words to search for")
     integer("k", k, 1)
     tokens, overlap = _sizes(embedder.most, tokens, overlap)
-    found = read_folder(folder, follow_links=follow_links)
-    if not found.files:
-        skipped = ", ".join(f"{n} {reason}" for reason, n in found.skipped.items())
+    contents = read_folder(folder, follow_links=follow_links)
+    if not contents.files:
+        skipped = ", ".join(f"{n} {reason}" for reason, n in contents.skipped.items())
         raise InputError(f"{folder}: no text files to search" + (f" (skipped: {skipped})" if skipped else ""))
     wanted = embedder.unit_vectors([query])[0]
     file = index or _index_file(folder, embedder.identity, tokens, overlap)
@@ -152,7 +152,7 @@ def search(
     except CheckpointError as error:
         known = {}
         notes.append(f"the index is damaged and was made anew: {error}")
-    distinct = {one.digest: one for one in found.files}
+    distinct = {one.digest: one for one in contents.files}
     new = [one for digest_of_text, one in distinct.items() if digest_of_text not in known]
     parts = {digest_of_text: known[digest_of_text] for digest_of_text in distinct if digest_of_text in known}
     try:
@@ -163,16 +163,16 @@ def search(
     finally:  # an interrupted search keeps the files that are done
         if parts.keys() != known.keys():
             notes += _write(file, parts, len(wanted))
-    texts = [(one, part, i) for one in found.files for part in [parts[one.digest]] for i in range(len(part.spans))]
+    texts = [(one, part, i) for one in contents.files for part in [parts[one.digest]] for i in range(len(part.spans))]
     if not texts:
         raise InputError(f"{folder}: the files have no words that this tokenizer knows")
-    vectors = np.concatenate([parts[one.digest].vectors for one in found.files])
+    vectors = np.concatenate([parts[one.digest].vectors for one in contents.files])
     scores = vectors.astype(np.float64) @ wanted.astype(np.float64)
     ranked = np.argsort(-scores, kind="stable")
     hits = tuple(_hit(float(scores[i]), texts[i][0], texts[i][1].spans[texts[i][2]]) for i in ranked[:k].tolist())
     places = tuple(f"{one.name}:{part.spans[i].line}" for one, part, i in texts)
     return SearchResult(
-        query, hits, len(found.files), len(texts), len(new), found.skipped, tuple(notes), file, vectors, wanted,
+        query, hits, len(contents.files), len(texts), len(new), contents.skipped, tuple(notes), file, vectors, wanted,
         ranked, places,
     )  # fmt: skip
 

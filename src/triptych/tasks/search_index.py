@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from triptych.checkpoints import atomic_write, recover
-from triptych.errors import CheckpointError, said
+from triptych.errors import CheckpointError, first_line
 from triptych.files import exists, read_regular
 from triptych.tasks.passages import Span
 
@@ -47,7 +47,7 @@ def read_index(file: Path, width: int) -> dict[str, Embedded]:
         tensors = load(data)
         vectors, spans, counts = (tensors[name] for name in ("vectors", "spans", "counts"))
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: is no index of a search ({said(error)})") from None
+        raise CheckpointError(f"{file}: is no index of a search ({first_line(error)})") from None
     n, files = len(spans) if spans.ndim else 0, len(digests)
     shapes = {"vectors": (vectors, (n, width), "float32"), "spans": (spans, (n, 4), "int64"),
               "counts": (counts, (files,), "int64")}  # fmt: skip

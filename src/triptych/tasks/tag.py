@@ -135,13 +135,13 @@ def _word_tag(
 
 def _without_overlaps(named: Sequence[Entity]) -> list[Entity]:
     """Of entities that overlap, from several windows, one each."""
-    kept: list[Entity] = []
+    disjoint: list[Entity] = []
     for one in sorted(named, key=lambda entity: entity.begin):
-        if not kept or one.begin >= kept[-1].end:
-            kept.append(one)
-        elif (one.end - one.begin, one.probability) > (kept[-1].end - kept[-1].begin, kept[-1].probability):
-            kept[-1] = one
-    return kept
+        if not disjoint or one.begin >= disjoint[-1].end:
+            disjoint.append(one)
+        elif (one.end - one.begin, one.probability) > (disjoint[-1].end - disjoint[-1].begin, disjoint[-1].probability):
+            disjoint[-1] = one
+    return disjoint
 
 
 def entities(tags: Sequence[Tag], text: str) -> list[Entity]:

@@ -64,8 +64,8 @@ def written_answer(inputs: ModelInputs, hf: Mapping[str, Any], question: str, co
         raise InputError("the question is empty; ask something about the context")
     if inputs.spec.layout == "encoder-decoder":
         return _of_source(inputs, hf, f"question: {question}  context: {context}", {})
-    asked = f"Text: {context}\n\nQuestion: {question}"
-    return _of_decoder(inputs, hf, f"{ANSWER}\n\n{asked}", f"{asked}\nAnswer:")
+    question_and_text = f"Text: {context}\n\nQuestion: {question}"
+    return _of_decoder(inputs, hf, f"{ANSWER}\n\n{question_and_text}", f"{question_and_text}\nAnswer:")
 
 
 def translation(
@@ -178,8 +178,8 @@ def _chosen_pair(pairs: Sequence[tuple[str, str]], source: str | None, target: s
     listed = ", ".join(f"{a} to {b}" for a, b in pairs)
     fitting = [(a, b) for a, b in pairs if source in (None, a) and target in (None, b)]
     if len(fitting) != 1 or (target is None and len(pairs) > 1):
-        asked = f"source={source!r}, target={target!r}"
-        raise InputError(f"{asked} is not one pair of languages of this checkpoint; it translates {listed}")
+        languages = f"source={source!r}, target={target!r}"
+        raise InputError(f"{languages} is not one pair of languages of this checkpoint; it translates {listed}")
     return fitting[0]
 
 

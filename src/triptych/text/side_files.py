@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from triptych.errors import TextError, said
+from triptych.errors import TextError, first_line
 from triptych.files import exists, read_regular
 
 MAX_BYTES = 1 << 28  # of a file; the largest known tokenizer.json has 2^25
@@ -39,7 +39,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         if "\\u" in raw:  # JSON can spell half of a surrogate pair, which is not a character
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise TextError(f"{file} is not JSON: {said(error)}") from None
+        raise TextError(f"{file} is not JSON: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise TextError(f"{file} holds a JSON {type(content).__name__}, not an object")
     return content

@@ -31,7 +31,7 @@ from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.task import ObjectiveTask, read_split
 
-KEPT = 1 << 30  # bytes of mel frames that stay in memory; the frames of further files are computed each time
+MEMORY = 1 << 30  # bytes of mel frames that stay in memory; the frames of further files are computed each time
 GENERATION = "generation_config.json"
 
 
@@ -130,10 +130,10 @@ class SpokenRecord:
     text: str
     ids: tuple[int, ...]
     file: Path
-    kept: Tensor | None
+    in_memory: Tensor | None
 
     def example(self, speech: Speech) -> SpokenExample:
-        frames = speech.frames(audio.read_wav(self.file)) if self.kept is None else self.kept
+        frames = speech.frames(audio.read_wav(self.file)) if self.in_memory is None else self.in_memory
         return speech.example(self.text, self.ids, frames)
 
 
@@ -173,9 +173,9 @@ class HeldSpeech(HeldOut):
         frames = [one for batch in every for one in batch.frames]
         written = [self.tokenizer.decode(ids) for ids in self.speech.written(module, frames, self.most)]
         name = "word error rate"
-        found = {name: metrics.word_error_rate(written, texts)}
+        figures = {name: metrics.word_error_rate(written, texts)}
         guesses = {"another transcript": metrics.word_error_rate([*texts[1:], *texts[:1]], texts)}
-        return replace(score, metrics=found, baselines=guesses)
+        return replace(score, metrics=figures, baselines=guesses)
 
 
 class TranscriptTask(ObjectiveTask):
@@ -208,10 +208,10 @@ class TranscriptTask(ObjectiveTask):
 
     def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
         run, speech = self.recipe.run, self._speech(module, tokenizer)
-        kept = KeptBytes(KEPT)
+        memory = MemoryLeft(MEMORY)
         paths = self.recipe.data.path, self.recipe.data.held_out_path or self.recipe.data.path
         train, held = (
-            SpokenRows(speech, tuple(self._records(side, Path(path).parent, speech, tokenizer, kept)))
+            SpokenRows(speech, tuple(self._records(side, Path(path).parent, speech, tokenizer, memory)))
             for side, path in zip((self.train, self.held), paths, strict=True)
         )
         for rows, what in ((train, "training"), (held, "held-out")):
@@ -229,7 +229,7 @@ class TranscriptTask(ObjectiveTask):
             raise ConfigError(f"objective transcripts, objective.language: {error}") from None
 
     def _records(
-        self, records: Sequence[DataRecord], folder: Path, speech: Speech, tokenizer: Tokenizer, kept: KeptBytes
+        self, records: Sequence[DataRecord], folder: Path, speech: Speech, tokenizer: Tokenizer, memory: MemoryLeft
     ) -> Iterator[SpokenRecord]:
         """Those that fit.  Raises InputError, with file and line, for sounds that cannot be read or are too long."""
         run = self.recipe.run
@@ -248,11 +248,11 @@ class TranscriptTask(ObjectiveTask):
                 raise InputError(f"{problem}; raise that, or set data.drop_longer = true") from None
             except InputError as error:
                 raise InputError(f"{record.where}: {error}") from None
-            yield SpokenRecord(text, ids, file, frames if kept.takes(frames.nbytes) else None)
+            yield SpokenRecord(text, ids, file, frames if memory.takes(frames.nbytes) else None)
 
 
 @dataclass
-class KeptBytes:
+class MemoryLeft:
     """How many bytes are left for what stays in memory."""
 
     left: int

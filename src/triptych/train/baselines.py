@@ -48,19 +48,19 @@ def linear(
     """The classes that the same logistic regression predicts from vectors, `[N, F]` each; each of the F numbers is
     brought to mean 0 and standard deviation 1 over `train` first."""
     mean, deviation = train.mean(0), np.maximum(train.std(0), 1e-6)
-    seen, unseen = (torch.from_numpy((side - mean) / deviation) for side in (train, rows))
-    return _logistic(seen, right, unseen, classes)
+    known, new = (torch.from_numpy((side - mean) / deviation) for side in (train, rows))
+    return _logistic(known, right, new, classes)
 
 
-def _logistic(seen: Tensor, right: NDArray[np.integer], unseen: Tensor, classes: int) -> NDArray[np.int64]:
-    """The classes of `unseen` [M, F] by a model fitted to `seen` [N, F], both sparse or both dense."""
-    weights = torch.zeros(seen.shape[1] + 1, classes, requires_grad=True)  # the last row is the bias
+def _logistic(known: Tensor, right: NDArray[np.integer], new: Tensor, classes: int) -> NDArray[np.int64]:
+    """The classes of `new` [M, F] by a model fitted to `known` [N, F], both sparse or both dense."""
+    weights = torch.zeros(known.shape[1] + 1, classes, requires_grad=True)  # the last row is the bias
     goal = torch.from_numpy(right.astype(np.int64))
     solver = torch.optim.LBFGS([weights], max_iter=100, history_size=20, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         solver.zero_grad()
-        scores = _scores(seen, weights)
+        scores = _scores(known, weights)
         if goal.dim() == 2:
             loss = F.binary_cross_entropy_with_logits(scores, goal.float(), reduction="sum")
         else:
@@ -71,7 +71,7 @@ def _logistic(seen: Tensor, right: NDArray[np.integer], unseen: Tensor, classes:
 
     with torch.enable_grad():
         solver.step(closure)
-    scores = _scores(unseen, weights.detach())
+    scores = _scores(new, weights.detach())
     best: Tensor = (scores > 0).long() if goal.dim() == 2 else scores.argmax(-1)
     return best.numpy()
 

@@ -142,9 +142,9 @@ class HeldOutCaptions(HeldOut):
             commonest += int((batch.targets == self.commonest).sum())
         whole = sum(bool(row.all()) for row in right)
         flat = torch.cat(right)
-        found = {"exact captions": whole / len(right), "tokens": float(flat.float().mean())}
+        figures = {"exact captions": whole / len(right), "tokens": float(flat.float().mean())}
         return Score(
-            nats, len(flat), int(flat.sum()), commonest, metrics=found, baselines={"commonest caption": self.guess}
+            nats, len(flat), int(flat.sum()), commonest, metrics=figures, baselines={"commonest caption": self.guess}
         )
 
 

@@ -64,8 +64,8 @@ def assistant_spans(template: ChatTemplate, messages: Sequence[Message]) -> list
         after = template.render(messages[: turn + 1], add_generation_prompt=False).text
         if not after.startswith(before):
             raise InputError(
-                f"the chat template does not begin the assistant's turn {turn + 1} as it asks for one, so that it "
-                "cannot be told from the prompt; use another template"
+                f"the chat template begins the assistant's turn {turn + 1} with other text than a prompt for it ends "
+                "with, so the place where the answer begins is unknown; use another template"
             )
         nested = nested and whole.startswith(after)
         spans.append((len(before), len(after)))

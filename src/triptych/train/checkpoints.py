@@ -35,6 +35,7 @@ from triptych.checkpoints.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.checkpoints.locate import ADAPTER_CONFIG
+from triptych.checkpoints.save import sync_directory
 from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, shown
 from triptych.nn import Transformer
@@ -169,7 +170,7 @@ class Checkpoints:
         if path.exists():  # an invalid one
             path.rename(self.directory / f".{path.name}.broken")
         build.rename(path)
-        _sync_directory(self.directory)
+        sync_directory(self.directory)
 
     def _remove_unfinished(self) -> None:
         """Delete what a killed process left half-written or half-deleted."""
@@ -190,7 +191,7 @@ class Checkpoints:
         if self.model.exists():
             self.model.rename(old)
         build.rename(self.model)
-        _sync_directory(self.directory)
+        sync_directory(self.directory)
 
 
 class Manifest(Section):
@@ -289,17 +290,6 @@ def _link_or_copy(source: str, target: str) -> None:
 def read_files(path: Path) -> dict[str, bytes]:
     """The small files of a checkpoint that say how its model is used, beside its config and tokenizer."""
     return {name: (path / name).read_bytes() for name in BESIDE if (path / name).is_file()}
-
-
-def _sync_directory(path: Path) -> None:
-    """Sync the renames inside `path` to disk."""
-    if os.name == "nt":  # directories cannot be opened there
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

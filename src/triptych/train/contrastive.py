@@ -74,8 +74,8 @@ class ContrastiveBatch(TrainingBatch):
 
     def vectors(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
         """[rows, D], of length 1."""
-        given = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
-        return F.normalize(exact(module.unembed(module(given), self.rows, random=random)), dim=-1)
+        batch = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
+        return F.normalize(exact(module.unembed(module(batch), self.rows, random=random)), dim=-1)
 
     def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
         return ranking_loss(self.vectors(module, random), self.trained, self.scale)
@@ -161,11 +161,11 @@ class HeldOutTexts(HeldOut):
             partners.append(vectors[count : 2 * count])
             numbers += batch.numbers
         scores = (torch.cat(texts) @ torch.cat(partners).T).double().cpu().numpy()
-        found = {f"recall@{k}": metrics.recall_at(scores, k) for k in (1, 10)}
+        figures = {f"recall@{k}": metrics.recall_at(scores, k) for k in (1, 10)}
         words = self.overlap[np.ix_(numbers, numbers)]
         guesses = {"chance": 1 / len(scores), "word overlap": metrics.recall_at(words, 1)}
-        right = round(found["recall@1"] * len(scores))
-        return Score(nats, len(scores), right, 1, metrics=found, baselines=guesses)
+        right = round(figures["recall@1"] * len(scores))
+        return Score(nats, len(scores), right, 1, metrics=figures, baselines=guesses)
 
 
 def _joined(arrays: Sequence[NDArray[np.integer]], device: torch.device) -> Tensor:

@@ -260,13 +260,13 @@ class ReplacedJudge:
     def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
         right = np.concatenate([example.goal for example, _ in rows])
         predicted = np.concatenate([(output.numpy()[:, 0] > 0).astype(np.int64) for _, output in rows])
-        found = {
+        figures = {
             "accuracy": metrics.accuracy(predicted, right),
             "F1 of replaced": metrics.f1(predicted == 1, right == 1),
         }
         original = int((right == 0).sum())
         guesses = {"majority": original / len(right)}
-        return Score(nats, count, int((predicted == right).sum()), original, metrics=found, baselines=guesses)
+        return Score(nats, count, int((predicted == right).sum()), original, metrics=figures, baselines=guesses)
 
 
 def text_stream(texts: Sequence[str], tokenizer: Tokenizer) -> DocumentStream:

@@ -24,7 +24,7 @@ from triptych.spec import PatchesSpec
 from triptych.train.records import DataRecord
 
 PREPROCESSOR = "preprocessor_config.json"
-KEPT = 1 << 30  # bytes of prepared images that stay in memory; others are opened again for each step
+MEMORY = 1 << 30  # bytes of prepared images that stay in memory; others are opened again for each step
 THUMBNAIL = 32  # the largest side of the copy that the linear baseline reads
 
 ReadImages = Callable[[Sequence[Tensor]], tuple[Tensor, Rows]]
@@ -39,10 +39,10 @@ class RecordImage:
     path: Path
     preparation: Preparation
     thumbnail: NDArray[np.float32]
-    kept: NDArray[np.float32] | None = None
+    in_memory: NDArray[np.float32] | None = None
 
     def pixels(self) -> Tensor:
-        return torch.from_numpy(read_image(self.path, self.preparation) if self.kept is None else self.kept)
+        return torch.from_numpy(read_image(self.path, self.preparation) if self.in_memory is None else self.in_memory)
 
 
 def read_images(records: Sequence[DataRecord], beside: Path, preparation: Preparation) -> list[RecordImage]:
@@ -50,15 +50,15 @@ def read_images(records: Sequence[DataRecord], beside: Path, preparation: Prepar
 
     Raises InputError, with the record's file and line, for an image that cannot be read or does not fit.
     """
-    images, kept = list[RecordImage](), 0
+    images, total = list[RecordImage](), 0
     for record in records:
         path = beside / record.text("image").strip()
         try:
             pixels = read_image(path, preparation)
         except InputError as error:
             raise InputError(f"{record.where}: {error}") from None
-        kept += pixels.nbytes
-        images.append(RecordImage(path, preparation, _thumbnail(pixels), pixels if kept <= KEPT else None))
+        total += pixels.nbytes
+        images.append(RecordImage(path, preparation, _thumbnail(pixels), pixels if total <= MEMORY else None))
     return images
 
 
@@ -77,13 +77,13 @@ def preparation(module: Transformer, files: Mapping[str, bytes]) -> Preparation:
     assert isinstance(slot, PatchesSpec)
     if slot.channels != 3:
         raise ConfigError(f"the model reads images of {slot.channels} channels, and image files have 3")
-    given = Preparation.of(json.loads(files.get(PREPROCESSOR, b"{}")), slot.image)
-    if (given.height, given.width) != slot.image:
+    of_file = Preparation.of(json.loads(files.get(PREPROCESSOR, b"{}")), slot.image)
+    if (of_file.height, of_file.width) != slot.image:
         raise ConfigError(
-            f"{PREPROCESSOR} prepares images of {given.height} x {given.width} pixels, and the model reads "
+            f"{PREPROCESSOR} prepares images of {of_file.height} x {of_file.width} pixels, and the model reads "
             f"{slot.image[0]} x {slot.image[1]}"
         )
-    return given
+    return of_file
 
 
 def new_preprocessor(size: tuple[int, int]) -> dict[str, bytes]:

@@ -142,7 +142,9 @@ class Job:
                 "give another --out"
             )
         if begins and checkpoints.model.exists() and not checkpoints.exist():
-            raise ConfigError(f"{checkpoints.model} is not of a run, which would replace it; give another --out")
+            raise ConfigError(
+                f"{checkpoints.model} was written by no run, and this run would replace it; give another --out"
+            )
         space = DiskSpace.of(self.trainer, out, checkpoints.keep, checkpoints.nbytes)
         space.check()
         self.trainer.on_note(str(space))
@@ -332,7 +334,9 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | No
     if tokenizer is None:
         return
     if tokenizer.vocab_size > spec.vocab:
-        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} tokens and the model {spec.vocab}")
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {spec.vocab}; take both from one checkpoint"
+        )
     if spec.context is not None and recipe.run.length > spec.context:
         raise ConfigError(f"run.length = {recipe.run.length} is more than the {spec.context} positions of the model")
     if objective == "masked" and tokenizer.mask_id is None:

@@ -113,9 +113,9 @@ class RowJudge:
             for name, guess in self.guesses.items()
         }
         accuracy = metrics.accuracy(predicted, right)
-        found = {"accuracy": accuracy, "macro F1": metrics.macro_f1(predicted, right)}
+        figures = {"accuracy": accuracy, "macro F1": metrics.macro_f1(predicted, right)}
         most = round(guessed["majority"] * len(rows))
-        return Score(nats, count, round(accuracy * len(rows)), most, metrics=found, baselines=guessed)
+        return Score(nats, count, round(accuracy * len(rows)), most, metrics=figures, baselines=guessed)
 
 
 class TagTask(HeadTask):
@@ -211,14 +211,14 @@ class TagJudge:
             for name, guess in self.guesses.items()
         }
         joined = np.concatenate(predicted)
-        found = {"accuracy": metrics.accuracy(joined, flat)}
+        figures = {"accuracy": metrics.accuracy(joined, flat)}
         if any(label.startswith("B-") for label in self.labels):
             named = [[[self.labels[i] for i in row] for row in side] for side in (predicted, right)]
-            found["entity F1"] = metrics.entity_f1(*named)
+            figures["entity F1"] = metrics.entity_f1(*named)
         else:
-            found["macro F1"] = metrics.macro_f1(joined, flat)
+            figures["macro F1"] = metrics.macro_f1(joined, flat)
         correct, most = int((joined == flat).sum()), round(guessed["majority"] * len(flat))
-        return Score(nats, count, correct, most, metrics=found, baselines=guessed)
+        return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
 
 def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: NDArray[np.integer]) -> ClassLoss:
@@ -226,21 +226,21 @@ def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: NDArra
 
     "balanced" weights are N / (C * count), as in scikit-learn.  Raises ConfigError for a label without a weight.
     """
-    given, weights = settings.class_weights, None
-    if given == "balanced":
+    class_weights, weights = settings.class_weights, None
+    if class_weights == "balanced":
         counts = np.maximum(np.bincount(right, minlength=len(labels)), 1)
         weights = tuple((len(right) / (len(labels) * counts)).tolist())
-    elif given is not None:
-        if given.keys() != set(labels):
-            wrong = sorted(given.keys() ^ set(labels))[0]
+    elif class_weights is not None:
+        if class_weights.keys() != set(labels):
+            wrong = sorted(class_weights.keys() ^ set(labels))[0]
             raise ConfigError(f"objective.class_weights needs a weight for each of {', '.join(labels)}; see {wrong!r}")
-        weights = tuple(given[label] for label in labels)
+        weights = tuple(class_weights[label] for label in labels)
     return ClassLoss(tuple(labels), settings.smoothing, weights)
 
 
 def _refuse_smoothing(settings: ObjectiveSettings) -> None:
     if settings.smoothing or settings.class_weights is not None:
-        raise ConfigError("objective.several has no smoothing and no class weights; remove them")
+        raise ConfigError("objective.several goes without smoothing and class_weights; remove them")
 
 
 def _goal(names: Sequence[str], index: Mapping[str, int], several: bool) -> NDArray[np.int64]:

@@ -112,8 +112,8 @@ class LabelledBatch(TrainingBatch):
 
     def outputs(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
         """What the head gives: [B, C] for whole rows, [N, C] for tokens."""
-        given = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
-        return module.unembed(module(given), self.rows, random=random)
+        batch = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
+        return module.unembed(module(batch), self.rows, random=random)
 
     def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
         return self.head(exact(self.outputs(module, random)), self.goals, self.rows)

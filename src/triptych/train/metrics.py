@@ -57,11 +57,11 @@ def entities(tags: Sequence[str]) -> set[Entity]:
 
 def entity_f1(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> float:
     """Micro F1 of the entities of all rows: one counts where its type, its first and its last word are right."""
-    found, true, both = 0, 0, 0
+    proposed, true, both = 0, 0, 0
     for ours, gold in zip(predicted, right, strict=True):
         a, b = entities(ours), entities(gold)
-        found, true, both = found + len(a), true + len(b), both + len(a & b)
-    return 2 * both / (found + true) if found + true else 0.0
+        proposed, true, both = proposed + len(a), true + len(b), both + len(a & b)
+    return 2 * both / (proposed + true) if proposed + true else 0.0
 
 
 def normalized_answer(text: str) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from triptych.errors import ConfigError, InputError, TextError, nearest, said, shown
+from triptych.errors import ConfigError, InputError, TextError, first_line, nearest, shown
 from triptych.text import corpus
 from triptych.train.data import Use, random_numbers
 
@@ -127,7 +127,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             row = json.loads(line, object_pairs_hook=partial(_unrepeated, where=where))
         except (ValueError, RecursionError) as error:
-            raise TextError(f"{where} is not JSON ({said(error)}); write one object a line") from None
+            raise TextError(f"{where} is not JSON ({first_line(error)}); write one object a line") from None
         if not isinstance(row, dict):
             raise TextError(f'{where} is {shown(row)}, not an object like {{"text": "..."}}')
         yield where, row
@@ -151,7 +151,7 @@ def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]
         except StopIteration:
             return
         except csv.Error as error:
-            raise TextError(f"{where} is not CSV: {said(error)}") from None
+            raise TextError(f"{where} is not CSV: {first_line(error)}") from None
         if not row:
             continue
         if header is None:
@@ -174,7 +174,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
-        raise TextError(f"{path} is not Parquet: {said(error)}") from None
+        raise TextError(f"{path} is not Parquet: {first_line(error)}") from None
     names = list(table.column_names)
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise TextError(f"{path} names the column {shown(repeated[0])} twice")

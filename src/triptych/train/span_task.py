@@ -68,15 +68,15 @@ def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, nu
     if needed + 2 > length:
         raise InputError(f"{one.record.where}: the question needs {needed} of run.length = {length} tokens; raise it")
     cut = tokenizer.encode_with_offsets(one.question, one.context, max_length=length, overlap=(length - needed) // 2)
-    rows, found = [], False
+    rows, answered = [], False
     for window in cut:
         span = _span(window, one)
-        found = found or span is not None
+        answered = answered or span is not None
         ends = span or (0, 0)
         row = labelled(window, ends, loss, number, trained_at(len(window.ids), *ends))
         inside = np.array([of == 1 for of in window.sequence_ids])
         rows.append(replace(row, offsets=np.where(inside[:, None], np.array(window.offsets, dtype=np.int32), -1)))
-    if one.start is not None and not found:
+    if one.start is not None and not answered:
         raise InputError(f"{one.record.where}: no row of run.length = {length} holds the whole answer; raise it")
     return rows
 
@@ -111,9 +111,9 @@ class SpanJudge:
             exact.append(metrics.exact_match(answer, one.answer))
             guessed.append(metrics.answer_f1(self.guesses[number], one.answer))
             empty.append(float(one.start is None))
-        found = {"F1": float(np.mean(f1)), "exact match": float(np.mean(exact))}
+        figures = {"F1": float(np.mean(f1)), "exact match": float(np.mean(exact))}
         simple = {"majority (no answer)": float(np.mean(empty)), "word overlap": float(np.mean(guessed))}
-        return Score(nats, count, round(sum(exact)), round(sum(empty)), metrics=found, baselines=simple)
+        return Score(nats, count, round(sum(exact)), round(sum(empty)), metrics=figures, baselines=simple)
 
 
 def best_span(rows: Sequence[tuple[LabelledExample, Tensor]], context: str, *, may_be_empty: bool) -> str:

@@ -36,7 +36,7 @@ class Waiting:
         self._say, self._usage = say, usage
         self._surplus: _Surplus | None = None
         self._last: machine.Usage | None = None
-        self._said = False
+        self._reported = False
 
     @property
     def asleep(self) -> bool:
@@ -67,8 +67,8 @@ class Waiting:
             self._end()
         elif beyond > BUSY:
             self._surplus = self._surplus or _Surplus(gnu_openmp(), torch.get_num_threads())
-            if not self._said:
-                self._said = True
+            if not self._reported:
+                self._reported = True
                 self._say(f"other programs keep {used:.1f} of {now.processors} processors busy; training is slower")
 
     def _end(self) -> None:
