@@ -91,8 +91,8 @@ def test_set_refuses(change: str, message: str) -> None:
         ("run.rows=0", r"--set run\.rows=0: run\.rows = 0: input should be greater than 0"),
         (
             "objective.class_weights.good=0",
-            r"--set objective\.class_weights\.good=0: objective\.class_weights = {'good': 0}: input should be 'balanced'"
-            r"; objective\.class_weights\.good = 0: input should be greater than 0",
+            r"--set objective\.class_weights\.good=0: objective\.class_weights = {'good': 0}: input should be "
+            r"'balanced'; objective\.class_weights\.good = 0: input should be greater than 0",
         ),
         ("run=5", r"--set run=5: run = 5: "),
         ("foo.bar=1", r"--set foo\.bar=1: foo is not a key of a recipe"),
